@@ -1,0 +1,3 @@
+# Horovod 0.28.1 asks CMake for C++14; the headers of torch 2.1 and later need C++17, those of 2.13 C++20.
+# Loaded through CMAKE_PROJECT_INCLUDE, so that the sdist from PyPI is built unpatched.
+set(CMAKE_CXX14_STANDARD_COMPILE_OPTION "-std=c++20")

@@ -1,0 +1,1 @@
+"""sparkdl: from a Spark DataFrame to a trained PyTorch model and back to the lakehouse."""

@@ -1,0 +1,1 @@
+"""Where ranks run: a callable in, its value on every rank out."""

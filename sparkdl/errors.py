@@ -1,0 +1,137 @@
+"""Every error that sparkdl raises on purpose, drawn as one tree.
+
+Enters: nothing. Leaves: exception classes that survive pickling, since most of them cross a process boundary.
+
+    SparkdlError
+    ├── ConfigError (ValueError)          a parameter or a configuration file is wrong
+    ├── SchemaError (TypeError)           a column is missing, or has a type that cannot be used
+    ├── DataError (ValueError)            the rows themselves are wrong: nulls, NaN, ids out of range, no rows
+    ├── StorageError (OSError)            a file or table cannot be read or written
+    │   ├── ConflictError                 somebody else committed first
+    │   └── IntegrityError                bytes differ from their recorded hash
+    ├── ClusterError (RuntimeError)       ranks cannot be started or reached
+    │   ├── PreflightError                the cluster cannot run the job: refused before it starts
+    │   ├── WorldSizeError                the number of running ranks is not the number asked for
+    │   ├── LaunchTimeoutError            ranks did not start or did not end in time
+    │   ├── RankFailedError               a rank raised, or died: names it, its traceback and its last log lines
+    │   └── CancelledError                the user interrupted the run
+    └── TrainingError (RuntimeError)      the training itself went wrong
+        ├── NonFiniteLossError            the loss became NaN or infinite
+        ├── CheckpointError               a checkpoint is missing, damaged or does not fit
+        └── BundleError                   a published model is damaged, or cannot be rebuilt safely
+
+A message is one sentence: what is wrong, both values, and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BundleError",
+    "CancelledError",
+    "CheckpointError",
+    "ClusterError",
+    "ConfigError",
+    "ConflictError",
+    "DataError",
+    "IntegrityError",
+    "LaunchTimeoutError",
+    "NonFiniteLossError",
+    "PreflightError",
+    "RankFailedError",
+    "SchemaError",
+    "SparkdlError",
+    "StorageError",
+    "TrainingError",
+    "WorldSizeError",
+]
+
+
+class SparkdlError(Exception):
+    """The root of the tree: catch it to catch whatever sparkdl refuses or reports."""
+
+
+class ConfigError(SparkdlError, ValueError):
+    """A parameter or a configuration file is wrong."""
+
+
+class SchemaError(SparkdlError, TypeError):
+    """A column is missing, or has a type that cannot be used."""
+
+
+class DataError(SparkdlError, ValueError):
+    """The rows themselves are wrong: nulls, NaN, ids out of range, no rows at all."""
+
+
+class StorageError(SparkdlError, OSError):
+    """A file or a table cannot be read or written."""
+
+
+class ConflictError(StorageError):
+    """Somebody else committed first: read again, then decide again."""
+
+
+class IntegrityError(StorageError):
+    """Bytes differ from the hash that was recorded when they were written."""
+
+
+class ClusterError(SparkdlError, RuntimeError):
+    """Ranks cannot be started or reached."""
+
+
+class PreflightError(ClusterError):
+    """The cluster cannot run the job; nothing was started."""
+
+
+class WorldSizeError(ClusterError):
+    """The number of ranks that run is not the number that was asked for."""
+
+
+class LaunchTimeoutError(ClusterError):
+    """Ranks did not start, or did not end, within the time they were given."""
+
+
+class CancelledError(ClusterError):
+    """The user interrupted the run; every rank was ended."""
+
+
+class RankFailedError(ClusterError):
+    """A rank raised or died.
+
+    Attributes:
+        rank: the first rank at fault.
+        cause: ``"ExceptionType: message"`` as that rank raised it.
+        rank_traceback: that rank's traceback, empty when the process died without one.
+        log_tail: that rank's last lines of output, at most 100.
+    """
+
+    def __init__(self, rank: int, cause: str, rank_traceback: str = "", log_tail: tuple[str, ...] = ()) -> None:
+        self.rank = rank
+        self.cause = cause
+        self.rank_traceback = rank_traceback
+        self.log_tail = tuple(log_tail)
+        super().__init__(rank, cause, rank_traceback, self.log_tail)
+
+    def __str__(self) -> str:
+        text = f"rank {self.rank} failed: {self.cause}"
+        if self.rank_traceback:
+            text += f"\n\nTraceback of rank {self.rank}:\n{self.rank_traceback.rstrip()}"
+        if self.log_tail:
+            lines = "\n".join(self.log_tail)
+            text += f"\n\nLast {len(self.log_tail)} lines of rank {self.rank}:\n{lines}"
+        return text
+
+
+class TrainingError(SparkdlError, RuntimeError):
+    """The training itself went wrong."""
+
+
+class NonFiniteLossError(TrainingError):
+    """The loss became NaN or infinite; the message names the step, the rank and the batch."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is missing, damaged, or does not fit the model."""
+
+
+class BundleError(TrainingError):
+    """A published model is damaged, or cannot be rebuilt without running code from it."""
