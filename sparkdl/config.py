@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["SyncConfig"]
+__all__ = ["CheckpointConfig", "SyncConfig", "TrainConfig"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -43,3 +43,114 @@ class SyncConfig:
             self.compression in (None, "fp16", "bf16"),
             f"compression={self.compression!r} is not one of None, 'fp16', 'bf16': choose one of these",
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """How a model is trained; what is trained stands in ``train.task.Task``.
+
+    Attributes:
+        epochs: passes over the training data.
+        steps_per_epoch: batches of an epoch; None takes them all. Each epoch's order is new, so the rest is not lost.
+        validation_steps: batches of a validation; None takes them all.
+        max_steps: stop after this many optimizer steps; None sets no bound.
+        seed: of the model's initial weights (through a factory) and, with the rank, of dropout.
+        precision: ``"fp32"`` (the model's own dtypes), or ``"bf16"`` or ``"fp16"`` autocast, the latter with a scaler.
+        max_grad_norm: clip the gradient of the global batch to this norm; None does not clip.
+        accumulate_steps: batches whose gradients make one optimizer step.
+        scale_lr: multiply the learning rate by the world size; logged, and corrected if a run resumes at another size.
+        warmup_steps: optimizer steps over which the learning rate climbs linearly from 0 to what the schedule says.
+        monitor: column of the epoch table that judges epochs; None means ``val_loss``, or ``loss`` without validation.
+        monitor_mode: ``"min"``, ``"max"``, or ``"auto"``: what the metric itself says, else ``"min"``.
+        early_stopping_patience: epochs without improvement after which training stops; None never stops early.
+        min_delta: a change of ``monitor`` up to this size is no improvement.
+        restore_best: end with the weights of the best epoch instead of the last; None means only with early stopping.
+        compile: run the model through ``torch.compile``; a string is its mode.
+        channels_last: keep image tensors and convolution weights in channels-last order.
+        deterministic: only deterministic kernels; an operation without one raises.
+        train_metrics: compute the task's metrics on training batches, too.
+        window_steps: optimizer steps between two looks at the losses on all ranks (one all-reduce each); a loss that
+            is not finite, or a callback's wish to stop, is noticed there, and at every checkpoint and end of an epoch.
+        progress_seconds: at most one progress event in this time, seconds.
+        tensorboard_dir: folder for TensorBoard event files of rank 0; None writes none.
+        resume: continue from the newest whole checkpoint where there is one.
+        sync: how gradients travel between ranks.
+    """
+
+    epochs: int = 1
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    max_steps: int | None = None
+    seed: int = 0
+    precision: str = "fp32"
+    max_grad_norm: float | None = None
+    accumulate_steps: int = 1
+    scale_lr: bool = False
+    warmup_steps: int = 0
+    monitor: str | None = None
+    monitor_mode: str = "auto"
+    early_stopping_patience: int | None = None
+    min_delta: float = 0.0
+    restore_best: bool | None = None
+    compile: bool | str = False
+    channels_last: bool = False
+    deterministic: bool = False
+    train_metrics: bool = True
+    window_steps: int = 50
+    progress_seconds: float = 0.25
+    tensorboard_dir: str | None = None
+    resume: bool = True
+    sync: SyncConfig = SyncConfig()
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("epochs", self.epochs, 1),
+            ("steps_per_epoch", self.steps_per_epoch, 1),
+            ("validation_steps", self.validation_steps, 1),
+            ("max_steps", self.max_steps, 1),
+            ("accumulate_steps", self.accumulate_steps, 1),
+            ("warmup_steps", self.warmup_steps, 0),
+            ("early_stopping_patience", self.early_stopping_patience, 1),
+            ("min_delta", self.min_delta, 0),
+            ("window_steps", self.window_steps, 1),
+            ("progress_seconds", self.progress_seconds, 0),
+        ):
+            require(value is None or value >= least, f"{name}={value} is below {least}: give at least {least}")
+        for name, chosen, allowed in (
+            ("precision", self.precision, ("fp32", "bf16", "fp16")),
+            ("monitor_mode", self.monitor_mode, ("auto", "min", "max")),
+        ):
+            require(chosen in allowed, f"{name}={chosen!r} is not one of {allowed}: choose one of these")
+        require(
+            self.max_grad_norm is None or self.max_grad_norm > 0,
+            f"max_grad_norm={self.max_grad_norm} is not above 0: leave it out to train without clipping",
+        )
+
+    @property
+    def restores_best(self) -> bool:
+        """Whether training ends with the weights of the best epoch."""
+        return self.early_stopping_patience is not None if self.restore_best is None else self.restore_best
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """Where and when checkpoints are written and which are kept.
+
+    Attributes:
+        uri: folder of the checkpoints of one run, a path or a URI; a run that finds some there continues from them.
+        every_steps: optimizer steps between two checkpoints; None writes none inside an epoch.
+        every_epochs: epochs between two checkpoints; None writes none there but the best's and the last.
+        keep_last: number of newest checkpoints that are kept.
+        keep_best: also keep the checkpoint of the best epoch, and write one whenever an epoch is the best so far.
+    """
+
+    uri: str
+    every_steps: int | None = None
+    every_epochs: int | None = 1
+    keep_last: int = 3
+    keep_best: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("every_steps", self.every_steps), ("every_epochs", self.every_epochs)):
+            require(value is None or value >= 1, f"{name}={value} is below 1: give at least 1, or None for never")
+        require(self.keep_last >= 1, f"keep_last={self.keep_last} is below 1: a run without checkpoints needs none")
