@@ -1,0 +1,299 @@
+"""Which rows make up which step, on which rank: pure arithmetic over plain counts, without torch, pyarrow or a disk.
+
+Enters: the rows of every block of a shard set, a seed, an epoch, a global batch size, a world size.
+Leaves: the order of the epoch (``Order``), its cut into steps and ranks (``Steps``), and their product (``segments``).
+
+How an epoch is ordered::
+
+    blocks          permuted over the whole set by (seed, epoch), laid end to end, cut into ``lanes`` equal lanes
+    lane            cut into windows of ``window`` rows, each permuted by (seed, epoch, lane, number of the window)
+    position p      is row ``p // lanes`` of lane ``p % lanes``: a step takes from every lane in turn
+    step k          is the positions ``[k * global_batch, (k + 1) * global_batch)``
+    rank r          takes a contiguous slice of the step, its rows sorted by lane
+
+The rows of a step therefore depend on nothing but the block counts, the seed, the epoch and the global batch: not on
+the world size. And a rank reads only the lanes of its slice, about ``1 / world size`` of the bytes, as long as there
+are at least as many lanes as ranks; with more ranks than lanes the batches stay the same, and neighbouring ranks share
+a lane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ConfigError, DataError
+
+__all__ = ["TAILS", "Order", "Segments", "Steps", "choose_lanes", "permutation", "segments"]
+
+Ints = npt.NDArray[np.int64]
+
+TAILS = ("exact", "drop", "pad")
+"""What happens to the rows that do not fill the last step; see ``Steps``."""
+
+MAX_LANES = 64
+_BLOCKS_PER_WINDOW = 4
+_BLOCK_STREAM, _ROW_STREAM = 0, 1
+
+
+def permutation(size: int, *key: int) -> Ints:
+    """Permute ``0..size-1`` by ``key``, the same on every machine and with every NumPy.
+
+    Only raw PCG64 output is used, whose stream NumPy guarantees (``Generator.permutation`` carries no such promise).
+    Each index rides in the low bits of a random number, and the numbers are sorted.
+    """
+    bits = max(1, int(size - 1).bit_length())
+    random = np.asarray(np.random.PCG64(np.random.SeedSequence(key)).random_raw(size), dtype=np.uint64)
+    keys = (random << np.uint64(bits)) | np.arange(size, dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64((1 << bits) - 1)).astype(np.int64)
+
+
+def choose_lanes(num_blocks: int, pool_blocks: int) -> int:
+    """Choose how many lanes a set is read in: a power of two up to 64 that leaves every lane four blocks to mix.
+
+    Args:
+        num_blocks: blocks of the set.
+        pool_blocks: blocks that fit into the shuffle pool.
+    """
+    most = min(num_blocks, pool_blocks) // _BLOCKS_PER_WINDOW
+    return min(MAX_LANES, 1 << (max(1, most).bit_length() - 1))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Order:
+    """The order of one epoch: a bijection between positions and (block, row of the block).
+
+    Attributes:
+        block_rows: rows of every block, in file order, ``(blocks,)``.
+        seed: chooses the shuffle.
+        epoch: counts from 0; every epoch has a shuffle of its own.
+        lanes: independent streams that every step draws from.
+        window: rows of one lane that are permuted among each other; ``lanes * window`` rows are the pool.
+        shuffle: False keeps file order; it then needs ``lanes=1``.
+    """
+
+    block_rows: Ints
+    seed: int = 0
+    epoch: int = 0
+    lanes: int = 1
+    window: int = 1
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("seed", self.seed, 0), ("epoch", self.epoch, 0), ("lanes", self.lanes, 1)):
+            if value < least:
+                raise ConfigError(f"{name}={value} is below {least}: choose {least} or more")
+        if self.window < 1:
+            raise ConfigError(f"window={self.window} rows cannot be shuffled: choose 1 or more")
+        if not self.shuffle and self.lanes != 1:
+            raise ConfigError(f"lanes={self.lanes} would break file order: use lanes=1 with shuffle=False")
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the epoch."""
+        return int(self.block_rows.sum())
+
+    @cached_property
+    def sequence(self) -> Ints:
+        """Block numbers in the order in which the lanes lay them end to end, ``(blocks,)``."""
+        if not self.shuffle:
+            return np.arange(self.block_rows.size, dtype=np.int64)
+        return permutation(self.block_rows.size, self.seed, self.epoch, _BLOCK_STREAM)
+
+    @cached_property
+    def _starts(self) -> Ints:
+        """Where each block of ``sequence`` starts in the laid-out rows, and the total at the end, ``(blocks + 1,)``."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.block_rows[self.sequence], dtype=np.int64)])
+
+    def lane_rows(self, lane: int) -> int:
+        """Rows of one lane; lanes differ by at most one row."""
+        return (self.rows + self.lanes - 1 - lane) // self.lanes
+
+    def lane_start(self, lane: int) -> int:
+        """Where a lane starts in the laid-out rows."""
+        each, extra = divmod(self.rows, self.lanes)
+        return lane * each + min(lane, extra)
+
+    def windows(self, lane: int) -> int:
+        """Number of windows of one lane."""
+        return -(-self.lane_rows(lane) // self.window)
+
+    def _extent(self, lane: int, window: int) -> tuple[int, int]:
+        """The laid-out rows of one window, ``[start, stop)``."""
+        start = self.lane_start(lane)
+        first = min(window * self.window, self.lane_rows(lane))
+        last = min(first + self.window, self.lane_rows(lane))
+        return start + first, start + last
+
+    def pieces(self, lane: int, window: int) -> tuple[Ints, Ints, Ints]:
+        """The runs of rows that one window takes from blocks: ``(block, first row, rows)``, ``(pieces,)`` each."""
+        start, stop = self._extent(lane, window)
+        if start == stop:
+            empty = np.empty(0, np.int64)
+            return empty, empty, empty
+        low = int(np.searchsorted(self._starts, start, side="right")) - 1
+        high = int(np.searchsorted(self._starts, stop, side="left"))
+        edges = self._starts[low : high + 1]
+        first = np.maximum(edges[:-1], start)
+        count = np.minimum(edges[1:], stop) - first
+        filled = count > 0
+        return self.sequence[low:high][filled], (first - edges[:-1])[filled], count[filled]
+
+    def _shuffled(self, lane: int, window: int, size: int) -> Ints | None:
+        return permutation(size, self.seed, self.epoch, _ROW_STREAM, lane, window) if self.shuffle else None
+
+    def window_rows(self, lane: int, window: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The rows of one window in training order: ``(block, row of the block)``, ``(rows,)`` each."""
+        block, first, count = self.pieces(lane, window)
+        total = int(count.sum())
+        before = np.cumsum(count) - count
+        blocks = np.repeat(block.astype(np.int32), count)
+        rows: npt.NDArray[np.int32] = np.repeat((first - before).astype(np.int32), count)
+        rows += np.arange(total, dtype=np.int32)
+        mixed = self._shuffled(lane, window, total)
+        return (blocks, rows) if mixed is None else (blocks.take(mixed), rows.take(mixed))
+
+    def locate(self, positions: npt.ArrayLike) -> tuple[Ints, Ints]:
+        """The ``(block, row of the block)`` at each position of the epoch."""
+        position = np.asarray(positions, dtype=np.int64)
+        lane, index = position % self.lanes, position // self.lanes
+        block, row = np.empty_like(position), np.empty_like(position)
+        keys = lane * (self.rows + 1) + index // self.window
+        for key in np.unique(keys):
+            here = keys == key
+            which_lane, which_window = divmod(int(key), self.rows + 1)
+            blocks, rows = self.window_rows(which_lane, which_window)
+            slot = index[here] % self.window
+            block[here], row[here] = blocks[slot], rows[slot]
+        return block, row
+
+    def positions(self, block: int, row: npt.ArrayLike) -> Ints:
+        """The position of each given row of one block: the inverse of ``locate``."""
+        place = int(np.flatnonzero(self.sequence == block)[0])
+        laid = self._starts[place] + np.asarray(row, dtype=np.int64)
+        each, extra = divmod(self.rows, self.lanes)
+        wide = extra * (each + 1)  # the first `extra` lanes hold one row more
+        lane = np.where(laid < wide, laid // (each + 1), extra + (laid - wide) // max(1, each))
+        inside = laid - (lane * each + np.minimum(lane, extra))
+        result: Ints = np.empty_like(laid)
+        keys = lane * (self.rows + 1) + inside // self.window
+        for key in np.unique(keys):
+            here = keys == key
+            which_lane, which_window = divmod(int(key), self.rows + 1)
+            start, stop = self._extent(which_lane, which_window)
+            mixed = self._shuffled(which_lane, which_window, stop - start)
+            slot = inside[here] % self.window
+            if mixed is not None:
+                back = np.empty_like(mixed)
+                back[mixed] = np.arange(mixed.size)
+                slot = back[slot]
+            result[here] = (which_window * self.window + slot) * self.lanes + which_lane
+        return result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """How the positions of an epoch are cut into steps, and a step into ranks.
+
+    Attributes:
+        rows: rows of the epoch.
+        global_batch: rows of one step over all ranks.
+        world_size: number of ranks.
+        tail: what becomes of the last ``rows % global_batch`` positions. ``"exact"``: a last step of that many rows,
+            dealt evenly, so that some ranks may get fewer rows or none; weights make the mean exact. ``"drop"``: they
+            are left out (other rows each epoch, since the shuffle is another). ``"pad"``: the last step is the last
+            ``global_batch`` positions, so that rows of the step before come again; a set smaller than one global
+            batch is repeated.
+        count: steps of the epoch, the same on every rank.
+    """
+
+    rows: int
+    global_batch: int
+    world_size: int = 1
+    tail: str = "exact"
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.tail not in TAILS:
+            raise ConfigError(f"tail={self.tail!r} is not one of {', '.join(map(repr, TAILS))}: choose one of these")
+        if self.global_batch < 1 or self.world_size < 1:
+            raise ConfigError(
+                f"a global batch of {self.global_batch} rows on {self.world_size} ranks is no batch: "
+                "both must be 1 or more"
+            )
+        if self.rows < 1:
+            raise DataError("the shard set has 0 rows, so there is no step to train: write at least one row")
+        if self.tail == "drop" and self.rows < self.global_batch:
+            raise DataError(
+                f"a global batch of {self.global_batch} rows exceeds the {self.rows} rows of the set, so tail='drop' "
+                "leaves 0 steps: lower the batch size, or use tail='exact' or 'pad'"
+            )
+        whole = self.rows // self.global_batch
+        object.__setattr__(self, "count", whole if self.tail == "drop" else -(-self.rows // self.global_batch))
+
+    def ranges(self, step: int) -> list[tuple[int, int]]:
+        """The positions of one step as ``[start, stop)`` ranges: one, unless padding repeats a small set."""
+        if not 0 <= step < self.count:
+            raise ConfigError(f"step={step} does not lie in 0..{self.count - 1}: an epoch has {self.count} steps")
+        start, stop = step * self.global_batch, (step + 1) * self.global_batch
+        if stop <= self.rows:
+            return [(start, stop)]
+        if self.tail == "exact":
+            return [(start, self.rows)]
+        if step > 0:
+            return [(self.rows - self.global_batch, self.rows)]
+        times, rest = divmod(self.global_batch, self.rows)
+        return [(0, self.rows)] * times + ([(0, rest)] if rest else [])
+
+    def global_rows(self, step: int) -> int:
+        """Rows of one step over all ranks."""
+        return sum(stop - start for start, stop in self.ranges(step))
+
+    def share(self, step: int, rank: int) -> tuple[int, int]:
+        """The slice ``[low, high)`` of a step's rows that one rank takes; shares differ by at most one row."""
+        rows = self.global_rows(step)
+        return rank * rows // self.world_size, (rank + 1) * rows // self.world_size
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Runs of lane rows in the order in which a rank trains on them, ``(segments,)`` each."""
+
+    step: Ints
+    lane: Ints
+    start: Ints
+    count: Ints
+
+
+def segments(steps: Steps, lanes: int, rank: int, first: int, last: int) -> Segments:
+    """What one rank reads for the steps ``[first, last)``: runs of consecutive rows of lanes, in training order."""
+    cuts: list[tuple[int, int, int, int, int]] = []
+    for step in range(first, last):
+        low, high = steps.share(step, rank)
+        before = 0
+        for start, stop in steps.ranges(step):
+            size = stop - start
+            cuts.append((step, start, size, min(max(low - before, 0), size), min(max(high - before, 0), size)))
+            before += size
+    step_of, start_of, size_of, low_of, high_of = (
+        np.array(column, dtype=np.int64)[:, None] for column in zip(*cuts, strict=True)
+    )
+    lane = np.arange(lanes, dtype=np.int64)[None, :]
+    each, extra = size_of // lanes, size_of % lanes
+    rows = each + ((lane - start_of) % lanes < extra)  # rows of the cut that lie in each lane
+    stop_in_cut = np.cumsum(rows, axis=1)
+    start_in_cut = stop_in_cut - rows
+    low = np.maximum(low_of, start_in_cut)
+    count = np.minimum(high_of, stop_in_cut) - low
+    start = (start_of + lanes - 1 - lane) // lanes + (low - start_in_cut)
+    taken = count > 0
+    return Segments(
+        np.broadcast_to(step_of, taken.shape)[taken],
+        np.broadcast_to(lane, taken.shape)[taken],
+        start[taken],
+        count[taken],
+    )
