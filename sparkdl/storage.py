@@ -1,0 +1,439 @@
+"""Files behind URIs: the only module that touches a filesystem API.
+
+Enters: a URI (``s3://bucket/set``, ``hdfs://host/set``, ``file:///data/set``) or a plain local path.
+Leaves: a ``Storage`` that reads, lists, deletes and commits whole files, with every failure as a ``StorageError`` that
+names the URI and the remedy.
+
+Local files go through ``os``, everything else through fsspec (S3 needs ``s3fs``, Google ``gcsfs``, Azure ``adlfs``,
+HDFS pyarrow). Credentials and endpoints come from fsspec's configuration or the cloud's environment variables; what
+the driver has in fsspec's configuration travels with a pickled ``Storage``, so that workers need none.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import fsspec
+import fsspec.config
+import xxhash
+
+from sparkdl.errors import ConfigError, ConflictError, StorageError
+
+__all__ = ["Entry", "Storage", "sha256_hex", "storage_errors", "xxh3_hex"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_SAME_AS = {"s3a": "s3", "s3n": "s3", "gs": "gcs", "wasb": "abfs", "wasbs": "abfs", "abfss": "abfs"}
+_TEMPORARY = ".sparkdl-tmp-"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a directory.
+
+    Attributes:
+        name: the last part of its path.
+        bytes: its size; 0 for a directory.
+        modified: seconds since the epoch; None where the filesystem does not say.
+        is_dir: whether it is a directory, or a prefix of an object store.
+    """
+
+    name: str
+    bytes: int
+    modified: float | None
+    is_dir: bool
+
+
+def xxh3_hex(data: Any) -> str:
+    """The 64-bit xxh3 hash of a buffer as 16 hexadecimal digits: against accidents, not against attackers."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def sha256_hex(data: Any) -> str:
+    """The SHA-256 hash of a buffer as 64 hexadecimal digits: the name of content in keys."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def storage_errors(uri: str, action: str) -> Iterator[None]:
+    """Turn whatever a filesystem raises inside the block into a ``StorageError`` about ``uri``.
+
+    Args:
+        uri: the file or directory that the block works on.
+        action: the verb of the sentence: ``"read"``, ``"write"``, ``"list"``, ``"delete"``.
+
+    Raises:
+        StorageError: with the cause attached.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as cause:
+        raise StorageError(f"cannot {action} {uri}: {_explain(cause)}") from cause
+
+
+def _explain(cause: Exception) -> str:
+    code = getattr(cause, "errno", None)
+    if code in _FULL:
+        return f"the device or quota is full ({cause}): free space there or choose another target"
+    if isinstance(cause, PermissionError) or code in _DENIED:
+        return f"access is denied ({cause}): grant this user the right or choose another place"
+    if isinstance(cause, FileNotFoundError):
+        return "it does not exist: check the path, or write it first"
+    if isinstance(cause, NotADirectoryError | FileExistsError):
+        return f"a file stands where a directory is needed ({cause}): choose another path"
+    return f"{type(cause).__name__}: {cause}: check the address, the network and the credentials"
+
+
+@dataclass(frozen=True)
+class Storage(ABC):
+    """One file or directory, by its URI; cheap to make, safe to pickle.
+
+    Attributes:
+        uri: what it was made from, without a trailing slash.
+    """
+
+    uri: str
+
+    @staticmethod
+    def of(uri: str | os.PathLike[str] | Storage, options: Mapping[str, Any] | None = None) -> Storage:
+        """Make the storage of a URI or plain path.
+
+        Args:
+            uri: ``scheme://...``, or a local path.
+            options: fsspec's options for the scheme (``{"endpoint_url": ..., "key": ...}``); by default those in
+                fsspec's configuration.
+
+        Raises:
+            ConfigError: the URI is empty, or its scheme is unknown to fsspec.
+        """
+        if isinstance(uri, Storage):
+            return uri
+        text = os.fspath(uri)
+        if not text.strip():
+            raise ConfigError(f"the storage URI {text!r} is empty: give a path such as /data/set or s3://bucket/set")
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme in ("file", "local"):
+            path = os.path.abspath(os.path.expanduser(rest if separator else text.removeprefix("file:")))
+            return LocalStorage(path)
+        protocol = _SAME_AS.get(scheme, scheme)
+        if protocol not in fsspec.available_protocols():
+            raise ConfigError(f"the scheme {scheme!r} of {text} is unknown: use a path, or s3, gs, abfs or hdfs")
+        chosen = dict(fsspec.config.conf.get(protocol, {}) if options is None else options)
+        return RemoteStorage(text.rstrip("/"), protocol, chosen)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.uri.rsplit("/", 1)[-1]
+
+    @abstractmethod
+    def child(self, name: str) -> Storage:
+        """The file or directory ``name`` (parts separated by ``/``) below this one."""
+
+    @abstractmethod
+    def local_path(self) -> Path | None:
+        """The path on this machine, or None if the bytes lie elsewhere."""
+
+    @abstractmethod
+    def read_bytes(self, offset: int = 0, length: int | None = None) -> bytes:
+        """Read the file, or ``length`` bytes of it from ``offset``.
+
+        Raises:
+            StorageError: it cannot be read, or ends before ``offset + length``.
+        """
+
+    @abstractmethod
+    def size(self) -> int:
+        """Size of the file in bytes."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether a file or directory of this name is there."""
+
+    @abstractmethod
+    def list(self) -> list[Entry]:
+        """What a directory holds, by name, one level deep; nothing if it does not exist."""
+
+    @abstractmethod
+    def delete(self, recursive: bool = False) -> None:
+        """Remove the file, or with ``recursive`` the directory and all below it; a missing one is no error."""
+
+    @abstractmethod
+    def open_input(self) -> BinaryIO:
+        """Open for reading, seekable."""
+
+    @abstractmethod
+    def open_output(self) -> BinaryIO:
+        """Open for writing from the start, creating directories above.
+
+        On a local disk the growing file is visible under its name, so only files that nobody looks for yet are written
+        this way; closing it makes its bytes durable. Leaving a ``with`` block by an exception aborts the file.
+        """
+
+    @abstractmethod
+    def write_atomic(self, data: bytes) -> None:
+        """Write the whole file, so that a reader sees the old bytes or the new ones, never a mixture."""
+
+    @abstractmethod
+    def write_if_absent(self, data: bytes) -> None:
+        """Write the whole file, as ``write_atomic`` does, unless it is there already.
+
+        Raises:
+            ConflictError: it is there; of several writers exactly one succeeds.
+        """
+
+    def _conflict(self) -> ConflictError:
+        return ConflictError(f"{self.uri} exists already: another writer committed first; read it, or use another URI")
+
+
+class _DurableFile(io.BufferedWriter):
+    """A local file being written: durable once closed, gone if its ``with`` block fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(path.open("wb", buffering=0))
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self.flush()
+                os.fsync(self.fileno())
+            finally:
+                with suppress(OSError):  # a second flush of what did not fit
+                    super().close()
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        self.raw.close()
+        self._path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class LocalStorage(Storage):
+    """A path of this machine, or of a filesystem mounted on it."""
+
+    @property
+    def _path(self) -> Path:
+        return Path(self.uri)
+
+    def child(self, name: str) -> Storage:
+        return LocalStorage(os.path.join(self.uri, name))
+
+    def local_path(self) -> Path:
+        return self._path
+
+    def read_bytes(self, offset: int = 0, length: int | None = None) -> bytes:
+        with storage_errors(self.uri, "read"), self._path.open("rb") as file:
+            file.seek(offset)
+            data = file.read() if length is None else file.read(length)
+        return _whole(self.uri, data, offset, length)
+
+    def size(self) -> int:
+        with storage_errors(self.uri, "read"):
+            return self._path.stat().st_size
+
+    def exists(self) -> bool:
+        with storage_errors(self.uri, "read"):
+            return self._path.exists()
+
+    def list(self) -> list[Entry]:
+        found = []
+        with storage_errors(self.uri, "list"), suppress(FileNotFoundError), os.scandir(self._path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # removed by somebody else since the scan
+                    facts, is_dir = entry.stat(), entry.is_dir()
+                    found.append(Entry(entry.name, 0 if is_dir else facts.st_size, facts.st_mtime, is_dir))
+        return sorted(found, key=lambda entry: entry.name)
+
+    def delete(self, recursive: bool = False) -> None:
+        with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
+            if recursive and self._path.is_dir() and not self._path.is_symlink():
+                shutil.rmtree(self._path)
+            else:
+                self._path.unlink()
+
+    def open_input(self) -> BinaryIO:
+        with storage_errors(self.uri, "read"):
+            return self._path.open("rb")
+
+    def open_output(self) -> BinaryIO:
+        with storage_errors(self.uri, "write"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return _DurableFile(self._path)
+
+    def write_atomic(self, data: bytes) -> None:
+        with self._temporary(data) as temporary:
+            os.replace(temporary, self._path)
+
+    def write_if_absent(self, data: bytes) -> None:
+        if self.exists():
+            raise self._conflict()
+        with self._temporary(data) as temporary:
+            try:
+                os.link(temporary, self._path)  # fails if the name is taken; rename would replace it
+            except FileExistsError as taken:
+                raise self._conflict() from taken
+
+    @contextmanager
+    def _temporary(self, data: bytes) -> Iterator[Path]:
+        """A durable file beside this one for the block to move into place; gone afterwards in any case."""
+        temporary = self._path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        with storage_errors(self.uri, "write"):
+            try:
+                temporary.parent.mkdir(parents=True, exist_ok=True)
+                with _DurableFile(temporary) as file:
+                    file.write(data)
+                yield temporary
+                _sync_directory(self._path.parent)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class RemoteStorage(Storage):
+    """An object store, HDFS, or anything else that fsspec speaks.
+
+    Attributes:
+        protocol: fsspec's name of it.
+        options: what fsspec needs to connect; left out of ``repr`` since it may hold credentials.
+    """
+
+    protocol: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def _fs(self) -> Any:
+        with storage_errors(self.uri, "reach"):
+            # a listing cache would hide what other processes write
+            return fsspec.filesystem(self.protocol, **{"use_listings_cache": False, **self.options})
+
+    @property
+    def _path(self) -> str:
+        return self.uri.partition("://")[2] if self.protocol != "hdfs" else self.uri
+
+    def child(self, name: str) -> Storage:
+        return RemoteStorage(f"{self.uri}/{name}", self.protocol, self.options)
+
+    def local_path(self) -> None:
+        return None
+
+    def read_bytes(self, offset: int = 0, length: int | None = None) -> bytes:
+        end = None if length is None else offset + length
+        with storage_errors(self.uri, "read"):
+            data = bytes(self._fs.cat_file(self._path, start=offset or None, end=end))
+        return _whole(self.uri, data, offset, length)
+
+    def size(self) -> int:
+        with storage_errors(self.uri, "read"):
+            return int(self._fs.info(self._path)["size"])
+
+    def exists(self) -> bool:
+        with storage_errors(self.uri, "read"):
+            try:
+                self._fs.info(self._path)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def list(self) -> list[Entry]:
+        with storage_errors(self.uri, "list"):
+            try:
+                infos = self._fs.ls(self._path, detail=True)
+            except FileNotFoundError:
+                return []
+            found = [_entry(info) for info in infos]
+        return sorted((entry for entry in found if entry.name), key=lambda entry: entry.name)
+
+    def delete(self, recursive: bool = False) -> None:
+        with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
+            if recursive:
+                self._fs.rm(self._path, recursive=True)
+            else:
+                self._fs.rm_file(self._path)
+
+    def open_input(self) -> BinaryIO:
+        with storage_errors(self.uri, "read"):
+            return cast(BinaryIO, self._fs.open(self._path, "rb"))
+
+    def open_output(self) -> BinaryIO:
+        with storage_errors(self.uri, "write"):
+            self._make_parent()
+            return cast(BinaryIO, self._fs.open(self._path, "wb"))
+
+    def write_atomic(self, data: bytes) -> None:
+        with storage_errors(self.uri, "write"):
+            self._make_parent()
+            if self.protocol == "hdfs":  # a filesystem, not an object store: an upload is visible while it runs
+                temporary = f"{self._path}{_TEMPORARY}{uuid.uuid4().hex}"
+                self._fs.pipe_file(temporary, data)
+                self._fs.mv(temporary, self._path)
+            else:
+                self._fs.pipe_file(self._path, data)
+
+    def write_if_absent(self, data: bytes) -> None:
+        with storage_errors(self.uri, "write"):
+            self._make_parent()
+            for _ in range(3):
+                try:
+                    self._fs.pipe_file(self._path, data, mode="create")
+                    return
+                except Exception as cause:
+                    refusal = 412 if isinstance(cause, FileExistsError) else _http_status(cause)
+                    if refusal == 412 or (refusal == 409 and self.exists()):
+                        raise self._conflict() from cause
+                    if refusal != 409:  # 409: two conditional writes at the same moment, neither of which won
+                        raise
+            raise self._conflict()
+
+    def _make_parent(self) -> None:
+        if self.protocol not in ("s3", "gcs", "abfs"):  # object stores have no directories to make
+            self._fs.makedirs(self._path.rsplit("/", 1)[0], exist_ok=True)
+
+
+def _entry(info: Mapping[str, Any]) -> Entry:
+    times = ("LastModified", "mtime", "last_modified", "created")
+    modified: Any = next((info[key] for key in times if info.get(key)), None)
+    seconds = modified.timestamp() if hasattr(modified, "timestamp") else modified
+    is_dir = info["type"] == "directory"
+    return Entry(str(info["name"]).rstrip("/").rsplit("/", 1)[-1], int(info.get("size") or 0), seconds, is_dir)
+
+
+def _http_status(cause: BaseException | None) -> int | None:
+    """The status of the object store's answer behind an exception (412: the condition of a write does not hold)."""
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+        cause = cause.__cause__
+    return None
+
+
+def _whole(uri: str, data: bytes, offset: int, length: int | None) -> bytes:
+    if length is not None and len(data) != length:
+        end = offset + length
+        raise StorageError(f"{uri} ends at byte {offset + len(data)}, before {end}: it was cut short, write it again")
+    return data
