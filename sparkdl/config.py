@@ -9,13 +9,57 @@ from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["CheckpointConfig", "SyncConfig", "TrainConfig"]
+__all__ = ["CheckpointConfig", "ShardConfig", "SyncConfig", "TrainConfig"]
 
 
 def require(condition: bool, message: str) -> None:
     """Raise ``ConfigError(message)`` unless ``condition`` holds."""
     if not condition:
         raise ConfigError(message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardConfig:
+    """How shards are written.
+
+    Attributes:
+        format: ``"ipc"`` (Arrow files, mapped into memory) or ``"parquet"`` (smaller, several times slower to
+            read).
+        compression: None, or ``"zstd"`` for sets that are read over a slow link.
+        shard_bytes: a file is closed once it has this size; the last one of a partition is smaller.
+        block_rows: rows of a record batch, the unit of hashing and of permutation; 1,000 to 4,000 suit most rows.
+        block_bytes: a block of large rows is closed once it has this size.
+        seed: of the permutation of the rows inside blocks.
+        repartition: shuffle the frame into so many even partitions first; None writes the partitions as they are.
+        max_dictionary_values: distinct values that a string column may have.
+    """
+
+    format: str = "ipc"
+    compression: str | None = None
+    shard_bytes: int = 128 << 20
+    block_rows: int = 2048
+    block_bytes: int = 8 << 20
+    seed: int = 0
+    repartition: int | None = None
+    max_dictionary_values: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        require(self.format in ("ipc", "parquet"), f"format={self.format!r} is not 'ipc' or 'parquet': choose one")
+        require(
+            self.compression in (None, "zstd"), f"compression={self.compression!r} is not None or 'zstd': choose one"
+        )
+        for name in ("shard_bytes", "block_rows", "block_bytes", "max_dictionary_values"):
+            require(
+                getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1: give a positive number"
+            )
+        require(
+            self.block_rows <= 1 << 20, f"block_rows={self.block_rows} exceeds {1 << 20}: 1,000 to 4,000 suit most rows"
+        )
+        require(0 <= self.seed < 1 << 63, f"seed={self.seed} does not lie in 0..2**63-1: give a seed in that range")
+        require(
+            self.repartition is None or self.repartition >= 1,
+            f"repartition={self.repartition} must be at least 1: leave it out to keep the frame's partitions",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
