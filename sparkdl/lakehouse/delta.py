@@ -1,0 +1,272 @@
+"""What every touch of a Delta table needs: open, refuse, commit. Delta-rs's words stay in here.
+
+Enters: a table's URI and the actions of a commit. Leaves: an open ``DeltaTable``, or one committed version, with
+delta-rs's errors as ours. No Spark, no torch.
+
+Commits are optimistic with a single lock, the next version number: delta-rs is told never to rebase
+(``max_commit_retries=0``), so that a commit succeeds only on the version that was looked at. Whoever loses looks
+again, and decides again with what the winner wrote. That makes replacements of the same partition serial even where
+neither writer found a file to remove, which delta-rs's own conflict check does not see.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import fsspec.config
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from sparkdl.errors import ConflictError, SchemaError, StorageError
+from sparkdl.storage import Storage
+
+__all__ = [
+    "AppTransaction",
+    "check_readable",
+    "check_same_schema",
+    "check_writable",
+    "commit_properties",
+    "delta_options",
+    "delta_schema",
+    "open_table",
+    "optimistic",
+    "storage_of",
+]
+
+T = TypeVar("T")
+
+_READABLE = {"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "appendOnly", "invariants"}
+_S3_NAMES = {
+    "key": "AWS_ACCESS_KEY_ID",
+    "secret": "AWS_SECRET_ACCESS_KEY",
+    "token": "AWS_SESSION_TOKEN",
+    "endpoint_url": "AWS_ENDPOINT_URL",
+}
+_PRIMITIVES = (
+    *("string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date"),
+    *("timestamp", "timestamp_ntz"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppTransaction:
+    """The identity of one write, kept in the table: the same one never commits twice.
+
+    Attributes:
+        application: who writes, e.g. ``"etl/features"``.
+        version: a number that grows with every new piece of work of this application.
+    """
+
+    application: str
+    version: int
+
+
+def delta_options(uri: str, options: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The options delta-rs connects with: those given, else what fsspec's configuration says of the same store.
+
+    So one configuration (fsspec's) serves both the files and the table log of an S3 address.
+    """
+    if options is not None or not uri.startswith(("s3://", "s3a://")):
+        return dict(options) if options is not None else None
+    known = fsspec.config.conf.get("s3", {})
+    found = {ours: str(known[theirs]) for theirs, ours in _S3_NAMES.items() if known.get(theirs)}
+    region = known.get("client_kwargs", {}).get("region_name")
+    if region:
+        found["AWS_REGION"] = str(region)
+    if found.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        found["AWS_ALLOW_HTTP"] = "true"
+    return found or None
+
+
+def storage_of(uri: str, options: Mapping[str, str] | None) -> Storage:
+    """The files of a table as ``Storage``, reached with the same rights as its log."""
+    if options is None or not uri.startswith(("s3://", "s3a://")):
+        return Storage.of(uri)
+    upper = {name.upper(): value for name, value in options.items()}
+    theirs: dict[str, Any] = {name: upper[ours] for name, ours in _S3_NAMES.items() if ours in upper}
+    if "AWS_REGION" in upper:
+        theirs["client_kwargs"] = {"region_name": upper["AWS_REGION"]}
+    return Storage.of(uri, theirs)
+
+
+def open_table(uri: str, options: Mapping[str, str] | None, version: int | None = None) -> DeltaTable | None:
+    """Open a table at ``version`` (None: the newest), or return None where there is none.
+
+    Raises:
+        StorageError: the table cannot be read, or has no such version.
+    """
+    try:
+        return DeltaTable(uri, version=version, storage_options=delta_options(uri, options))
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError, ValueError) as cause:
+        if version is not None:
+            newest = open_table(uri, options)
+            if newest is not None and version > newest.version():
+                raise StorageError(
+                    f"version {version} of the Delta table {uri} does not exist, the newest is {newest.version()}: "
+                    "ask for that one or an older one"
+                ) from cause
+        raise StorageError(f"the Delta table {uri} cannot be opened: {cause}; check the path and the rights") from cause
+
+
+def commit_properties(transaction: AppTransaction | None = None, **metadata: Any) -> CommitProperties:
+    """Properties of a commit that succeeds on the version it was made for, or fails."""
+    marks = [Transaction(transaction.application, transaction.version)] if transaction else None
+    return CommitProperties(custom_metadata=metadata or None, max_commit_retries=0, app_transactions=marks)
+
+
+def optimistic(uri: str, attempt: Callable[[], T], *, tries: int = 60) -> T:
+    """Call ``attempt`` until it meets no competing commit.
+
+    Args:
+        uri: the table, for the message.
+        attempt: opens the table, decides, commits; called anew after each lost race.
+        tries: how many lost races are enough; the wait between them grows from 2 ms to 100 ms and is random.
+
+    Raises:
+        ConflictError: every try was lost.
+        StorageError: the commit failed for another reason.
+    """
+    lost: Exception
+    for turn in range(tries):
+        try:
+            return attempt()
+        except CommitFailedError as cause:
+            lost = cause
+        except DeltaError as cause:
+            if "already exists" not in str(cause):  # a table that somebody else created a moment ago
+                raise StorageError(
+                    f"cannot commit to the Delta table {uri}: {cause}; check rights and space"
+                ) from cause
+            lost = cause
+        except OSError as cause:
+            if isinstance(cause, StorageError):
+                raise
+            raise StorageError(f"cannot commit to the Delta table {uri}: {cause}; check rights and space") from cause
+        time.sleep(random.uniform(0.5, 1.0) * min(0.1, 0.002 * 2 ** min(turn, 10)))
+    raise ConflictError(
+        f"{tries} commits to the Delta table {uri} lost against other writers: let fewer write at once, or try again"
+    ) from lost
+
+
+def check_readable(table: DeltaTable, uri: str) -> None:
+    """Refuse a table whose files do not say by themselves which rows it has.
+
+    Raises:
+        StorageError: deletion vectors are in use, columns are mapped, or the table needs an unknown feature.
+    """
+    protocol = table.protocol()
+    unknown = set(protocol.reader_features or ()) - _READABLE - {"columnMapping"}
+    configuration = table.metadata().configuration
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        unknown.add("columnMapping")
+    if unknown:
+        raise StorageError(
+            f"the Delta table {uri} needs the reader features {sorted(unknown)}, sparkdl reads {sorted(_READABLE)}: "
+            "copy it into a table without them"
+        )
+    if "deletionVectors" in (protocol.reader_features or ()):
+        with suppress(StopIteration):
+            vectors = next(iter(table.deletion_vectors()))
+            if vectors.num_rows:
+                raise StorageError(
+                    f"the Delta table {uri} holds deletion vectors, sparkdl reads files as they are: "
+                    "run REORG TABLE ... APPLY (PURGE) on it first"
+                )
+
+
+def check_writable(table: DeltaTable, uri: str) -> None:
+    """Refuse a table with promises that a plain append of files would break.
+
+    Raises:
+        StorageError: constraints, generated or identity columns, change data feed, or anything ``check_readable`` says.
+    """
+    check_readable(table, uri)
+    configuration = table.metadata().configuration
+    broken = [key for key in configuration if key.startswith("delta.constraints.")]
+    broken += [
+        key for key in ("delta.enableChangeDataFeed", "delta.enableRowTracking") if configuration.get(key) == "true"
+    ]
+    for field in json.loads(table.schema().to_json())["fields"]:
+        broken += [
+            f"{key} of {field['name']}"
+            for key in field.get("metadata", {})
+            if key.startswith(("delta.generation", "delta.identity", "delta.invariants"))
+        ]
+    if broken:
+        raise StorageError(
+            f"the Delta table {uri} asks its writers to keep {broken}, sparkdl writes plain files only: "
+            "drop these from the table, or write it with its own engine"
+        )
+
+
+def delta_schema(spark_schema_json: str) -> Schema:
+    """The Delta schema of a Spark schema; every column may be null, as Spark's own writers make it.
+
+    Args:
+        spark_schema_json: ``df.schema.json()``.
+
+    Raises:
+        SchemaError: a column has a type that Delta cannot hold.
+    """
+    fields = [
+        {"name": field["name"], "type": _delta_type(field["type"], field["name"]), "nullable": True, "metadata": {}}
+        for field in json.loads(spark_schema_json)["fields"]
+    ]
+    return Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+
+
+def _delta_type(kind: Any, column: str) -> Any:
+    if isinstance(kind, str):
+        if kind in _PRIMITIVES or kind.startswith("decimal("):
+            return kind
+    elif kind["type"] == "array":
+        return {**kind, "elementType": _delta_type(kind["elementType"], column), "containsNull": True}
+    elif kind["type"] == "map":
+        key, value = _delta_type(kind["keyType"], column), _delta_type(kind["valueType"], column)
+        return {**kind, "keyType": key, "valueType": value, "valueContainsNull": True}
+    elif kind["type"] == "struct":
+        fields = [
+            {**field, "type": _delta_type(field["type"], column), "nullable": True, "metadata": {}}
+            for field in kind["fields"]
+        ]
+        return {"type": "struct", "fields": fields}
+    name = kind if isinstance(kind, str) else kind.get("class", kind["type"])
+    remedy = "use pyspark.ml.functions.vector_to_array" if "Vector" in str(name) else "cast it to a plain type"
+    raise SchemaError(f"column {column!r} has the type {name}, which a Delta table cannot hold: {remedy}")
+
+
+def check_same_schema(uri: str, table: Schema, data: Schema, *, ordered_names: Sequence[str] = ()) -> None:
+    """Refuse data whose columns are not the table's, in any order.
+
+    Raises:
+        SchemaError: names the first column that differs, with both types.
+    """
+    there = {field["name"]: field["type"] for field in json.loads(table.to_json())["fields"]}
+    here = {field["name"]: field["type"] for field in json.loads(data.to_json())["fields"]}
+    for name in [*here, *there, *ordered_names]:
+        remedy = "change the data, or overwrite with overwrite_schema=True"
+        if name not in there:
+            raise SchemaError(f"column {name!r} ({here[name]}) is not in the Delta table {uri}: {remedy}")
+        if name not in here:
+            raise SchemaError(f"column {name!r} ({there[name]}) of the Delta table {uri} is missing: {remedy}")
+        if _loose(here[name]) != _loose(there[name]):
+            raise SchemaError(
+                f"column {name!r} has the type {here[name]}, in the Delta table {uri} it is {there[name]}: {remedy}"
+            )
+
+
+def _loose(kind: Any) -> Any:
+    """A type without what may differ between two equal ones: nullability and metadata of nested fields."""
+    if not isinstance(kind, dict):
+        return kind
+    if kind["type"] == "struct":
+        return [(field["name"], _loose(field["type"])) for field in kind["fields"]]
+    return {key: _loose(value) for key, value in kind.items() if key not in ("containsNull", "valueContainsNull")}
