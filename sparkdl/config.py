@@ -5,11 +5,12 @@ Enters: numbers and names that a user chose. Leaves: values that no stage has to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["CheckpointConfig", "ShardConfig", "SyncConfig", "TrainConfig"]
+__all__ = ["CheckpointConfig", "LaunchConfig", "LoaderConfig", "ShardConfig", "SyncConfig", "TrainConfig"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -198,3 +199,116 @@ class CheckpointConfig:
         for name, value in (("every_steps", self.every_steps), ("every_epochs", self.every_epochs)):
             require(value is None or value >= 1, f"{name}={value} is below 1: give at least 1, or None for never")
         require(self.keep_last >= 1, f"keep_last={self.keep_last} is below 1: a run without checkpoints needs none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchConfig:
+    """How ranks are started, watched and ended.
+
+    Attributes:
+        start_timeout_seconds: until every rank has reported to the driver; a cluster may have to start executors in it.
+        timeout_seconds: until every rank has returned, counted from the moment all have started; None waits for ever.
+        stop_grace_seconds: what a rank has for its ``finally`` blocks when the run is ended, before its process is.
+        silence_seconds: a rank whose host has not sent a sign of life for this long counts as dead.
+        env: variables the ranks get on top of the launcher's own; these win.
+        log_to_driver: print the ranks' output on the driver, each line with its rank; events travel in any case.
+        log_kib_per_second: output of a rank beyond this rate, after a burst of 4 MiB, is dropped and counted, KiB/s.
+        driver_host: address of the driver as executors reach it; None takes ``spark.driver.host``. On Spark Connect,
+            where the client is not the driver, naming one says that executors reach the client, and logs become live.
+        interface: network interface the ranks talk over; None takes the one on the route to the other hosts.
+        gpus_per_rank: GPUs each rank must get from Spark; 0 uses none; None takes what Spark gives the task.
+        cpus_per_rank: CPUs each rank asks of Spark (stage-level scheduling) and as many intra-op threads; None takes
+            ``spark.task.cpus``.
+        gather_rendezvous: find each other by one allGather of the barrier stage instead of a channel to the driver;
+            None does so on Spark Connect where no ``driver_host`` is named.
+    """
+
+    start_timeout_seconds: float = 120.0
+    timeout_seconds: float | None = None
+    stop_grace_seconds: float = 2.0
+    silence_seconds: float = 60.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    log_to_driver: bool = True
+    log_kib_per_second: float = 256.0
+    driver_host: str | None = None
+    interface: str | None = None
+    gpus_per_rank: int | None = None
+    cpus_per_rank: int | None = None
+    gather_rendezvous: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("start_timeout_seconds", "timeout_seconds", "silence_seconds", "log_kib_per_second"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}={value} must be above 0: leave it out for the default")
+        require(self.stop_grace_seconds >= 0, f"stop_grace_seconds={self.stop_grace_seconds} must not be negative")
+        require(
+            self.gpus_per_rank is None or self.gpus_per_rank >= 0,
+            f"gpus_per_rank={self.gpus_per_rank} must not be negative: 0 uses no GPU",
+        )
+        require(
+            self.cpus_per_rank is None or self.cpus_per_rank > 0,
+            f"cpus_per_rank={self.cpus_per_rank} must be at least 1: leave it out for spark.task.cpus",
+        )
+        wrong = [name for name, value in self.env.items() if not isinstance(name, str) or not isinstance(value, str)]
+        require(not wrong, f"env has values that are not strings for {wrong}: environment variables are text")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderConfig:
+    """How shards are read into batches.
+
+    Attributes:
+        pool_bytes: rows of this many bytes are shuffled among each other, blocks over the whole set; about the size of
+            the processor's last cache. Part of what the order of rows depends on.
+        lanes: independent streams a step draws from; a power of two up to 64 that fits the pool if None. With at least
+            as many lanes as ranks a rank reads only its share of the bytes. Part of what the order depends on.
+        chunk_bytes: rows are gathered in buffers of this size, or of one step where that is more; a batch that is kept
+            keeps its buffer.
+        prefetch_bytes: gathered ahead of the consumer, at least two chunks.
+        threads: that gather; None takes the cores of the host divided by its ranks, at most 4.
+        decode_threads: that run decode hooks; None takes the cores of the host divided by its ranks.
+        fetch_threads: that fetch and decompress blocks which cannot be mapped where they lie.
+        on_damage: ``"error"`` raises on a block that differs from its hash; ``"substitute"`` puts the rows of the next
+            whole block in their place, and logs it.
+        ragged: ``"padded"`` gives ``(rows, longest, ...)`` and a mask ``<name>__valid``; ``"jagged"`` nested tensors.
+        pad_value: fills padded rows.
+        max_length: ragged rows are cut off behind this many elements; None keeps them whole.
+        pin_memory: gather into page-locked memory, for copies to a GPU.
+        cache_dir: of blocks that cannot be mapped where they lie; None takes ``$SPARKDL_CACHE``, or a folder of this
+            user in the system's directory of temporary files.
+        cache_bytes: bound of that cache, shared by all processes that use it.
+    """
+
+    pool_bytes: int = 64 << 20
+    lanes: int | None = None
+    chunk_bytes: int = 1 << 20
+    prefetch_bytes: int = 4 << 20
+    threads: int | None = None
+    decode_threads: int | None = None
+    fetch_threads: int = 8
+    on_damage: str = "error"
+    ragged: str = "padded"
+    pad_value: float = 0
+    max_length: int | None = None
+    pin_memory: bool = False
+    cache_dir: str | None = None
+    cache_bytes: int = 32 << 30
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("pool_bytes", self.pool_bytes),
+            ("lanes", self.lanes),
+            ("chunk_bytes", self.chunk_bytes),
+            ("prefetch_bytes", self.prefetch_bytes),
+            ("threads", self.threads),
+            ("decode_threads", self.decode_threads),
+            ("fetch_threads", self.fetch_threads),
+            ("max_length", self.max_length),
+            ("cache_bytes", self.cache_bytes),
+        ):
+            require(value is None or value >= 1, f"{name}={value} is below 1: give at least 1")
+        for name, chosen, allowed in (
+            ("on_damage", self.on_damage, ("error", "substitute")),
+            ("ragged", self.ragged, ("padded", "jagged")),
+        ):
+            require(chosen in allowed, f"{name}={chosen!r} is not one of {allowed}: choose one of these")

@@ -1,0 +1,164 @@
+"""The rank's end of the channel: it reports to the driver, and leaves when the driver is gone or says stop.
+
+Enters: a ticket. Leaves: the driver's order to start; log lines, events, the result or the error, sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.cluster.wire import Connection
+from sparkdl.errors import ClusterError
+
+__all__ = ["EXIT_DRIVER_GONE", "EXIT_STOPPED", "Link", "Stopped", "Ticket", "keep_alive"]
+
+EXIT_DRIVER_GONE = 75
+EXIT_STOPPED = 76
+_BEAT_SECONDS = 5.0
+_CONNECT_SECONDS = 20.0
+
+
+class Stopped(BaseException):
+    """The driver ended the run; no ``except Exception`` of a user's function holds it up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ticket:
+    """What a rank needs to reach its driver.
+
+    Attributes:
+        address: host and port of the driver's channel.
+        secret: of this run alone; whoever holds it may take part.
+        num_proc: how many ranks there should be.
+    """
+
+    address: tuple[str, int]
+    secret: bytes = field(repr=False)
+    num_proc: int
+
+
+class Link:
+    """A rank's connection to the driver.
+
+    Raises:
+        ClusterError: the driver cannot be reached.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        host, port = ticket.address
+        try:
+            sock = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+            keep_alive(sock)
+            self._connection = Connection(sock, ticket.secret, server=False)
+        except OSError as error:
+            raise ClusterError(
+                f"{socket.gethostname()} does not reach the driver at {host}:{port} ({error}): set driver_host, or "
+                f"spark.driver.host, to an address of the driver that executors reach"
+            ) from error
+        self._order: tuple[dict[str, Any], list[bytearray]] | None = None
+        self._ordered = threading.Event()
+        self._released = threading.Event()
+        self._state = threading.Lock()
+        self._running = self._leaving = self.stopped = False
+        for target in (self._listen, self._beat):
+            threading.Thread(target=target, name=f"sparkdl-link{target.__name__}", daemon=True).start()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send ``message``; a driver that is gone ends this process elsewhere, so a failed send is not an error."""
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
+
+    def send_value(self, message: Mapping[str, Any], parts: list[memoryview]) -> None:
+        """Send ``message`` with a value that ``dump_value`` took apart."""
+        with contextlib.suppress(OSError):
+            self._connection.send_value(message, parts)
+
+    def wait_for_order(self) -> tuple[dict[str, Any], list[bytearray]]:
+        """Wait until the driver has heard of every rank; return its order and the function's parts.
+
+        Raises:
+            Stopped: the driver ended the run instead, or is gone.
+        """
+        self._ordered.wait()
+        if self._order is None:
+            raise Stopped
+        return self._order
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Any:
+        """Within the block, a stop raises KeyboardInterrupt here, and ends the process after its grace.
+
+        Raises:
+            Stopped: the driver ended the run.
+        """
+        in_main = threading.current_thread() is threading.main_thread()
+        try:
+            with self._state:
+                if self.stopped:
+                    raise Stopped
+                self._running = in_main
+            yield
+        finally:
+            with self._state:
+                self._running = False
+        if self.stopped:
+            raise Stopped
+
+    def leave(self) -> None:
+        """Wait until the driver has read everything, then hang up."""
+        self._leaving = True
+        self.send({"kind": "leaving"})
+        self._released.wait(_CONNECT_SECONDS)
+        self._connection.close()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message, parts = self._connection.receive()
+                if message["kind"] == "go":
+                    self._order = message, parts
+                    self._ordered.set()
+                elif message["kind"] == "bye":
+                    return
+                elif message["kind"] == "stop":
+                    self._stop(float(message["grace_seconds"]))
+        except (OSError, ClusterError):
+            if not self._leaving and self._ordered.is_set():
+                os._exit(EXIT_DRIVER_GONE)
+        finally:
+            self._leaving = True
+            self._ordered.set()
+            self._released.set()
+
+    def _stop(self, grace_seconds: float) -> None:
+        with self._state:
+            self.stopped = True
+            if self._running:
+                # A real signal: unlike an interrupt set from Python, it also wakes a sleeping system call.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self._ordered.set()
+        threading.Thread(target=self._end, args=(grace_seconds,), daemon=True).start()
+
+    def _end(self, grace_seconds: float) -> None:
+        if not self._released.wait(grace_seconds):
+            os._exit(EXIT_STOPPED)
+
+    def _beat(self) -> None:
+        while not self._released.wait(_BEAT_SECONDS):
+            self.send({"kind": "beat", "time": time.time()})
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Let the kernel notice within half a minute that the host at the other end has vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,140 @@
+"""How ranks find each other: who is on which host, by which interface, and which servers the driver holds for them.
+
+Enters: the hosts that the slots of a job run on, and the services a collective needs. Leaves: one ``World`` per slot,
+the environment that ``hvd.init()`` and ``dist.init_process_group()`` read, and servers that are up before any rank is.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
+
+import psutil
+
+from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.world import World
+
+__all__ = ["Service", "address_of", "environment", "hosted", "interface_to", "own_address_to", "worlds"]
+
+
+class Service(Protocol):
+    """A server that ranks meet at, such as torch's store or Horovod's rendezvous."""
+
+    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
+        """Listen on ``bind_host`` and no other interface; return the variables by which ranks find the server."""
+        ...
+
+    def stop(self) -> None:
+        """Close the server; idempotent."""
+        ...
+
+
+@contextmanager
+def hosted(services: Sequence[Service], bind_host: str, world_size: int) -> Iterator[dict[str, str]]:
+    """Run ``services`` for the block; yield what they want ranks to have in their environment."""
+    variables: dict[str, str] = {}
+    with ExitStack() as stack:
+        for service in services:
+            stack.callback(service.stop)
+            variables.update(service.start(bind_host, world_size))
+        yield variables
+
+
+def worlds(hosts: Sequence[str], devices: Sequence[str] | None = None) -> list[World]:
+    """Number the slots of a job: ``worlds(hosts)[slot]`` is the world of the slot that runs on ``hosts[slot]``.
+
+    Ranks of one host are neighbours, as torchrun and Horovod have it, hosts in the order of their first slot.
+    """
+    names = list(dict.fromkeys(hosts))
+    members = {name: [slot for slot, host in enumerate(hosts) if host == name] for name in names}
+    order = [slot for name in names for slot in members[name]]
+    return [
+        World(
+            rank=order.index(slot),
+            size=len(hosts),
+            local_rank=members[host].index(slot),
+            local_size=len(members[host]),
+            node_rank=names.index(host),
+            num_nodes=len(names),
+            device=devices[slot] if devices else "cpu",
+        )
+        for slot, host in enumerate(hosts)
+    ]
+
+
+def environment(world: World, everybody: Sequence[World], host: str) -> dict[str, str]:
+    """Return the variables of ``world`` that torchrun's and Horovod's own launchers would set.
+
+    Horovod's cross communicator joins the ranks with the same local rank on all hosts that have one.
+    """
+    cross = sorted(other.node_rank for other in everybody if other.local_rank == world.local_rank)
+    plain = {
+        "RANK": world.rank,
+        "WORLD_SIZE": world.size,
+        "LOCAL_RANK": world.local_rank,
+        "LOCAL_WORLD_SIZE": world.local_size,
+        "GROUP_RANK": world.node_rank,
+        "GROUP_WORLD_SIZE": world.num_nodes,
+        "SPARKDL_DEVICE": world.device,
+        "HOROVOD_RANK": world.rank,
+        "HOROVOD_SIZE": world.size,
+        "HOROVOD_LOCAL_RANK": world.local_rank,
+        "HOROVOD_LOCAL_SIZE": world.local_size,
+        "HOROVOD_CROSS_RANK": cross.index(world.node_rank),
+        "HOROVOD_CROSS_SIZE": len(cross),
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    return {name: str(value) for name, value in plain.items()}
+
+
+def address_of(host: str) -> str:
+    """Resolve ``host`` to one IP address.
+
+    Raises:
+        ClusterError: the name is not known here.
+    """
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ClusterError(
+            f"host {host!r} cannot be resolved ({error}): set driver_host, or spark.driver.host, to an address "
+            f"that every executor reaches"
+        ) from error
+
+
+def own_address_to(host: str) -> str:
+    """Return the local address from which packets to ``host`` leave, by the routing table; nothing is sent."""
+    address = address_of(host)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError as error:
+            raise ClusterError(f"there is no route from here to {host}: check the network of this host") from error
+        return str(probe.getsockname()[0])
+
+
+def interface_to(host: str) -> str:
+    """Return the name of the network interface by which ``host`` is reached (``"lo"`` for this host itself)."""
+    address = own_address_to(host)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address.split("%")[0] == address for known in addresses):
+            return name
+    raise ClusterError(f"no network interface has the address {address}: name one with LaunchConfig(interface=...)")
+
+
+def interface_variables(name: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Bind gloo, NCCL and Horovod to interface ``name``, where the user has not bound them already.
+
+    Raises:
+        ConfigError: this host has no such interface.
+    """
+    if name not in psutil.net_if_addrs():
+        have = ", ".join(sorted(psutil.net_if_addrs()))
+        raise ConfigError(f"interface={name!r} is not one of this host's ({have}): name one of these")
+    wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
+    return {variable: name for variable in wanted if not known.get(variable)}

@@ -1,0 +1,337 @@
+"""The driver's watch over one run: from the first rank's hello to the last one's value, or to the one at fault.
+
+Enters: a channel and what should run. Leaves: the values in rank order, or an error that names the first rank at fault.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from sparkdl.cluster import rendezvous, resources
+from sparkdl.cluster.capture import TAIL_LINES
+from sparkdl.cluster.channel import Channel, Report
+from sparkdl.cluster.rank import facts
+from sparkdl.cluster.wire import dump_value, load_value
+from sparkdl.config import LaunchConfig
+from sparkdl.errors import ClusterError, LaunchTimeoutError, PreflightError, RankFailedError, WorldSizeError
+from sparkdl.observe import Event, logger
+
+__all__ = ["Host", "Supervisor", "is_follow_up"]
+
+_TICK_SECONDS = 0.25
+_SECOND_LOOK_SECONDS = 1.5
+_FOLLOW_UP = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "read error",
+    "write error",
+    "horovod has been shut down",
+    "horovodinternalerror",
+    "nccl communicator was aborted",
+    "connection was likely closed",
+    "stop_waiting response is expected",
+    "remote process exited",
+)
+
+
+class Host(Protocol):
+    """Whatever runs the ranks' processes: Spark, or this machine."""
+
+    def cancel(self) -> None:
+        """End every rank's process now; idempotent."""
+        ...
+
+    def post_mortem(self, slot: int) -> str:
+        """Say how the process in ``slot`` ended, in a few words; ``""`` where that is not known."""
+        ...
+
+
+@dataclass(slots=True)
+class _Seat:
+    """What the driver knows of one slot."""
+
+    hello: Mapping[str, Any] = field(default_factory=dict)
+    rank: int = -1
+    heard: float = 0.0
+    value: list[bytearray] | None = None
+    failure: Report | None = None
+    left: bool = False
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+
+
+class Supervisor:
+    """Watches over one run.
+
+    Args:
+        channel: through which the ranks report.
+        host: what runs their processes.
+        config: the launch settings.
+        variables: what the services want in the ranks' environment.
+        on_event: called on this thread with every event of every rank.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        host: Host,
+        config: LaunchConfig,
+        variables: Mapping[str, str],
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._channel, self._host, self._config = channel, host, config
+        self._variables = variables
+        self._on_event = on_event
+        self._num_proc = channel.ticket.num_proc
+        self._seats: dict[int, _Seat] = {}
+        self._started = False
+        self._ended: Report | None = None
+
+    def run(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Run ``function`` on every rank; return the values in rank order.
+
+        Raises:
+            RankFailedError: a rank raised or died; every other rank was ended.
+            LaunchTimeoutError: ranks did not start, or did not return, in time.
+            WorldSizeError: more or fewer ranks run than were asked for.
+            PreflightError: a worker has other versions than the driver.
+        """
+        parts = dump_value(function)
+        try:
+            self._gather()
+            self._order(parts)
+            self._watch()
+        except BaseException:
+            self._end()
+            raise
+        return self._values()
+
+    def _gather(self) -> None:
+        """Wait until every slot has said hello."""
+        deadline = time.monotonic() + self._config.start_timeout_seconds
+        while len(self._seats) < self._num_proc:
+            if time.monotonic() > deadline:
+                raise LaunchTimeoutError(
+                    f"{len(self._seats)} of {self._num_proc} ranks started within "
+                    f"{self._config.start_timeout_seconds:.0f} s: free slots on the cluster, lower num_proc, or raise "
+                    f"start_timeout"
+                )
+            self._take(self._channel.next(_TICK_SECONDS))
+            self._raise_failure()
+
+    def _order(self, parts: list[memoryview]) -> None:
+        """Check what the ranks said of themselves, tell each its place, and let them start."""
+        slots = [self._seats[slot] for slot in range(self._num_proc)]
+        _check_versions([seat.hello for seat in slots])
+        hosts = [str(seat.hello["host"]) for seat in slots]
+        _warn_of_crowds(hosts, [seat.hello for seat in slots], self._threads())
+        everybody = rendezvous.worlds(hosts)
+        gpus = [list(seat.hello["gpus"]) for seat in slots]
+        order = {
+            "kind": "go",
+            "worlds": [asdict(world) for world in everybody],
+            "hosts": hosts,
+            "gpus": gpus,
+            "gpus_of_host": {
+                host: resources.shared_order([gpus[slot] for slot in _by_rank(everybody) if hosts[slot] == host])
+                for host in set(hosts)
+            },
+            "variables": dict(self._variables),
+            "settings": {
+                "env": dict(self._config.env),
+                "interface": self._config.interface,
+                "threads": self._threads(),
+                "log_kib_per_second": self._config.log_kib_per_second,
+            },
+        }
+        for slot, (seat, world) in enumerate(zip(slots, everybody, strict=True)):
+            seat.rank, seat.heard = world.rank, time.monotonic()
+            self._channel.send(slot, order, parts)
+        self._started = True
+
+    def _threads(self) -> int | None:
+        told = self._config.env.get("OMP_NUM_THREADS", "")
+        return int(told) if told.isdigit() else self._config.cpus_per_rank
+
+    def _watch(self) -> None:
+        """Wait until every rank has returned its value."""
+        start = time.monotonic()
+        while any(seat.value is None for seat in self._seats.values()):
+            self._take(self._channel.next(_TICK_SECONDS))
+            self._raise_failure()
+            now = time.monotonic()
+            limit = self._config.timeout_seconds
+            waiting = sorted(seat.rank for seat in self._seats.values() if seat.value is None)
+            if limit is not None and now - start > limit and waiting:
+                raise LaunchTimeoutError(
+                    f"rank {', '.join(map(str, waiting))} of {self._num_proc} did not return within {limit:g} s and "
+                    f"was ended: raise timeout, or find out what it waits for"
+                )
+            for seat in self._seats.values():
+                if seat.value is None and now - seat.heard > self._config.silence_seconds:
+                    why = f"gave no sign of life for {self._config.silence_seconds:g} s"
+                    seat.failure = Report(kind="lost", message={"why": why})
+                    raise self._error(seat)
+
+    def _take(self, report: Report | None) -> None:
+        """Note one report."""
+        if report is None:
+            return
+        if report.slot is None:
+            self._ended = report
+            return
+        if report.kind == "hello":
+            self._seat(report)
+        seat = self._seats.get(report.slot)
+        if seat is None:
+            return
+        seat.heard = report.time
+        if report.kind == "log":
+            self._print(seat, report.message["lines"])
+        elif report.kind == "event":
+            if self._on_event is not None:
+                self._on_event(report.message["event"])
+        elif report.kind == "result":
+            seat.value = report.parts
+        elif report.kind == "error" or (report.kind in ("lost", "stopped") and seat.value is None):
+            seat.failure = seat.failure or report
+        elif report.kind == "left":
+            seat.left = True
+
+    def _seat(self, report: Report) -> None:
+        slot, found = report.slot, int(report.message["found_size"])
+        if found != self._num_proc or slot is None or not 0 <= slot < self._num_proc or slot in self._seats:
+            raise WorldSizeError(
+                f"slot {slot} sees {found} ranks, but num_proc={self._num_proc} were asked for: the stage was given "
+                f"another number of partitions, or ran twice"
+            )
+        self._seats[slot] = _Seat(hello=report.message, rank=slot, heard=report.time)
+
+    def _print(self, seat: _Seat, lines: Sequence[str]) -> None:
+        seat.tail.extend(lines)
+        if self._config.log_to_driver:
+            for line in lines:
+                print(f"[rank {seat.rank}] {line}", file=sys.stdout)
+            sys.stdout.flush()
+
+    def _raise_failure(self) -> None:
+        """Raise what went wrong, if anything did; look twice where it may be the echo of another rank's failure."""
+        failed = [seat for seat in self._seats.values() if seat.failure is not None]
+        if not failed and self._ended is None:
+            return
+        until = time.monotonic() + _SECOND_LOOK_SECONDS
+        while not any(_is_cause(seat.failure) for seat in failed) and time.monotonic() < until:
+            self._take(self._channel.next(0.05))
+            failed = [seat for seat in self._seats.values() if seat.failure is not None]
+            if len(failed) == self._num_proc or (not failed and not self._open()):
+                break
+        if failed:
+            first = min(
+                failed, key=lambda seat: (not _is_cause(seat.failure), seat.failure.time if seat.failure else 0)
+            )
+            raise self._error(first)
+        if self._ended is not None and self._open():
+            error = self._ended.message.get("error")
+            if isinstance(error, BaseException):
+                raise error
+            raise ClusterError("the job that hosted the ranks ended before they did: look at its log")
+
+    def _open(self) -> bool:
+        return len(self._seats) < self._num_proc or any(seat.value is None for seat in self._seats.values())
+
+    def _error(self, seat: _Seat) -> ClusterError:
+        report = seat.failure
+        if report is None:
+            raise AssertionError("only a seat with a failure is asked for its error")
+        if report.kind == "error":
+            tail = report.message["tail"] or list(seat.tail)
+            error = RankFailedError(seat.rank, report.message["cause"], report.message["traceback"], tuple(tail))
+            error.__cause__ = _original(report.parts)
+            return error
+        slot = next(number for number, other in self._seats.items() if other is seat)
+        how = self._host.post_mortem(slot) or str(report.message.get("why", "its process ended"))
+        cause = f"the process (pid {seat.hello['pid']} on {seat.hello['host']}) died without an exception: {how}"
+        return RankFailedError(seat.rank, cause, "", tuple(seat.tail))
+
+    def _end(self) -> None:
+        """End every rank, gently for the length of the grace, then for good."""
+        grace = self._config.stop_grace_seconds
+        self._channel.stop_all(grace)
+        until = time.monotonic() + grace + 1.0
+        while self._channel.connected and time.monotonic() < until:
+            report = self._channel.next(0.05)
+            if report is not None and report.kind == "log" and report.slot in self._seats:
+                self._print(self._seats[report.slot], report.message["lines"])
+        self._host.cancel()
+
+    def _values(self) -> list[Any]:
+        values: list[Any] = []
+        for seat in sorted(self._seats.values(), key=lambda seat: seat.rank):
+            try:
+                values.append(load_value(seat.value or []))
+            except Exception as error:
+                raise RankFailedError(
+                    seat.rank, f"its value cannot be rebuilt on the driver ({type(error).__name__}: {error})"
+                ) from error
+            seat.value = []
+        return values
+
+
+def is_follow_up(cause: str) -> bool:
+    """Whether ``cause`` is what a rank says when another one is gone: not a headline while there is a better one."""
+    lower = cause.lower()
+    return any(sign in lower for sign in _FOLLOW_UP)
+
+
+def _is_cause(report: Report | None) -> bool:
+    if report is None or report.kind == "stopped":
+        return False
+    return report.kind == "lost" or not is_follow_up(str(report.message.get("cause", "")))
+
+
+def _original(parts: list[bytearray]) -> BaseException | None:
+    if not parts:
+        return None
+    try:
+        error = load_value(parts)
+    except Exception:
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _by_rank(everybody: Sequence[Any]) -> list[int]:
+    return sorted(range(len(everybody)), key=lambda slot: everybody[slot].rank)
+
+
+def _check_versions(hellos: Sequence[Mapping[str, Any]]) -> None:
+    here = facts()
+    for hello in hellos:
+        for name, version in here.items():
+            found = hello["facts"].get(name, "")
+            if found != version:
+                raise PreflightError(
+                    f"{name} is {found or 'not installed'} on {hello['host']} but {version or 'not installed'} on the "
+                    f"driver: install the same version on every host"
+                )
+
+
+def _warn_of_crowds(hosts: Sequence[str], hellos: Sequence[Mapping[str, Any]], threads: int | None) -> None:
+    for host in dict.fromkeys(hosts):
+        here = [hello for hello, name in zip(hellos, hosts, strict=True) if name == host]
+        wanted = sum(threads or int(hello["threads"]) for hello in here)
+        cores = max(int(hello["cores"]) for hello in here)
+        if wanted > cores:
+            logger.warning(
+                "%d ranks on %s want %d threads, but it has %d cores: lower num_proc, or spark.task.cpus",
+                len(here),
+                host,
+                wanted,
+                cores,
+            )
