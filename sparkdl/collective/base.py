@@ -33,6 +33,15 @@ class GradientSync(Protocol):
         """The module to call: the user's own, or a wrapper around it that hooks its backward pass."""
         ...
 
+    @property
+    def forward_is_collective(self) -> bool:
+        """Whether a forward or backward pass itself waits for the other ranks, as synchronised batch norm does.
+
+        Where it is true, a rank with an empty local batch must run both passes all the same; where it is false, it
+        may go straight to ``synchronize()``.
+        """
+        ...
+
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside only add to the local gradients; nothing travels."""
         ...
@@ -74,8 +83,15 @@ class Collective(Protocol):
         """Return ``root``'s picklable value on every rank."""
         ...
 
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-        """Return a new tensor: ``op`` over all ranks, elementwise. Integers stay exact under sum, min and max."""
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum", *, weight: float | None = None) -> torch.Tensor:
+        """Return a new tensor: ``op`` over all ranks, elementwise.
+
+        Integers stay exact under sum, min and max; their mean is a float64 tensor. ``weight`` makes ``"mean"`` the
+        weighted mean, ``sum(weight * tensor) / sum(weight)``; it is NaN where all weights are zero.
+
+        Raises:
+            ConfigError: ``op`` is unknown, the dtype has no such reduction, or ``weight`` comes without ``"mean"``.
+        """
         ...
 
     def all_gather_object(self, value: Any) -> list[Any]:

@@ -1,0 +1,180 @@
+"""What ranks must agree on before they exchange tensors: shapes, dtypes, and the state of an optimizer.
+
+Enters: named tensors or an optimizer of one rank. Leaves: the same, or one error on every rank that names the first
+difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from sparkdl.errors import CheckpointError, ClusterError, ConfigError
+
+if TYPE_CHECKING:
+    from sparkdl.collective.group import GroupCollective
+
+__all__ = ["agree_on_tensors", "pack", "pickled", "share_optimizer", "unpack", "unpickled"]
+
+Named = Sequence[tuple[str, torch.Tensor]]
+Description = list[tuple[str, tuple[int, ...], str]]
+
+
+def agree_on_tensors(group: GroupCollective, named: Named) -> None:
+    """Check that every rank holds tensors of the same names, shapes and dtypes in the same order.
+
+    One small message where they do; the descriptions travel only where the hashes differ.
+
+    Raises:
+        CheckpointError: they differ; every rank raises the same sentence, which names the first tensor that does.
+        ConfigError: a tensor is sparse, or lazy and without a shape so far.
+    """
+    unusable = next((name for name, tensor in named if not _is_plain(tensor)), None)
+    mine = [] if unusable else [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
+    digest = hashlib.sha256(f"{unusable} {mine}".encode()).digest()
+    digests = group.gather_rows(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+    if all(torch.equal(other, digests[0]) for other in digests):
+        if unusable:
+            raise ConfigError(_unusable(unusable))
+        return
+    everyone: list[tuple[str | None, Description]] = group.all_gather_object((unusable, mine))
+    for rank, (bad, _) in enumerate(everyone):
+        if bad:
+            raise ConfigError(f"rank {rank}: {_unusable(bad)}")
+    raise CheckpointError(_difference([description for _, description in everyone]))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    lazy = isinstance(tensor, UninitializedTensorMixin)
+    return not lazy and tensor.layout == torch.strided
+
+
+def _unusable(name: str) -> str:
+    return f"{name} is lazy or sparse and has no fixed memory: run one batch through the model first"
+
+
+def _difference(everyone: list[Description]) -> str:
+    first = everyone[0]
+    for rank, other in enumerate(everyone):
+        for mine, theirs in zip(first, other, strict=False):
+            if mine != theirs:
+                return (
+                    f"{mine[0]} is {mine[1]} of {mine[2]} on rank 0, but rank {rank} has {theirs[0]} "
+                    f"{theirs[1]} of {theirs[2]} there: build the same model on every rank"
+                )
+        if len(first) != len(other):
+            longer, holder = (first, 0) if len(first) > len(other) else (other, rank)
+            extra = longer[min(len(first), len(other))]
+            return (
+                f"rank 0 has {len(first)} tensors and rank {rank} has {len(other)}: {extra[0]} {extra[1]} exists on "
+                f"rank {holder} alone; build the same model on every rank"
+            )
+    raise AssertionError("descriptions with different hashes are equal")
+
+
+def share_optimizer(group: GroupCollective, optimizer: torch.optim.Optimizer) -> None:
+    """Give every rank the state and the hyperparameters of rank 0's ``optimizer``.
+
+    Its structure travels as an object, its tensors as bytes. Nothing is loaded where rank 0 has nothing to give.
+
+    Raises:
+        CheckpointError: the ranks' parameter groups differ.
+    """
+    counts = group.all_gather_object([len(g["params"]) for g in optimizer.param_groups])
+    for rank, other in enumerate(counts):
+        if other != counts[0]:
+            raise CheckpointError(
+                f"the optimizer of rank 0 has groups of {counts[0]} parameters and that of rank {rank} of {other}: "
+                "build the same optimizer on every rank"
+            )
+    leader = group.world.rank == 0
+    mine: list[torch.Tensor] = []
+    outline = _outline(optimizer.state_dict(), mine) if leader else None
+    outline = group.broadcast_object(outline)
+    device = group.world.device
+    tensors = mine if leader else []
+    if not leader:
+        filled = _fill(outline, tensors, device)
+    staged = [tensor.to(device) for tensor in tensors] if leader else tensors
+    group.broadcast_unchecked(staged)
+    if not leader:
+        optimizer.load_state_dict(filled)
+
+
+class _Shape(tuple[Any, ...]):
+    """Stands for a tensor in an outline: ``(shape, dtype, on_cpu)``."""
+
+
+def _outline(value: Any, into: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        into.append(value.detach())
+        return _Shape((tuple(value.shape), value.dtype, value.device.type == "cpu"))
+    if isinstance(value, dict):
+        return {key: _outline(item, into) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_outline(item, into) for item in value)
+    return value
+
+
+def _fill(value: Any, into: list[torch.Tensor], device: str) -> Any:
+    if isinstance(value, _Shape):
+        shape, dtype, _ = value
+        into.append(torch.empty(shape, dtype=dtype, device=device))
+        return into[-1]
+    if isinstance(value, dict):
+        return {key: _fill(item, into, device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_fill(item, into, device) for item in value)
+    return value
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of ``tensors``, one after the other, as one new flat tensor on their device."""
+    parts = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    return torch.cat(parts)
+
+
+def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrite ``tensors`` with the bytes that ``pack`` of equal tensors returned."""
+    offset = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        # A slice may start at any byte, and a view as a wider dtype must not: copy into an aligned tensor.
+        part = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        part.reshape(-1).view(torch.uint8).copy_(flat[offset : offset + size])
+        tensor.detach().copy_(part)
+        offset += size
+
+
+class _Unpicklable:
+    """Travels in the place of a value that could not be pickled, so that no other rank waits for it in vain."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+
+def pickled(value: Any) -> torch.Tensor:
+    """Return ``value`` as a flat tensor of bytes; where it cannot be pickled, the reason why. Raises nothing."""
+    try:
+        blob = cloudpickle.dumps(value)
+    except Exception as error:
+        text = f"{type(value).__name__} cannot be pickled ({type(error).__name__}: {error})"
+        blob = cloudpickle.dumps(_Unpicklable(text))
+    return torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+
+
+def unpickled(flat: torch.Tensor, rank: int) -> Any:
+    """Return the value in the bytes of ``flat``, sent by ``rank``.
+
+    Raises:
+        ClusterError: the sender could not pickle its value.
+    """
+    value = cloudpickle.loads(flat.numpy().data)
+    if isinstance(value, _Unpicklable):
+        raise ClusterError(f"rank {rank} sent a value that does not travel: {value.message}; send plain data")
+    return value

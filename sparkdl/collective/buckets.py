@@ -1,0 +1,144 @@
+"""Which gradients travel together: flat buckets, in the order in which a backward pass fills them.
+
+Enters: parameters in that order. Leaves: buckets, each one flat tensor that is reduced in one message, with a view of
+it for every gradient. A bucket ends in one number per parameter that says whether this rank has a gradient for it:
+the sum of these over all ranks tells a gradient of zeros from none at all, without a message of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sparkdl.collective.group import Pending
+
+__all__ = ["Bucket", "plan_buckets"]
+
+ALIGN_BYTES = 64
+MAX_BUCKET_ELEMENTS = 2**31 - 1
+
+
+class Bucket:
+    """Gradients of one dtype and device that are reduced in one message.
+
+    Attributes:
+        params: the parameters, in order.
+        flat: memory of their gradients, ``(elements,)``, and of one flag for each.
+        wire: what travels: ``flat`` itself, or its narrower copy under compression.
+        missing: gradients that the current backward pass still owes.
+        pending: the reduction, once it began.
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter], wire_dtype: torch.dtype | None) -> None:
+        self.params = list(params)
+        first = self.params[0]
+        step = max(1, ALIGN_BYTES // first.element_size())
+        offsets, end = [], 0
+        for param in self.params:
+            offsets.append(end)
+            end += -(-param.numel() // step) * step
+        # Zeros, since the gaps between aligned gradients are summed, too.
+        self.flat = torch.zeros(end + len(self.params), dtype=first.dtype, device=first.device)
+        narrow = wire_dtype is not None and first.dtype in (torch.float32, torch.float64)
+        self.wire = torch.zeros_like(self.flat, dtype=wire_dtype) if narrow else self.flat
+        self.views = [_view(self.flat, o, p) for o, p in zip(offsets, self.params, strict=True)]
+        self._sent = [_view(self.wire, o, p) for o, p in zip(offsets, self.params, strict=True)]
+        self._flags = self.wire[end:]
+        self._present: list[bool] = []
+        self.missing = len(self.params)
+        self.pending: Pending | None = None
+
+    def fill(self, size: int) -> None:
+        """Copy the local gradients into ``wire``, zeros where there are none, and make each ``param.grad`` a view.
+
+        ``size`` is the number of ranks, by which a compressed gradient is divided before the sum, lest it overflow.
+        """
+        self._present = [param.grad is not None for param in self.params]
+        targets, sources = [], []
+        for param, view, sent, present in zip(self.params, self.views, self._sent, self._present, strict=True):
+            grad = param.grad
+            if grad is None:
+                sent.zero_()
+            elif grad is not view or sent is not view:
+                targets.append(sent)
+                sources.append(grad.to_dense() if grad.layout != torch.strided else grad)
+            if present:
+                param.grad = view
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        if all(self._present):
+            self._flags.fill_(1.0)
+        else:
+            self._flags.copy_(torch.tensor(self._present, dtype=self._flags.dtype))
+        if self.wire is not self.flat:
+            self.wire /= size
+
+    def finish(self, size: int) -> None:
+        """Wait for the sum; leave the mean over ``size`` ranks in every ``param.grad``, None where no rank has any."""
+        assert self.pending is not None
+        self.pending.wait()
+        self.pending = None
+        self.missing = len(self.params)
+        if not all(self._present):
+            # Only here are the flags read: on a GPU reading means waiting for it.
+            anywhere = (self._flags > 0).tolist()
+            for param, view, there in zip(self.params, self.views, anywhere, strict=True):
+                param.grad = view if there else None
+        if self.wire is self.flat:
+            self.flat /= size
+        else:
+            self.flat.copy_(self.wire)
+
+
+def _view(flat: torch.Tensor, offset: int, param: torch.nn.Parameter) -> torch.Tensor:
+    """A view with the strides of ``param`` where they are dense (channels_last), so that autograd adds in place."""
+    part = flat[offset : offset + param.numel()]
+    if not param.is_contiguous() and _is_dense(param):
+        return part.as_strided(param.shape, param.stride())
+    return part.view(param.shape)
+
+
+def _is_dense(param: torch.Tensor) -> bool:
+    """Whether the strides are those of some permutation of the axes, without gaps."""
+    expected = 1
+    for stride, length in sorted((s, n) for s, n in zip(param.stride(), param.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def plan_buckets(
+    ready: Sequence[torch.nn.Parameter],
+    late: Sequence[torch.nn.Parameter],
+    *,
+    cap_bytes: int,
+    wire_dtype: torch.dtype | None = None,
+) -> list[Bucket]:
+    """Fill buckets of at most ``cap_bytes``, or of one larger gradient each.
+
+    Args:
+        ready: parameters in the order in which a backward pass reaches them.
+        late: parameters that it may not reach; they share no bucket with the others, which would wait for them.
+        cap_bytes: most bytes of gradients in one bucket.
+        wire_dtype: dtype to send float32 and float64 gradients in; None sends them whole.
+    """
+    return [Bucket(params, wire_dtype) for group in (ready, late) for params in _runs(group, cap_bytes)]
+
+
+def _runs(params: Sequence[torch.nn.Parameter], cap_bytes: int) -> list[list[torch.nn.Parameter]]:
+    """Cut ``params`` into runs of one dtype and device, in the order in which the runs are complete."""
+    runs: list[list[torch.nn.Parameter]] = []
+    filling: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    for param in params:
+        kind = (param.dtype, param.device)
+        run = filling.setdefault(kind, [])
+        held = sum(other.numel() for other in run)
+        if run and (held + param.numel()) * param.element_size() > cap_bytes:
+            runs.append(run)
+            run = filling[kind] = []
+        run.append(param)
+    position = {id(param): index for index, param in enumerate(params)}
+    runs.extend(filling.values())
+    return sorted(runs, key=lambda run: position[id(run[-1])])

@@ -1,0 +1,202 @@
+"""The collective over ``torch.distributed``: gloo between CPUs, NCCL between GPUs.
+
+Enters: a world, and the address of a store that the driver hosts (``TorchRendezvous``). Leaves: a ``Collective``.
+A process group that user code made already is used as it is, and left standing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from sparkdl.collective.environment import environment
+from sparkdl.collective.group import GroupCollective, Pending
+from sparkdl.collective.route import interface_towards
+from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
+from sparkdl.world import World
+
+__all__ = ["TorchCollective", "TorchRendezvous"]
+
+_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+class TorchRendezvous:
+    """The store where ranks find each other, hosted by the driver and up before any rank starts.
+
+    It listens on one interface, on a socket that is bound before its port is told to anybody.
+    """
+
+    def __init__(self) -> None:
+        self._store: TCPStore | None = None
+
+    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
+        """Listen on ``bind_host``; return the variables with which ranks, and plain torch code in them, connect.
+
+        Raises:
+            ClusterError: the address cannot be bound.
+        """
+        self.stop()
+        try:
+            family = socket.getaddrinfo(bind_host, 0, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.bind((bind_host, 0))
+            listener.listen(4 * world_size + 16)
+        except OSError as error:
+            raise ClusterError(
+                f"no store can listen on {bind_host} ({error}): name an address of this host's own interfaces"
+            ) from error
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            bind_host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return {"MASTER_ADDR": bind_host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+    def stop(self) -> None:
+        """Stop listening. Idempotent."""
+        self._store = None
+
+
+class _Work:
+    """An operation of torch.distributed under way."""
+
+    def __init__(self, group: TorchCollective, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self) -> None:
+        """Return once the result is in place."""
+        with self._group.guard("waiting for the other ranks"):
+            self._work.wait()
+
+
+class TorchCollective(GroupCollective):
+    """The ranks of one ``torch.distributed`` process group."""
+
+    def __init__(self, world: World, *, timeout: timedelta) -> None:
+        super().__init__(world)
+        self._timeout = timeout
+        self._channels: dict[str, Any] = {}
+        self._owned = not dist.is_initialized()
+        if self._owned:
+            with self.guard("joining the other ranks"):
+                _join(world, timeout)
+        elif dist.get_world_size() != world.size or dist.get_rank() != world.rank:
+            raise WorldSizeError(
+                f"this is rank {world.rank} of {world.size}, but init_process_group made it rank {dist.get_rank()} of "
+                f"{dist.get_world_size()}: call dist.destroy_process_group() first, or leave the group to sparkdl"
+            )
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return "torch"
+
+    def start_all_reduce(self, flat: torch.Tensor, op: str, key: str, *, channel: str = "") -> Pending:
+        """Begin to reduce ``flat`` in place."""
+        with self.guard("starting a reduction"):
+            return _Work(self, dist.all_reduce(flat, _OPS[op], group=self._channel(channel), async_op=True))
+
+    def open_channel(self, channel: str) -> None:
+        """Connect the ranks once more, so that operations of ``channel`` need no order among the others'.
+
+        Every rank opens the same channels in the same order.
+        """
+        if channel not in self._channels:
+            with self.guard("opening a channel"):
+                self._channels[channel] = dist.new_group(timeout=self._timeout)
+
+    def _channel(self, channel: str) -> Any:
+        return self._channels[channel] if channel else None
+
+    def broadcast_flat(self, flat: torch.Tensor, root: int) -> None:
+        """Overwrite ``flat`` with that of ``root``."""
+        if flat.numel():
+            with self.guard("broadcasting"):
+                dist.broadcast(flat, root)
+
+    def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's rows."""
+        with self.guard("gathering"):
+            mine = torch.tensor([rows.shape[0]], dtype=torch.int64, device=rows.device)
+            counts = [torch.empty_like(mine) for _ in range(self._world.size)]
+            dist.all_gather(counts, mine)
+            sizes = [int(count.item()) for count in counts]
+            longest = max(sizes)
+            if longest == 0:
+                return [rows.new_empty(rows.shape) for _ in sizes]
+            padded = rows.new_zeros((longest, *rows.shape[1:]))
+            padded[: rows.shape[0]] = rows
+            parts = [torch.empty_like(padded) for _ in sizes]
+            dist.all_gather(parts, padded)
+        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        # A reduction of one number: dist.barrier() of gloo looks for dead peers rank by rank, and takes longer.
+        self.start_all_reduce(torch.zeros(1, device=self._world.device), "sum", "barrier").wait()
+
+    @contextmanager
+    def guard(self, doing: str) -> Iterator[None]:
+        """Turn torch's errors inside the block into ``ClusterError``."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, ClusterError):
+                raise
+            raise ClusterError(
+                f"rank {self._world.rank} lost the other ranks while {doing} ({_first_line(error)}): the rank that "
+                "failed first says why"
+            ) from error
+
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the group, unless user code made it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._channels.clear()
+        if not self._owned or not dist.is_initialized():
+            return
+        with suppress(Exception):
+            if failed and self._world.device.startswith("cuda"):
+                # NCCL kernels under way never end once a peer is gone; gloo's end by themselves.
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
+
+
+def _join(world: World, timeout: timedelta) -> None:
+    """Make the default group of this process out of the store that the environment names."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host or not port:
+        raise ConfigError(
+            f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} do not say where {world.size} ranks meet: start them with "
+            "sparkdl.run, or set both"
+        )
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = TCPStore(
+        host, int(port), is_master=not hosted and world.rank == 0, timeout=timeout, multi_tenant=not hosted
+    )
+    # A store that outlives the group keeps its keys, the addresses of connections long closed among them: each time
+    # a rank joins, it counts that in the store, and the ranks of one count meet under a prefix of their own.
+    joined = store.add(f"sparkdl/joined/{world.rank}", 1)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(host)
+    with environment({"GLOO_SOCKET_IFNAME": interface} if interface else {}):
+        dist.init_process_group(
+            backend="cpu:gloo,cuda:nccl" if world.device.startswith("cuda") else "gloo",
+            store=PrefixStore(f"sparkdl/round/{joined}", store),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timeout,
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,301 @@
+"""The collective over Horovod: gloo between CPUs, NCCL between GPUs where Horovod was built with it.
+
+Enters: a world, and the address of the rendezvous that the driver hosts (``HorovodRendezvous``). Leaves: a
+``Collective``. Where user code called ``hvd.init()`` already, that Horovod is used as it is, and left running.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from sparkdl.collective.environment import environment
+from sparkdl.collective.group import GroupCollective, Pending
+from sparkdl.collective.http_store import HttpStore
+from sparkdl.collective.route import interface_towards
+from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
+from sparkdl.world import World
+
+__all__ = ["HorovodCollective", "HorovodRendezvous", "built_with", "is_installed"]
+
+CYCLE_MS = 1.0
+"""How often Horovod's thread looks for work, ms, where nobody chose: see docs of ``HorovodCollective``."""
+
+POLL_SECONDS = 50e-6
+CLOSE_SECONDS = 5.0
+
+
+def is_installed() -> bool:
+    """Whether ``horovod.torch`` can be imported here; imports it."""
+    try:
+        importlib.import_module("horovod.torch")
+    except Exception:
+        return False
+    return True
+
+
+def built_with() -> dict[str, bool]:
+    """Which transports this Horovod was built with, by name.
+
+    Raises:
+        ConfigError: Horovod is not installed, or does not load beside this torch.
+    """
+    hvd = _hvd()
+    return {"gloo": bool(hvd.gloo_built()), "nccl": bool(hvd.nccl_built()), "mpi": bool(hvd.mpi_built())}
+
+
+def _hvd() -> Any:
+    try:
+        return importlib.import_module("horovod.torch")
+    except Exception as error:
+        raise ConfigError(
+            f"backend='horovod' needs horovod.torch, which does not load ({type(error).__name__}: {error}): build it "
+            "with docker/horovod/build_wheel.sh, or choose backend='torch'"
+        ) from error
+
+
+class HorovodRendezvous:
+    """The key-value store where Horovod's ranks find each other, hosted by the driver on one interface."""
+
+    def __init__(self) -> None:
+        self._store: HttpStore | None = None
+
+    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
+        """Listen on ``bind_host``; return the variables with which ``hvd.init()`` in a rank connects.
+
+        Raises:
+            ClusterError: the address cannot be bound.
+        """
+        self.stop()
+        self._store = HttpStore(bind_host, backlog=4 * world_size + 16)
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": bind_host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._store.port),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_CYCLE_TIME": str(CYCLE_MS),
+        }
+
+    def stop(self) -> None:
+        """Stop listening. Idempotent."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+class _Handle:
+    """An operation of Horovod under way."""
+
+    def __init__(self, group: HorovodCollective, handle: int) -> None:
+        self._group = group
+        self._handle = handle
+
+    def wait(self) -> Any:
+        """Return the operation's result once it is there."""
+        hvd = self._group.hvd
+        with self._group.guard("waiting for the other ranks"):
+            # Horovod's own wait spins, and takes the core from the thread that does the work.
+            while not hvd.poll(self._handle):
+                time.sleep(POLL_SECONDS)
+            return hvd.synchronize(self._handle)
+
+
+class _Bfloat16Sum:
+    """A sum in bfloat16, of which Horovod's gloo has none: each rank sums one part in float32 and sends it back.
+
+    As many bytes travel as in a ring, and every sum is rounded once.
+    """
+
+    def __init__(self, group: HorovodCollective, flat: torch.Tensor, key: str) -> None:
+        self._group = group
+        self._flat = flat
+        self._key = key
+        size = group.world.size
+        self._part = -(-flat.numel() // size)
+        padded = flat.new_zeros(self._part * size)
+        padded[: flat.numel()] = flat
+        with group.guard("starting a reduction"):
+            # float16 stands for "two bytes": nothing is computed on the way.
+            handle = group.hvd.alltoall_async(padded.view(torch.float16), name=f"{key}.to")
+        self._parts = _Handle(group, handle)
+
+    def wait(self) -> None:
+        """Return once the sum is in place."""
+        parts = self._parts.wait()
+        received = parts[0] if isinstance(parts, tuple) else parts
+        mine = received.view(torch.bfloat16).view(self._group.world.size, self._part).sum(0, dtype=torch.float32)
+        with self._group.guard("starting a reduction"):
+            handle = self._group.hvd.allgather_async(
+                mine.to(torch.bfloat16).view(torch.float16), name=f"{self._key}.back"
+            )
+        summed = _Handle(self._group, handle).wait()
+        self._flat.copy_(summed.view(torch.bfloat16)[: self._flat.numel()])
+
+
+class HorovodCollective(GroupCollective):
+    """The ranks of one Horovod.
+
+    Horovod's own thread looks for work once a cycle, and asks all ranks each time: a short cycle answers soon and
+    takes the cores from training, a long one delays the last bucket of every step.
+    """
+
+    def __init__(self, world: World, *, timeout: timedelta, cycle_ms: float | None = None) -> None:
+        super().__init__(world)
+        self.hvd = _hvd()
+        self._timeout = timeout
+        self._owned = not self.hvd.is_initialized()
+        if world.device.startswith("cuda") and not self.hvd.nccl_built():
+            raise ConfigError(
+                f"device={world.device} needs a Horovod built with NCCL, and this one was built without: choose "
+                "backend='torch', or build it with HOROVOD_GPU_OPERATIONS=NCCL"
+            )
+        if self._owned:
+            self._init(cycle_ms)
+        if self.hvd.size() != world.size or self.hvd.rank() != world.rank:
+            found = f"rank {self.hvd.rank()} of {self.hvd.size()}"
+            if self._owned:
+                self.hvd.shutdown()
+            raise WorldSizeError(
+                f"this is rank {world.rank} of {world.size}, but Horovod says {found}: call hvd.shutdown() first, or "
+                "leave hvd.init() to sparkdl"
+            )
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return "horovod"
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether this collective may restart Horovod with other settings: not where user code started it."""
+        return self._owned
+
+    def restart(self, cycle_ms: float) -> None:
+        """Restart Horovod with another cycle time; every rank calls it, with nothing under way."""
+        self.barrier()
+        self.hvd.shutdown()
+        self._init(cycle_ms)
+
+    def _init(self, cycle_ms: float | None) -> None:
+        variables = _variables(self._world, self._timeout)
+        if cycle_ms is not None:
+            variables["HOROVOD_CYCLE_TIME"] = str(cycle_ms)
+        with environment(variables):
+            try:
+                self.hvd.init()
+            except (ValueError, RuntimeError) as error:
+                raise ClusterError(
+                    f"rank {self._world.rank} of {self._world.size} could not join the others within "
+                    f"{self._timeout.total_seconds():.0f} s ({error}): see which rank did not start, or raise timeout"
+                ) from error
+
+    def start_all_reduce(self, flat: torch.Tensor, op: str, key: str, *, channel: str = "") -> Pending:
+        """Begin to reduce ``flat`` in place."""
+        hvd = self.hvd
+        key = f"sparkdl.{channel}.{key}"
+        if flat.dtype == torch.bfloat16 and flat.device.type == "cpu":
+            return _Bfloat16Sum(self, flat, key)
+        kind = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}[op]
+        with self.guard("starting a reduction"):
+            # Horovod keeps what it agreed on once under a name; a name stands for one shape and one operation.
+            name = f"{key}.{op}.{flat.dtype}.{flat.numel()}"
+            return _Handle(self, hvd.allreduce_async_(flat, name=name, op=kind))
+
+    def open_channel(self, channel: str) -> None:
+        """Nothing to do: Horovod orders operations by their names."""
+
+    def broadcast_flat(self, flat: torch.Tensor, root: int) -> None:
+        """Overwrite ``flat`` with that of ``root``."""
+        if flat.numel():
+            with self.guard("broadcasting"):
+                handle = self.hvd.broadcast_async_(flat, root, name="sparkdl.broadcast")
+            _Handle(self, handle).wait()
+
+    def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's rows."""
+        hvd = self.hvd
+        mine = torch.tensor([rows.shape[0]], dtype=torch.int64)
+        with self.guard("gathering"):
+            counts = _Handle(self, hvd.allgather_async(mine, name="sparkdl.counts")).wait().tolist()
+            shape = rows.shape[1:]
+            if sum(counts) == 0 or shape.numel() == 0:
+                return [rows.new_empty((count, *shape)) for count in counts]
+            flat = rows.contiguous().view(-1).view(torch.uint8)
+            gathered = _Handle(self, hvd.allgather_async(flat, name="sparkdl.rows")).wait()
+        width = shape.numel() * rows.element_size()
+        parts = gathered.split([count * width for count in counts])
+        return [part.clone().view(rows.dtype).view(-1, *shape) for part in parts]
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        self.start_all_reduce(torch.zeros(1), "sum", "barrier").wait()
+
+    @contextmanager
+    def guard(self, doing: str) -> Iterator[None]:
+        """Turn Horovod's errors inside the block into ``ClusterError``."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, ClusterError):
+                raise
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ClusterError(
+                f"rank {self._world.rank} lost the other ranks while {doing} ({text}): the rank that failed first "
+                "says why"
+            ) from error
+
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the group, unless user code made it."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._owned or not self.hvd.is_initialized():
+            return
+        if not failed:
+            with suppress(Exception):
+                self.hvd.shutdown()
+            return
+        # After a failure the thread that shuts down may wait for a peer that answers no more.
+        worker = threading.Thread(target=self.hvd.shutdown, name="sparkdl-horovod-shutdown", daemon=True)
+        worker.start()
+        worker.join(CLOSE_SECONDS)
+
+
+def _variables(world: World, timeout: timedelta) -> dict[str, str]:
+    """What ``hvd.init()`` reads, from ``world``; what the launcher or the user set already stays."""
+    address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if address is None and world.size > 1:
+        raise ConfigError(
+            f"HOROVOD_GLOO_RENDEZVOUS_ADDR is not set, so {world.size} ranks cannot meet: start them with sparkdl.run"
+        )
+    seconds = max(1, int(timeout.total_seconds()))
+    interface = interface_towards(address) if address else None
+    defaults = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_CYCLE_TIME": str(CYCLE_MS),
+        "HOROVOD_HOSTNAME": f"node{world.node_rank}",
+        # No HOROVOD_FUSION_THRESHOLD: with both of its knobs fixed, Horovod 0.28.1 dies of a segmentation fault the
+        # second time a process calls init. Our buckets arrive fused, and seldom two in one cycle.
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, seconds // 2)),
+    } | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
+    positions = {
+        "HOROVOD_RANK": world.rank,
+        "HOROVOD_SIZE": world.size,
+        "HOROVOD_LOCAL_RANK": world.local_rank,
+        "HOROVOD_LOCAL_SIZE": world.local_size,
+        "HOROVOD_CROSS_RANK": world.node_rank,
+        "HOROVOD_CROSS_SIZE": world.num_nodes,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": seconds,
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": seconds,
+    }
+    kept = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return kept | {name: str(value) for name, value in positions.items()}

@@ -1,0 +1,118 @@
+"""The small HTTP key-value store that Horovod's gloo ranks meet at: PUT, GET and DELETE of ``/scope/key``.
+
+Enters: requests of ranks. Leaves: values other ranks put. It listens on one interface, where Horovod's own server
+listens on all of them, and it holds a GET back until the key is there, where Horovod's has ranks ask every 10 ms.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from sparkdl.errors import ClusterError
+
+__all__ = ["HttpStore"]
+
+MAX_VALUE_BYTES = 2**20
+HOLD_SECONDS = 1.0
+REQUEST_SECONDS = 10.0
+
+
+class HttpStore:
+    """A store in a thread of this process.
+
+    Attributes:
+        port: where it listens, chosen by the kernel as it was bound.
+    """
+
+    def __init__(self, host: str, *, backlog: int = 128) -> None:
+        try:
+            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+            kind = type("_Server", (_Server,), {"address_family": family, "request_queue_size": backlog})
+            self._server: _Server = kind((host, 0), _Handler)
+        except OSError as error:
+            raise ClusterError(
+                f"no store can listen on {host} ({error}): name an address of this host's own interfaces"
+            ) from error
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="sparkdl-http-store", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.values: dict[tuple[str, str], bytes] = {}
+        self.changed = threading.Condition()
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        # The class above asks the resolver for its own name here, which may take seconds, and uses it for nothing.
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A rank that hung up mid-request is that rank's affair."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_SECONDS
+
+    def do_PUT(self) -> None:
+        key, size = self._key(), int(self.headers.get("Content-Length", "0"))
+        if key is None or not 0 <= size <= MAX_VALUE_BYTES:
+            self._answer(400)
+            return
+        value = self.rfile.read(size)
+        with self.server.changed:
+            self.server.values[key] = value
+            self.server.changed.notify_all()
+        self._answer(200)
+
+    def do_GET(self) -> None:
+        key = self._key()
+        if key is None:
+            self._answer(400)
+            return
+        with self.server.changed:
+            self.server.changed.wait_for(lambda: key in self.server.values, HOLD_SECONDS)
+            value = self.server.values.get(key)
+        self._answer(404) if value is None else self._answer(200, value)
+
+    def do_DELETE(self) -> None:
+        """A rank that has connected takes back its own entries, so that the next round in this scope starts empty."""
+        key = self._key()
+        if key is None:
+            self._answer(400)
+            return
+        scope, rank = key
+        with self.server.changed:
+            for name in (rank, f"rank_{rank}"):
+                self.server.values.pop((scope, name), None)
+        self._answer(200)
+
+    def _key(self) -> tuple[str, str] | None:
+        parts = self.path.split("/")
+        return (parts[1], parts[2]) if len(parts) == 3 else None
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: a request is no news."""

@@ -1,0 +1,88 @@
+"""Join the ranks of a run: the one way into a ``Collective``.
+
+Enters: a world, and the addresses that the launcher put into the environment. Leaves: a ``Collective`` of the backend
+that was asked for, or of the best one there is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+from sparkdl import observe
+from sparkdl.collective.base import Collective
+from sparkdl.collective.solo import SoloCollective
+from sparkdl.errors import ConfigError
+from sparkdl.world import World
+
+__all__ = ["BACKENDS", "open_collective"]
+
+BACKENDS = ("auto", "horovod", "torch", "solo")
+TIMEOUT = timedelta(minutes=5)
+
+
+def open_collective(world: World, backend: str = "auto", *, timeout: timedelta = TIMEOUT) -> Collective:
+    """Join the other ranks of ``world``; every rank calls it, with the same ``backend``.
+
+    ``"auto"`` is solo for a world of one, else Horovod where it is installed and the launcher hosts its rendezvous,
+    else torch.distributed. A group that user code opened already, with ``hvd.init()`` or ``init_process_group()``,
+    is joined as it is, and outlives ``close()``.
+
+    Args:
+        world: where this rank stands.
+        backend: ``"auto"``, ``"horovod"``, ``"torch"`` or ``"solo"``.
+        timeout: how long to wait for the other ranks, when joining and in every later operation.
+
+    Raises:
+        ConfigError: the backend is unknown, not installed, or has no address to meet at.
+        WorldSizeError: a group that exists already has another size than ``world``.
+        ClusterError: the other ranks did not join within ``timeout``.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}: choose one of these")
+    if timeout <= timedelta(0):
+        raise ConfigError(f"timeout={timeout} must be above zero: give the other ranks time to join")
+    chosen, why = (backend, "asked for") if backend != "auto" else _choose(world)
+    collective = _open(world, chosen, timeout)
+    observe.emit("collective", backend=chosen, reason=why, rank=world.rank, size=world.size)
+    if world.is_leader:
+        observe.logger.info("collective: %s over %d ranks (%s)", chosen, world.size, why)
+    return collective
+
+
+def _open(world: World, backend: str, timeout: timedelta) -> Collective:
+    if backend == "solo":
+        return SoloCollective(world)
+    if backend == "horovod":
+        from sparkdl.collective.horovod import HorovodCollective
+
+        return HorovodCollective(world, timeout=timeout)
+    from sparkdl.collective.ddp import TorchCollective
+
+    return TorchCollective(world, timeout=timeout)
+
+
+def _choose(world: World) -> tuple[str, str]:
+    """Return the backend and why; a pure function of what is equal on all ranks of one launch."""
+    if "horovod.torch" in sys.modules and sys.modules["horovod.torch"].is_initialized():
+        return "horovod", "user code called hvd.init()"
+    if "torch.distributed" in sys.modules and _torch_group_exists():
+        return "torch", "user code called init_process_group()"
+    if world.size == 1:
+        return "solo", "a world of one rank"
+    from sparkdl.collective.horovod import built_with, is_installed
+
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
+        return "torch", "no rendezvous of Horovod"
+    if not is_installed():
+        return "torch", "Horovod is not installed"
+    if world.device.startswith("cuda") and not built_with()["nccl"]:
+        return "torch", "Horovod was built without NCCL"
+    return "horovod", "installed"
+
+
+def _torch_group_exists() -> bool:
+    import torch.distributed
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

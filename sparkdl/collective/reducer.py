@@ -1,0 +1,219 @@
+"""Gradient synchronisation for both backends: buckets that are reduced while the backward pass goes on.
+
+Enters: the gradients of one rank. Leaves: their mean over all ranks in every ``param.grad``.
+
+The design follows Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2: gradients are copied into flat buckets in
+the order in which the backward pass produces them, and a full bucket is reduced at once. It differs in one point that
+exact tails need: the passes of a step are joined by ``synchronize()``, not by the forward pass, so a rank whose local
+batch is empty, or which reaches other parameters than its peers, sends zeros and no rank waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from sparkdl import observe
+from sparkdl.collective.batchnorm import synchronised_batch_norm
+from sparkdl.collective.buckets import Bucket, plan_buckets
+from sparkdl.collective.sparse import average_sparse, sparse_parameters
+from sparkdl.config import SyncConfig
+from sparkdl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sparkdl.collective.group import GroupCollective
+
+__all__ = ["Reducer"]
+
+DEFAULT_BUCKET_MIB = 4.0
+WIRE_DTYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Reducer:
+    """Keeps the gradients of one model equal on all ranks: see ``GradientSync``."""
+
+    def __init__(
+        self,
+        group: GroupCollective,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: SyncConfig,
+    ) -> None:
+        self._group = group
+        self._model = model
+        self._bucket_mib = config.bucket_mib or DEFAULT_BUCKET_MIB
+        self._wire_dtype = WIRE_DTYPES[config.compression]
+        self._names = _names(model, optimizer)
+        self._params = list(self._names)
+        self._sparse = sparse_parameters(model)
+        self._handles: dict[torch.nn.Parameter, RemovableHandle] = {}
+        self._bucket_of: dict[torch.nn.Parameter, Bucket] = {}
+        self._buckets: list[Bucket] = []
+        self._plans = 0
+        self._order: dict[torch.nn.Parameter, None] = {}
+        self._settled = False
+        self._local = False
+        self._reset()
+        self._undo_batch_norm: Callable[[], None] | None = None
+        if config.sync_batch_norm:
+            self._undo_batch_norm = synchronised_batch_norm(model, group)
+        self._hook_trainable()
+        self._plan(ready=list(reversed(self._dense())), late=[])
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The user's own module: hooks sit on its parameters, not around it."""
+        return self._model
+
+    @property
+    def forward_is_collective(self) -> bool:
+        """Whether batch norm waits for the other ranks in both passes."""
+        return self._undo_batch_norm is not None
+
+    @property
+    def bucket_mib(self) -> float:
+        """Most MiB of gradients in one message."""
+        return self._bucket_mib
+
+    @bucket_mib.setter
+    def bucket_mib(self, value: float) -> None:
+        """Change it between two steps, on every rank alike."""
+        self._bucket_mib = value
+        ready = [param for bucket in self._buckets for param in bucket.params]
+        self._plan(ready=ready, late=[])
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside only add to the local gradients."""
+        before, self._local = self._local, True
+        try:
+            yield
+        finally:
+            self._local = before
+
+    def synchronize(self) -> None:
+        """Wait until every ``param.grad`` holds the mean over all ranks."""
+        self._adopt_unfrozen()
+        for bucket in self._buckets[self._launched :]:
+            self._launch(bucket)
+        size = self._group.world.size
+        average_sparse(self._group, [p for p in self._params if p in self._sparse], self._wire_dtype)
+        for bucket in self._buckets:
+            bucket.finish(size)
+        self._reset()
+        if not self._settled:
+            self._settle()
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        for bucket in self._buckets:
+            if bucket.pending is not None:
+                with suppress(Exception):
+                    bucket.pending.wait()
+        self._buckets, self._bucket_of = [], {}
+        if self._undo_batch_norm is not None:
+            self._undo_batch_norm()
+            self._undo_batch_norm = None
+
+    def _dense(self) -> list[torch.nn.Parameter]:
+        return [param for param in self._params if param in self._handles and param not in self._sparse]
+
+    def _hook_trainable(self) -> list[torch.nn.Parameter]:
+        """Hook the parameters that take gradients and are not hooked yet; return them."""
+        fresh = [param for param in self._params if param.requires_grad and param not in self._handles]
+        for param in fresh:
+            self._handles[param] = _hook(param, self._on_gradient)
+        return fresh
+
+    def _adopt_unfrozen(self) -> None:
+        """Parameters that were unfrozen since the last step get buckets at the end, and a better place next step."""
+        if len(self._handles) == len(self._params):
+            return
+        fresh = [param for param in self._hook_trainable() if param not in self._sparse]
+        if fresh:
+            self._add(plan_buckets([], fresh, cap_bytes=self._cap_bytes(), wire_dtype=self._wire_dtype))
+            self._settled = False
+            self._order = {}
+
+    def _cap_bytes(self) -> int:
+        return max(1, int(self._bucket_mib * 2**20))
+
+    def _plan(self, ready: Sequence[torch.nn.Parameter], late: Sequence[torch.nn.Parameter]) -> None:
+        self._plans += 1
+        self._buckets, self._bucket_of = [], {}
+        self._add(plan_buckets(ready, late, cap_bytes=self._cap_bytes(), wire_dtype=self._wire_dtype))
+
+    def _add(self, buckets: list[Bucket]) -> None:
+        self._buckets += buckets
+        self._bucket_of |= {param: bucket for bucket in buckets for param in bucket.params}
+
+    def _reset(self) -> None:
+        self._launched = 0
+        self._arrived: set[torch.nn.Parameter] = set()
+
+    def _on_gradient(self, param: torch.nn.Parameter) -> None:
+        """Called by autograd each time it has added to ``param.grad``."""
+        if not self._settled:
+            self._note(param)
+        if self._local or param in self._sparse:
+            return
+        bucket = self._bucket_of[param]
+        if bucket.pending is not None:
+            raise ConfigError(
+                f"{self._names[param]} got a second gradient after its first was sent: run all backward passes of a "
+                "step but the last inside accumulate()"
+            )
+        if param in self._arrived:
+            return
+        self._arrived.add(param)
+        bucket.missing -= 1
+        while self._launched < len(self._buckets) and self._buckets[self._launched].missing == 0:
+            self._launch(self._buckets[self._launched])
+
+    def _launch(self, bucket: Bucket) -> None:
+        # Every rank launches the buckets in the order of the list, whatever order they filled in.
+        bucket.fill(self._group.world.size)
+        key = f"bucket.{self._plans}.{self._launched}"
+        bucket.pending = self._group.start_all_reduce(bucket.wire, "sum", key)
+        self._launched += 1
+
+    def _note(self, param: torch.nn.Parameter) -> None:
+        self._order.setdefault(param)
+
+    def _settle(self) -> None:
+        """Lay the buckets out anew in the order that rank 0's first backward pass showed."""
+        numbers = {param: index for index, param in enumerate(self._params)}
+        order = self._group.broadcast_object([numbers[param] for param in self._order])
+        if not order:
+            return  # rank 0 ran no backward pass so far: ask again after the next step
+        self._settled = True
+        ready = [self._params[index] for index in order]
+        dense = self._dense()
+        seen = set(ready)
+        self._plan(
+            ready=[param for param in ready if param not in self._sparse],
+            late=[param for param in dense if param not in seen],
+        )
+        if self._group.world.rank == 0:
+            observe.logger.debug("%d buckets of at most %s MiB", len(self._buckets), self._bucket_mib)
+
+
+def _hook(param: torch.nn.Parameter, call: Callable[[torch.nn.Parameter], None]) -> RemovableHandle:
+    handle: RemovableHandle = param.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
+    return handle
+
+
+def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
+    """Every parameter to keep equal, once, with its name: the model's, then those that only the optimizer knows."""
+    names = {param: name for name, param in model.named_parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for index, param in enumerate(group["params"]):
+            names.setdefault(param, f"optimizer group {number}, parameter {index}")
+    return names

@@ -1,0 +1,159 @@
+"""Real ranks for the tests of this room: processes that live as long as the test run, and are replaced if they die."""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from sparkdl.collective import open_collective
+from sparkdl.world import World
+
+WORKER = Path(__file__).with_name("rank_worker.py")
+BACKENDS = ("torch", "horovod")
+
+
+class Died(Exception):
+    """The rank's process ended without an answer."""
+
+
+class RankProcess:
+    def __init__(self):
+        self._answers, write = os.pipe()
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+        command = [sys.executable, str(WORKER), str(write)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env, pass_fds=(write,))
+        os.close(write)
+
+    def send(self, job, environment):
+        blob = cloudpickle.dumps((job, environment))
+        self.process.stdin.write(struct.pack("<q", len(blob)) + blob)
+        self.process.stdin.flush()
+
+    def receive(self, deadline):
+        size = struct.unpack("<q", self._read(8, deadline))[0]
+        return cloudpickle.loads(self._read(size, deadline))
+
+    def _read(self, size, deadline):
+        data = b""
+        while len(data) < size:
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError("a rank did not answer in time")
+            part = os.read(self._answers, size - len(data))
+            if not part:
+                raise Died
+            data += part
+        return data
+
+    def end(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._answers)
+
+
+class Ranks:
+    """Runs a function in several ranks at once."""
+
+    def __init__(self):
+        self.processes: list[RankProcess] = []
+
+    def run(self, job, size, environment=None, *, seconds=60.0):
+        """Run ``job(world)`` in ``size`` ranks; return their values, an exception standing for itself."""
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        module = sys.modules[getattr(job, "func", job).__module__]
+        if not module.__name__.startswith("sparkdl"):
+            cloudpickle.register_pickle_by_value(module)
+        while len(self.processes) < size:
+            self.processes.append(RankProcess())
+        for rank in range(size):
+            world = World(rank=rank, size=size, local_rank=rank, local_size=size)
+            variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+            self.processes[rank].send(partial(job, world), variables | (environment or {}))
+        deadline = time.monotonic() + seconds
+        values = []
+        for rank in range(size):
+            try:
+                _, value = self.processes[rank].receive(deadline)
+            except (Died, TimeoutError) as error:
+                value = error
+                self.processes[rank].process.kill()
+                self.processes[rank].end()
+                self.processes[rank] = None
+            values.append(value)
+        self.processes = [process or RankProcess() for process in self.processes]
+        return values
+
+    def end(self):
+        for process in self.processes:
+            process.end()
+
+
+def in_collective(job, backend, timeout, world):
+    """Open a collective, hand it to ``job``, close it."""
+    collective = open_collective(world, backend=backend, timeout=timedelta(seconds=timeout))
+    failed = True
+    try:
+        value = job(collective)
+        failed = False
+        return value
+    finally:
+        collective.close(failed=failed)
+
+
+def services(backend):
+    if backend == "solo":
+        return []
+    if backend == "torch":
+        from sparkdl.collective.ddp import TorchRendezvous
+
+        return [TorchRendezvous()]
+    pytest.importorskip("horovod.torch", reason="Horovod is not installed")
+    from sparkdl.collective.horovod import HorovodRendezvous
+
+    return [HorovodRendezvous()]
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    pool = Ranks()
+    yield pool
+    pool.end()
+
+
+@pytest.fixture
+def run_collective(ranks):
+    """``run_collective(job, size, backend)``: the values of ``job(collective)`` in rank order; errors raise."""
+
+    def run(job, size, backend, *, timeout=20.0, raw=False):
+        module = sys.modules[getattr(job, "func", job).__module__]
+        cloudpickle.register_pickle_by_value(module)
+        hosted = services(backend)
+        environment = {}
+        for service in hosted:
+            environment |= service.start("127.0.0.1", size)
+        try:
+            values = ranks.run(partial(in_collective, job, backend, timeout), size, environment)
+        finally:
+            for service in hosted:
+                service.stop()
+        if not raw:
+            for value in values:
+                if isinstance(value, BaseException):
+                    raise value
+        return values
+
+    return run

@@ -1,0 +1,102 @@
+"""One contract, three implementations, in real processes of 1, 2 and 3 ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+CASES = [("solo", 1), *[(backend, size) for backend in ("torch", "horovod") for size in (1, 2, 3)]]
+every_case = pytest.mark.parametrize(("backend", "size"), CASES, ids=lambda value: str(value))
+
+
+def exchange(collective):
+    """Everything but gradients."""
+    world = collective.world
+    rank, size = world.rank, world.size
+    seen = {"name": collective.name, "rank": rank, "size": size}
+    tensors = [torch.full((2, 3), float(rank + 1)), torch.tensor(rank), torch.tensor([rank > 0] * 3), torch.empty(0)]
+    tensors.append(torch.full((3, 2), float(rank)).t())
+    root = size - 1
+    collective.broadcast(tensors, root=root)
+    seen["broadcast"] = [tensor.tolist() for tensor in tensors]
+    seen["object"] = collective.broadcast_object({"from": rank, "long": "x" * 100_000}, root=root)["from"]
+    seen["gathered"] = collective.all_gather_object(("rank", rank, "y" * rank))
+    mine = torch.tensor([[1.0, rank]], dtype=torch.float64)
+    for op in ("sum", "mean", "min", "max"):
+        seen[op] = collective.all_reduce(mine, op).tolist()
+    seen["kept"] = mine.tolist()
+    seen["integers"] = collective.all_reduce(torch.tensor([2**53 + 1 + rank]), "max").item()
+    seen["int dtype"] = str(collective.all_reduce(torch.tensor([1], dtype=torch.int16)).dtype)
+    seen["half"] = collective.all_reduce(torch.ones(3, dtype=torch.bfloat16)).tolist()
+    seen["mean of ints"] = collective.all_reduce(torch.tensor([rank]), "mean").item()
+    seen["weighted"] = collective.all_reduce(torch.tensor([float(rank)]), "mean", weight=float(rank + 1)).item()
+    collective.barrier()
+    return seen
+
+
+@every_case
+def test_every_operation_agrees(run_collective, backend, size):
+    for rank, seen in enumerate(run_collective(exchange, size, backend)):
+        last, everyone = size - 1, range(size)
+        assert seen["name"] == backend
+        assert (seen["rank"], seen["size"]) == (rank, size)
+        assert seen["broadcast"] == [
+            [[float(size)] * 3] * 2, last, [last > 0] * 3, [], [[float(last)] * 3] * 2,
+        ]  # fmt: skip
+        assert seen["object"] == last
+        assert seen["gathered"] == [("rank", other, "y" * other) for other in everyone]
+        assert seen["sum"] == [[size, sum(everyone)]]
+        assert seen["mean"] == [[1.0, sum(everyone) / size]]
+        assert seen["min"] == [[1.0, 0.0]]
+        assert seen["max"] == [[1.0, float(last)]]
+        assert seen["kept"] == [[1.0, rank]]
+        assert seen["integers"] == 2**53 + 1 + last
+        assert seen["int dtype"] == "torch.int16"
+        assert seen["half"] == [float(size)] * 3
+        assert seen["mean of ints"] == sum(everyone) / size
+        weights = sum(other + 1 for other in everyone)
+        assert seen["weighted"] == pytest.approx(sum(other * (other + 1) for other in everyone) / weights)
+
+
+def gradients(collective, *, empty_rank):
+    """A parameter all ranks use, one that rank 0 alone uses, one that nobody uses."""
+    torch.manual_seed(collective.world.rank)
+    rank = collective.world.rank
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 1, bias=False) for name in ("all", "first", "none")})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sync = collective.wrap(model, optimizer)
+    start = [p.detach().clone() for p in model.parameters()]
+    steps = []
+    for step in range(4):
+        optimizer.zero_grad()
+        row = torch.full((1, 2), float(rank + 1 + step))
+        if rank != empty_rank:
+            with sync.accumulate():
+                sync.model["all"](row).sum().backward()
+            loss = sync.model["all"](row).sum()
+            if rank == 0:
+                loss = loss + sync.model["first"](row).sum()
+            loss.backward()
+        sync.synchronize()
+        steps.append([None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()])
+    sync.close()
+    return [p.tolist() for p in start], steps
+
+
+@every_case
+@pytest.mark.parametrize("empty_rank", [None, 0, 1])
+def test_gradients_are_the_mean_of_what_ranks_have(run_collective, backend, size, empty_rank):
+    values = run_collective(partial(gradients, empty_rank=empty_rank), size, backend)
+    starts = [start for start, _ in values]
+    assert all(start == starts[0] for start in starts), "wrap() starts every rank from rank 0's weights"
+    for _, steps in values:
+        for step, (everywhere, first, nobody) in enumerate(steps):
+            inputs = [rank + 1 + step for rank in range(size) if rank != empty_rank]
+            if inputs:
+                assert everywhere == pytest.approx([2 * sum(inputs) / size] * 2)
+            else:
+                assert everywhere is None
+            assert first == (None if empty_rank == 0 else pytest.approx([(1 + step) / size] * 2))
+            assert nobody is None
