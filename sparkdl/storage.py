@@ -30,12 +30,13 @@ import xxhash
 
 from sparkdl.errors import ConfigError, ConflictError, StorageError
 
-__all__ = ["Entry", "Storage", "sha256_hex", "storage_errors", "xxh3_hex"]
+__all__ = ["TEMPORARY", "Entry", "Storage", "sha256_hex", "storage_errors", "xxh3_hex"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _SAME_AS = {"s3a": "s3", "s3n": "s3", "gs": "gcs", "wasb": "abfs", "wasbs": "abfs", "abfss": "abfs"}
-_TEMPORARY = ".sparkdl-tmp-"
+TEMPORARY = ".sparkdl-tmp-"
+"""How the names of files begin that a writer has not yet moved into place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,7 @@ class LocalStorage(Storage):
     @contextmanager
     def _temporary(self, data: bytes) -> Iterator[Path]:
         """A durable file beside this one for the block to move into place; gone afterwards in any case."""
-        temporary = self._path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        temporary = self._path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         with storage_errors(self.uri, "write"):
             try:
                 temporary.parent.mkdir(parents=True, exist_ok=True)
@@ -388,7 +389,7 @@ class RemoteStorage(Storage):
         with storage_errors(self.uri, "write"):
             self._make_parent()
             if self.protocol == "hdfs":  # a filesystem, not an object store: an upload is visible while it runs
-                temporary = f"{self._path}{_TEMPORARY}{uuid.uuid4().hex}"
+                temporary = f"{self._path}{TEMPORARY}{uuid.uuid4().hex}"
                 self._fs.pipe_file(temporary, data)
                 self._fs.mv(temporary, self._path)
             else:

@@ -27,6 +27,9 @@ __all__ = [
     "Source",
     "TensorSpec",
     "WRITER_VERSION",
+    "schema_hash",
+    "shard_from_json",
+    "shard_to_json",
 ]
 
 MANIFEST_NAME = "manifest.json"
@@ -41,7 +44,7 @@ class BlockInfo:
     Attributes:
         rows: its rows, at least 1.
         bytes: length of its encapsulated message in the file, metadata and padding included.
-        offset: where that message starts in the file; a multiple of 64 for Arrow files.
+        offset: where that message starts in the file.
         hash: xxh3-64 of these bytes, 16 hexadecimal digits.
     """
 
@@ -123,7 +126,7 @@ class ColumnStats:
         max: largest; None if ``count`` is 0.
         mean: None if ``count`` is 0.
         variance: of the population (divided by ``count``); None if ``count`` is 0.
-        min_length: elements of the shortest row of an array column; None for other columns.
+        min_length: elements of the shortest row of an array column, a null row having 0; None for other columns.
         max_length: elements of the longest row of an array column.
     """
 
@@ -222,7 +225,7 @@ class Manifest:
         body["source"] = dataclasses.asdict(self.source) if self.source else None
         body["tensors"] = [dataclasses.asdict(spec) for spec in self.tensors]
         body["statistics"] = {name: dataclasses.asdict(stats) for name, stats in self.statistics.items()}
-        body["shards"] = [_shard_to_json(shard) for shard in self.shards]
+        body["shards"] = [shard_to_json(shard) for shard in self.shards]
         text = json.dumps(body, separators=(",", ":"))
         return json.dumps({"sparkdl_shards": 1, "hash": xxh3_hex(text.encode())})[:-1] + f',"manifest":{text}}}'
 
@@ -246,7 +249,7 @@ class Manifest:
         if fields["writer_version"] > WRITER_VERSION:
             version = fields["writer_version"]
             raise SchemaError(f"shard set {uri} has layout {version}, this sparkdl reads {WRITER_VERSION}: upgrade it")
-        fields["shards"] = tuple(_shard_from_json(shard) for shard in fields["shards"])
+        fields["shards"] = tuple(shard_from_json(shard) for shard in fields["shards"])
         fields["tensors"] = tuple(TensorSpec(**spec) for spec in fields["tensors"])
         fields["statistics"] = {name: ColumnStats(**stats) for name, stats in fields["statistics"].items()}
         fields["source"] = Source(**fields["source"]) if fields["source"] else None
@@ -290,12 +293,14 @@ class Manifest:
         return dataclasses.replace(self, uri=root.uri)
 
 
-def _shard_to_json(shard: ShardInfo) -> dict[str, Any]:
+def shard_to_json(shard: ShardInfo) -> dict[str, Any]:
+    """Encode a shard, its blocks column-wise."""
     columns = list(zip(*((b.rows, b.bytes, b.offset, b.hash) for b in shard.blocks), strict=True)) or [(), (), (), ()]
     return {"path": shard.path, "rows": shard.rows, "bytes": shard.bytes, "blocks": columns}
 
 
-def _shard_from_json(shard: Mapping[str, Any]) -> ShardInfo:
+def shard_from_json(shard: Mapping[str, Any]) -> ShardInfo:
+    """Decode what ``shard_to_json`` encoded."""
     blocks = tuple(map(BlockInfo, *shard["blocks"]))
     return ShardInfo(shard["path"], shard["rows"], shard["bytes"], blocks)
 

@@ -1,0 +1,122 @@
+"""The rows of a partition, cut into blocks, permuted, and laid out as a shard file's record batches.
+
+Enters: tensors of batches of any size. Leaves: blocks whose rows and order depend on the rows and the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.config import ShardConfig
+from sparkdl.shards.manifest import TensorSpec
+from sparkdl.shards.schema import arrow_schema
+
+__all__ = ["BlockCutter", "Rows", "permuted", "to_batch"]
+
+Rows = dict[str, Any]
+"""By tensor: an (n, *shape) numpy array, or an Arrow array of n lists or byte strings."""
+
+
+class BlockCutter:
+    """Cuts the stream of a partition's rows into blocks of ``block_rows`` rows, or fewer where rows are large.
+
+    The cuts depend on the rows alone, not on how they come in batches.
+    """
+
+    def __init__(self, config: ShardConfig) -> None:
+        self._rows, self._bytes = config.block_rows, config.block_bytes
+        self._pending: list[Rows] = []
+        self._room: tuple[int, int] = (config.block_rows, config.block_bytes)
+
+    def add(self, rows: Rows, count: int) -> Iterator[Rows]:
+        """Take in ``count`` rows; the blocks that are full with them."""
+        ends = _row_ends(rows, count)
+        start = 0
+        while start < count:
+            taken = self._fitting(ends, start, count)
+            self._pending.append(_slice(rows, start, taken))
+            used = int(ends[start + taken] - ends[start])
+            self._room = (self._room[0] - taken, self._room[1] - used)
+            start += taken
+            if self._room[0] <= 0 or self._room[1] <= 0:
+                yield from self.rest()
+
+    def _fitting(self, ends: np.ndarray[Any, Any], start: int, count: int) -> int:
+        """How many rows from ``start`` close the block, or are left: the row that reaches a limit is the last one."""
+        most = min(self._room[0], count - start)
+        closing = int(np.searchsorted(ends[start + 1 : start + most + 1], ends[start] + self._room[1]))
+        return min(most, closing + 1)
+
+    def rest(self) -> Iterator[Rows]:
+        """The block that is open, if it has rows."""
+        if self._pending:
+            yield _concatenate(self._pending)
+        self._pending, self._room = [], (self._rows, self._bytes)
+
+
+def _row_ends(rows: Rows, count: int) -> np.ndarray[Any, Any]:
+    """Bytes up to the start of each row, and of all: (count + 1,)."""
+    ends = np.zeros(count + 1, np.int64)
+    for values in rows.values():
+        if isinstance(values, np.ndarray):
+            ends += np.arange(count + 1) * (values.nbytes // count)
+        else:
+            offsets, _ = _parts(values)
+            ends += (offsets.astype(np.int64) - offsets[0]) * _item_bytes(values) + np.arange(
+                count + 1
+            ) * offsets.itemsize
+    return ends
+
+
+def _parts(array: pa.Array) -> tuple[np.ndarray[Any, Any], pa.Array | pa.Buffer]:
+    """The offsets of a list or binary array, slices included, and what they point into."""
+    if isinstance(array, pa.ListArray):
+        return array.offsets.to_numpy(), array.values
+    _, offsets, data = array.buffers()
+    return np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1], data
+
+
+def _item_bytes(array: pa.Array) -> int:
+    return array.type.value_type.bit_width // 8 if isinstance(array, pa.ListArray) else 1
+
+
+def _slice(rows: Rows, start: int, count: int) -> Rows:
+    return {
+        name: values[start : start + count] if isinstance(values, np.ndarray) else values.slice(start, count)
+        for name, values in rows.items()
+    }
+
+
+def _concatenate(pieces: list[Rows]) -> Rows:
+    if len(pieces) == 1:
+        return pieces[0]
+    joined = {}
+    for name, first in pieces[0].items():
+        parts = [piece[name] for piece in pieces]
+        joined[name] = np.concatenate(parts) if isinstance(first, np.ndarray) else pa.concat_arrays(parts)
+    return joined
+
+
+def permuted(rows: Rows, order: np.ndarray[Any, Any]) -> Rows:
+    """The rows in the order of the (n,) positions ``order``."""
+    return {
+        name: np.take(values, order, axis=0) if isinstance(values, np.ndarray) else values.take(pa.array(order))
+        for name, values in rows.items()
+    }
+
+
+def to_batch(rows: Rows, tensors: Sequence[TensorSpec]) -> pa.RecordBatch:
+    """The rows as a record batch of a shard file."""
+    schema = arrow_schema(tensors)
+    return pa.RecordBatch.from_arrays([_to_arrow(rows[f.name], f.type) for f in schema], schema=schema)
+
+
+def _to_arrow(values: Any, kind: pa.DataType) -> pa.Array:
+    if isinstance(values, np.ndarray):
+        flat = pa.array(values.reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat
+    return values

@@ -1,0 +1,176 @@
+"""The type table: which column type becomes which tensor, and how a tensor lies in a shard file.
+
+Enters: Arrow types (Spark's, as they arrive in ``mapInArrow``, or a table's). Leaves: what their tensors are, the Arrow
+schema of shard files, and views of the blocks of shard files as numpy arrays.
+
+    column                          tensor                     in the shard file
+    byte .. long, float, double     same dtype, ()             primitive; packed: fixed_size_list
+    bool                            bool, ()                   uint8, 0 or 1
+    half (dtypes=... or Arrow)      float16, ()                halffloat
+    decimal(p <= 18, s)             int64, (), scale s         int64, value * 10**s
+    date, timestamp                 int64, ()                  days, microseconds since 1970
+    string                          int32, (), codes           int32; the dictionary is in the manifest
+    binary                          bytes                      binary
+    array<T>, declared shape        T, (k,)                    fixed_size_list
+    array<T>                        T, ragged; (k,) if even    list
+    array<array<T>>                 T, (r, c)                  fixed_size_list of r * c
+    VectorUDT, dense or sparse      float64, (k,)              fixed_size_list
+    anything else                   SchemaError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.errors import SchemaError
+from sparkdl.shards.manifest import TensorSpec
+
+__all__ = ["DTYPES", "UNKNOWN", "Ragged", "arrow_schema", "is_vector", "tensor_arrays", "tensor_kind"]
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
+UNKNOWN = -1
+"""A length that the first row will tell (vectors and nested arrays without a declared shape)."""
+
+_VECTOR_FIELDS = ["type", "size", "indices", "values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """A ragged tensor of a block: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+
+    Attributes:
+        values: (elements, *shape) array; uint8 for binary columns.
+        offsets: (rows + 1,) array of int32 or int64, not starting at 0 for a slice.
+    """
+
+    values: np.ndarray[Any, Any]
+    offsets: np.ndarray[Any, Any]
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is how Spark ML's VectorUDT travels."""
+    return pa.types.is_struct(kind) and [kind.field(i).name for i in range(kind.num_fields)] == _VECTOR_FIELDS
+
+
+def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None) -> dict[str, Any]:
+    """What the type of a column says about its tensor.
+
+    Args:
+        name: of the column, for messages.
+        kind: its Arrow type.
+        shape: as declared for it, if it is.
+
+    Returns:
+        the fields of a ``TensorSpec`` that follow: dtype, shape, ragged, logical, scale.
+
+    Raises:
+        SchemaError: no tensor can hold the type.
+    """
+    types = pa.types
+    if is_vector(kind):
+        return {"dtype": "float64", "shape": _declared(name, shape, 1) or (UNKNOWN,)}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        nested = types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner)
+        dtype = _number(inner.value_type if nested else inner)
+        if dtype is None:
+            raise SchemaError(f"column {name!r} is {kind}, no array of numbers: cast it or leave it out")
+        if nested:
+            return {"dtype": dtype, "shape": _declared(name, shape, 2) or (UNKNOWN, UNKNOWN)}
+        fixed = (kind.list_size,) if types.is_fixed_size_list(kind) else ()
+        declared = _declared(name, shape, None) or fixed
+        return {"dtype": dtype, "shape": declared, "ragged": not declared}
+    if types.is_decimal(kind):
+        if kind.precision > 18:
+            raise SchemaError(
+                f"column {name!r} is {kind}, above the 18 digits of an int64: cast it to decimal(18, ...)"
+            )
+        return {"dtype": "int64", "logical": "decimal", "scale": kind.scale}
+    if types.is_date(kind):
+        return {"dtype": "int64", "logical": "date"}
+    if types.is_timestamp(kind):
+        return {"dtype": "int64", "logical": "timestamp" if kind.tz else "timestamp_ntz"}
+    text = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_string(text) or types.is_large_string(text) or types.is_string_view(text):
+        return {"dtype": "int32", "logical": "string"}
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return {"dtype": "binary"}
+    number = _number(kind)
+    if number is None:
+        raise SchemaError(f"column {name!r} is {kind}, which no tensor can hold: cast it or leave it out")
+    return {"dtype": number}
+
+
+def _number(kind: pa.DataType) -> str | None:
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return str(np.dtype(kind.to_pandas_dtype()).name)
+    return None
+
+
+def _declared(name: str, shape: Sequence[int] | str | None, dimensions: int | None) -> tuple[int, ...]:
+    """The declared shape of an array column, empty if there is none."""
+    if shape is None or isinstance(shape, str):
+        if isinstance(shape, str) and dimensions is not None:
+            raise SchemaError(f"column {name!r} has rows of one shape, not 'ragged': take it out of shapes")
+        return ()
+    if dimensions == 2 and len(shape) < 2:
+        raise SchemaError(f"column {name!r} is nested twice but has shape {tuple(shape)}: give its rows and columns")
+    return tuple(shape)
+
+
+def arrow_schema(tensors: Sequence[TensorSpec]) -> pa.Schema:
+    """The schema of the shard files that hold ``tensors``; every length must be known."""
+    return pa.schema([pa.field(spec.name, _arrow_type(spec), nullable=False) for spec in tensors])
+
+
+def _arrow_type(spec: TensorSpec) -> pa.DataType:
+    if spec.dtype == "binary":
+        return pa.large_binary()
+    element = pa.uint8() if spec.dtype == "bool" else pa.from_numpy_dtype(np.dtype(spec.dtype))
+    item = pa.field("item", element, nullable=False)
+    if spec.ragged:
+        return pa.list_(item)
+    return pa.list_(item, int(np.prod(spec.shape))) if spec.shape else element
+
+
+def tensor_arrays(batch: pa.RecordBatch, tensors: Sequence[TensorSpec]) -> dict[str, np.ndarray[Any, Any] | Ragged]:
+    """View a block of a shard file as numpy arrays, without a copy.
+
+    Args:
+        batch: one record batch of a shard file, or a slice of it.
+        tensors: those to view.
+
+    Returns:
+        by name, ``(rows, *shape)`` arrays, or ``Ragged`` for ragged tensors and byte strings. A bool is uint8.
+    """
+    return {spec.name: _view(batch.column(spec.name), spec) for spec in tensors}
+
+
+def _view(array: Any, spec: TensorSpec) -> Any:
+    rows = len(array)
+    if spec.dtype == "binary":
+        # a Parquet file hands back what it was given; 32-bit offsets come from other writers
+        width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+        _, offsets, data = array.buffers()
+        values = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+        return Ragged(values, np.frombuffer(offsets, width)[array.offset : array.offset + rows + 1])
+    if not pa.types.is_nested(array.type):
+        return array.to_numpy(zero_copy_only=True)
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        values = array.values.slice(array.offset * size, rows * size)
+        return values.to_numpy(zero_copy_only=True).reshape(rows, *spec.shape)
+    offsets, values = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=True)
+    if spec.ragged:
+        return Ragged(values, offsets)
+    return values[offsets[0] : offsets[-1]].reshape(rows, *spec.shape)

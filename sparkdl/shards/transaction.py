@@ -1,0 +1,284 @@
+"""All shards of a set or none: what happens between the first file and the manifest that makes it a set.
+
+Enters: reports of tasks that wrote files under names of their own. Leaves: a committed manifest, or nothing visible.
+
+    existing()   a set of the same content key: done. Another one: ConflictError, unless it may be overwritten
+    (tasks write shards/<partition>-<index>-<transaction>-<attempt>.arrow)
+    commit()     checks the reports, writes manifest.json in one step, removes what lost attempts of this
+                 transaction and forgotten ones of others have left
+    rollback     of a failed ``with`` block removes this transaction's files; those of a killed driver are invisible,
+                 and are removed by a later commit or by ``gc`` once they are a day old
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sparkdl import errors
+from sparkdl.config import ShardConfig
+from sparkdl.errors import ConflictError, DataError, IntegrityError, SchemaError, SparkdlError, StorageError
+from sparkdl.observe import logger
+from sparkdl.shards.layout import Layout
+from sparkdl.shards.manifest import (
+    MANIFEST_NAME,
+    ColumnStats,
+    Manifest,
+    ShardInfo,
+    Source,
+    TensorSpec,
+    schema_hash,
+    shard_from_json,
+    shard_to_json,
+)
+from sparkdl.shards.schema import UNKNOWN
+from sparkdl.shards.stats import RunningStats
+from sparkdl.storage import TEMPORARY, Storage
+
+__all__ = ["ORPHAN_SECONDS", "PartReport", "Transaction", "orphans"]
+
+ORPHAN_SECONDS = 86_400.0
+"""A file that no manifest names is left alone this long, seconds: its writer may still be at work."""
+
+
+@dataclass(slots=True)
+class PartReport:
+    """What one task wrote, or why it could not.
+
+    Attributes:
+        partition: number of the partition.
+        shards: its files in order.
+        tensors: as planned, unknown lengths filled in.
+        statistics: by source column.
+        unseen: by string column, values missing from its dictionary.
+        error: name and message of the error that ended the task; None if it succeeded.
+    """
+
+    partition: int
+    shards: list[ShardInfo] = field(default_factory=list)
+    tensors: list[TensorSpec] = field(default_factory=list)
+    statistics: dict[str, RunningStats] = field(default_factory=dict)
+    unseen: dict[str, int] = field(default_factory=dict)
+    error: tuple[str, str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-able values; dictionaries are left out, the driver has them."""
+        return {
+            "partition": self.partition,
+            "shards": [shard_to_json(shard) for shard in self.shards],
+            "tensors": [asdict(replace(spec, dictionary=())) for spec in self.tensors],
+            "statistics": {name: stats.to_json() for name, stats in self.statistics.items()},
+            "unseen": self.unseen,
+            "error": self.error,
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> PartReport:
+        """What ``to_json`` gave."""
+        return cls(
+            partition=fields["partition"],
+            shards=[shard_from_json(shard) for shard in fields["shards"]],
+            tensors=[TensorSpec(**spec) for spec in fields["tensors"]],
+            statistics={name: RunningStats.from_json(stats) for name, stats in fields["statistics"].items()},
+            unseen=fields["unseen"],
+            error=tuple(fields["error"]) if fields["error"] else None,
+        )
+
+
+class Transaction:
+    """One write of one set; leaving its ``with`` block without a commit removes its files.
+
+    Args:
+        uri: of the set's directory.
+        layout: how columns become tensors.
+        source: the pinned table, if any.
+        config: how shards are written.
+        key: the content key; empty if the source is not pinned.
+        overwrite: whether a set that stands there may be replaced.
+    """
+
+    def __init__(
+        self,
+        uri: str | Storage,
+        *,
+        layout: Layout,
+        source: Source | None,
+        config: ShardConfig,
+        key: str,
+        overwrite: bool,
+    ) -> None:
+        self.root = Storage.of(uri)
+        self.tag = uuid.uuid4().hex[:16]
+        self._layout, self._source, self._config = layout, source, config
+        self._key, self._overwrite = key, overwrite
+        self._committed = False
+
+    def existing(self) -> Manifest | None:
+        """The set that stands at the target if it is the one to be written; None if there is work to do.
+
+        Raises:
+            ConflictError: another set stands there and must not be overwritten.
+        """
+        if not self.root.child(MANIFEST_NAME).exists():
+            return None
+        try:
+            found = Manifest.load(self.root)
+        except (IntegrityError, SchemaError):
+            if not self._overwrite:
+                raise
+            return None
+        if self._key and found.content_key == self._key:
+            if _is_whole(self.root, found):
+                return found
+            logger.warning("shard set %s has lost files: it is written again", self.root.uri)
+            self._overwrite = True
+        elif not self._overwrite:
+            raise ConflictError(
+                f"{self.root.uri} holds another shard set of {found.rows} rows: pass overwrite=True, or write elsewhere"
+            )
+        return None
+
+    def commit(self, reports: Sequence[PartReport], tensors: Sequence[TensorSpec], found: Sequence[str]) -> Manifest:
+        """Make the set visible, if every task succeeded and the data are as they have to be.
+
+        Args:
+            reports: one a task, in any order.
+            tensors: as planned, dictionaries included.
+            found: the string columns whose dictionaries were taken from the rows themselves.
+
+        Raises:
+            DataError: nulls where the policy forbids them, no rows, values missing from a dictionary.
+            SchemaError: rows of one column differ in shape.
+            ConflictError: another writer committed first.
+        """
+        reports = sorted(reports, key=lambda report: report.partition)
+        for report in reports:
+            if report.error is not None:
+                kind, message = report.error
+                raise getattr(errors, kind, SparkdlError)(message)
+        statistics = _merged(reports)
+        _check_unseen(reports, tensors, found)
+        _check_nulls(tensors, statistics)
+        shards = tuple(shard for report in reports for shard in report.shards)
+        rows = sum(shard.rows for shard in shards)
+        if not rows:
+            raise DataError(f"there are 0 rows to write to {self.root.uri}: check the filters before it")
+        settled = _settled(tensors, reports, statistics, self._layout)
+        manifest = Manifest(
+            rows=rows,
+            bytes=sum(shard.bytes for shard in shards),
+            shards=shards,
+            tensors=settled,
+            statistics=statistics,
+            schema_hash=schema_hash(settled),
+            content_key=self._key,
+            source=self._source,
+            seed=self._config.seed,
+            format=self._config.format,
+            compression=self._config.compression,
+            created=time.time(),
+        ).commit(self.root, overwrite=self._overwrite)
+        self._committed = True
+        self._sweep(manifest)
+        return manifest
+
+    def _sweep(self, manifest: Manifest | None) -> None:
+        """Remove what the transaction leaves behind, and what dead ones left long ago; never fails."""
+        with suppress(StorageError):
+            for name, _, age in orphans(self.root, manifest):
+                if self.tag in name or (manifest is not None and age > ORPHAN_SECONDS):
+                    with suppress(StorageError):
+                        self.root.child(name).delete()
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if not self._committed:
+            self._sweep(None)
+
+
+def orphans(root: Storage, manifest: Manifest | None) -> list[tuple[str, int, float]]:
+    """Files of a set's directory that its manifest does not name: path, bytes, and age in seconds."""
+    named = {shard.path for shard in manifest.shards} if manifest else set()
+    now = time.time()
+    found = []
+    for entry in root.child("shards").list():
+        path = f"shards/{entry.name}"
+        if path not in named and not entry.is_dir:
+            found.append((path, entry.bytes, now - entry.modified if entry.modified else 0.0))
+    for entry in root.list():
+        if entry.name.startswith(TEMPORARY):
+            found.append((entry.name, entry.bytes, now - entry.modified if entry.modified else 0.0))
+    return found
+
+
+def _is_whole(root: Storage, manifest: Manifest) -> bool:
+    sizes = {f"shards/{entry.name}": entry.bytes for entry in root.child("shards").list()}
+    return all(sizes.get(shard.path) == shard.bytes for shard in manifest.shards)
+
+
+def _merged(reports: Sequence[PartReport]) -> dict[str, ColumnStats]:
+    merged: dict[str, RunningStats] = {}
+    for report in reports:
+        for name, stats in report.statistics.items():
+            merged.setdefault(name, RunningStats()).merge(stats)
+    return {name: stats.result() for name, stats in merged.items()}
+
+
+def _check_unseen(reports: Sequence[PartReport], tensors: Sequence[TensorSpec], found: Sequence[str]) -> None:
+    for spec in tensors:
+        unseen = sum(report.unseen.get(spec.name, 0) for report in reports)
+        if unseen and spec.name in found:
+            raise DataError(
+                f"column {spec.name!r} has {unseen} values that were not there when its {len(spec.dictionary)} were "
+                f"collected: the frame changes each time it is computed, so save or cache it first"
+            )
+        if unseen and spec.nulls == "error":
+            raise DataError(
+                f"column {spec.name!r} has {unseen} values that are none of the {len(spec.dictionary)} of its "
+                f"dictionary: extend the dictionary, or set nulls to 'fill' or 'mask'"
+            )
+
+
+def _check_nulls(tensors: Sequence[TensorSpec], statistics: dict[str, ColumnStats]) -> None:
+    bad = [
+        (column, statistics[column].null_count)
+        for spec in tensors
+        if spec.nulls == "error" and spec.mask_of is None
+        for column in spec.columns
+        if column in statistics and statistics[column].null_count
+    ]
+    if bad:
+        (column, nulls), others = bad[0], bad[1:]
+        more = f" (also {', '.join(f'{name}: {count}' for name, count in others)})" if others else ""
+        raise DataError(
+            f"column {column!r} has {nulls} nulls{more}, allowed are 0: drop them, or set nulls to 'fill' or 'mask'"
+        )
+
+
+def _settled(
+    tensors: Sequence[TensorSpec], reports: Sequence[PartReport], statistics: dict[str, ColumnStats], layout: Layout
+) -> tuple[TensorSpec, ...]:
+    """Fill in the shapes that the rows told, and find arrays that are ragged by type but not by content."""
+    settled = []
+    for position, spec in enumerate(tensors):
+        if UNKNOWN in spec.shape:
+            shapes = {report.tensors[position].shape: report.partition for report in reports if report.shards}
+            if len(shapes) > 1:
+                (one, first), (two, second) = list(shapes.items())[:2]
+                raise SchemaError(
+                    f"column {spec.name!r} has rows of shape {one} in partition {first} and of {two} in partition "
+                    f"{second}: make them equal"
+                )
+            spec = replace(spec, shape=next(iter(shapes)))
+        elif spec.ragged and layout.shapes.get(spec.name) is None:
+            lengths = statistics[spec.name]
+            if lengths.min_length == lengths.max_length and lengths.min_length:
+                spec = replace(spec, ragged=False, shape=(lengths.min_length,))
+        settled.append(spec)
+    return tuple(settled)
