@@ -1,0 +1,116 @@
+"""What goes into a published model and what comes out, as plain values that JSON can hold.
+
+Enters: facts that training knew. Leaves: a ``Signature``, from which scoring packs columns and names its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sparkdl.config import require
+
+__all__ = ["Call", "Signature", "TensorField"]
+
+Call = Literal["positional", "dict", "keywords"]
+"""How the model is called: ``model(x, y)``, ``model({"x": x, "y": y})`` or ``model(x=x, y=y)``."""
+
+_DTYPES = (
+    *("float64", "float32", "float16", "bfloat16"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorField:
+    """One tensor that enters or leaves a model.
+
+    Attributes:
+        name: of the tensor; an output's name is also the stem of its column.
+        dtype: torch's name of the element type.
+        shape: of one row, without the batch: ``()`` for a number, ``(n,)`` for a vector; None for a length that varies
+            between rows.
+        columns: of an input: the table's columns it is packed from, in order.
+    """
+
+    name: str
+    dtype: str = "float32"
+    shape: tuple[int | None, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(bool(self.name), "a tensor has an empty name: give it one")
+        require(
+            self.dtype in _DTYPES,
+            f"tensor {self.name!r} has dtype {self.dtype!r}, not one of {_DTYPES}: use one of these",
+        )
+        require(
+            all(size is None or size > 0 for size in self.shape),
+            f"tensor {self.name!r} has shape {self.shape}: sizes are above 0, or None where they vary",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "columns": list(self.columns)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TensorField:
+        """Back from ``to_json``."""
+        return cls(
+            name=values["name"],
+            dtype=values["dtype"],
+            shape=tuple(values["shape"]),
+            columns=tuple(values.get("columns", ())),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """How a model is fed and what it answers.
+
+    Attributes:
+        inputs: in the order of the model's arguments.
+        outputs: in the order in which the model returns them; a model that returns a dict is read by these names.
+        call: how the inputs are passed.
+        labels: the label columns that it was trained on, for the record.
+    """
+
+    inputs: tuple[TensorField, ...]
+    outputs: tuple[TensorField, ...]
+    call: Call = "positional"
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(bool(self.inputs) and bool(self.outputs), "a signature needs at least one input and one output: add it")
+        require(self.call in get_args(Call), f"call={self.call!r} is not one of {get_args(Call)}: choose one of these")
+        for kind, fields in (("input", self.inputs), ("output", self.outputs)):
+            names = [field.name for field in fields]
+            double = sorted({name for name in names if names.count(name) > 1})
+            require(not double, f"{kind} names {double} appear twice: name each tensor once")
+        bare = [field.name for field in self.inputs if not field.columns]
+        require(not bare, f"inputs {bare} name no columns: say which columns each is packed from")
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that scoring reads, once, in order."""
+        return list(dict.fromkeys(column for field in self.inputs for column in field.columns))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "inputs": [field.to_json() for field in self.inputs],
+            "outputs": [field.to_json() for field in self.outputs],
+            "call": self.call,
+            "labels": list(self.labels),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Signature:
+        """Back from ``to_json``."""
+        return cls(
+            inputs=tuple(TensorField.from_json(field) for field in values["inputs"]),
+            outputs=tuple(TensorField.from_json(field) for field in values["outputs"]),
+            call=values["call"],
+            labels=tuple(values["labels"]),
+        )
