@@ -19,7 +19,8 @@ import platform
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from sparkdl.storage import Storage, sha256_hex, storage_errors
 
 __all__ = [
     "Bundle",
+    "copy_bundle",
     "BundleInfo",
     "Signature",
     "TensorField",
@@ -131,18 +133,10 @@ def save_bundle(
     target = Storage.of(uri)
     if target.child(DOCUMENT).exists():
         raise ConflictError(f"{uri} holds a bundle already: choose another folder, or delete that one")
-    local = target.local_path()
-    parent = local.parent if local is not None else Path(tempfile.gettempdir())
-    with storage_errors(uri, "write"):
-        parent.mkdir(parents=True, exist_ok=True)
-        work = parent / f".sparkdl-bundle-{uuid.uuid4().hex}"
-        work.mkdir()
-    try:
+    with _work_folder(target) as work:
         plan = _write_model(model, work, factory, arguments, example, allow_pickle)
         document = _document(plan, work, signature, preprocessing)
-        _publish(work, target, document)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        _publish(work, target, json.dumps(document, indent=1, sort_keys=True).encode())
     return _info(uri, document)
 
 
@@ -201,12 +195,37 @@ def load_bundle(
         raise BundleError(f"the bundle {uri} holds a pickle, which can run any code: load it with allow_pickle=True")
     folder = local_copy(info)
     for name, facts in info.files.items():
-        _check_file(folder / name, facts)
+        check_file(folder / name, facts)
     model = rebuilt(info.model, folder, trusted)
     model.eval()
     if torch.device(device).type != "cpu":
         model.to(device)
     return Bundle(model=model, info=info)
+
+
+def copy_bundle(info: BundleInfo, uri: str) -> None:
+    """Copy a bundle to ``uri``, checked against its hashes, so that it appears there whole or not at all.
+
+    Where the same bundle is already, it is left, with its age renewed.
+
+    Raises:
+        IntegrityError: a file differs from its hash.
+        StorageError: it cannot be written there.
+    """
+    target = Storage.of(uri)
+    folder = local_copy(info)
+    for name, facts in info.files.items():
+        check_file(folder / name, facts)
+    text = Storage.of(info.uri).child(DOCUMENT).read_bytes()
+    document = target.child(DOCUMENT)
+    if document.exists() and read_bundle(uri).content_hash == info.content_hash:
+        document.write_atomic(text)  # a sweep spares what is young
+        return
+    with _work_folder(target) as work:
+        for name in info.files:
+            shutil.copyfile(folder / name, work / name)
+        with suppress(ConflictError):  # another publisher of the same content was faster
+            _publish(work, target, text)
 
 
 def local_copy(info: BundleInfo) -> Path:
@@ -231,6 +250,20 @@ def local_copy(info: BundleInfo) -> Path:
                     f"cannot copy the bundle {info.uri} to {cache}: {cause}; free space there"
                 ) from cause
     return final
+
+
+@contextmanager
+def _work_folder(target: Storage) -> Iterator[Path]:
+    """A folder on this machine, on the target's own disk where that is local; gone afterwards unless renamed."""
+    local = target.local_path()
+    parent = local.parent if local is not None else Path(tempfile.gettempdir())
+    work = parent / f".sparkdl-bundle-{uuid.uuid4().hex}"
+    with storage_errors(target.uri, "write"):
+        work.mkdir(parents=True)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _write_model(
@@ -293,7 +326,7 @@ def _check_document(uri: str, document: Mapping[str, Any]) -> None:
         )
 
 
-def _check_file(path: Path, facts: Mapping[str, Any]) -> None:
+def check_file(path: Path, facts: Mapping[str, Any]) -> None:
     if not path.exists():
         raise IntegrityError(f"{path} is missing from its bundle: publish the model again")
     if path.stat().st_size != facts["bytes"]:
@@ -310,9 +343,8 @@ def _file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _publish(work: Path, target: Storage, document: Mapping[str, Any]) -> None:
+def _publish(work: Path, target: Storage, text: bytes) -> None:
     """Make the finished folder visible under its name: one rename, or the document as the last object."""
-    text = json.dumps(document, indent=1, sort_keys=True).encode()
     local = target.local_path()
     if local is not None:
         Storage.of(str(work / DOCUMENT)).write_atomic(text)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
 from sparkdl.lakehouse.commit import WritePlan, WriteResult, active_files, has_committed
@@ -253,6 +254,20 @@ class Table:
             raise StorageError(
                 f"cannot read from the Delta table {self.uri}: {cause}; check columns and predicate"
             ) from cause
+
+    def snapshot(self) -> tuple[int, pa.Table | None]:
+        """The newest version with its rows, for a decision that ``append(expected_version=...)`` commits.
+
+        Returns:
+            ``(-1, None)`` where there is no table.
+        """
+        table = open_table(self.uri, self.storage_options)
+        return (-1, None) if table is None else (table.version(), pa.table(table.scan()))
+
+    def compact(self) -> None:
+        """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error."""
+        with suppress(CommitFailedError):
+            self._open().optimize.compact(commit_properties=commit_properties())
 
     def sweep(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
         """Delete files of writes that never committed; return their paths.
