@@ -1,0 +1,228 @@
+"""A Spark DataFrame -> shards and their manifest, by one Spark stage.
+
+Enters: a DataFrame, classic or of Spark Connect. Leaves: a committed shard set. No row passes through the driver: each
+task writes the rows of its partition and returns one report.
+
+Partitions are written as they are: one of any size becomes as many shards as it fills, an empty one none, and readers
+deal blocks, not shards, to ranks. So skew costs time in this stage and nothing later, and no shuffle is paid for by
+default; ``ShardConfig.repartition`` asks for one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyspark.sql.types as st
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from sparkdl import errors
+from sparkdl.config import ShardConfig
+from sparkdl.errors import DataError, SchemaError, SparkdlError
+from sparkdl.observe import span
+from sparkdl.shards.files import PartWriter
+from sparkdl.shards.key import content_key
+from sparkdl.shards.layout import Layout, plan_tensors, with_dictionaries
+from sparkdl.shards.manifest import Manifest, Source, TensorSpec
+from sparkdl.shards.transaction import PartReport, Transaction
+from sparkdl.storage import Storage
+
+__all__ = ["spark_arrow_schema", "write_shards"]
+
+_SCALARS: dict[type[st.DataType], pa.DataType] = {
+    st.BooleanType: pa.bool_(),
+    st.ByteType: pa.int8(),
+    st.ShortType: pa.int16(),
+    st.IntegerType: pa.int32(),
+    st.LongType: pa.int64(),
+    st.FloatType: pa.float32(),
+    st.DoubleType: pa.float64(),
+    st.StringType: pa.string(),
+    st.BinaryType: pa.binary(),
+    st.DateType: pa.date32(),
+    st.TimestampType: pa.timestamp("us", "UTC"),
+    st.TimestampNTZType: pa.timestamp("us"),
+}
+
+
+def write_shards(
+    df: DataFrame,
+    uri: str | Storage,
+    *,
+    columns: Sequence[str] | None = None,
+    labels: Sequence[str] = (),
+    layout: Layout | None = None,
+    source: Source | None = None,
+    config: ShardConfig | None = None,
+    overwrite: bool = False,
+) -> Manifest:
+    """Write a DataFrame as a shard set.
+
+    Args:
+        df: the rows. It is computed once, and once more for its string columns alone if it has any whose dictionary
+            ``layout`` does not give.
+        uri: of the set's directory.
+        columns: those to write, all by default; labels are written in any case.
+        labels: the columns that become labels.
+        layout: how columns become tensors.
+        source: the pinned table behind ``df``; with it, writing the same thing again finds the set that is there.
+        config: sizes, format and seed.
+        overwrite: replace another set that stands at ``uri``.
+
+    Returns:
+        the manifest that was committed, or found.
+
+    Raises:
+        SchemaError: a column is missing or cannot become a tensor; the message names it.
+        DataError: there are no rows, or values that cannot be written, such as nulls.
+        ConflictError: another set stands at ``uri``, or was committed there meanwhile.
+        StorageError: the target cannot be written.
+    """
+    layout, config = layout or Layout(), config or ShardConfig()
+    schema = spark_arrow_schema(df, columns, labels)
+    tensors = plan_tensors(schema, columns=columns, labels=labels, layout=layout)
+    key = content_key(source, schema, tensors, layout, config, plan=str(df.semanticHash()) if source else "")
+    transaction = Transaction(uri, layout=layout, source=source, config=config, key=key, overwrite=overwrite)
+    found = transaction.existing()
+    if found is not None:
+        return found
+    strings = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]
+    with transaction, span("write_shards"):
+        if strings:
+            values = _distinct(df, strings, config.max_dictionary_values)
+            tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
+        else:
+            tensors = with_dictionaries(tensors, {}, layout, config.max_dictionary_values)
+        used = [column for spec in tensors if spec.mask_of is None for column in spec.columns]
+        rows = df.select(*(_quoted(column) for column in used))
+        if config.repartition is not None:
+            rows = rows.repartition(config.repartition)
+        task = _WriteTask(transaction.root, tensors, config, transaction.tag)
+        reports = [PartReport.from_json(fields) for fields in _run(rows, task)]
+        return transaction.commit(reports, tensors, strings)
+
+
+def spark_arrow_schema(df: DataFrame, columns: Sequence[str] | None = None, labels: Sequence[str] = ()) -> pa.Schema:
+    """The Arrow schema of a DataFrame's rows as tasks see them.
+
+    Args:
+        df: the frame.
+        columns: those that will be used, all by default; the others may have any type.
+        labels: more of these.
+
+    Raises:
+        SchemaError: a column that will be used has a type without a tensor.
+    """
+    fields = []
+    for column in df.schema:
+        used = columns is None or column.name in columns or column.name in labels
+        kind = _arrow_type(column.dataType)
+        if kind is None and used:
+            name = column.dataType.simpleString()
+            raise SchemaError(f"column {column.name!r} is {name}, which no tensor can hold: cast it or leave it out")
+        fields.append(pa.field(column.name, kind or pa.null()))
+    return pa.schema(fields)
+
+
+def _arrow_type(kind: st.DataType) -> pa.DataType | None:
+    if isinstance(kind, st.UserDefinedType):
+        return _arrow_type(kind.sqlType())
+    if isinstance(kind, st.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, st.ArrayType):
+        element = _arrow_type(kind.elementType)
+        return None if element is None else pa.list_(element)
+    if isinstance(kind, st.StructType):
+        members = [(member.name, _arrow_type(member.dataType)) for member in kind]
+        return None if any(member is None for _, member in members) else pa.struct(members)
+    return _SCALARS.get(type(kind))
+
+
+def _quoted(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"
+
+
+def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
+    """Run ``task`` on every partition; the dictionaries that it returns.
+
+    Raises:
+        SparkdlError: of the type that a task raised, once Spark had retried it in vain.
+    """
+    try:
+        rows = df.mapInArrow(task, "report binary").collect()
+    except PySparkException as failure:
+        raised = re.search(r"sparkdl\.errors\.(\w+): ([^\n]*)", str(failure))
+        if raised is None:
+            raise
+        raise getattr(errors, raised[1], SparkdlError)(raised[2]) from failure
+    return [json.loads(zlib.decompress(bytes(row["report"]))) for row in rows]
+
+
+def _report(fields: dict[str, Any]) -> pa.RecordBatch:
+    data = zlib.compress(json.dumps(fields).encode(), level=1)
+    return pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], ["report"])
+
+
+@dataclass(frozen=True)
+class _WriteTask:
+    """Writes the rows of one partition.
+
+    What is wrong with the rows goes to the driver as a report, since trying again would not help. What is wrong with
+    the storage is raised, so that Spark tries again, elsewhere if it can.
+    """
+
+    root: Storage
+    tensors: tuple[TensorSpec, ...]
+    config: ShardConfig
+    tag: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        partition = _partition()
+        writer = PartWriter(self.root, self.tensors, self.config, partition=partition, tag=self.tag)
+        try:
+            for batch in batches:
+                writer.write(batch)
+            report = writer.finish()
+        except (DataError, SchemaError) as cause:
+            writer.abort()
+            report = PartReport(partition=partition, error=(type(cause).__name__, str(cause)))
+        except BaseException:
+            writer.abort()
+            raise
+        yield _report(report.to_json())
+
+
+@dataclass(frozen=True)
+class _DistinctTask:
+    """Collects the distinct strings of one partition, at most ``most`` and one more of each column."""
+
+    columns: tuple[str, ...]
+    most: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        values: dict[str, set[str]] = {column: set() for column in self.columns}
+        for batch in batches:
+            for column, known in values.items():
+                known.update(batch.column(column).unique().drop_null().to_pylist())
+                if len(known) > self.most:
+                    yield _report({name: sorted(part) for name, part in values.items()})
+                    return
+        yield _report({name: sorted(part) for name, part in values.items()})
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+def _distinct(df: DataFrame, columns: list[str], most: int) -> dict[str, list[str]]:
+    """The sorted values of string columns: their order, and so the codes, depends on no partitioning."""
+    parts = _run(df.select(*(_quoted(column) for column in columns)), _DistinctTask(tuple(columns), most))
+    return {column: sorted({value for part in parts for value in part[column]}) for column in columns}
