@@ -1,0 +1,198 @@
+"""Nested state as JSON plus tensors, without pickle, and back.
+
+Enters: what ``state_dict`` methods return: dicts, lists, tuples, numbers, strings, bytes, tensors, NumPy arrays.
+Leaves: a JSON-able tree in which a tensor is a name, and the tensors by name; the bytes of a safetensors file.
+
+The file format is that of safetensors (8 bytes length, JSON header, raw bytes), laid out in one buffer whose parts are
+tensors, so that taking a snapshot is one copy and writing it needs none. Reading goes through the safetensors library.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.errors import CheckpointError
+
+__all__ = ["Layout", "decode", "encode"]
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}
+_MARKS = {"tensor", "array", "tuple", "map", "bytes", "float"}
+
+
+def encode(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return the JSON-able tree of ``state`` and its tensors, not copied; equal views become one entry.
+
+    Raises:
+        CheckpointError: something in it is neither data nor a tensor.
+    """
+    encoder = _Encoder()
+    return encoder.encode(state, ""), encoder.tensors
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._seen: dict[Any, str] = {}
+
+    def encode(self, value: Any, path: str) -> Any:
+        if value is None or isinstance(value, bool | str) or type(value) is int:
+            return value
+        if isinstance(value, torch.Tensor):
+            return {"$tensor": self._add(value.detach(), path)}
+        if isinstance(value, np.ndarray):
+            return {"$array": self._add(torch.from_numpy(np.array(value)), path)}
+        if isinstance(value, int | np.integer):
+            return int(value)
+        if isinstance(value, float | np.floating):
+            number = float(value)
+            return number if math.isfinite(number) else {"$float": repr(number)}
+        if isinstance(value, bytes):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, Mapping):
+            return self._mapping(value, path)
+        if isinstance(value, tuple):
+            return {"$tuple": [self.encode(part, f"{path}.{i}") for i, part in enumerate(value)]}
+        if isinstance(value, list):
+            return [self.encode(part, f"{path}.{i}") for i, part in enumerate(value)]
+        raise CheckpointError(
+            f"the state {path.lstrip('.')!r} is a {type(value).__name__}, which a checkpoint cannot hold without "
+            "pickle: keep numbers, strings, tensors, lists and dicts in state_dict()"
+        )
+
+    def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: self.encode(part, f"{path}.{key}") for key, part in value.items()}
+        pairs = [[self.encode(key, path), self.encode(part, f"{path}.{key}")] for key, part in value.items()]
+        return {"$map": pairs}
+
+    def _add(self, tensor: torch.Tensor, path: str) -> str:
+        if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"the tensor {path.lstrip('.')!r} is {tensor.layout} of {tensor.dtype}, which no checkpoint can hold: "
+                "use a dense tensor of a plain dtype"
+            )
+        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and identity in self._seen:
+            return self._seen[identity]
+        name = path.lstrip(".")
+        while name in self.tensors:  # keys that contain dots may spell the same path
+            name += "+"
+        self.tensors[name] = tensor
+        self._seen[identity] = name
+        return name
+
+
+def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the state that ``encode`` took apart.
+
+    Raises:
+        CheckpointError: the tree names a tensor that is not there, or was written by a later version.
+    """
+    if isinstance(tree, list):
+        return [decode(part, tensors) for part in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) != 1 or not next(iter(tree)).startswith("$"):
+        return {key: decode(part, tensors) for key, part in tree.items()}
+    ((mark, content),) = tree.items()
+    if mark == "$tuple":
+        return tuple(decode(part, tensors) for part in content)
+    if mark == "$map":
+        return {decode(key, tensors): decode(part, tensors) for key, part in content}
+    if mark == "$bytes":
+        return base64.b64decode(content)
+    if mark == "$float":
+        return float(content)
+    if mark in ("$tensor", "$array"):
+        if content not in tensors:
+            raise CheckpointError(f"the checkpoint names the tensor {content!r} but does not hold it: use another one")
+        return tensors[content] if mark == "$tensor" else tensors[content].numpy()
+    raise CheckpointError(
+        f"the checkpoint holds {mark!r}, which this version cannot read: use the version that wrote it"
+    )
+
+
+@dataclass(slots=True)
+class Layout:
+    """A safetensors file in memory, ready to be filled again and again with tensors of the same shapes.
+
+    Attributes:
+        signature: names, dtypes and shapes that it fits.
+        buffer: the whole file as bytes.
+        views: by name, the part of ``buffer`` that holds the tensor.
+    """
+
+    signature: tuple[Any, ...]
+    buffer: torch.Tensor
+    views: dict[str, torch.Tensor]
+
+    @staticmethod
+    def signature_of(tensors: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+        """What decides whether a layout fits ``tensors``."""
+        return tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+
+    @classmethod
+    def for_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> Layout:
+        """Make an empty file for ``tensors``; its memory is pinned where tensors come from a GPU."""
+        # Wide elements first: every part then starts at a multiple of its element size, without gaps.
+        ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+        header: dict[str, Any] = {}
+        end = 0
+        for name, tensor in ordered:
+            start, end = end, end + tensor.numel() * tensor.element_size()
+            header[name] = {
+                "dtype": _DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [start, end],
+            }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 16)
+        base = 8 + len(text)
+        padding = -base % 16  # so that views are aligned in memory; the file begins after it
+        pinned = any(tensor.is_cuda for tensor in tensors.values())
+        whole = torch.empty(padding + base + end, dtype=torch.uint8, pin_memory=pinned)
+        buffer = whole[padding:]
+        buffer[:8] = torch.frombuffer(bytearray(len(text).to_bytes(8, "little")), dtype=torch.uint8)
+        buffer[8:base] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        views = {}
+        for name, tensor in ordered:
+            start, stop = (base + offset for offset in header[name]["data_offsets"])
+            views[name] = buffer[start:stop].view(tensor.dtype).view(tensor.shape)
+        return cls(cls.signature_of(tensors), buffer, views)
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy ``tensors`` in; copies from a GPU are under way when it returns, in order with the device's work."""
+        targets = [self.views[name] for name in tensors]
+        with torch.no_grad():
+            for target, tensor in zip(targets, tensors.values(), strict=True):
+                target.copy_(tensor, non_blocking=True)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the file."""
+        return memoryview(self.buffer.numpy())  # type: ignore[arg-type]

@@ -1,0 +1,124 @@
+"""The steps of one epoch.
+
+Enters: a source of batches. Leaves: one trained optimizer step after another; between two of them the loop saves,
+reports and decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sparkdl.train.metrics import MetricSet
+from sparkdl.train.run import Run
+from sparkdl.train.schedule import LearningRate
+from sparkdl.train.source import BatchSource
+from sparkdl.train.step import Placement, Stepper
+from sparkdl.train.window import LossWindow
+
+__all__ = ["EpochTrainer"]
+
+
+class EpochTrainer:
+    """Iterating it trains what is left of the run's current epoch, one optimizer step each time.
+
+    Args:
+        source: batches to train on.
+        place: brings a batch to the device.
+        stepper: forward, backward, update.
+        rate: the learning rate of each step.
+        window: takes the losses.
+        metrics: metrics over training batches; may be empty.
+        run: moves on with each batch.
+        step_end: callbacks after each optimizer step.
+
+    Attributes:
+        resume_at: position of the source to continue from, once; None starts the epoch.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        place: Placement,
+        stepper: Stepper,
+        rate: LearningRate,
+        window: LossWindow,
+        metrics: MetricSet,
+        run: Run,
+        step_end: Sequence[Callable[[Run], None]],
+    ) -> None:
+        self._source, self._place, self._stepper, self._rate = source, place, stepper, rate
+        self._window, self.metrics, self._run, self._step_end = window, metrics, run, tuple(step_end)
+        self.resume_at: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[None]:
+        """Yield after each optimizer step."""
+        self._source.set_epoch(self._run.epoch)
+        if self.resume_at is not None:
+            self._source.load_state_dict(self.resume_at)
+            self.resume_at = None
+        return self._single() if self._run.config.accumulate_steps == 1 else self._accumulated()
+
+    def _single(self) -> Iterator[None]:
+        run, stepper, rate, window, metrics = self._run, self._stepper, self._rate, self._window, self.metrics
+        place, total = self._place, run.steps_per_epoch
+        has_metrics, clips = bool(metrics), run.config.max_grad_norm is not None
+        for given in self._source:
+            batch = place(given)
+            loss, outputs = stepper.add(batch, 1.0, last=True)
+            window.add(loss, batch, run.step + 1, rate.current)
+            if has_metrics and outputs is not None:
+                metrics.update(outputs, batch)
+            stepper.update(1.0)
+            if clips and stepper.norm is not None:
+                window.add_norm(stepper.norm)
+            rate.after_step()
+            run.local_loss = loss
+            run.step += 1
+            run.batch += 1
+            run.rows += batch.global_rows
+            for hook in self._step_end:
+                hook(run)
+            yield
+            if run.batch >= total:
+                return
+
+    def _accumulated(self) -> Iterator[None]:
+        """Several batches a step; each counts by its rows, a short last group by the rows it has."""
+        run, stepper, window = self._run, self._stepper, self._window
+        total, group = run.steps_per_epoch, run.config.accumulate_steps
+        first = rows = 0
+        expected = 1.0
+        for given in self._source:
+            batch = self._place(given)
+            if rows == 0:
+                first = min(group, total - run.batch)
+                expected = float(batch.global_rows * first)
+            first -= 1
+            rows += batch.global_rows
+            share = batch.global_rows / expected if stepper.divides else 1.0
+            loss, outputs = stepper.add(batch, share, last=first == 0)
+            window.add(loss, batch, run.step + 1, self._rate.current)
+            if self.metrics and outputs is not None:
+                self.metrics.update(outputs, batch)
+            run.local_loss = loss
+            run.batch += 1
+            run.rows += batch.global_rows
+            if first == 0:
+                self._update(expected / rows if stepper.divides else 1.0)
+                rows = 0
+                yield
+            if run.batch >= total:
+                return
+        if rows:  # the source ended early, as after resuming with other batches
+            self._update(expected / rows if stepper.divides else 1.0)
+            yield
+
+    def _update(self, correction: float) -> None:
+        self._stepper.update(correction)
+        if self._stepper.norm is not None:
+            self._window.add_norm(self._stepper.norm)
+        self._rate.after_step()
+        self._run.step += 1
+        for hook in self._step_end:
+            hook(self._run)

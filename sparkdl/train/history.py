@@ -1,0 +1,78 @@
+"""The course of a run as two tables.
+
+Enters: one row after each optimizer step and one after each epoch. Leaves: both tables as columns, rows or data
+frames.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["History"]
+
+_STEP_COLUMNS = ("step", "epoch", "loss", "lr", "grad_norm")
+
+
+class History:
+    """One row a step, one row an epoch.
+
+    ``steps`` holds, by column, ``step`` (from 1), ``epoch`` (from 0), ``loss`` (mean over the global batch), ``lr`` (of
+    the first parameter group) and ``grad_norm`` (before clipping; NaN without clipping), 40 bytes a step.
+    ``epochs`` is a list of rows: ``epoch``, ``step``, ``loss``, ``val_loss``, metrics, ``lr``, ``seconds``, ``rows``.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[str, array[float]] = {name: array("d") for name in _STEP_COLUMNS}
+        self.epochs: list[dict[str, float]] = []
+
+    def add_step(self, step: int, epoch: int, loss: float, lr: float, grad_norm: float) -> None:
+        """Append the row of one optimizer step."""
+        for column, value in zip(self.steps.values(), (step, epoch, loss, lr, grad_norm), strict=True):
+            column.append(value)
+
+    def add_epoch(self, row: Mapping[str, float]) -> None:
+        """Append the row of one epoch."""
+        self.epochs.append(dict(row))
+
+    def __len__(self) -> int:
+        """Number of epochs."""
+        return len(self.epochs)
+
+    def step_rows(self) -> list[dict[str, float]]:
+        """The table of steps as a list of rows."""
+        rows = [dict(zip(self.steps, values, strict=True)) for values in zip(*self.steps.values(), strict=True)]
+        for row in rows:
+            row["step"], row["epoch"] = int(row["step"]), int(row["epoch"])
+        return rows
+
+    def to_pandas(self, table: str = "epochs") -> Any:
+        """Return ``"epochs"`` or ``"steps"`` as a pandas data frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.step_rows() if table == "steps" else self.epochs)
+
+    def column(self, name: str) -> list[float]:
+        """Values of an epoch column, in order of the epochs that have it."""
+        return [row[name] for row in self.epochs if name in row]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both tables; the steps as one float64 tensor ``(columns, capacity)``.
+
+        Its capacity is a power of two, so that the layout of a checkpoint changes rarely while the table grows.
+        """
+        rows = len(self.steps["step"])
+        table = torch.zeros(len(_STEP_COLUMNS), 1 << max(rows - 1, 1023).bit_length(), dtype=torch.float64)
+        if rows:
+            for target, column in zip(table, self.steps.values(), strict=True):
+                target[:rows] = torch.frombuffer(column, dtype=torch.float64)
+        return {"steps": table, "rows": rows, "epochs": self.epochs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over both tables."""
+        table = state["steps"][:, : state["rows"]].tolist()
+        self.steps = {name: array("d", values) for name, values in zip(_STEP_COLUMNS, table, strict=True)}
+        self.epochs = [dict(row) for row in state["epochs"]]

@@ -1,0 +1,372 @@
+"""The training loop: epochs of steps, validation, checkpoints, stopping.
+
+Enters: a task, batches, a collective and settings. Leaves: a trained model and a ``TrainResult``, equal on all ranks;
+N ranks compute what one rank computes on the same global batches.
+
+Nothing in a step waits for the device or for other ranks but the exchange of gradients itself: losses are looked at
+once a window, metrics are reduced once an epoch, checkpoints are written beside training.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sparkdl.collective.base import Collective
+from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError
+from sparkdl.observe import emit
+from sparkdl.train import rng
+from sparkdl.train.callbacks import Callback, Hooks
+from sparkdl.train.checkpoint import Checkpointer
+from sparkdl.train.epoch import EpochTrainer
+from sparkdl.train.evaluate import Evaluator
+from sparkdl.train.judge import Judge
+from sparkdl.train.loss import Objective
+from sparkdl.train.metrics import MetricSet
+from sparkdl.train.report import Reporter, ScalarWriter
+from sparkdl.train.result import TrainResult
+from sparkdl.train.resume import load_newest, rank_states, restore_rank
+from sparkdl.train.run import Run
+from sparkdl.train.schedule import LearningRate
+from sparkdl.train.source import BatchSource
+from sparkdl.train.step import Placement, Stepper
+from sparkdl.train.task import Parts, Task, build_parts
+from sparkdl.train.window import LossWindow
+
+__all__ = ["fit"]
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def fit(
+    task: Task,
+    train: BatchSource,
+    validation: BatchSource | None = None,
+    *,
+    collective: Collective,
+    config: TrainConfig,
+    callbacks: Sequence[Callback] = (),
+    checkpoints: Checkpointer | None = None,
+) -> TrainResult:
+    """Train ``task``; every rank calls this with its own part of the batches.
+
+    Args:
+        task: model, optimizer, loss, and the tensors they take.
+        train: batches to train on.
+        validation: batches to validate on after each epoch; None skips validation.
+        collective: the ranks; stays open.
+        config: epochs, precision, stopping and the like.
+        callbacks: called in their order.
+        checkpoints: where to save, and to continue from; None keeps nothing.
+
+    Returns:
+        What came of it; ``model`` is the task's own module where it was given as an instance.
+
+    Raises:
+        ConfigError: parts of the task or settings do not fit each other.
+        CheckpointError: no checkpoint is whole, it does not fit the model, or one could not be written.
+        NonFiniteLossError: the loss became NaN or infinite, on whichever rank; every rank raises.
+    """
+    device = torch.device(collective.world.device)
+    with rng.isolated(device), _deterministic(config.deterministic):
+        trainer = _Trainer(task, train, validation, collective, config, callbacks, checkpoints)
+        try:
+            return trainer.run_all()
+        except BaseException as error:
+            trainer.hooks.call("on_error", trainer.run, error)
+            raise
+        finally:
+            trainer.close()
+
+
+class _Trainer:
+    """The parts of one run, and their course."""
+
+    def __init__(
+        self,
+        task: Task,
+        train: BatchSource,
+        validation: BatchSource | None,
+        collective: Collective,
+        config: TrainConfig,
+        callbacks: Sequence[Callback],
+        checkpoints: Checkpointer | None,
+    ) -> None:
+        self.config, self.collective, self.checkpoints = config, collective, checkpoints
+        self.train, self.validation = train, validation
+        world = collective.world
+        self.started = time.perf_counter()
+        self.device = torch.device(world.device)
+        self.steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
+        self.validation_steps = _steps("validation_steps", config.validation_steps, validation) if validation else 0
+        strangers = [type(c).__name__ for c in callbacks if not isinstance(c, Callback)]
+        if strangers:
+            raise ConfigError(f"callbacks holds {strangers}: derive them from sparkdl.train.callbacks.Callback")
+        parts = build_parts(task, self.device, seed=config.seed, channels_last=config.channels_last)
+        self.parts = parts
+        state = load_newest(checkpoints, parts, collective, resume=config.resume)
+        self.resumed_step: int | None = None
+        self.hooks = Hooks(callbacks, world.is_leader)
+        self.run = Run(parts.model, parts.optimizer, world, config, self.steps_per_epoch)
+        self.sync = collective.wrap(parts.model, parts.optimizer, config.sync)
+        try:
+            self._assemble(task, parts)
+            self._start(state)
+            self.scalars = ScalarWriter(config, self.run)
+        except BaseException:
+            self.sync.close()
+            raise
+
+    def _assemble(self, task: Task, parts: Parts) -> None:
+        """Make everything that the steps of an epoch need."""
+        config, collective = self.config, self.collective
+        self.rate = LearningRate(
+            parts.optimizer,
+            parts.scheduler,
+            interval=task.scheduler_interval,
+            warmup_steps=config.warmup_steps,
+            scale=config.scale_lr,
+            world=collective.world,
+        )
+        size = collective.world.size
+        objective = None
+        if task.train_step is None:
+            objective = Objective(task, self.device, size, lambda tensor: collective.all_reduce(tensor, "sum"))
+        place = Placement(self.device, config.channels_last)
+        self.stepper = Stepper(task, self.sync, parts.optimizer, objective, config, self.device)
+        self.window = LossWindow(collective, self.run)
+        metrics = MetricSet(task.metrics if config.train_metrics else {}, task.labels, self.device)
+        self.evaluate = Evaluator(task, parts.model, objective, place, collective, config.precision)
+        self.judge = Judge(config, self.evaluate.metrics, collective, parts.model, self.checkpoints)
+        self.judge.check_monitor(task, validates=self.validation is not None, rate=self.rate)
+        self.reporter = Reporter(self.run, self.window)
+        self.epoch_trainer = EpochTrainer(
+            self.train, place, self.stepper, self.rate, self.window, metrics, self.run, self.hooks.step_end
+        )
+
+    # --- the course ---------------------------------------------------------------------------------------------
+
+    def run_all(self) -> TrainResult:
+        """All epochs, then the result."""
+        run = self.run
+        if run.world.is_leader:
+            emit(
+                "fit_start",
+                backend=self.collective.name,
+                world_size=run.world.size,
+                epochs=self.config.epochs,
+                steps_per_epoch=self.steps_per_epoch,
+                parameters=sum(p.numel() for p in run.model.parameters()),
+                precision=self.config.precision,
+                resumed_step=self.resumed_step,
+            )
+        self.hooks.call("on_fit_start", run)
+        while run.epoch < self.config.epochs and not self._finished():
+            self._epoch()
+        metrics = self.judge.finish(run.history)
+        if self.checkpoints is not None and run.world.is_leader:
+            self.checkpoints.wait()
+        self.hooks.call("on_fit_end", run)
+        result = self._result(metrics)
+        if run.world.is_leader:
+            emit("fit_end", steps=result.steps, rows=result.rows, seconds=result.seconds, reason=result.stop_reason)
+        return result
+
+    def _finished(self) -> bool:
+        """Whether the run ends before its last epoch; the same on all ranks."""
+        run = self.run
+        if run.stop_reason is None and self.judge.stopping.exhausted:
+            run.stop_reason = f"{self.judge.monitor} did not improve for {self.judge.stopping.waited} epochs"
+        if run.stop_reason is None and self.config.max_steps is not None and run.step >= self.config.max_steps:
+            run.stop_reason = f"max_steps={self.config.max_steps} is reached"
+        return run.stop_reason is not None
+
+    def _epoch(self) -> None:
+        """Train what is left of one epoch, validate, judge, save."""
+        run, started = self.run, time.perf_counter()
+        self.hooks.call("on_epoch_start", run)
+        for _ in self.epoch_trainer:
+            self._between_steps()
+            if self._stops_here():
+                break
+        self.window.flush()
+        self.reporter.epoch_done()
+        self._share_buffers()
+        whole = run.batch >= self.steps_per_epoch
+        if not whole and not self._finished():
+            whole = True  # the source had less to give than it said, as after resuming with other batches
+        if not whole:
+            self._save()  # before this epoch is judged: a run that continues judges it when it is whole
+        row: dict[str, float] = {"epoch": run.epoch, "step": run.step, "loss": self.window.epoch_loss}
+        row |= self.epoch_trainer.metrics.compute(self.collective, run.world.size)
+        if self.validation is not None:
+            row |= self._validate(self.validation)
+        row |= {"lr": self.rate.current, "seconds": time.perf_counter() - started, "rows": self.window.epoch_rows}
+        run.history.add_epoch(row)
+        best = self.judge.judge(run.epoch, row)
+        self.hooks.call("on_epoch_end", run, row)
+        self.scalars.steps()
+        self.scalars.epoch(row)
+        if run.world.is_leader:
+            emit("epoch", best=best, epochs=self.config.epochs, metrics={k: _plain(v) for k, v in row.items()})
+        if whole:
+            self.rate.after_epoch(row[self.judge.monitor])
+            run.epoch, run.batch = run.epoch + 1, 0
+            self.window.start_epoch()
+            self.window.flush()  # a wish of a callback at the end of the epoch
+            self._save_epoch(best)
+
+    def _between_steps(self) -> None:
+        """After every optimizer step; nearly always nothing."""
+        run = self.run
+        self.reporter.batch_done()
+        every = self.checkpoints.config.every_steps if self.checkpoints is not None else None
+        due = every is not None and run.step % every == 0 and run.batch < self.steps_per_epoch
+        if due or run.step % self.config.window_steps == 0:
+            self.window.flush()
+            self.scalars.steps()
+        if due:
+            self._share_buffers()
+            self._save()
+
+    def _stops_here(self) -> bool:
+        """Whether to leave the epoch after this step."""
+        maximum = self.config.max_steps
+        return self.run.stop_reason is not None or (maximum is not None and self.run.step >= maximum)
+
+    def _validate(self, source: BatchSource) -> dict[str, float]:
+        self.hooks.call("on_validation_start", self.run)
+        source.set_epoch(0)  # the same rows in the same order each time
+        steps = self.validation_steps
+        found = self.evaluate(source, steps, lambda done: self.reporter.validation_done(done, steps))
+        self.hooks.call("on_validation_end", self.run, found)
+        return found
+
+    def _share_buffers(self) -> None:
+        """Give all ranks rank 0's buffers (running statistics), so that all validate and save the same model."""
+        buffers = list(self.run.model.buffers())
+        if buffers and self.run.world.size > 1:
+            self.collective.broadcast(buffers)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def _save_epoch(self, best: bool) -> None:
+        """Save at the end of an epoch if it is time, or it was the best, or the last one."""
+        if self.checkpoints is None:
+            return
+        config, run = self.checkpoints.config, self.run
+        due = config.every_epochs is not None and run.epoch % config.every_epochs == 0
+        due |= config.every_steps is not None and run.step % config.every_steps == 0
+        ends = run.epoch >= self.config.epochs or self._finished()
+        if due or ends or (best and config.keep_best):
+            self._save(best)
+
+    def _save(self, best: bool = False) -> None:
+        if self.checkpoints is None:
+            return
+        run = self.run
+        ranks = rank_states(self.collective, self.device, self.epoch_trainer.metrics.state())
+        if run.world.is_leader:
+            state = {
+                "model": run.model.state_dict(),
+                "optimizer": run.optimizer.state_dict(),
+                "rate": self.rate.state_dict(),
+                "scaler": self.stepper.scaler.state_dict() if self.stepper.scaler is not None else None,
+                "ranks": ranks,
+                "loader": self.train.state_dict() if run.batch else None,
+                "run": {"epoch": run.epoch, "batch": run.batch, "step": run.step, "rows": run.rows},
+                "window": self.window.state_dict(),
+                "judge": self.judge.state_dict(),
+                "callbacks": self.hooks.state_dict(),
+                "history": run.history.state_dict(),
+            }
+            self.checkpoints.save(state, step=run.step, epoch=run.epoch, best=best)
+        self.hooks.call("on_checkpoint", run)
+
+    def _start(self, state: dict[str, Any] | None) -> None:
+        """Begin afresh, or go on from the rest of a checkpoint's state."""
+        run, world = self.run, self.run.world
+        if state is None:
+            rng.seed_rank(self.config.seed, world.rank)
+            self.rate.start()
+            return
+        for name, value in state["run"].items():
+            setattr(run, name, value)
+        self.resumed_step = state["resumed_step"]
+        run.history.load_state_dict(state["history"])
+        self.rate.load_state_dict(state["rate"])
+        if self.stepper.scaler is not None and state["scaler"]:
+            self.stepper.scaler.load_state_dict(state["scaler"])
+        self.window.load_state_dict(state["window"])
+        self.judge.load_state_dict(state["judge"])
+        self.hooks.load_state_dict(state["callbacks"])
+        metrics = restore_rank(state["ranks"], world.rank, world.size, self.device, self.config.seed + run.step)
+        if run.batch:
+            self.epoch_trainer.metrics.load_state(metrics)
+            self.epoch_trainer.resume_at = state["loader"]
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _result(self, metrics: dict[str, float]) -> TrainResult:
+        run, stopping = self.run, self.judge.stopping
+        return TrainResult(
+            model=run.model,
+            history=run.history,
+            metrics=metrics,
+            monitor=self.judge.monitor,
+            best_epoch=stopping.best_epoch,
+            best_value=stopping.best_value,
+            epochs=run.epoch,
+            steps=run.step,
+            rows=run.rows,
+            seconds=time.perf_counter() - self.started,
+            stopped_early=run.epoch < self.config.epochs,
+            stop_reason=run.stop_reason,
+            resumed_step=self.resumed_step,
+        )
+
+    def close(self) -> None:
+        """Release what outlives the run; an error that is under way goes first."""
+        self.sync.close()
+        self.scalars.close()
+        if self.checkpoints is not None and self.run.world.is_leader:
+            self.checkpoints.close()
+
+
+def _steps(name: str, wanted: int | None, source: BatchSource) -> int:
+    there = len(source)
+    if there == 0:
+        raise ConfigError(f"the source of {name} gives 0 batches: write rows, or choose a smaller batch size")
+    if wanted is not None and wanted > there:
+        raise ConfigError(f"{name}={wanted} exceeds the {there} batches there are: lower it or leave it out")
+    return there if wanted is None else wanted
+
+
+def _plain(value: float) -> float | None:
+    return value if value == value and abs(value) != float("inf") else None
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Allow only deterministic kernels inside the block."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    workspace = os.environ.get(_CUBLAS)
+    os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        if workspace is None:
+            os.environ.pop(_CUBLAS, None)
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]

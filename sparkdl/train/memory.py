@@ -1,0 +1,143 @@
+"""Batches of tensors that are in memory already: for small data, examples and tests.
+
+Enters: named tensors, equal on all ranks. Leaves: a ``BatchSource`` whose global batches are the same at every world
+size, with exact tails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.world import SOLO, World
+
+__all__ = ["TensorBatch", "TensorSource"]
+
+
+class TensorBatch(dict[str, torch.Tensor]):
+    """One rank's part of a global batch; see ``train.source.BatchLike`` for the attributes."""
+
+    __slots__ = ("epoch", "global_rows", "rows", "step", "weight")
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        epoch: int = 0,
+        step: int = 0,
+        rows: int,
+        global_rows: int,
+        weight: float,
+    ) -> None:
+        super().__init__(tensors)
+        self.epoch, self.step, self.rows, self.global_rows, self.weight = epoch, step, rows, global_rows, weight
+
+
+class TensorSource:
+    """Shuffled, sharded batches over tensors that every rank holds whole.
+
+    Global batch k of an epoch is the same set of rows at every world size; rank r takes the r-th of ``world.size``
+    nearly equal parts. The last global batch is as short as the rows demand, and the parts of some ranks may be empty.
+
+    Args:
+        tensors: named tensors of one length, e.g. ``{"x": (rows, features), "y": (rows,)}``; not copied.
+        global_batch_rows: rows of a global batch.
+        world: which part of each global batch this rank takes.
+        shuffle: a new permutation each epoch; without it, the rows in their order.
+        seed: of the permutations.
+
+    Raises:
+        DataError: there are no rows, or the tensors differ in length.
+        ConfigError: ``global_batch_rows`` is below 1.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        global_batch_rows: int,
+        world: World = SOLO,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if global_batch_rows < 1:
+            raise ConfigError(f"global_batch_rows={global_batch_rows} is below 1: give at least 1 row")
+        lengths = {name: int(tensor.shape[0]) for name, tensor in tensors.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the tensors differ in length, {lengths}: give one row of each for every example")
+        if not any(lengths.values()):
+            raise DataError("there are 0 rows to make batches of: give at least 1")
+        self._tensors = dict(tensors)
+        self._rows = next(iter(lengths.values()))
+        self.global_batch_rows = global_batch_rows
+        self._world = world
+        self._shuffle, self._seed = shuffle, seed
+        self._epoch = self._position = 0
+        self._order: tuple[int, torch.Tensor] | None = None
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return -(-self._rows // self.global_batch_rows)
+
+    def __iter__(self) -> Iterator[TensorBatch]:
+        """Yield what is left of the epoch; an exhausted epoch starts over."""
+        if self._position >= len(self):
+            self._position = 0
+        order = self._permutation()
+        while self._position < len(self):
+            step = self._position
+            self._position += 1
+            yield self._batch(step, order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start over at the first batch of ``epoch``."""
+        self._epoch, self._position = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and what must agree for it to mean anything."""
+        return {"epoch": self._epoch, "position": self._position, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a position; any world size will do.
+
+        Raises:
+            ConfigError: the position belongs to other rows, another batch size or another order.
+        """
+        theirs = {name: state.get(name) for name in self._identity()}
+        if theirs != self._identity():
+            raise ConfigError(f"the position belongs to {theirs}, this source is {self._identity()}: make them equal")
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "rows": self._rows,
+            "global_batch_rows": self.global_batch_rows,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+        }
+
+    def _permutation(self) -> torch.Tensor | None:
+        if not self._shuffle:
+            return None
+        if self._order is None or self._order[0] != self._epoch:
+            generator = torch.Generator().manual_seed((self._seed << 20) + self._epoch)
+            self._order = (self._epoch, torch.randperm(self._rows, generator=generator))
+        return self._order[1]
+
+    def _batch(self, step: int, order: torch.Tensor | None) -> TensorBatch:
+        start = step * self.global_batch_rows
+        total = min(self.global_batch_rows, self._rows - start)
+        rank, size = self._world.rank, self._world.size
+        first, last = start + total * rank // size, start + total * (rank + 1) // size
+        if order is None:
+            tensors = {name: tensor[first:last] for name, tensor in self._tensors.items()}
+        else:
+            chosen = order[first:last]
+            tensors = {name: tensor[chosen.to(tensor.device)] for name, tensor in self._tensors.items()}
+        rows = last - first
+        return TensorBatch(
+            tensors, epoch=self._epoch, step=step, rows=rows, global_rows=total, weight=rows * size / total
+        )

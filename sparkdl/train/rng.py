@@ -1,0 +1,57 @@
+"""The random number generators of one rank: seeded, captured, restored.
+
+Enters: a seed and a rank. Leaves: torch's (CPU and the rank's GPU), NumPy's and Python's global generators in a known
+state; those of the caller are as before once the run is over.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["capture", "isolated", "restore", "seed_rank"]
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Give each rank streams of its own, so that dropout differs between ranks."""
+    first, second, third = (int(n) for n in np.random.SeedSequence([seed % 2**63, rank]).generate_state(3))
+    torch.manual_seed(first)
+    np.random.seed(second)
+    random.seed(third)
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """Return the states of all generators."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    version, internal, gauss_next = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "numpy": (name, keys, int(position), int(has_gauss), float(gauss)),
+        "python": (version, np.array(internal, dtype=np.int64), gauss_next),
+    }
+
+
+def restore(state: dict[str, Any], device: torch.device) -> None:
+    """Bring all generators into captured states."""
+    torch.set_rng_state(state["torch"].cpu())
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    np.random.set_state(tuple(state["numpy"]))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(int(n) for n in internal), gauss_next))
+
+
+@contextmanager
+def isolated(device: torch.device) -> Iterator[None]:
+    """Leave the caller's generators as they were."""
+    before = capture(device)
+    try:
+        yield
+    finally:
+        restore(before, device)

@@ -1,0 +1,73 @@
+"""A run under way, as callbacks see it.
+
+Enters: the loop's progress. Leaves: one object to read from, and the one wish that can be put to it: to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sparkdl.config import TrainConfig
+from sparkdl.train.history import History
+from sparkdl.world import World
+
+__all__ = ["Run"]
+
+
+@dataclass
+class Run:
+    """Where the run stands on this rank.
+
+    Attributes:
+        model: the user's own module (not a wrapper); look, and change at your own risk.
+        optimizer: the optimizer.
+        world: which rank this is.
+        config: settings of the run.
+        steps_per_epoch: batches of an epoch.
+        epoch: the current epoch, from 0; after the last one, the number of epochs.
+        batch: batches of this epoch that were trained on.
+        step: optimizer steps so far.
+        rows: rows of all ranks that were trained on so far.
+        history: the tables so far; step rows arrive once a window (``TrainConfig.window_steps``).
+        local_loss: this rank's share in the loss of the newest batch, on the device.
+        stop_reason: why the run will stop, once all ranks know; None otherwise.
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    world: World
+    config: TrainConfig
+    steps_per_epoch: int
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    rows: int = 0
+    history: History = field(default_factory=History)
+    local_loss: torch.Tensor | None = None
+    stop_reason: str | None = None
+    _wish: str | None = None
+
+    @property
+    def loss(self) -> float:
+        """Loss of the newest batch on this rank (NaN before the first); waits for the device."""
+        return float("nan") if self.local_loss is None else float(self.local_loss)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first parameter group."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def request_stop(self, reason: str = "a callback asked for it") -> None:
+        """Ask all ranks to stop; any rank may. They agree at the end of the window, and stop at the same step."""
+        self._wish = self._wish or reason
+
+    def wishes(self) -> str | None:
+        """What this rank asked for."""
+        return self._wish
+
+    def settle_wish(self, wishes: Sequence[str | None]) -> None:
+        """Decide by the wishes of all ranks: the first rank's reason counts."""
+        self.stop_reason = next((wish for wish in wishes if wish), None)

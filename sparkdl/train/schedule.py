@@ -1,0 +1,172 @@
+"""The learning rate: the user's scheduler, warm-up over it, and scaling with the world size when that is asked for.
+
+Enters: an optimizer and perhaps a scheduler. Leaves: learning rates in the optimizer's groups, and a state that brings
+a resumed run to the same ones, or to proportional ones at another world size.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+
+from sparkdl.errors import CheckpointError
+from sparkdl.observe import emit, logger
+from sparkdl.world import World
+
+__all__ = ["LearningRate"]
+
+_GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # the rates that schedulers keep in parameter groups
+_SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")  # a floor such as eta_min is absolute, and stays
+
+
+class LearningRate:
+    """Steps the scheduler, warms up, scales.
+
+    Args:
+        optimizer: whose groups are set.
+        scheduler: a scheduler of that optimizer, or None.
+        interval: ``"epoch"`` or ``"step"``, when the scheduler steps.
+        warmup_steps: steps over which the rate climbs linearly from 0 to the scheduler's.
+        scale: multiply all rates by the world size.
+        world: how many ranks there are, and whether this one reports.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        *,
+        interval: str,
+        warmup_steps: int,
+        scale: bool,
+        world: World,
+    ) -> None:
+        self._optimizer, self._scheduler = optimizer, scheduler
+        self._per_step = scheduler is not None and interval == "step"
+        self._per_epoch = scheduler is not None and interval == "epoch"
+        self._warmup = warmup_steps
+        self._scale, self._world_size, self._reports = scale, world.size, world.is_leader
+        self._steps = 0
+        self._advanced = False
+        self._nominal: list[float] = []
+        self._wants_metric = scheduler is not None and "metrics" in inspect.signature(scheduler.step).parameters
+        self.changes_every_step = self._per_step or warmup_steps > 0
+
+    def start(self) -> None:
+        """Set the first step's rates; call once, on a fresh start."""
+        if self._scale and self._world_size > 1:
+            self._multiply(self._world_size, f"scale_lr: {self._world_size} ranks")
+        self._remember()
+        self._warm()
+
+    def after_step(self) -> None:
+        """Set the rates of the next step."""
+        self._steps += 1
+        if self._per_step:
+            self._restore()
+            self._advance()
+            self._remember()
+        if self._steps <= self._warmup:
+            self._restore()
+            self._warm()
+
+    def after_epoch(self, monitored: float | None) -> None:
+        """Set the rates of the next epoch; a plateau scheduler is given the monitored value."""
+        if not self._per_epoch:
+            return
+        self._restore()
+        self._advance(*([monitored] if self._wants_metric else []))
+        self._remember()
+        self._warm()
+
+    @property
+    def needs_monitor(self) -> bool:
+        """Whether the scheduler judges epochs by the monitored value."""
+        return self._wants_metric
+
+    @property
+    def current(self) -> float:
+        """The rate of the first group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; the rates themselves stand in the optimizer's own."""
+        return {
+            "steps": self._steps,
+            "nominal": list(self._nominal),
+            "scaled_by": self._world_size if self._scale else 1,
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state, after the optimizer has taken over its own.
+
+        Raises:
+            CheckpointError: the checkpoint has a scheduler and this task has none, or the other way round.
+        """
+        if (state["scheduler"] is None) != (self._scheduler is None):
+            here, there = ("no", "one") if self._scheduler is None else ("one", "none")
+            raise CheckpointError(f"the task has {here} scheduler, the checkpoint {there}: resume with the same task")
+        self._steps, self._nominal = int(state["steps"]), list(state["nominal"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        now = self._world_size if self._scale else 1
+        if now != state["scaled_by"]:
+            self._restore()
+            self._multiply(now / state["scaled_by"], f"resumed: scaled by {state['scaled_by']} before, {now} now")
+            self._remember()
+            self._warm()
+
+    def _advance(self, *monitored: float | None) -> None:
+        if self._advanced:
+            self._scheduler.step(*monitored)
+            return
+        with warnings.catch_warnings():
+            # A scheduler that travelled lost the mark it had put on the optimizer's step, and complains once.
+            warnings.filterwarnings("ignore", message="Seems like `optimizer.step\\(\\)` has been overridden")
+            self._scheduler.step(*monitored)
+        self._advanced = True
+
+    def _multiply(self, factor: float, reason: str) -> None:
+        before = self.current
+        for group in self._optimizer.param_groups:
+            for name in _GROUP_RATES:
+                if name in group:
+                    group[name] = group[name] * factor
+        if self._scheduler is not None:
+            _scale_scheduler(self._scheduler, factor)
+        if self._reports:
+            logger.info("learning rate %g -> %g (%s)", before, self.current, reason)
+            emit("log", message=f"learning rate {before:g} -> {self.current:g} ({reason})")
+
+    def _remember(self) -> None:
+        self._nominal = [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    def _restore(self) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._nominal, strict=True):
+            _set_rate(group, rate)
+
+    def _warm(self) -> None:
+        if self._steps < self._warmup:
+            factor = (self._steps + 1) / self._warmup
+            for group, rate in zip(self._optimizer.param_groups, self._nominal, strict=True):
+                _set_rate(group, rate * factor)
+
+
+def _scale_scheduler(scheduler: Any, factor: float) -> None:
+    for name in _SCHEDULER_RATES:
+        rates = getattr(scheduler, name, None)
+        if isinstance(rates, list):
+            setattr(scheduler, name, [rate * factor for rate in rates])
+    for nested in getattr(scheduler, "_schedulers", ()):
+        _scale_scheduler(nested, factor)
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)  # a capturable optimizer holds its rate in a tensor
+    else:
+        group["lr"] = rate

@@ -1,0 +1,206 @@
+"""One optimizer step: forward, backward, synchronise, clip, step.
+
+Enters: one rank's batches. Leaves: weights that are equal on all ranks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from sparkdl.collective.base import GradientSync
+from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError
+from sparkdl.train.loss import Objective
+from sparkdl.train.memory import TensorBatch
+from sparkdl.train.source import BatchLike
+from sparkdl.train.task import Task
+
+__all__ = ["Placement", "Stepper", "autocast_of", "caller_of"]
+
+Caller = Callable[[torch.nn.Module, Any], Any]
+
+
+class Placement:
+    """Brings batches to where the model computes; a batch that is there already passes untouched."""
+
+    def __init__(self, device: torch.device, channels_last: bool) -> None:
+        self._device, self._channels_last = device, channels_last
+        self._idle = device.type == "cpu" and not channels_last
+
+    def __call__(self, batch: BatchLike) -> BatchLike:
+        """Return ``batch`` on the device, images in channels-last order if that was asked for; dtypes stay."""
+        if self._idle:
+            return batch
+        tensors = {name: self._place(tensor) for name, tensor in batch.items()}
+        return TensorBatch(
+            tensors,
+            epoch=batch.epoch,
+            step=batch.step,
+            rows=batch.rows,
+            global_rows=batch.global_rows,
+            weight=batch.weight,
+        )
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._channels_last and tensor.ndim == 4:
+            return tensor.to(self._device, non_blocking=True, memory_format=torch.channels_last)
+        return tensor.to(self._device, non_blocking=True)
+
+
+def caller_of(task: Task) -> Caller:
+    """How the task's model is called with a batch."""
+    names = tuple(task.inputs)
+    if task.input_style == "dict":
+        return lambda model, batch: model({name: batch[name] for name in names})
+    if task.input_style == "keyword":
+        return lambda model, batch: model(**{name: batch[name] for name in names})
+    if len(names) == 1:
+        only = names[0]
+        return lambda model, batch: model(batch[only])
+    return lambda model, batch: model(*[batch[name] for name in names])
+
+
+def autocast_of(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """A context, to be entered many times, in which ``precision`` holds."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+class Stepper:
+    """Trains on batches; all state beyond model and optimizer is the scaler's.
+
+    Args:
+        task: how the model is called.
+        sync: the wrapped model and its gradients.
+        optimizer: the user's own.
+        objective: the losses.
+        config: precision, clipping.
+        device: where the model computes.
+
+    Attributes:
+        scaler: the fp16 loss scaler; None without fp16.
+        norm: gradient norm of the newest step before clipping; None without clipping.
+        divides: whether the loss is a mean, so that accumulated batches share one step.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        sync: GradientSync,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective | None,
+        config: TrainConfig,
+        device: torch.device,
+    ) -> None:
+        self._sync, self._optimizer, self._objective = sync, optimizer, objective
+        self._net = _compiled(sync.model, config.compile)
+        self._call = caller_of(task)
+        self._train_step = task.train_step
+        self._precision = config.precision
+        self._device = device
+        self._max_norm = config.max_grad_norm
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.scaler = torch.amp.GradScaler(device.type) if config.precision == "fp16" else None
+        self.norm: torch.Tensor | None = None
+        self.divides = objective is None or not objective.only_sums
+        optimizer.zero_grad(set_to_none=True)
+
+    def add(self, batch: BatchLike, share: float, *, last: bool) -> tuple[torch.Tensor, Any]:
+        """Add the gradient of ``batch`` to the step's.
+
+        Args:
+            batch: this rank's part of a global batch, on the device.
+            share: the batch's share in the step; 1 unless gradients are accumulated.
+            last: whether the step's gradients are complete with it.
+
+        Returns:
+            The batch's loss on this rank, detached, such that its mean over ranks is the loss of the global batch; and
+            the model's outputs, None where there is no row.
+        """
+        if batch.rows == 0 and not self._sync.forward_is_collective:
+            if self._objective is not None:
+                self._objective.skip(batch)
+            return torch.zeros((), device=self._device), None
+        if self._precision == "fp32":
+            loss, outputs = self._loss(batch)
+        else:
+            with autocast_of(self._precision, self._device):
+                loss, outputs = self._loss(batch)
+        scaled = loss if share == 1.0 else loss * share
+        if self.scaler is not None:
+            scaled = self.scaler.scale(scaled)
+        if last:
+            scaled.backward()  # type: ignore[no-untyped-call]
+        else:
+            with self._sync.accumulate():
+                scaled.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), outputs if batch.rows else None
+
+    def update(self, correction: float) -> None:
+        """Synchronise, clip and step.
+
+        Args:
+            correction: multiplies the gradients; not 1 where the shares of the step's batches do not add up to 1.
+        """
+        self._sync.synchronize()
+        optimizer, scaler = self._optimizer, self.scaler
+        if scaler is not None and any(p.grad is not None for p in self._parameters):
+            scaler.unscale_(optimizer)
+        if correction != 1.0:
+            _multiply_gradients(self._parameters, correction)
+        if self._max_norm is not None:
+            self.norm = clip_gradients(self._parameters, self._max_norm)
+        if scaler is None:
+            optimizer.step()
+        elif any(p.grad is not None for p in self._parameters):
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _loss(self, batch: BatchLike) -> tuple[torch.Tensor, Any]:
+        if self._train_step is None:
+            outputs = self._call(self._net, batch)
+            assert self._objective is not None
+            return self._objective(outputs, batch), outputs
+        found = self._train_step(self._net, batch)
+        loss, outputs = found if isinstance(found, tuple) else (found, None)
+        if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ConfigError(f"train_step returned a loss of {what}: return the scalar mean loss of the batch")
+        return (loss if batch.weight == 1.0 else loss * batch.weight), outputs
+
+
+def _compiled(model: torch.nn.Module, how: bool | str) -> Any:
+    if not how:
+        return model
+    return torch.compile(model) if how is True else torch.compile(model, mode=how)
+
+
+@torch.no_grad()
+def _multiply_gradients(parameters: Sequence[torch.nn.Parameter], factor: float) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale all gradients so that their common 2-norm is at most ``max_norm``; return the norm before.
+
+    Unlike torch's own function this one takes sparse gradients, too (Pascanu et al., ICML 2013, section 3.2).
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not any(gradient.is_sparse for gradient in gradients):
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # entries of one row must be added before they are squared
+    values = [p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(values)
+    torch._foreach_mul_(values, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm

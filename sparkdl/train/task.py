@@ -1,0 +1,188 @@
+"""What is to be trained, and how its parts are made on a rank.
+
+Enters: a model, an optimizer, a loss, a scheduler, each as the object itself or as something that makes it, and the
+names of the tensors that go in. Leaves: the made parts, on the rank's device, bound to each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from sparkdl.errors import ConfigError
+from sparkdl.train.result import TrainResult
+
+__all__ = ["Parts", "Task", "TrainResult", "build_parts"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is trained, on which tensors of a batch, towards what.
+
+    A task travels to the ranks as one object, so an optimizer stays bound to the parameters of its model, with its
+    parameter groups, and a scheduler to its optimizer.
+
+    Attributes:
+        model: a module, or a callable without arguments that makes one.
+        optimizer: an optimizer over the parameters of ``model``; or an optimizer class, or ``functools.partial`` of
+            one, which is given ``model.parameters()``; or any other callable, which is given the model.
+        loss: ``loss(output, label) -> scalar mean over the rows, or one value a row``; a module, a function, a class,
+            or a callable without arguments that makes one. One for all labels, a sequence in the order of
+            ``labels``, or a mapping by label. Without labels it is called as ``loss(output)``. None only with
+            ``train_step``.
+        inputs: names of the tensors the model is called with.
+        labels: names of the tensors the outputs are compared with: the n-th output with the n-th label, or by name
+            where the model returns a dict.
+        input_style: ``"positional"`` calls ``model(a, b)``, ``"keyword"`` ``model(a=a, b=b)``, ``"dict"``
+            ``model({"a": a, "b": b})``.
+        loss_weights: factor of each label's loss, by position or by name; None means 1 each.
+        sample_weight: name of a tensor of shape ``(rows,)``. The loss is then the weighted mean over the global batch,
+            ``sum(w * loss) / sum(w)``, whatever rank the rows are on.
+        metrics: by name, a torchmetrics metric (instance, class or callable without arguments that makes one) or a
+            function ``(output, label) -> mean over the rows``; or, by label, such a mapping. With several labels a
+            plain mapping applies to each of them, and columns are called ``<label>_<name>``.
+        scheduler: a torch scheduler of ``optimizer``, or a callable that is given the optimizer and makes one.
+        scheduler_interval: whether the scheduler steps after every ``"epoch"`` or every optimizer ``"step"``.
+        train_step: replaces calling the model and the loss: ``train_step(model, batch)`` returns the scalar mean loss
+            over the batch's rows, or a pair of it and the outputs (for metrics). Backward pass, synchronisation,
+            clipping and the optimizer stay with the loop.
+    """
+
+    model: Any
+    optimizer: Any
+    loss: Any = None
+    inputs: Sequence[str] = ("features",)
+    labels: Sequence[str] = ("label",)
+    input_style: Literal["positional", "keyword", "dict"] = "positional"
+    loss_weights: Sequence[float] | Mapping[str, float] | None = None
+    sample_weight: str | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    scheduler: Any = None
+    scheduler_interval: Literal["epoch", "step"] = "epoch"
+    train_step: Callable[[torch.nn.Module, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("inputs", self.inputs), ("labels", self.labels)):
+            if isinstance(value, str):
+                raise ConfigError(f"{name}={value!r} is one string: give a sequence of names, as in ({value!r},)")
+        if self.input_style not in ("positional", "keyword", "dict"):
+            raise ConfigError(f"input_style={self.input_style!r} is unknown: use 'positional', 'keyword' or 'dict'")
+        if self.scheduler_interval not in ("epoch", "step"):
+            raise ConfigError(f"scheduler_interval={self.scheduler_interval!r} is unknown: use 'epoch' or 'step'")
+        if (self.loss is None) == (self.train_step is None):
+            given = "neither" if self.loss is None else "both"
+            raise ConfigError(f"loss and train_step: {given} of them is given: give exactly one of the two")
+        if self.train_step is not None and (self.sample_weight or self.loss_weights):
+            raise ConfigError("sample_weight and loss_weights do nothing beside a train_step: apply them inside it")
+        if not self.inputs and self.train_step is None:
+            raise ConfigError("inputs is empty: name the tensors that the model is called with")
+
+
+@dataclass(slots=True)
+class Parts:
+    """The made parts of a task, on one rank.
+
+    Attributes:
+        model: the module, on its device.
+        optimizer: the optimizer over its parameters.
+        scheduler: the learning-rate scheduler; None without one.
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+
+
+def build_parts(task: Task, device: torch.device, *, seed: int, channels_last: bool = False) -> Parts:
+    """Make the parts of ``task`` on ``device``; the same seed gives the same initial weights on every rank.
+
+    Raises:
+        ConfigError: a part is not what it should be, or belongs to another model or optimizer.
+    """
+    torch.manual_seed(seed)
+    model = task.model if isinstance(task.model, torch.nn.Module) else _made("model", task.model)
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module or a callable that makes one")
+    model.to(device)
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = _optimizer(task, model)
+    _move_state(optimizer, device)
+    return Parts(model, optimizer, _scheduler(task, optimizer))
+
+
+def takes_no_arguments(value: Any) -> bool:
+    """Whether ``value`` is a class, or a callable without required arguments: something that makes a part."""
+    if inspect.isclass(value):
+        return True
+    if isinstance(value, torch.nn.Module) or not callable(value):
+        return False
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    required = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    return not any(p.default is p.empty and p.kind in required for p in parameters) and not any(
+        p.kind is p.VAR_POSITIONAL for p in parameters
+    )
+
+
+def _made(what: str, factory: Any, *arguments: Any) -> Any:
+    if not callable(factory):
+        raise ConfigError(f"{what} is a {type(factory).__name__}: give the {what} itself or a callable that makes it")
+    return factory(*arguments)
+
+
+def _optimizer(task: Task, model: torch.nn.Module) -> torch.optim.Optimizer:
+    given = task.optimizer
+    if not isinstance(given, torch.optim.Optimizer):
+        maker = given.func if isinstance(given, functools.partial) else given
+        is_class = inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer)
+        given = _made("optimizer", given, model.parameters() if is_class else model)
+    if not isinstance(given, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer is a {type(given).__name__}: give a torch.optim.Optimizer or what makes one")
+    own = {id(parameter) for parameter in model.parameters()}
+    strangers = sum(id(p) not in own for group in given.param_groups for p in group["params"])
+    if strangers:
+        raise ConfigError(
+            f"{strangers} parameters of the optimizer are not among the {len(own)} of the model: make the optimizer "
+            "from this very model, or give a callable that makes it from the model"
+        )
+    closure = inspect.signature(given.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(
+            f"{type(given).__name__} evaluates the loss several times a step, which synchronised training does not: "
+            "choose an optimizer whose step() needs no closure"
+        )
+    return given
+
+
+def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Bring the state of an optimizer that has stepped before to where its parameters are now."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            # "step" counters stay where the optimizer put them: the CPU, unless it is capturable or fused
+            if isinstance(value, torch.Tensor) and name != "step" and value.device != device:
+                state[name] = value.to(device)
+
+
+def _scheduler(task: Task, optimizer: torch.optim.Optimizer) -> Any:
+    given = task.scheduler
+    if given is None:
+        return None
+    if not hasattr(given, "step") or inspect.isclass(given):
+        given = _made("scheduler", given, optimizer)
+    if not (hasattr(given, "step") and hasattr(given, "state_dict")):
+        raise ConfigError(f"scheduler is a {type(given).__name__}: give a torch scheduler or a callable that makes one")
+    if getattr(given, "optimizer", optimizer) is not optimizer:
+        raise ConfigError("the scheduler belongs to another optimizer: make it from this one, or give a callable")
+    return given

@@ -1,0 +1,113 @@
+"""The losses of the newest steps, looked at on all ranks together once a window.
+
+Enters: each batch's loss as a tensor that nobody waits for. Leaves: rows of the history with the loss of the global
+batch, and one decision on all ranks when a loss is not finite or a rank wishes to stop.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sparkdl.collective.base import Collective
+from sparkdl.errors import NonFiniteLossError
+from sparkdl.train.run import Run
+from sparkdl.train.source import BatchLike
+
+__all__ = ["LossWindow"]
+
+
+class LossWindow:
+    """Collects losses on the device; one all-reduce and one wait for the device a window.
+
+    Args:
+        collective: the ranks.
+        run: whose history gets the rows.
+    """
+
+    def __init__(self, collective: Collective, run: Run) -> None:
+        self._collective, self._run = collective, run
+        self._values: list[torch.Tensor] = []
+        self._facts: list[tuple[int, int, int, int, float]] = []
+        self._norms: list[torch.Tensor] = []
+        self.epoch_sum = 0.0
+        self.epoch_rows = 0
+        self.newest: float | None = None
+
+    def add(self, value: torch.Tensor, batch: BatchLike, step: int, lr: float) -> None:
+        """Take in one batch's contribution to the loss; ``step`` is the optimizer step it goes into, from 1."""
+        self._values.append(value)
+        self._facts.append((step, batch.step, batch.rows, batch.global_rows, lr))
+
+    def add_norm(self, norm: torch.Tensor) -> None:
+        """Take in the gradient norm of one optimizer step."""
+        self._norms.append(norm)
+
+    def start_epoch(self) -> None:
+        """Forget the sums of the epoch before."""
+        self.epoch_sum, self.epoch_rows = 0.0, 0
+
+    @property
+    def epoch_loss(self) -> float:
+        """Mean over the rows of the epoch so far."""
+        return self.epoch_sum / self.epoch_rows if self.epoch_rows else math.nan
+
+    def flush(self) -> None:
+        """Exchange the losses, add their rows to the history, and let all ranks decide alike.
+
+        Raises:
+            NonFiniteLossError: on every rank, naming the first step, the rank and the batch.
+        """
+        wish = self._run.wishes()
+        device = torch.device(self._collective.world.device)
+        values = [value.reshape(()) for value in self._values] or [torch.zeros((), device=device)]
+        local = torch.stack(values).to(torch.float64)
+        size = self._collective.world.size
+        if size > 1:
+            flag = torch.full((1,), 0.0 if wish is None else 1.0, dtype=torch.float64, device=device)
+            *losses, wanted = (self._collective.all_reduce(torch.cat((local, flag)), "sum") / size).tolist()
+        else:
+            losses, wanted = local.tolist(), 0.0 if wish is None else 1.0
+        if self._facts:
+            if not all(map(math.isfinite, losses)):
+                self._raise_non_finite(local.tolist())
+            self._record(losses)
+        self._values, self._facts, self._norms = [], [], []
+        if wanted:
+            self._run.settle_wish(self._collective.all_gather_object(wish) if size > 1 else [wish])
+
+    def _record(self, losses: list[float]) -> None:
+        run = self._run
+        norms = torch.stack(self._norms).tolist() if self._norms else []
+        first = self._facts[0][0]
+        step_sum, step_rows = 0.0, 0
+        for index, (loss, (step, _, _, rows, lr)) in enumerate(zip(losses, self._facts, strict=True)):
+            step_sum, step_rows = step_sum + loss * rows, step_rows + rows
+            if index + 1 == len(losses) or self._facts[index + 1][0] != step:
+                self.newest = step_sum / step_rows
+                run.history.add_step(step, run.epoch, self.newest, lr, norms[step - first] if norms else math.nan)
+                self.epoch_sum, self.epoch_rows = self.epoch_sum + step_sum, self.epoch_rows + step_rows
+                step_sum, step_rows = 0.0, 0
+
+    def _raise_non_finite(self, local: list[float]) -> None:
+        found = next(((index, value) for index, value in enumerate(local) if not math.isfinite(value)), None)
+        everyone = self._collective.all_gather_object(
+            None if found is None else (found[0], self._collective.world.rank, found[1], self._facts[found[0]])
+        )
+        _, rank, value, (step, batch, rows, global_rows, lr) = min(
+            (entry for entry in everyone if entry is not None), key=lambda entry: entry[:2]
+        )
+        raise NonFiniteLossError(
+            f"the loss of rank {rank} is {value} at step {step} (epoch {self._run.epoch}, batch {batch}: {rows} of its "
+            f"{global_rows} rows, learning rate {lr:g}): lower the learning rate, clip gradients with max_grad_norm, "
+            "or look for NaN and infinite values in this batch"
+        )
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the sums of the epoch so far; call after ``flush``."""
+        return {"sum": self.epoch_sum, "rows": self.epoch_rows}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take over the sums of an epoch under way."""
+        self.epoch_sum, self.epoch_rows = state["sum"], int(state["rows"])
