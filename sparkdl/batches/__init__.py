@@ -1,1 +1,1 @@
-"""Stage 2 of 5: shards in, batches of tensors out, in an order that does not depend on the world size."""
+"""Stage 2 of 5: shards to batches, at memory speed, in an order that never depends on the world size."""

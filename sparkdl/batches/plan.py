@@ -118,6 +118,13 @@ class Order:
         each, extra = divmod(self.rows, self.lanes)
         return lane * each + min(lane, extra)
 
+    def lane_blocks(self, lane: int) -> Ints:
+        """The blocks of which a lane has rows, in the order of the lane."""
+        start = self.lane_start(lane)
+        low = int(np.searchsorted(self._starts, start, side="right")) - 1
+        high = int(np.searchsorted(self._starts, start + self.lane_rows(lane), side="left"))
+        return self.sequence[low:high]
+
     def windows(self, lane: int) -> int:
         """Number of windows of one lane."""
         return -(-self.lane_rows(lane) // self.window)

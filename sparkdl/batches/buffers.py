@@ -1,0 +1,58 @@
+"""Memory that batches are gathered into, used again as soon as nobody looks at it.
+
+Enters: wishes for so many bytes. Leaves: byte tensors. Fresh memory costs a page fault every 4 KiB, several times the
+copy itself, so buffers go round; but a buffer never goes round while any tensor, view or array of it is alive: each
+hand-out wraps the same numpy array in a storage of its own, and the array's reference count tells when all are gone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["BufferRing"]
+
+_LEAST = 4096
+
+
+class BufferRing:
+    """Reusable buffers, by size in powers of two.
+
+    Args:
+        keep_bytes: buffers beyond this many bytes are not kept for reuse.
+        pin_memory: take page-locked memory from torch, whose own allocator then does the reuse, since it alone knows
+            when copies to a GPU have ended.
+    """
+
+    def __init__(self, keep_bytes: int, pin_memory: bool = False) -> None:
+        self._keep_bytes = keep_bytes
+        self._pin_memory = pin_memory
+        self._kept_bytes = 0
+        self._buffers: dict[int, list[npt.NDArray[np.uint8]]] = {}
+        self._lock = threading.Lock()
+        self._idle_count = self._count([np.empty(1, np.uint8)], 0)
+
+    @staticmethod
+    def _count(buffers: list[npt.NDArray[np.uint8]], position: int) -> int:
+        """References to a buffer, as many as a buffer in a list has that nobody else looks at."""
+        return sys.getrefcount(buffers[position])
+
+    def take(self, size: int) -> torch.Tensor:
+        """A uint8 tensor of ``size`` bytes of any content, aligned to 64 bytes where that is more than a page."""
+        if self._pin_memory:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        slot = max(_LEAST, 1 << max(0, size - 1).bit_length())
+        with self._lock:
+            buffers = self._buffers.setdefault(slot, [])
+            for position in range(len(buffers)):
+                if self._count(buffers, position) == self._idle_count:
+                    return torch.from_numpy(buffers[position])[:size]
+            buffer = np.empty(slot, np.uint8)
+            if self._kept_bytes + slot <= self._keep_bytes:
+                buffers.append(buffer)
+                self._kept_bytes += slot
+        return torch.from_numpy(buffer)[:size]

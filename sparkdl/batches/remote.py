@@ -1,0 +1,140 @@
+"""Blocks that cannot be mapped where they lie: fetched, checked and decoded into the host's cache, mapped from there.
+
+Enters: a manifest whose shards are remote, compressed or Parquet. Leaves: ``Blocks`` like those of local Arrow files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from sparkdl.batches.arena import Arena
+from sparkdl.batches.blocks import Blocks, MappedBlocks
+from sparkdl.batches.cache import BlockCache, default_folder
+from sparkdl.config import LoaderConfig
+from sparkdl.errors import IntegrityError
+from sparkdl.shards.manifest import Manifest, TensorSpec
+from sparkdl.storage import Storage, xxh3_hex
+
+__all__ = ["CachedBlocks", "open_blocks"]
+
+
+class CachedBlocks(Blocks):
+    """Remote, compressed or Parquet shards: each block is fetched and decoded once per host, then mapped."""
+
+    def __init__(self, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig, root: Storage) -> None:
+        super().__init__(manifest, tensors, config, Arena(max(1 << 36, 32 * config.pool_bytes)))
+        self._root = root
+        folder = Path(config.cache_dir) if config.cache_dir else default_folder()
+        self._cache = BlockCache(folder / "blocks", config.cache_bytes)
+        self._places: dict[int, tuple[int, int]] = {}
+        self._coming: dict[int, Future[None]] = {}
+        self._numbers = [n for shard in manifest.shards for n in range(len(shard.blocks))]
+        self._fetchers: ThreadPoolExecutor | None = None
+
+    def _arrive(self, block: int) -> None:
+        if self._fetchers is None:
+            self._fetchers = ThreadPoolExecutor(self._config.fetch_threads, thread_name_prefix="sparkdl-fetch")
+        self._coming[block] = self._fetchers.submit(self._fetch, block)
+
+    def _leave(self, block: int) -> bool:
+        coming = self._coming.get(block)
+        if coming is not None and not coming.cancel() and not coming.done():
+            return False
+        self._coming.pop(block, None)
+        place = self._places.pop(block, None)
+        if place is not None:
+            self.arena.unmap(*place)
+        return True
+
+    def _present(self, block: int) -> bool:
+        return block in self._places
+
+    def _load(self, block: int) -> None:
+        with self._lock:
+            coming = self._coming.get(block)
+        if coming is None:
+            self._fetch(block)
+            return
+        try:
+            coming.result()
+        except BaseException:
+            with self._lock:
+                self._coming.pop(block, None)  # the next try fetches again
+            raise
+
+    def _fetch(self, block: int) -> None:
+        info = self._where[block][1]
+        kind = "" if self.manifest.format == "ipc" and self.manifest.compression is None else "decoded-"
+        key = f"{kind}{self.manifest.schema_hash}-{info.hash}-{info.bytes}-{info.rows}"
+        for attempt in (1, 2):
+            descriptor, size = self._cache.open(key, lambda: self._message(block))
+            try:
+                with self._lock:
+                    start = self.arena.allot(size + 8)
+                    self.arena.map(descriptor, size + 8, start)
+            finally:
+                os.close(descriptor)
+            whole = xxhash.xxh3_64_digest(self.arena.bytes[start : start + size].data)
+            if self._checked[block] or whole == self.arena.bytes[start + size : start + size + 8].tobytes():
+                break
+            self._cache.discard(key)  # the machine died while it was written, or its disk errs
+            with self._lock:
+                self.arena.unmap(start, size + 8)
+            if attempt == 2:
+                raise IntegrityError(
+                    f"the cache {self._cache.folder} returns other bytes than were written: check its disk"
+                )
+        self._locate_tensors(block, start, size)
+        with self._lock:
+            self._places[block] = (start, size + 8)
+
+    def _message(self, block: int) -> bytes:
+        """The block as one uncompressed Arrow message."""
+        shard, info = self._where[block]
+        file = self._root.child(shard.path)
+        data = file.read_bytes(info.offset, info.bytes)
+        found = xxh3_hex(data)
+        if found != info.hash:
+            raise self._mismatch(shard, info, found)
+        if self.manifest.format == "ipc":
+            if self.manifest.compression is None:
+                return data
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
+        else:
+            batch = self._row_group(file, self._numbers[block])
+        return bytes(batch.serialize())
+
+    def _row_group(self, file: Storage, number: int) -> pa.RecordBatch:
+        from pyarrow import parquet
+
+        with file.open_input() as stream:
+            table = parquet.ParquetFile(stream, pre_buffer=False).read_row_group(number)
+        return table.cast(self._schema).combine_chunks().to_batches()[0]
+
+    def rest(self) -> None:
+        """End the fetching threads, unless another reader uses them."""
+        with self._lock:
+            if self._fetchers is None or any(block not in self._stand_ins for block in self._users):
+                return
+            fetchers, self._fetchers = self._fetchers, None
+        fetchers.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            for block in [block for block, coming in self._coming.items() if coming.cancelled()]:
+                del self._coming[block]
+                if block in self._idle:
+                    del self._idle[block]
+                    self._idle_bytes -= self._where[block][1].bytes
+
+
+def open_blocks(manifest: Manifest, root: Storage, tensors: Sequence[TensorSpec], config: LoaderConfig) -> Blocks:
+    """Choose how the blocks of a set come into memory: by mapping its files if possible, else through the cache."""
+    path = root.local_path()
+    if path is not None and manifest.format == "ipc" and manifest.compression is None:
+        return MappedBlocks(manifest, tensors, config, path)
+    return CachedBlocks(manifest, tensors, config, root)
