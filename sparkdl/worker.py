@@ -1,0 +1,155 @@
+"""What one rank executes: shards in, a trained model out.
+
+Enters: a ``RankJob``, a value that travels to every rank. Leaves: a ``RankReport`` of each rank; the leader's carries
+the weights. This is the one place where batches, collective and train meet, and it knows nothing of Spark, so that a
+machine without Java trains from the same shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from sparkdl.batches.convert import Decode, valid_name
+from sparkdl.batches.loader import ShardedDataset, ShardLoader
+from sparkdl.collective import open_collective
+from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
+from sparkdl.observe import span
+from sparkdl.train.callbacks import Callback
+from sparkdl.train.checkpoint import Checkpointer
+from sparkdl.train.loop import fit
+from sparkdl.train.result import TrainResult
+from sparkdl.train.task import Task
+from sparkdl.world import World
+
+__all__ = ["RankJob", "RankReport", "run_rank"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """One training run, as every rank receives it.
+
+    Attributes:
+        task: model, optimizer and loss, and which tensors of a batch they take.
+        train_uri: shard set to train on.
+        validation_uri: shard set to validate on after each epoch; None skips validation.
+        batch_size: rows per rank and training step.
+        validation_batch_size: rows per rank and validation step; None takes ``batch_size``.
+        shuffle: whether training rows come in a new order each epoch.
+        seed: of that order.
+        tail: ``"exact"``, ``"drop"`` or ``"pad"``: what becomes of training rows that fill no whole step.
+        decode: by tensor of byte strings, a function from the bytes of a row to an array.
+        loader: how both sets are read.
+        train: epochs, precision, stopping and the like.
+        checkpoints: where and how often to save; None keeps nothing.
+        callbacks: called on every rank.
+        backend: ``"auto"``, ``"horovod"``, ``"torch"`` or ``"solo"``.
+    """
+
+    task: Task
+    train_uri: str
+    validation_uri: str | None = None
+    batch_size: int
+    validation_batch_size: int | None = None
+    shuffle: bool = True
+    seed: int = 0
+    tail: str = "exact"
+    decode: Mapping[str, Decode] = field(default_factory=dict)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoints: CheckpointConfig | None = None
+    callbacks: tuple[Callback, ...] = ()
+    backend: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What one rank has to tell.
+
+    Attributes:
+        result: history, best epoch, steps and rows of the run; its ``model`` is an empty module.
+        weights: the model's state on the CPU, by name; None on every rank but the leader.
+        backend: the collective that was used.
+        seconds: wall-clock seconds by span: join, open, fit.
+    """
+
+    result: TrainResult
+    weights: dict[str, torch.Tensor] | None
+    backend: str
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def run_rank(world: World, job: RankJob) -> RankReport:
+    """Train ``job`` as rank ``world.rank``.
+
+    Raises:
+        SparkdlError: whatever the stages refuse; the other ranks are left without waiting for them.
+    """
+    seconds: dict[str, float] = {}
+    with span("join", seconds):
+        collective = open_collective(world, backend=job.backend)
+    failed = True
+    try:
+        with span("open", seconds):
+            train, validation = _training(job, world), _validation(job, world)
+            checkpoints = Checkpointer(job.checkpoints) if job.checkpoints else None
+        with span("fit", seconds):
+            result = fit(
+                job.task,
+                train,
+                validation,
+                collective=collective,
+                config=job.train,
+                callbacks=job.callbacks,
+                checkpoints=checkpoints,
+            )
+        failed = False
+    finally:
+        collective.close(failed=failed)
+    weights = _on_cpu(result.model) if world.is_leader else None
+    # The module stays here: on the driver the weights are enough, and they travel once.
+    result = replace(result, model=torch.nn.Module())
+    return RankReport(result=result, weights=weights, backend=collective.name, seconds=seconds)
+
+
+def _open(job: RankJob, uri: str) -> ShardedDataset:
+    """Open a set for the tensors that the task names, so that the others are not read; a custom step may use any."""
+    if job.task.train_step is not None:
+        return ShardedDataset(uri, config=job.loader)
+    names = [*job.task.inputs, *job.task.labels]
+    if job.task.sample_weight:
+        names.append(job.task.sample_weight)
+    derived = {valid_name(name) for name in names}  # masks that padding makes, and no shard holds
+    return ShardedDataset(uri, tensors=[name for name in names if name not in derived], config=job.loader)
+
+
+def _decode(job: RankJob, dataset: ShardedDataset) -> dict[str, Decode]:
+    read = {spec.name for spec in dataset.tensors}
+    return {name: hook for name, hook in job.decode.items() if name in read}
+
+
+def _training(job: RankJob, world: World) -> ShardLoader:
+    dataset = _open(job, job.train_uri)
+    return dataset.loader(
+        world=world,
+        batch_size=job.batch_size,
+        shuffle=job.shuffle,
+        seed=job.seed,
+        tail=job.tail,
+        decode=_decode(job, dataset),
+    )
+
+
+def _validation(job: RankJob, world: World) -> ShardLoader | None:
+    """Validation reads in file order, and every row once: its mean is exact."""
+    if job.validation_uri is None:
+        return None
+    dataset = _open(job, job.validation_uri)
+    rows = job.validation_batch_size or job.batch_size
+    return dataset.loader(world=world, batch_size=rows, shuffle=False, decode=_decode(job, dataset))
+
+
+def _on_cpu(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
