@@ -41,7 +41,8 @@ class RankJob:
         seed: of that order.
         tail: ``"exact"``, ``"drop"`` or ``"pad"``: what becomes of training rows that fill no whole step.
         decode: by tensor of byte strings, a function from the bytes of a row to an array.
-        loader: how both sets are read.
+        loader: how shards are read.
+        validation_loader: the same for validation; None takes ``loader``.
         train: epochs, precision, stopping and the like.
         checkpoints: where and how often to save; None keeps nothing.
         callbacks: called on every rank.
@@ -58,6 +59,7 @@ class RankJob:
     tail: str = "exact"
     decode: Mapping[str, Decode] = field(default_factory=dict)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
+    validation_loader: LoaderConfig | None = None
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoints: CheckpointConfig | None = None
     callbacks: tuple[Callback, ...] = ()
@@ -114,15 +116,15 @@ def run_rank(world: World, job: RankJob) -> RankReport:
     return RankReport(result=result, weights=weights, backend=collective.name, seconds=seconds)
 
 
-def _open(job: RankJob, uri: str) -> ShardedDataset:
+def _open(job: RankJob, uri: str, config: LoaderConfig) -> ShardedDataset:
     """Open a set for the tensors that the task names, so that the others are not read; a custom step may use any."""
     if job.task.train_step is not None:
-        return ShardedDataset(uri, config=job.loader)
+        return ShardedDataset(uri, config=config)
     names = [*job.task.inputs, *job.task.labels]
     if job.task.sample_weight:
         names.append(job.task.sample_weight)
     derived = {valid_name(name) for name in names}  # masks that padding makes, and no shard holds
-    return ShardedDataset(uri, tensors=[name for name in names if name not in derived], config=job.loader)
+    return ShardedDataset(uri, tensors=[name for name in names if name not in derived], config=config)
 
 
 def _decode(job: RankJob, dataset: ShardedDataset) -> dict[str, Decode]:
@@ -131,7 +133,7 @@ def _decode(job: RankJob, dataset: ShardedDataset) -> dict[str, Decode]:
 
 
 def _training(job: RankJob, world: World) -> ShardLoader:
-    dataset = _open(job, job.train_uri)
+    dataset = _open(job, job.train_uri, job.loader)
     return dataset.loader(
         world=world,
         batch_size=job.batch_size,
@@ -146,7 +148,7 @@ def _validation(job: RankJob, world: World) -> ShardLoader | None:
     """Validation reads in file order, and every row once: its mean is exact."""
     if job.validation_uri is None:
         return None
-    dataset = _open(job, job.validation_uri)
+    dataset = _open(job, job.validation_uri, job.validation_loader or job.loader)
     rows = job.validation_batch_size or job.batch_size
     return dataset.loader(world=world, batch_size=rows, shuffle=False, decode=_decode(job, dataset))
 

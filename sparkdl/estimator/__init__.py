@@ -1,0 +1,26 @@
+"""The driver's side of training: a Spark ML estimator and the model it fits.
+
+Enters: a DataFrame and a PyTorch model. Leaves: a fitted Spark ML transformer. The names are loaded when they are first
+used, since ranks open modules of this package that need no Spark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.estimator.estimator import TorchEstimator
+    from sparkdl.estimator.model import TorchModel
+    from sparkdl.estimator.settings import SparkBackend
+    from sparkdl.estimator.store import Store
+
+__all__ = ["SparkBackend", "Store", "TorchEstimator", "TorchModel"]
+
+_HOMES = {"SparkBackend": "settings", "Store": "store", "TorchEstimator": "estimator", "TorchModel": "model"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,139 @@
+"""Python objects as files: what holds numbers in safetensors, what holds code in a pickle, a hash for each.
+
+Enters: objects that hold models, optimizers, functions. Leaves: ``tensors.safetensors`` and ``code.pkl`` in a folder,
+and their sizes and SHA-256 hashes for the metadata; from these, the objects, with every reference among them as it was.
+Nothing is read before its hash was compared.
+
+Tensors leave the pickle by its ``persistent_id``, so that no limit of pickle or JSON applies to them, and an optimizer
+still shares its parameters with its model when both come back. A pickle can run code when it is read: load only what
+you would also import.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from sparkdl.errors import BundleError, IntegrityError
+from sparkdl.storage import Storage
+
+__all__ = ["Artifacts", "check_file", "read_objects", "write_objects"]
+
+TENSORS, CODE = "tensors.safetensors", "code.pkl"
+
+Artifacts = dict[str, dict[str, Any]]
+"""File name to ``{"bytes": int, "sha256": str}``."""
+
+
+def write_objects(value: Any, folder: Storage, known: Mapping[int, str] | None = None) -> Artifacts:
+    """Write ``value`` into ``folder``.
+
+    Args:
+        value: anything that cloudpickle takes.
+        folder: where the files go.
+        known: by ``id``, tensors that the reader will have from elsewhere, and their names.
+
+    Raises:
+        StorageError: they cannot be written.
+    """
+    pickler = _Pickler(dict(known or {}))
+    pickler.dump(value)
+    files = {CODE: pickler.buffer.getvalue()}
+    if pickler.tensors:
+        files[TENSORS] = save_tensors(pickler.tensors)
+    facts: Artifacts = {}
+    for name, data in files.items():
+        folder.child(name).write_atomic(data)
+        facts[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return facts
+
+
+def read_objects(folder: Storage, facts: Artifacts, known: Mapping[str, torch.Tensor] | None = None) -> Any:
+    """Read what ``write_objects`` wrote.
+
+    Args:
+        folder: where the files are.
+        facts: their sizes and hashes, as they were recorded.
+        known: the tensors that were known when it was written, by name.
+
+    Raises:
+        IntegrityError: a file is missing, or differs from its hash.
+        BundleError: a module that the objects need is missing here.
+    """
+    files = {name: check_file(folder.child(name), fact) for name, fact in facts.items()}
+    tensors = load_tensors(files[TENSORS]) if TENSORS in files else {}
+    try:
+        return _Unpickler(files[CODE], tensors, known or {}).load()
+    except ImportError as cause:
+        raise BundleError(f"{folder.uri} needs a module that is missing here ({cause}): install it") from cause
+
+
+def check_file(file: Storage, fact: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file whose size and hash were recorded.
+
+    Raises:
+        IntegrityError: it is missing, or differs.
+    """
+    if not file.exists():
+        raise IntegrityError(f"{file.uri} is missing beside its metadata: save the model again")
+    data = file.read_bytes()
+    actual = hashlib.sha256(data).hexdigest()
+    if len(data) != fact["bytes"] or actual != fact["sha256"]:
+        raise IntegrityError(
+            f"{file.uri} has {len(data)} bytes and SHA-256 {actual[:16]}..., {fact['bytes']} bytes and "
+            f"{fact['sha256'][:16]}... were recorded: it was altered, save the model again"
+        )
+    return data
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, known: dict[int, str]) -> None:
+        self.buffer = io.BytesIO()
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._known = known
+        self._seen: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        super().__init__(self.buffer)
+
+    def persistent_id(self, value: Any) -> Any:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(value):
+            return None
+        if id(value) in self._known:
+            return ("known", self._known[id(value)])
+        if id(value) not in self._seen:
+            name = str(len(self.tensors))
+            self.tensors[name] = value.detach().cpu().contiguous().clone()
+            kind = "parameter" if isinstance(value, torch.nn.Parameter) else "tensor"
+            # The value itself is kept, too: an id is only unique while its object lives.
+            self._seen[id(value)] = (value, (kind, name, bool(value.requires_grad)))
+        return self._seen[id(value)][1]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    dense = tensor.layout == torch.strided and not tensor.is_quantized and tensor.is_leaf
+    return dense and not vars(tensor) and not tensor.is_complex() and tensor.device.type != "meta"
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, tensors: Mapping[str, torch.Tensor], known: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._tensors, self._known = tensors, known
+        self._made: dict[str, torch.Tensor] = {}
+
+    def persistent_load(self, pid: tuple[Any, ...]) -> torch.Tensor:
+        if pid[0] == "known":
+            if pid[1] not in self._known:
+                raise IntegrityError(f"the saved objects refer to the tensor {pid[1]!r}, which the saved model lacks")
+            return self._known[pid[1]]
+        kind, name, grad = pid
+        if name not in self._made:
+            tensor = self._tensors[name]
+            self._made[name] = torch.nn.Parameter(tensor, grad) if kind == "parameter" else tensor.requires_grad_(grad)
+        return self._made[name]

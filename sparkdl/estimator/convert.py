@@ -1,0 +1,262 @@
+"""What each parameter of the estimator accepts: one converter a kind of value.
+
+Enters: whatever a caller passed. Leaves: the value in the one form the rest of the room reads, or a ``ConfigError``
+that names the parameter, what came and what to give instead.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sparkdl.errors import ConfigError
+
+__all__ = [
+    "Converter",
+    "any_value",
+    "anything_in",
+    "backend",
+    "boolean",
+    "callbacks",
+    "column",
+    "columns",
+    "compile_mode",
+    "compression",
+    "dtypes",
+    "function",
+    "functions",
+    "integer",
+    "loss_or_losses",
+    "number",
+    "numbers_list",
+    "only",
+    "refused",
+    "shapes",
+    "store",
+    "validation",
+]
+
+Converter = Callable[[str, Any], Any]
+"""``(name of the parameter, value) -> value``; None never reaches a converter: it means "the default"."""
+
+
+def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
+    return ConfigError(f"{name}={value!r} is a {type(value).__name__}: give {wanted}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def any_value(name: str, value: Any) -> Any:
+    """Take the value as it is."""
+    return value
+
+
+def refused(remedy: str) -> Converter:
+    """Refuse every value: the peer's parameter has no counterpart, and ``remedy`` says what to do."""
+
+    def convert(name: str, value: Any) -> Any:
+        raise ConfigError(f"{name}={value!r} has no effect in sparkdl: {remedy}")
+
+    return convert
+
+
+def only(allowed: Any, remedy: str) -> Converter:
+    """Take the peer's default and nothing else: what else it offers has no counterpart, and ``remedy`` says why."""
+
+    def convert(name: str, value: Any) -> Any:
+        if value != allowed:
+            raise ConfigError(f"{name}={value!r} has no effect in sparkdl, only {allowed!r} is taken: {remedy}")
+        return value
+
+    return convert
+
+
+def integer(least: int) -> Converter:
+    """Whole numbers of at least ``least``; 3.0 counts as 3, True does not."""
+
+    def convert(name: str, value: Any) -> int:
+        if not _is_number(value) or not float(value).is_integer():
+            raise _wrong(name, value, f"a whole number of at least {least}")
+        if value < least:
+            raise ConfigError(f"{name}={value} is below {least}: give at least {least}")
+        return int(value)
+
+    return convert
+
+
+def number(least: float, *, exclusive: bool = False) -> Converter:
+    """Finite real numbers from ``least`` on (above it if ``exclusive``)."""
+
+    def convert(name: str, value: Any) -> float:
+        if not _is_number(value) or not math.isfinite(value):
+            raise _wrong(name, value, "a finite number")
+        if value < least or (exclusive and value == least):
+            raise ConfigError(f"{name}={value} must be {'above' if exclusive else 'at least'} {least:g}")
+        return float(value)
+
+    return convert
+
+
+def boolean(name: str, value: Any) -> bool:
+    """True or False, nothing that merely looks like it."""
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "True or False")
+    return value
+
+
+def column(name: str, value: Any) -> str:
+    """The name of one column."""
+    if not isinstance(value, str) or not value:
+        raise _wrong(name, value, "the name of one column")
+    return value
+
+
+def columns(name: str, value: Any) -> list[str]:
+    """Names of columns, each once; one bare name counts as a list of one."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not names or not all(isinstance(one, str) and one for one in names):
+        raise _wrong(name, value, "a list of column names")
+    twice = sorted({one for one in names if list(names).count(one) > 1})
+    if twice:
+        raise ConfigError(f"{name} names {twice} more than once: name each column once")
+    return list(names)
+
+
+def numbers_list(name: str, value: Any) -> list[float]:
+    """Finite numbers, at least one of them not zero."""
+    good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    if not good or not all(isinstance(one, numbers.Real) and math.isfinite(one) for one in value):
+        raise _wrong(name, value, "a list of finite numbers")
+    if not any(value):
+        raise ConfigError(f"{name}={list(value)} leaves nothing to learn: give at least one number above 0")
+    return [float(one) for one in value]
+
+
+def shapes(name: str, value: Any) -> list[list[int]]:
+    """One shape a column, as Horovod writes them: ``[-1, 1, 28, 28]``, the batch first as -1."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise _wrong(name, value, "a list with one shape a column, such as [[-1, 1, 28, 28]]")
+    found: list[list[int]] = []
+    for shape in value:
+        ints = isinstance(shape, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in shape)
+        if not ints or not shape:
+            raise ConfigError(
+                f"{name} holds {shape!r}: give each shape as a list of whole numbers, such as [-1, 28, 28]"
+            )
+        if shape[0] != -1:
+            raise ConfigError(
+                f"{name} holds {list(shape)}, whose first number is the batch and must be -1: write {[-1, *shape]}"
+            )
+        if any(n < 1 for n in shape[1:]):
+            raise ConfigError(f"{name} holds {list(shape)}: only the batch may be -1, the other sizes are 1 or more")
+        found.append(list(shape))
+    return found
+
+
+def function(name: str, value: Any) -> Callable[..., Any]:
+    """Anything that can be called."""
+    if not callable(value):
+        raise _wrong(name, value, "a function")
+    return value  # type: ignore[no-any-return]
+
+
+def functions(name: str, value: Any) -> list[Callable[..., Any]]:
+    """Functions, as a list; a bare one counts as a list of one."""
+    found = list(value) if isinstance(value, Sequence) and not callable(value) else [value]
+    if not found or not all(callable(one) for one in found):
+        raise _wrong(name, value, "a function or a list of functions")
+    return found
+
+
+def loss_or_losses(name: str, value: Any) -> Any:
+    """One loss for all labels, or a list with one a label."""
+    found = functions(name, value)
+    return found if isinstance(value, Sequence) else found[0]
+
+
+def callbacks(name: str, value: Any) -> list[Any]:
+    """Callbacks of the training loop, as a list."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        value = [value]
+    for one in value:
+        if not hasattr(one, "on_epoch_end"):
+            raise ConfigError(
+                f"{name} holds {one!r}, which has no on_epoch_end: derive it from sparkdl.train.callbacks.Callback"
+            )
+    return list(value)
+
+
+def anything_in(*allowed: Any) -> Converter:
+    """One of a few values."""
+
+    def convert(name: str, value: Any) -> Any:
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            raise ConfigError(f"{name}={value!r} is not one of {list(allowed)}: choose one of these")
+        return value
+
+    return convert
+
+
+def backend(name: str, value: Any) -> Any:
+    """A collective's name, or an object in the manner of Horovod's SparkBackend."""
+    if isinstance(value, str):
+        return anything_in("auto", "horovod", "torch", "solo")(name, value)
+    if not callable(getattr(value, "num_processes", None)):
+        raise _wrong(name, value, "'auto', 'horovod', 'torch', or a sparkdl.estimator.SparkBackend")
+    return value
+
+
+def compression(name: str, value: Any) -> str:
+    """``"fp16"`` or ``"bf16"``; Horovod's ``Compression.fp16`` and ``Compression.none`` are understood by name."""
+    known = {"fp16": "fp16", "bf16": "bf16", "none": "none", "FP16Compressor": "fp16", "NoneCompressor": "none"}
+    called = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+    if called not in known:
+        raise ConfigError(f"{name}={value!r} is not one of 'fp16', 'bf16', 'none': choose one of these")
+    return known[called]
+
+
+def validation(name: str, value: Any) -> float | str:
+    """A fraction of the rows, ``0 <= x < 1``, or the name of the column that marks validation rows."""
+    if isinstance(value, str):
+        return column(name, value)
+    if not _is_number(value):
+        raise _wrong(name, value, "a fraction of the rows, or the name of a column that marks validation rows")
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name}={value} does not lie in [0, 1): give the fraction of the rows to validate on")
+    return float(value)
+
+
+def dtypes(name: str, value: Any) -> dict[str, str]:
+    """Column name to torch dtype, given as ``torch.float32`` or ``"float32"``."""
+    allowed = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+    if not isinstance(value, Mapping):
+        raise _wrong(name, value, "a dict from column name to dtype")
+    found = {}
+    for key, dtype in value.items():
+        called = str(dtype).removeprefix("torch.")
+        if called not in allowed:
+            raise ConfigError(f"{name}[{key!r}]={dtype!r} is not one of {list(allowed)}: choose one of these")
+        found[column(name, key)] = called
+    return found
+
+
+def compile_mode(name: str, value: Any) -> bool | str:
+    """True, False, or a mode of ``torch.compile``."""
+    if isinstance(value, bool):
+        return value
+    modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    return str(anything_in(*modes)(name, value))
+
+
+def store(name: str, value: Any) -> Any:
+    """A path or URI, or a ``Store``."""
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    if not callable(getattr(value, "shards_uri", None)):
+        raise _wrong(name, value, "a path, a URI or Store.create(prefix)")
+    return value

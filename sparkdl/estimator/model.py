@@ -1,0 +1,248 @@
+"""TorchModel: a fitted PyTorch model as a Spark ML transformer.
+
+Enters: a DataFrame, a stream, or one of Spark Connect. Leaves: the same rows with prediction columns; the schema is
+known at once, no job runs before an action does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyspark.ml import Model
+from pyspark.ml.param import Params
+from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.sql import DataFrame
+
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.params import CheckedParams, check_conflicts, declare, set_defaults
+from sparkdl.estimator.persistence import ModelReader, ModelWriter
+from sparkdl.estimator.scoring import PublishedModel, score_frame, signature_for, signature_of
+from sparkdl.estimator.spec import MODEL_SPECS
+from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
+from sparkdl.lakehouse.signature import Signature
+
+if TYPE_CHECKING:
+    from sparkdl.estimator.data import Prepared
+    from sparkdl.estimator.fit import Trained
+
+__all__ = ["TorchModel", "model_of"]
+
+
+@declare(MODEL_SPECS)
+class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
+    """A transformer that adds a model's predictions.
+
+    Fitted by ``TorchEstimator``; or made around a model that was trained elsewhere, with ``feature_columns``,
+    ``label_columns`` and, for anything but number columns, ``input_shapes``.
+
+    Args:
+        model: the module.
+        history: epochs as ``getHistory()`` returns them, or rows of the epoch table.
+        optimizer: the optimizer that trained it, bound to its parameters.
+        loss: the loss that it was trained with.
+        loss_constructors: functions that made the loss.
+        summary: the course of the fit.
+        signature: how the model is fed; found out from the columns if it is not given.
+        params: plain parameters; see ``explainParams()``.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module | None = None,
+        history: Sequence[Any] = (),
+        optimizer: Any = None,
+        loss: Any = None,
+        loss_constructors: Any = None,
+        summary: TrainingSummary | None = None,
+        signature: Signature | None = None,
+        **params: Any,
+    ) -> None:
+        super().__init__()
+        set_defaults(self)
+        self._model, self._signature = model, signature
+        self._history, self._summary = list(history), summary
+        self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
+        self._published: PublishedModel | None = None
+        self._lock = threading.Lock()
+        self.setParams(**params)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_published")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _published=None)
+
+    def transform(self, dataset: DataFrame, params: Any = None) -> DataFrame:
+        """Return the rows with the prediction columns behind them; nothing runs before an action does.
+
+        Raises:
+            ConfigError: the model or the names of its columns are not set.
+            SchemaError: an input column is missing or of another kind, or an output column is there already.
+        """
+        return super().transform(dataset, params)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        check_conflicts(self)
+        return score_frame(self, self._publish(dataset), dataset)
+
+    def _publish(self, dataset: DataFrame | None) -> PublishedModel:
+        """The model as a file that every worker loads once; written at the first call."""
+        with self._lock:
+            if self._published is None:
+                signature = self._signature or signature_for(self, dataset)
+                self._published = PublishedModel.write(self.getModel(), signature)
+            return self._published
+
+    def _signature_now(self) -> Signature | None:
+        return self._signature or (self._published.signature if self._published else None)
+
+    def _objects(self) -> dict[str, Any]:
+        """What is saved beside the model."""
+        return {
+            "history": self._history,
+            "optimizer": self._optimizer,
+            "loss": self._loss,
+            "loss_constructors": self._loss_constructors,
+            "summary": self._summary,
+        }
+
+    def copy(self, extra: Any = None) -> TorchModel:
+        """Return a copy that shares the module, with other parameters."""
+        return Params.copy(self, extra)
+
+    def write(self) -> MLWriter:
+        """Return a writer: ``write().overwrite().save(path)``."""
+        return ModelWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[TorchModel]:
+        """Return a reader: ``read().load(path)``."""
+        return ModelReader(cls)
+
+    @property
+    def history(self) -> Any:
+        """The epochs as a pandas DataFrame: losses, metrics, learning rate, seconds and rows."""
+        import pandas as pd
+
+        return pd.DataFrame(self._history)
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """The course of the fit.
+
+        Raises:
+            ConfigError: this model was not fitted by sparkdl.
+        """
+        if self._summary is None:
+            raise ConfigError("this model has no summary: it was made around a module, not fitted")
+        return self._summary
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether there is a summary."""
+        return self._summary is not None
+
+    def plot_history(self) -> Any:
+        """Draw losses and metrics over epochs; return the matplotlib figure."""
+        return plot_epochs(self._history)
+
+    def getModel(self) -> torch.nn.Module:
+        """Return the module, on the CPU, in evaluation mode.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self._model is None:
+            raise ConfigError("this TorchModel holds no model: give model=, or use TorchModel.load(path)")
+        return self._model
+
+    def setModel(self, value: torch.nn.Module) -> TorchModel:
+        """Put another module in its place, with the same inputs and outputs."""
+        self._model, self._published = value, None
+        return self
+
+    def getHistory(self) -> list[dict[str, Any]]:
+        """Return the epochs in Horovod's form: ``{"epoch", "train": {...}, "validation": {...}}``."""
+        return horovod_history(self._history)
+
+    def setHistory(self, value: Sequence[Any]) -> TorchModel:
+        """Set the rows of the epoch table."""
+        self._history = list(value)
+        return self
+
+    def getOptimizer(self) -> Any:
+        """Return the optimizer, bound to the parameters of ``getModel()``; None if it was given as a function."""
+        return self._optimizer
+
+    def setOptimizer(self, value: Any) -> TorchModel:
+        """Set the optimizer."""
+        self._optimizer = value
+        return self
+
+    def getLoss(self) -> Any:
+        """Return the loss that the model was trained with."""
+        return self._loss
+
+    def setLoss(self, value: Any) -> TorchModel:
+        """Set the loss."""
+        self._loss = value
+        return self
+
+    def getLossConstructors(self) -> Any:
+        """Return the functions that made the loss."""
+        return self._loss_constructors
+
+    def setLossConstructors(self, value: Any) -> TorchModel:
+        """Set the functions that made the loss."""
+        self._loss_constructors = value
+        return self
+
+    def setLabelColoumns(self, value: list[str]) -> TorchModel:
+        """Set label_columns, under the name that Horovod misspells."""
+        return self._set(label_columns=value)  # type: ignore[no-any-return]
+
+
+def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> TorchModel:
+    """Make the transformer of a fit."""
+    get = estimator.getOrDefault
+    result = trained.report.result
+    summary = TrainingSummary(
+        run_id=trained.run_id,
+        num_proc=trained.num_proc,
+        backend=trained.report.backend,
+        epochs=result.epochs,
+        steps=result.steps,
+        rows=result.rows,
+        training_rows=prepared.train.rows,
+        validation_rows=prepared.validation.rows if prepared.validation else 0,
+        best_epoch=result.best_epoch,
+        metrics=dict(result.metrics),
+        stopped_early=result.stop_reason if result.stopped_early else None,
+        seconds=trained.seconds,
+    )
+    passed_on = (
+        "input_shapes",
+        "outputCols",
+        "predictionCol",
+        "probabilityCol",
+        "rawPredictionCol",
+        "transform_batch_size",
+    )
+    plain = {name: get(name) for name in passed_on if estimator.isSet(name)}
+    return TorchModel(
+        model=trained.model,
+        history=result.history.epochs,
+        optimizer=trained.optimizer,
+        loss=get("loss"),
+        loss_constructors=get("loss_constructors"),
+        summary=summary,
+        signature=signature_of(trained.probe, prepared.train),
+        feature_columns=list(prepared.plan.roles.features),
+        label_columns=list(prepared.plan.roles.labels),
+        run_id=trained.run_id,
+        **plain,
+    )

@@ -1,0 +1,83 @@
+"""Lets fits that run at the same time share the cluster's task slots.
+
+Enters: how many slots a fit needs. Leaves: the right to use them, first come, first served. Spark itself holds a
+barrier stage back until all its tasks fit, but lets small stages overtake it for ever, and a launch that waits there
+counts as one that does not start. So fits of one driver wait here instead, where waiting costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import LaunchTimeoutError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SlotGate", "application_of", "gate_of"]
+
+
+class SlotGate:
+    """A fair semaphore over the task slots of one Spark application."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._taken = 0
+        self._queue: deque[object] = deque()
+
+    @contextmanager
+    def hold(self, count: int, *, total: int, timeout: float | None = None) -> Iterator[None]:
+        """Hold ``count`` of ``total`` slots for the block.
+
+        Args:
+            count: slots needed; more than ``total`` waits for all others to leave, and the launch says what is wrong.
+            total: slots of the cluster now.
+            timeout: seconds to wait; None waits for ever.
+
+        Raises:
+            LaunchTimeoutError: they did not become free in time.
+        """
+        count = min(count, total)
+        me = object()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._condition:
+            self._queue.append(me)
+            try:
+                while self._queue[0] is not me or self._taken + count > total:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise LaunchTimeoutError(
+                            f"{count} of {total} slots did not become free in {timeout:g} seconds, {self._taken} are "
+                            "held by other fits: raise timeout, or lower num_proc or the parallelism of the search"
+                        )
+                    self._condition.wait(left)
+                self._taken += count
+            finally:
+                self._queue.remove(me)
+                self._condition.notify_all()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._taken -= count
+                self._condition.notify_all()
+
+
+_gates: dict[str, SlotGate] = {}
+_lock = threading.Lock()
+
+
+def gate_of(application: str) -> SlotGate:
+    """The one gate of a Spark application, by its id."""
+    with _lock:
+        return _gates.setdefault(application, SlotGate())
+
+
+def application_of(spark: SparkSession) -> str:
+    """The id of the Spark application that a session belongs to."""
+    return str(spark.conf.get("spark.app.id", "") or spark.conf.get("spark.app.name", "") or "spark")

@@ -1,0 +1,113 @@
+"""From the tensors of a batch to the arguments of a model: views, no copies.
+
+Enters: tensors as they lie in the shards, packed. Leaves: what the model is called with: one tensor a feature column in
+Horovod's shapes, whole packed tensors, or a dict by column name. It imports torch alone, so that ranks and scoring
+workers load it at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+__all__ = ["InputView", "Style", "Views", "attach_views", "detach_views"]
+
+Style = Literal["positional", "keywords", "dict"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputView:
+    """One argument of the model.
+
+    Attributes:
+        name: of the argument: its feature column, or the packed tensor.
+        tensor: name of the batch's tensor that holds it.
+        index: its position in the last dimension of a packed tensor; None takes the whole tensor.
+        shape: to view it in, batch first as -1; None leaves it as it lies.
+        dtype: to convert it to; None keeps it.
+    """
+
+    name: str
+    tensor: str
+    index: int | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Take the argument out of the tensors of a batch."""
+        found = tensors[self.tensor]
+        if self.index is not None:
+            found = found[:, self.index]
+        if self.dtype is not None:
+            found = found.to(getattr(torch, self.dtype))
+        return found if self.shape is None else found.reshape(self.shape)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a tensor of the batch as it lies."""
+        return self.index is None and self.shape is None and self.dtype is None
+
+
+@dataclass(frozen=True)
+class Views:
+    """All arguments of a model, and how it takes them; usable as a forward pre-hook.
+
+    Attributes:
+        inputs: in the order of the model's arguments.
+        style: how the model is called: ``m(a, b)``, ``m(a=a, b=b)`` or ``m({"a": a, "b": b})``.
+    """
+
+    inputs: tuple[InputView, ...]
+    style: Style = "positional"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the batch's tensors that are needed, each once, in order of first use."""
+        return tuple(dict.fromkeys(view.tensor for view in self.inputs))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model takes the batch's tensors as they lie, so that nothing is left to do."""
+        plain = all(view.is_plain and view.name == view.tensor for view in self.inputs)
+        return plain and len(self.tensors) == len(self.inputs)
+
+    def arguments(self, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return positional and keyword arguments for one batch."""
+        if self.style == "positional":
+            return tuple(view(tensors) for view in self.inputs), {}
+        named = {view.name: view(tensors) for view in self.inputs}
+        return ((named,), {}) if self.style == "dict" else ((), named)
+
+    def __call__(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Be a forward pre-hook: ``args`` are the tensors named by ``tensors``, in that order."""
+        if kwargs or len(args) != len(self.tensors):
+            return args, kwargs  # called by the user's own code in the model's own manner
+        return self.arguments(dict(zip(self.tensors, args, strict=True)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values that ``from_json`` takes."""
+        return {"style": self.style, "inputs": [asdict(view) for view in self.inputs]}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Views:
+        """Make it from what ``to_json`` returned."""
+        inputs = [{**one, "shape": None if one["shape"] is None else tuple(one["shape"])} for one in value["inputs"]]
+        return Views(tuple(InputView(**one) for one in inputs), value["style"])
+
+
+def attach_views(model: torch.nn.Module, views: Views) -> None:
+    """Let ``model`` take the tensors of a batch, in the order of ``views.tensors``, as its positional arguments."""
+    detach_views(model)
+    if not (views.is_plain and views.style == "positional"):
+        model.register_forward_pre_hook(views, with_kwargs=True, prepend=True)
+
+
+def detach_views(model: torch.nn.Module) -> None:
+    """Let ``model`` be called in its own manner again."""
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, Views):
+            del model._forward_pre_hooks[key]
+            model._forward_pre_hooks_with_kwargs.pop(key, None)
