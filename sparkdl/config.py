@@ -72,10 +72,13 @@ class SyncConfig:
         compression: ``"fp16"`` or ``"bf16"`` halves the bytes of float32 gradients on the wire; None sends them whole.
         sync_batch_norm: replace BatchNorm layers by ones whose statistics run over the global batch.
         tune: measure a few settings during the first steps and keep the best.
+        shared_memory: ranks that all compute on the CPUs of one host exchange gradients through memory they share,
+            whatever the backend, unless ``compression`` is set.
     """
 
     bucket_mib: float | None = None
     compression: str | None = None
+    shared_memory: bool = True
     sync_batch_norm: bool = False
     tune: bool = False
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from sparkdl.collective.group import Pending
-
 __all__ = ["Bucket", "plan_buckets"]
 
 ALIGN_BYTES = 64
@@ -25,70 +23,68 @@ class Bucket:
     Attributes:
         params: the parameters, in order.
         flat: memory of their gradients, ``(elements,)``, and of one flag for each.
-        wire: what travels: ``flat`` itself, or its narrower copy under compression.
+        wire: where the gradients of this rank are collected: ``flat`` itself, or what an exchange placed instead.
         missing: gradients that the current backward pass still owes.
-        pending: the reduction, once it began.
+        filled: whether the gradients of this step have been collected.
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter], wire_dtype: torch.dtype | None) -> None:
+    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         self.params = list(params)
         first = self.params[0]
         step = max(1, ALIGN_BYTES // first.element_size())
-        offsets, end = [], 0
+        self._offsets, end = [], 0
         for param in self.params:
-            offsets.append(end)
+            self._offsets.append(end)
             end += -(-param.numel() // step) * step
+        self._end = end
         # Zeros, since the gaps between aligned gradients are summed, too.
         self.flat = torch.zeros(end + len(self.params), dtype=first.dtype, device=first.device)
-        narrow = wire_dtype is not None and first.dtype in (torch.float32, torch.float64)
-        self.wire = torch.zeros_like(self.flat, dtype=wire_dtype) if narrow else self.flat
-        self.views = [_view(self.flat, o, p) for o, p in zip(offsets, self.params, strict=True)]
-        self._sent = [_view(self.wire, o, p) for o, p in zip(offsets, self.params, strict=True)]
-        self._flags = self.wire[end:]
+        self.views = self._cut(self.flat)
+        self.place(self.flat)
         self._present: list[bool] = []
         self.missing = len(self.params)
-        self.pending: Pending | None = None
+        self.filled = False
 
-    def fill(self, size: int) -> None:
-        """Copy the local gradients into ``wire``, zeros where there are none, and make each ``param.grad`` a view.
+    def place(self, wire: torch.Tensor) -> None:
+        """Collect gradients in ``wire``, zeros as long as ``flat``."""
+        self.wire = wire
+        self._sent = self.views if wire is self.flat else self._cut(wire)
 
-        ``size`` is the number of ranks, by which a compressed gradient is divided before the sum, lest it overflow.
-        """
+    def fill(self) -> None:
+        """Copy the local gradients into ``wire``, zeros where there are none, and make each ``param.grad`` a view."""
+        self.filled = True
         self._present = [param.grad is not None for param in self.params]
         targets, sources = [], []
-        for param, view, sent, present in zip(self.params, self.views, self._sent, self._present, strict=True):
+        for param, view, sent in zip(self.params, self.views, self._sent, strict=True):
             grad = param.grad
             if grad is None:
                 sent.zero_()
-            elif grad is not view or sent is not view:
+                continue
+            if grad is not sent:
                 targets.append(sent)
                 sources.append(grad.to_dense() if grad.layout != torch.strided else grad)
-            if present:
-                param.grad = view
+            param.grad = view
         if targets:
             torch._foreach_copy_(targets, sources)
+        flags = self.wire[self._end :]
         if all(self._present):
-            self._flags.fill_(1.0)
+            flags.fill_(1.0)
         else:
-            self._flags.copy_(torch.tensor(self._present, dtype=self._flags.dtype))
-        if self.wire is not self.flat:
-            self.wire /= size
+            flags.copy_(torch.tensor(self._present, dtype=flags.dtype))
 
-    def finish(self, size: int) -> None:
-        """Wait for the sum; leave the mean over ``size`` ranks in every ``param.grad``, None where no rank has any."""
-        assert self.pending is not None
-        self.pending.wait()
-        self.pending = None
+    def publish(self) -> None:
+        """Make every ``param.grad`` its part of ``flat``, which now holds means; None where no rank has a gradient."""
         self.missing = len(self.params)
-        if not all(self._present):
-            # Only here are the flags read: on a GPU reading means waiting for it.
-            anywhere = (self._flags > 0).tolist()
-            for param, view, there in zip(self.params, self.views, anywhere, strict=True):
-                param.grad = view if there else None
-        if self.wire is self.flat:
-            self.flat /= size
-        else:
-            self.flat.copy_(self.wire)
+        self.filled = False
+        if all(self._present):
+            return
+        # Only here are the flags read: on a GPU reading means waiting for it.
+        anywhere = (self.flat[self._end :] > 0).tolist()
+        for param, view, there in zip(self.params, self.views, anywhere, strict=True):
+            param.grad = view if there else None
+
+    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return [_view(flat, offset, param) for offset, param in zip(self._offsets, self.params, strict=True)]
 
 
 def _view(flat: torch.Tensor, offset: int, param: torch.nn.Parameter) -> torch.Tensor:
@@ -114,7 +110,6 @@ def plan_buckets(
     late: Sequence[torch.nn.Parameter],
     *,
     cap_bytes: int,
-    wire_dtype: torch.dtype | None = None,
 ) -> list[Bucket]:
     """Fill buckets of at most ``cap_bytes``, or of one larger gradient each.
 
@@ -122,9 +117,8 @@ def plan_buckets(
         ready: parameters in the order in which a backward pass reaches them.
         late: parameters that it may not reach; they share no bucket with the others, which would wait for them.
         cap_bytes: most bytes of gradients in one bucket.
-        wire_dtype: dtype to send float32 and float64 gradients in; None sends them whole.
     """
-    return [Bucket(params, wire_dtype) for group in (ready, late) for params in _runs(group, cap_bytes)]
+    return [Bucket(params) for group in (ready, late) for params in _runs(group, cap_bytes)]
 
 
 def _runs(params: Sequence[torch.nn.Parameter], cap_bytes: int) -> list[list[torch.nn.Parameter]]:

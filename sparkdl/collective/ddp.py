@@ -81,8 +81,7 @@ class TorchCollective(GroupCollective):
     """The ranks of one ``torch.distributed`` process group."""
 
     def __init__(self, world: World, *, timeout: timedelta) -> None:
-        super().__init__(world)
-        self._timeout = timeout
+        super().__init__(world, timeout)
         self._channels: dict[str, Any] = {}
         self._owned = not dist.is_initialized()
         if self._owned:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -65,14 +66,20 @@ class GroupCollective(ABC):
 
     reduces_bfloat16 = True
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, timeout: timedelta) -> None:
         self._world = world
+        self._timeout = timeout
         self._closed = False
 
     @property
     def world(self) -> World:
         """Where this rank stands."""
         return self._world
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long an operation waits for the other ranks, seconds."""
+        return self._timeout.total_seconds()
 
     @property
     @abstractmethod

@@ -148,9 +148,8 @@ class HorovodCollective(GroupCollective):
     """
 
     def __init__(self, world: World, *, timeout: timedelta, cycle_ms: float | None = None) -> None:
-        super().__init__(world)
+        super().__init__(world, timeout)
         self.hvd = _hvd()
-        self._timeout = timeout
         self._owned = not self.hvd.is_initialized()
         if world.device.startswith("cuda") and not self.hvd.nccl_built():
             raise ConfigError(

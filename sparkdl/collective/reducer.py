@@ -11,7 +11,7 @@ batch is empty, or which reaches other parameters than its peers, sends zeros an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from sparkdl import observe
 from sparkdl.collective.batchnorm import synchronised_batch_norm
 from sparkdl.collective.buckets import Bucket, plan_buckets
+from sparkdl.collective.exchange import Exchange, WireExchange
+from sparkdl.collective.shared import SharedExchange, open_mesh
 from sparkdl.collective.sparse import average_sparse, sparse_parameters
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
@@ -62,7 +64,16 @@ class Reducer:
         if config.sync_batch_norm:
             self._undo_batch_norm = synchronised_batch_norm(model, group)
         self._hook_trainable()
+        self._exchange = self._open_exchange(config)
         self._plan(ready=list(reversed(self._dense())), late=[])
+
+    def _open_exchange(self, config: SyncConfig) -> Exchange:
+        on_cpu = all(param.device.type == "cpu" for param in self._params)
+        if config.shared_memory and config.compression is None and on_cpu:
+            mesh = open_mesh(self._group)
+            if mesh is not None:
+                return SharedExchange(mesh)
+        return WireExchange(self._group, self._wire_dtype)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -100,10 +111,10 @@ class Reducer:
         self._adopt_unfrozen()
         for bucket in self._buckets[self._launched :]:
             self._launch(bucket)
-        size = self._group.world.size
         average_sparse(self._group, [p for p in self._params if p in self._sparse], self._wire_dtype)
+        self._exchange.finish(self._buckets)
         for bucket in self._buckets:
-            bucket.finish(size)
+            bucket.publish()
         self._reset()
         if not self._settled:
             self._settle()
@@ -113,10 +124,7 @@ class Reducer:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
-        for bucket in self._buckets:
-            if bucket.pending is not None:
-                with suppress(Exception):
-                    bucket.pending.wait()
+        self._exchange.close()
         self._buckets, self._bucket_of = [], {}
         if self._undo_batch_norm is not None:
             self._undo_batch_norm()
@@ -138,7 +146,7 @@ class Reducer:
             return
         fresh = [param for param in self._hook_trainable() if param not in self._sparse]
         if fresh:
-            self._add(plan_buckets([], fresh, cap_bytes=self._cap_bytes(), wire_dtype=self._wire_dtype))
+            self._add(plan_buckets([], fresh, cap_bytes=self._cap_bytes()))
             self._settled = False
             self._order = {}
 
@@ -147,10 +155,12 @@ class Reducer:
 
     def _plan(self, ready: Sequence[torch.nn.Parameter], late: Sequence[torch.nn.Parameter]) -> None:
         self._plans += 1
+        self._exchange.forget(self._buckets)
         self._buckets, self._bucket_of = [], {}
-        self._add(plan_buckets(ready, late, cap_bytes=self._cap_bytes(), wire_dtype=self._wire_dtype))
+        self._add(plan_buckets(ready, late, cap_bytes=self._cap_bytes()))
 
     def _add(self, buckets: list[Bucket]) -> None:
+        self._exchange.place(buckets)
         self._buckets += buckets
         self._bucket_of |= {param: bucket for bucket in buckets for param in bucket.params}
 
@@ -165,7 +175,7 @@ class Reducer:
         if self._local or param in self._sparse:
             return
         bucket = self._bucket_of[param]
-        if bucket.pending is not None:
+        if bucket.filled:
             raise ConfigError(
                 f"{self._names[param]} got a second gradient after its first was sent: run all backward passes of a "
                 "step but the last inside accumulate()"
@@ -179,9 +189,10 @@ class Reducer:
 
     def _launch(self, bucket: Bucket) -> None:
         # Every rank launches the buckets in the order of the list, whatever order they filled in.
-        bucket.fill(self._group.world.size)
-        key = f"bucket.{self._plans}.{self._launched}"
-        bucket.pending = self._group.start_all_reduce(bucket.wire, "sum", key)
+        if self._launched == 0:
+            self._exchange.begin()
+        bucket.fill()
+        self._exchange.start(bucket, f"bucket.{self._plans}.{self._launched}")
         self._launched += 1
 
     def _note(self, param: torch.nn.Parameter) -> None:

@@ -1,0 +1,219 @@
+"""Gradients of ranks that share a host and compute on its CPUs: averaged in shared memory, without a socket.
+
+Enters: buckets of this rank. Leaves: their means. Ranks of one host would send every gradient through the loopback
+device, which copies it four times and takes the cores from training while it does. Here each rank collects its
+gradients in memory that all of them map, sums one part of it for everybody, and copies the other parts.
+
+The memory is a memfd, which has no name and leaves nothing behind when a rank is killed. It travels, like the signals
+"filled", "summed" and "copied", over Unix sockets between the ranks, so that a rank which dies is noticed at once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from sparkdl import observe
+from sparkdl.errors import ClusterError
+
+if TYPE_CHECKING:
+    from sparkdl.collective.buckets import Bucket
+    from sparkdl.collective.group import GroupCollective
+
+__all__ = ["Mesh", "SharedExchange", "open_mesh"]
+
+PAGE = mmap.PAGESIZE
+LINE_ELEMENTS = 32  # parts start on a cache line of their own, for any dtype of two bytes or more
+
+
+def open_mesh(group: GroupCollective) -> Mesh | None:
+    """Connect the ranks of this host; None, on every rank, where they cannot share memory."""
+    world = group.world
+    usable = world.local_size == world.size and world.device == "cpu" and sys.platform == "linux"
+    folder = group.broadcast_object(tempfile.mkdtemp(prefix="sparkdl-") if usable and world.rank == 0 else None)
+    mesh: Mesh | None = None
+    listener, reason = None, "" if usable and folder else "ranks on several hosts, or not on CPUs"
+    try:
+        if not reason:
+            try:
+                # Ranks in containers of their own may have the same host name, and no folder in common.
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                listener.bind(str(Path(folder, str(world.rank))))
+                listener.listen(world.size)
+            except OSError as error:
+                reason = f"rank {world.rank}: {error}"
+        reasons = [text for text in group.all_gather_object(reason) if text]
+        if not reasons and listener is not None:
+            mesh = Mesh(world.rank, world.size, listener, Path(folder), group.timeout_seconds)
+        elif world.rank == 0:
+            observe.logger.info("gradients travel over the network: %s", reasons[0])
+        group.barrier()
+    finally:
+        if listener is not None:
+            listener.close()
+        if world.rank == 0 and folder:
+            shutil.rmtree(folder, ignore_errors=True)
+    return mesh
+
+
+class Mesh:
+    """A socket to every other rank of this host."""
+
+    def __init__(self, rank: int, size: int, listener: socket.socket, folder: Path, timeout_seconds: float) -> None:
+        self.rank = rank
+        self.size = size
+        self._timeout = timeout_seconds
+        self._peers: dict[int, socket.socket] = {}
+        listener.settimeout(timeout_seconds)
+        for lower in range(rank):
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            peer.settimeout(timeout_seconds)
+            peer.connect(str(folder / str(lower)))
+            peer.sendall(rank.to_bytes(4, "little"))
+            self._peers[lower] = peer
+        for _ in range(rank + 1, size):
+            peer, _ = listener.accept()
+            peer.settimeout(timeout_seconds)
+            self._peers[int.from_bytes(peer.recv(4, socket.MSG_WAITALL), "little")] = peer
+
+    def signal(self) -> None:
+        """Tell every other rank that this one has come here."""
+        for rank, peer in self._peers.items():
+            try:
+                peer.sendall(b"!")
+            except OSError as error:
+                raise self._lost(rank, str(error)) from error
+
+    def await_signals(self) -> None:
+        """Return once every other rank has signalled once more.
+
+        Raises:
+            ClusterError: a rank has ended, or did not signal within the timeout.
+        """
+        for rank, peer in self._peers.items():
+            try:
+                byte = peer.recv(1)
+            except TimeoutError as error:
+                raise self._lost(rank, f"no sign of life for {self._timeout:.0f} s") from error
+            except OSError as error:
+                raise self._lost(rank, str(error)) from error
+            if not byte:
+                raise self._lost(rank, "its process has ended, or has left the group")
+
+    def meet(self) -> None:
+        """Return once every rank has come here."""
+        self.signal()
+        self.await_signals()
+
+    def share(self, size: int) -> mmap.mmap:
+        """Return ``size`` bytes of zeros that all ranks map."""
+        if self.rank == 0:
+            descriptor = os.memfd_create("sparkdl-gradients", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, size)
+            for peer in self._peers.values():
+                socket.send_fds(peer, [b"m"], [descriptor])
+        else:
+            _, descriptors, _, _ = socket.recv_fds(self._peers[0], 1, 1)
+            if not descriptors:
+                raise self._lost(0, "it sent no memory")
+            descriptor = descriptors[0]
+        memory = mmap.mmap(descriptor, size)
+        os.close(descriptor)
+        return memory
+
+    def close(self) -> None:
+        """Hang up."""
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+
+    def _lost(self, rank: int, why: str) -> ClusterError:
+        return ClusterError(
+            f"rank {self.rank} lost rank {rank} while they exchanged gradients ({why}): the rank that failed first "
+            "says why"
+        )
+
+
+class SharedExchange:
+    """Every rank writes its gradients into a slot of its own, and owns one part of all slots, which it sums."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._slots: dict[Bucket, list[torch.Tensor]] = {}
+        self._owed = False  # the others have not all said yet that they copied the last step's means
+
+    def place(self, buckets: Sequence[Bucket]) -> None:
+        """Collect the gradients of ``buckets`` in memory that all ranks see."""
+        self._settle_debt()
+        sizes = [-(-bucket.flat.numel() * bucket.flat.element_size() // PAGE) * PAGE for bucket in buckets]
+        slot = sum(sizes)
+        if not slot:
+            return
+        memory = torch.frombuffer(self._mesh.share(slot * self._mesh.size), dtype=torch.uint8)
+        offset = 0
+        for bucket, size in zip(buckets, sizes, strict=True):
+            used = bucket.flat.numel() * bucket.flat.element_size()
+            starts = [rank * slot + offset for rank in range(self._mesh.size)]
+            self._slots[bucket] = [memory[start : start + used].view(bucket.flat.dtype) for start in starts]
+            bucket.place(self._slots[bucket][self._mesh.rank])
+            offset += size
+
+    def begin(self) -> None:
+        """Wait until the others have copied this rank's part of the last step: they did so long ago."""
+        self._settle_debt()
+
+    def start(self, bucket: Bucket, key: str) -> None:
+        """Nothing to send: the gradients are where the others read them."""
+
+    def finish(self, buckets: Sequence[Bucket]) -> None:
+        """Sum this rank's part of every bucket, and copy the means of all parts."""
+        mesh = self._mesh
+        self._settle_debt()
+        mesh.meet()
+        for bucket in buckets:
+            slots = self._slots[bucket]
+            part = _part(bucket.flat.numel(), mesh.rank, mesh.size)
+            own = slots[mesh.rank][part]
+            for rank in range(mesh.size):
+                if rank != mesh.rank:
+                    own += slots[rank][part]
+            own /= mesh.size
+        mesh.meet()
+        for bucket in buckets:
+            for rank, slot in enumerate(self._slots[bucket]):
+                part = _part(bucket.flat.numel(), rank, mesh.size)
+                bucket.flat[part] = slot[part]
+        with suppress(ClusterError):
+            # Nobody waits for this one: a rank that is through with its last step may have hung up by now.
+            mesh.signal()
+        self._owed = True
+
+    def _settle_debt(self) -> None:
+        if self._owed:
+            self._owed = False
+            self._mesh.await_signals()
+
+    def forget(self, buckets: Sequence[Bucket]) -> None:
+        """Unmap the memory of ``buckets``, which are used no more."""
+        for bucket in buckets:
+            self._slots.pop(bucket, None)
+
+    def close(self) -> None:
+        """Unmap everything and hang up."""
+        self._slots.clear()
+        self._mesh.close()
+
+
+def _part(elements: int, rank: int, size: int) -> slice:
+    each = -(-elements // (size * LINE_ELEMENTS)) * LINE_ELEMENTS
+    return slice(min(elements, rank * each), min(elements, (rank + 1) * each))
