@@ -8,24 +8,34 @@ agreed on by barrier calls, which cost a second each; the driver's channel carri
 
 from __future__ import annotations
 
+import gc
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cluster.channel import Channel, Report
+from sparkdl.cluster.gather import ROW_SCHEMA, GatherJob, StartWatch, attend_gathered, failure_in, values_of
 from sparkdl.cluster.link import Ticket
-from sparkdl.cluster.rank import Slot, attend
-from sparkdl.cluster.rendezvous import Service, address_of, hosted
+from sparkdl.cluster.preflight import job_problems
+from sparkdl.cluster.rank import Slot, attend, facts
+from sparkdl.cluster.rendezvous import Service, hosted
+from sparkdl.cluster.session import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
 from sparkdl.cluster.supervise import Supervisor
+from sparkdl.cluster.wire import dump_value
 from sparkdl.config import LaunchConfig
+from sparkdl.errors import LaunchTimeoutError, PreflightError
 from sparkdl.observe import Event
 from sparkdl.world import World
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyspark import BarrierTaskContext
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["launch"]
+__all__ = ["launch", "slots"]
 
 
 def launch(
@@ -58,34 +68,84 @@ def launch(
         KeyboardInterrupt: Ctrl-C on the driver, after every rank was ended.
     """
     config = config or LaunchConfig()
-    master = str(spark.conf.get("spark.master", ""))
-    local = master == "local" or master.startswith("local[")
-    driver = config.driver_host or ("127.0.0.1" if local else spark.conf.get("spark.driver.host"))
-    bind_host = address_of(str(driver))
+    profile = _profile(spark, config)
+    _preflight(spark, num_proc, config, profile)
+    if config.gather_rendezvous or (config.gather_rendezvous is None and is_connect(spark) and not config.driver_host):
+        return _launch_gathered(spark, fn, num_proc, config, services, on_event)
+    bind_host = bind_address(spark, config)
+    keep_output = not is_local(spark)
     with hosted(services, bind_host, num_proc) as variables, Channel(bind_host, num_proc) as channel:
-        frame = _ranks(spark, channel.ticket, num_proc, keep_output=not local)
-        with _Job(spark, frame, channel) as job:
+        ticket = channel.ticket
+
+        def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+            from sparkdl.cluster.barrier import run_task
+
+            return run_task(ticket, batches, keep_output)
+
+        def ended(job: _Job) -> None:
+            channel.put(Report(kind="ended", message={"error": job.error}))
+
+        frame = _frame(spark, num_proc, task, "rank int", profile)
+        with _Job(spark, frame.collect, ended) as job:
             return Supervisor(channel, job, config, variables, on_event).run(fn)
 
 
-def _ranks(spark: SparkSession, ticket: Ticket, num_proc: int, *, keep_output: bool) -> DataFrame:
-    def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        from sparkdl.cluster.barrier import run_task
+def slots(spark: SparkSession, config: LaunchConfig | None = None) -> int:
+    """Return how many ranks the cluster can run at once.
 
-        return run_task(ticket, batches, keep_output)
+    Raises:
+        PreflightError: the session does not tell.
+    """
+    known = cluster_facts(spark, _java(spark, _profile(spark, config or LaunchConfig())))
+    if known.slots is None:
+        raise PreflightError("this Spark Connect session does not tell how many slots it has: pass num_proc")
+    return known.slots
 
+
+def _preflight(spark: SparkSession, num_proc: int, config: LaunchConfig, profile: Any) -> None:
+    """Refuse what cannot run; wait, within the start timeout, while executors are still being started."""
+    deadline = time.monotonic() + config.start_timeout_seconds
+    while True:
+        known = cluster_facts(spark, _java(spark, profile))
+        granted = float(config.gpus_per_rank or 0) if profile is not None else known.task_gpus
+        known = replace(known, task_gpus=granted)
+        problems = job_problems(num_proc, config.gpus_per_rank, known)
+        waiting = known.may_grow and not job_problems(num_proc, config.gpus_per_rank, replace(known, slots=None))
+        if not problems:
+            return
+        if not waiting or time.monotonic() > deadline:
+            raise PreflightError(problems[0])
+        time.sleep(0.1)
+
+
+def _profile(spark: SparkSession, config: LaunchConfig) -> ResourceProfile | None:
+    """Return a stage-level profile where the ranks ask for other resources than the application's tasks do."""
+    cpus, gpus = config.cpus_per_rank, config.gpus_per_rank
+    default_cpus = int(str(spark.conf.get("spark.task.cpus", "1")))
+    default_gpus = float(str(spark.conf.get("spark.task.resource.gpu.amount", "0")))
+    same = (cpus is None or cpus == default_cpus) and (not gpus or gpus == default_gpus)
+    if same or is_local(spark):  # A local master knows no profiles; the pre-flight check says what that means.
+        return None
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    tasks = TaskResourceRequests().cpus(cpus or default_cpus)
+    if gpus or (gpus is None and default_gpus):
+        tasks = tasks.resource("gpu", float(gpus or default_gpus))
+    return ResourceProfileBuilder().require(tasks).build
+
+
+def _java(spark: SparkSession, profile: ResourceProfile | None) -> Any:
+    return None if profile is None or is_connect(spark) else profile._java_resource_profile
+
+
+def _frame(spark: SparkSession, num_proc: int, task: Any, schema: str, profile: ResourceProfile | None) -> DataFrame:
     frame = spark.range(0, num_proc, 1, numPartitions=num_proc)
-    return frame.mapInArrow(task, "slot int", barrier=True)
+    return frame.mapInArrow(task, schema, barrier=True, profile=profile)
 
 
-def run_task(
-    ticket: Ticket, batches: Iterator[pyarrow.RecordBatch], keep_output: bool
-) -> Iterator[pyarrow.RecordBatch]:
-    """Be the rank of this barrier task; yields no rows, for everything has gone through the channel."""
+def _slot(keep_output: bool) -> tuple[Slot, BarrierTaskContext]:
     from pyspark import BarrierTaskContext
 
-    for _ in batches:
-        pass
     context = BarrierTaskContext.get()
     hosts = [info.address.rpartition(":")[0] or info.address for info in context.getTaskInfos()]
     gpus = context.resources().get("gpu")
@@ -97,37 +157,128 @@ def run_task(
         cpus=context.cpus(),
         keep_output=keep_output,
     )
-    attend(ticket, slot)
+    return slot, context
+
+
+def run_task(
+    ticket: Ticket, batches: Iterator[pyarrow.RecordBatch], keep_output: bool
+) -> Iterator[pyarrow.RecordBatch]:
+    """Be the rank of this barrier task; yields no rows, for everything has gone through the channel."""
+    for _ in batches:
+        pass
+    attend(ticket, _slot(keep_output)[0])
+    _freeze()
     return iter(())
+
+
+def run_gathered(
+    job: GatherJob, batches: Iterator[pyarrow.RecordBatch], keep_output: bool
+) -> Iterator[pyarrow.RecordBatch]:
+    """Be the rank of this barrier task; what it has to say are its rows."""
+    for _ in batches:
+        pass
+    yield from attend_gathered(job, *_slot(keep_output))
+
+
+_frozen = False
+
+
+def _freeze() -> None:
+    """Take what the first launch imported out of the garbage collector's sight: Spark runs it after every task."""
+    global _frozen
+    if not _frozen:
+        gc.collect()
+        gc.freeze()
+        _frozen = True
+
+
+def _launch_gathered(
+    spark: SparkSession,
+    fn: Callable[[World], Any],
+    num_proc: int,
+    config: LaunchConfig,
+    services: Sequence[Service],
+    on_event: Callable[[Event], None] | None,
+) -> list[Any]:
+    function = [bytearray(part) for part in dump_value(fn)]
+    keep_output = not is_local(spark)
+    job = GatherJob(num_proc=num_proc, function=function, services=services, versions=facts(), config=config)
+
+    def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        from sparkdl.cluster.barrier import run_gathered
+
+        return run_gathered(job, batches, keep_output)
+
+    frame = _frame(spark, num_proc, task, ROW_SCHEMA, _profile(spark, config))
+    watch = StartWatch(num_proc)
+    connect: Any = spark if is_connect(spark) else None
+    if connect is not None:
+        connect.registerProgressHandler(watch)
+    try:
+        with _Job(spark, frame.toArrow, lambda _: None) as running:
+            table = running.wait(watch if connect is not None else None, config)
+    finally:
+        if connect is not None:
+            connect.removeProgressHandler(watch)
+    return values_of(table, num_proc, config, on_event)
 
 
 class _Job:
     """The Spark job that hosts the ranks, on a thread of its own; a context manager that leaves none behind."""
 
-    def __init__(self, spark: SparkSession, frame: DataFrame, channel: Channel) -> None:
+    def __init__(self, spark: SparkSession, collect: Callable[[], Any], ended: Callable[[_Job], None]) -> None:
         from pyspark import InheritableThread
 
-        self._spark, self._frame, self._channel = spark, frame, channel
+        self._spark, self._collect, self._ended = spark, collect, ended
         self._tag = f"sparkdl-{uuid.uuid4().hex}"
+        self._rows: Any = None
+        self.error: BaseException | None = None
         # The thread inherits the caller's job group, pool and tags: whoever cancels those, cancels the ranks.
-        self._thread = InheritableThread(target=self._collect, session=spark)
+        self._thread = InheritableThread(target=self._run, session=spark)
         self._thread.daemon = True
         self._thread.start()
 
-    def _collect(self) -> None:
-        error: BaseException | None = None
+    def _run(self) -> None:
         try:
             self._spark.addTag(self._tag)
-            self._frame.collect()
-        except BaseException as caught:
-            error = caught
-        self._channel.put(Report(kind="ended", message={"error": error}))
+            self._rows = self._collect()
+        except BaseException as error:
+            self.error = failure_in(str(error)) or as_cluster_error(error)
+        self._ended(self)
+
+    def wait(self, watch: StartWatch | None, config: LaunchConfig) -> Any:
+        """Wait for the job; return its rows.
+
+        Raises:
+            LaunchTimeoutError: the tasks did not start, or did not end, in time.
+            ClusterError: what ended the job.
+        """
+        began = started = time.monotonic()
+        while self._thread.is_alive():
+            self._thread.join(0.1)
+            now = time.monotonic()
+            if watch is not None and not watch.started:
+                started = now
+                if now - began > config.start_timeout_seconds:
+                    raise LaunchTimeoutError(
+                        f"the ranks did not start within {config.start_timeout_seconds:g} s: free slots on the "
+                        f"cluster, lower num_proc, or raise start_timeout"
+                    )
+            if config.timeout_seconds is not None and now - started > config.timeout_seconds:
+                raise LaunchTimeoutError(
+                    f"the ranks did not return within {config.timeout_seconds:g} s and were ended: raise timeout, or "
+                    f"find out what they wait for"
+                )
+        if self.error is not None:
+            raise self.error
+        return self._rows
 
     def __enter__(self) -> _Job:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._thread.join(timeout=10)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._thread.join(timeout=30)
         self.cancel()
 
     def cancel(self) -> None:
@@ -137,5 +288,10 @@ class _Job:
             self._thread.join(timeout=10)
 
     def post_mortem(self, slot: int) -> str:
-        """Spark does not tell how a worker ended."""
-        return ""
+        """Say what Spark tells of a worker that died: with its fault handler on, where it crashed."""
+        self._thread.join(timeout=2)
+        text = "" if self.error is None else str(self.error.__cause__ or self.error)
+        crash = text.find("Fatal Python error")
+        if crash >= 0:
+            return text[crash : crash + 4000].partition("\tat ")[0].strip()
+        return "it exited, was killed, or ran out of memory (its executor's log may say more)"

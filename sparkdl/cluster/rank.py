@@ -13,9 +13,9 @@ import platform
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from sparkdl import observe
 from sparkdl.cluster import rendezvous, resources
@@ -25,7 +25,7 @@ from sparkdl.cluster.wire import dump_value, load_value
 from sparkdl.errors import ClusterError
 from sparkdl.world import World
 
-__all__ = ["RankEndedError", "Slot", "attend", "facts", "restored_environment"]
+__all__ = ["RankEndedError", "Reporter", "Slot", "attend", "facts", "introduction", "perform", "restored_environment"]
 
 _BURST_BYTES = 4 << 20
 _MAX_TRACEBACK_CHARACTERS = 64 << 10
@@ -80,9 +80,9 @@ def attend(ticket: Ticket, slot: Slot) -> None:
     link = Link(ticket)
     failed = True
     try:
-        link.send(_introduction(slot))
+        link.send(introduction(slot))
         order, function = link.wait_for_order()
-        failed = not _perform(link, slot, order, function)
+        failed = not perform(link, slot, order, function)
     except (Stopped, KeyboardInterrupt):
         link.send({"kind": "stopped"})
     except Exception as error:
@@ -93,7 +93,29 @@ def attend(ticket: Ticket, slot: Slot) -> None:
         raise RankEndedError(f"the rank in slot {slot.number} failed or was ended: the driver has its error")
 
 
-def _introduction(slot: Slot) -> dict[str, Any]:
+class Reporter(Protocol):
+    """Where a rank's reports go: the link to the driver, or rows to be."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the driver has ended the run."""
+        ...
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Report ``message``."""
+        ...
+
+    def send_value(self, message: Mapping[str, Any], parts: list[memoryview]) -> None:
+        """Report ``message`` with a value that ``dump_value`` took apart."""
+        ...
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """The block within which the driver may interrupt this rank."""
+        ...
+
+
+def introduction(slot: Slot) -> dict[str, Any]:
+    """Return what the rank in ``slot`` has to say of itself before it is told its place."""
     return {
         "kind": "hello",
         "slot": slot.number,
@@ -112,8 +134,12 @@ def _threads(slot: Slot) -> int:
     return int(told) if told.isdigit() and slot.cpus == 1 else slot.cpus
 
 
-def _perform(link: Link, slot: Slot, order: Mapping[str, Any], function: list[bytearray]) -> bool:
-    """Run the function as ``order`` says and send its value; return False if it failed."""
+def perform(link: Reporter, slot: Slot, order: Mapping[str, Any], function: list[bytearray]) -> bool:
+    """Run the function as ``order`` says and send its value, or its error; return whether it succeeded.
+
+    Raises:
+        Stopped: the driver ended the run.
+    """
     everybody = [World(**world) for world in order["worlds"]]
     settings = order["settings"]
     capture = None
@@ -179,7 +205,7 @@ def restored_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _events_to(link: Link, rank: int) -> Iterator[None]:
+def _events_to(link: Reporter, rank: int) -> Iterator[None]:
     before = observe.set_sink(lambda event: link.send({"kind": "event", "event": {**event, "rank": rank}}))
     try:
         yield
@@ -187,7 +213,7 @@ def _events_to(link: Link, rank: int) -> Iterator[None]:
         observe.set_sink(before)
 
 
-def _send_lines(link: Link, lines: list[str]) -> None:
+def _send_lines(link: Reporter, lines: list[str]) -> None:
     for start in range(0, len(lines), 200):
         link.send({"kind": "log", "lines": lines[start : start + 200]})
 
@@ -202,9 +228,12 @@ def _taken_apart(value: Any) -> list[memoryview]:
         ) from error
 
 
-def _report(link: Link, error: BaseException, tail: list[str]) -> None:
+def _report(link: Reporter, error: BaseException, tail: list[str]) -> None:
     """Send ``error`` with its traceback and, where it can be pickled, itself."""
-    text = "".join(traceback.format_exception(error))
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # The user's own frames are what helps the user.
+    text = "".join(traceback.format_exception(type(error), error, trace))
     message = {
         "kind": "error",
         "cause": f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK_CHARACTERS],

@@ -9,19 +9,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sparkdl.cluster import rendezvous, resources
 from sparkdl.cluster.capture import TAIL_LINES
 from sparkdl.cluster.channel import Channel, Report
+from sparkdl.cluster.order import check_size, make_order
 from sparkdl.cluster.rank import facts
 from sparkdl.cluster.wire import dump_value, load_value
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import ClusterError, LaunchTimeoutError, PreflightError, RankFailedError, WorldSizeError
-from sparkdl.observe import Event, logger
+from sparkdl.errors import CancelledError, ClusterError, LaunchTimeoutError, RankFailedError, WorldSizeError
+from sparkdl.observe import Event
 
-__all__ = ["Host", "Supervisor", "is_follow_up"]
+__all__ = ["Host", "Supervisor", "is_follow_up", "load_or_name", "print_lines"]
 
 _TICK_SECONDS = 0.25
 _SECOND_LOOK_SECONDS = 1.5
@@ -91,7 +91,6 @@ class Supervisor:
         self._on_event = on_event
         self._num_proc = channel.ticket.num_proc
         self._seats: dict[int, _Seat] = {}
-        self._started = False
         self._ended: Report | None = None
 
     def run(self, function: Callable[[Any], Any]) -> list[Any]:
@@ -129,36 +128,10 @@ class Supervisor:
     def _order(self, parts: list[memoryview]) -> None:
         """Check what the ranks said of themselves, tell each its place, and let them start."""
         slots = [self._seats[slot] for slot in range(self._num_proc)]
-        _check_versions([seat.hello for seat in slots])
-        hosts = [str(seat.hello["host"]) for seat in slots]
-        _warn_of_crowds(hosts, [seat.hello for seat in slots], self._threads())
-        everybody = rendezvous.worlds(hosts)
-        gpus = [list(seat.hello["gpus"]) for seat in slots]
-        order = {
-            "kind": "go",
-            "worlds": [asdict(world) for world in everybody],
-            "hosts": hosts,
-            "gpus": gpus,
-            "gpus_of_host": {
-                host: resources.shared_order([gpus[slot] for slot in _by_rank(everybody) if hosts[slot] == host])
-                for host in set(hosts)
-            },
-            "variables": dict(self._variables),
-            "settings": {
-                "env": dict(self._config.env),
-                "interface": self._config.interface,
-                "threads": self._threads(),
-                "log_kib_per_second": self._config.log_kib_per_second,
-            },
-        }
-        for slot, (seat, world) in enumerate(zip(slots, everybody, strict=True)):
-            seat.rank, seat.heard = world.rank, time.monotonic()
+        order = make_order([seat.hello for seat in slots], facts(), self._variables, self._config)
+        for slot, seat in enumerate(slots):
+            seat.rank, seat.heard = order["worlds"][slot]["rank"], time.monotonic()
             self._channel.send(slot, order, parts)
-        self._started = True
-
-    def _threads(self) -> int | None:
-        told = self._config.env.get("OMP_NUM_THREADS", "")
-        return int(told) if told.isdigit() else self._config.cpus_per_rank
 
     def _watch(self) -> None:
         """Wait until every rank has returned its value."""
@@ -206,26 +179,25 @@ class Supervisor:
             seat.left = True
 
     def _seat(self, report: Report) -> None:
-        slot, found = report.slot, int(report.message["found_size"])
-        if found != self._num_proc or slot is None or not 0 <= slot < self._num_proc or slot in self._seats:
-            raise WorldSizeError(
-                f"slot {slot} sees {found} ranks, but num_proc={self._num_proc} were asked for: the stage was given "
-                f"another number of partitions, or ran twice"
-            )
+        slot = -1 if report.slot is None else report.slot
+        check_size(slot, int(report.message["found_size"]), self._num_proc)
+        if slot in self._seats:
+            raise WorldSizeError(f"two ranks say that they are slot {slot} of {self._num_proc}: the stage ran twice")
         self._seats[slot] = _Seat(hello=report.message, rank=slot, heard=report.time)
 
     def _print(self, seat: _Seat, lines: Sequence[str]) -> None:
         seat.tail.extend(lines)
         if self._config.log_to_driver:
-            for line in lines:
-                print(f"[rank {seat.rank}] {line}", file=sys.stdout)
-            sys.stdout.flush()
+            print_lines(seat.rank, lines)
 
     def _raise_failure(self) -> None:
         """Raise what went wrong, if anything did; look twice where it may be the echo of another rank's failure."""
         failed = [seat for seat in self._seats.values() if seat.failure is not None]
         if not failed and self._ended is None:
             return
+        why = self._ended.message.get("error") if self._ended is not None else None
+        if isinstance(why, CancelledError):
+            raise why
         until = time.monotonic() + _SECOND_LOOK_SECONDS
         while not any(_is_cause(seat.failure) for seat in failed) and time.monotonic() < until:
             self._take(self._channel.next(0.05))
@@ -238,9 +210,9 @@ class Supervisor:
             )
             raise self._error(first)
         if self._ended is not None and self._open():
-            error = self._ended.message.get("error")
-            if isinstance(error, BaseException):
-                raise error
+            why = self._ended.message.get("error")
+            if isinstance(why, BaseException):
+                raise why
             raise ClusterError("the job that hosted the ranks ended before they did: look at its log")
 
     def _open(self) -> bool:
@@ -274,14 +246,28 @@ class Supervisor:
     def _values(self) -> list[Any]:
         values: list[Any] = []
         for seat in sorted(self._seats.values(), key=lambda seat: seat.rank):
-            try:
-                values.append(load_value(seat.value or []))
-            except Exception as error:
-                raise RankFailedError(
-                    seat.rank, f"its value cannot be rebuilt on the driver ({type(error).__name__}: {error})"
-                ) from error
+            values.append(load_or_name(seat.rank, seat.value or []))
             seat.value = []
         return values
+
+
+def print_lines(rank: int, lines: Sequence[str]) -> None:
+    """Print a rank's output on the driver, each line with its rank."""
+    sys.stdout.write("".join(f"[rank {rank}] {line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def load_or_name(rank: int, parts: list[bytearray]) -> Any:
+    """Rebuild the value of ``rank``.
+
+    Raises:
+        RankFailedError: it needs something that is not on the driver.
+    """
+    try:
+        return load_value(parts)
+    except Exception as error:
+        why = f"its value cannot be rebuilt on the driver ({type(error).__name__}: {error}): return plain data"
+        raise RankFailedError(rank, why) from error
 
 
 def is_follow_up(cause: str) -> bool:
@@ -304,34 +290,3 @@ def _original(parts: list[bytearray]) -> BaseException | None:
     except Exception:
         return None
     return error if isinstance(error, BaseException) else None
-
-
-def _by_rank(everybody: Sequence[Any]) -> list[int]:
-    return sorted(range(len(everybody)), key=lambda slot: everybody[slot].rank)
-
-
-def _check_versions(hellos: Sequence[Mapping[str, Any]]) -> None:
-    here = facts()
-    for hello in hellos:
-        for name, version in here.items():
-            found = hello["facts"].get(name, "")
-            if found != version:
-                raise PreflightError(
-                    f"{name} is {found or 'not installed'} on {hello['host']} but {version or 'not installed'} on the "
-                    f"driver: install the same version on every host"
-                )
-
-
-def _warn_of_crowds(hosts: Sequence[str], hellos: Sequence[Mapping[str, Any]], threads: int | None) -> None:
-    for host in dict.fromkeys(hosts):
-        here = [hello for hello, name in zip(hellos, hosts, strict=True) if name == host]
-        wanted = sum(threads or int(hello["threads"]) for hello in here)
-        cores = max(int(hello["cores"]) for hello in here)
-        if wanted > cores:
-            logger.warning(
-                "%d ranks on %s want %d threads, but it has %d cores: lower num_proc, or spark.task.cpus",
-                len(here),
-                host,
-                wanted,
-                cores,
-            )
