@@ -6,7 +6,7 @@ the statistics of every column.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from sparkdl.shards.blocks import Rows
 from sparkdl.shards.layout import mask_name
 from sparkdl.shards.manifest import TensorSpec
 from sparkdl.shards.schema import UNKNOWN, is_vector
-from sparkdl.shards.stats import RunningStats
+from sparkdl.shards.stats import RunningStats, add_matrix
 
 __all__ = ["Converter"]
 
@@ -29,6 +29,10 @@ Array = np.ndarray[Any, Any]
 class Converter:
     """Turns the batches of one partition into tensors.
 
+    Args:
+        tensors: as planned.
+        packed_already: packed tensors that arrive as one array column of their name, not as their columns.
+
     Attributes:
         tensors: as planned; a length that was unknown is filled in by the first row that has one.
         statistics: by source column, of all batches so far.
@@ -36,8 +40,9 @@ class Converter:
         refused: whether a null came where the policy is ``"error"``: what follows is counted only.
     """
 
-    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
+    def __init__(self, tensors: Sequence[TensorSpec], packed_already: Collection[str] = ()) -> None:
         self.tensors = list(tensors)
+        self._packed_already = frozenset(packed_already)
         columns = [column for spec in tensors if spec.mask_of is None for column in spec.columns]
         self.statistics = {column: RunningStats() for column in columns}
         self.unseen: dict[str, int] = {}
@@ -65,6 +70,8 @@ class Converter:
         return rows
 
     def _tensor(self, batch: pa.RecordBatch, position: int, spec: TensorSpec) -> tuple[Any, Array | None]:
+        if spec.name in self._packed_already:
+            return self._matrix(batch.column(spec.name), spec)
         column = spec.columns[0]
         array = batch.column(column)
         if spec.shape and not pa.types.is_nested(array.type):
@@ -82,6 +89,24 @@ class Converter:
         if valid is None:
             return values, np.ones(shape, np.uint8)
         return values, np.broadcast_to(valid.reshape(rows, *[1] * (len(shape) - 1)), shape).astype(np.uint8)
+
+    def _matrix(self, rows: pa.Array, spec: TensorSpec) -> tuple[Array, Array | None]:
+        """Columns that Spark packed into arrays of equal length: their elements are the tensor already."""
+        shape = (len(rows), len(spec.columns))
+        elements = rows.flatten()
+        statistics = [self.statistics[column] for column in spec.columns]
+        if not elements.null_count:
+            matrix = elements.to_numpy(zero_copy_only=False).reshape(shape)
+            add_matrix(statistics, matrix)
+            return _cast(matrix, spec, spec.name), np.ones(shape, np.uint8) if spec.nulls == "mask" else None
+        self._count_nulls(elements.null_count, spec)
+        valid = elements.is_valid().to_numpy(zero_copy_only=False).reshape(shape)
+        matrix = elements.fill_null(0).to_numpy(zero_copy_only=False).reshape(shape)
+        for position, stats in enumerate(statistics):
+            present = valid[:, position]
+            stats.add(matrix[present, position], len(rows) - int(present.sum()))
+        fill = _cast(np.array(spec.fill), spec, spec.name)
+        return np.where(valid, _cast(matrix, spec, spec.name), fill), valid.astype(np.uint8)
 
     def _packed(self, batch: pa.RecordBatch, spec: TensorSpec) -> tuple[Array, Array | None]:
         packed = np.empty((batch.num_rows, len(spec.columns)), _storage_dtype(spec))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import io
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -97,14 +97,22 @@ class PartWriter:
         config: sizes, format and seed.
         partition: its number; with the seed it decides the permutation of rows.
         tag: of the transaction; together with a number drawn here it is part of every file's name.
+        packed_already: packed tensors that arrive as one array column of their name, not as their columns.
     """
 
     def __init__(
-        self, root: Storage, tensors: Sequence[TensorSpec], config: ShardConfig, *, partition: int = 0, tag: str
+        self,
+        root: Storage,
+        tensors: Sequence[TensorSpec],
+        config: ShardConfig,
+        *,
+        partition: int = 0,
+        tag: str,
+        packed_already: Collection[str] = (),
     ) -> None:
         self._root, self._config, self._partition = root, config, partition
         self._tag = f"{tag}-{uuid.uuid4().hex[:8]}"
-        self._converter = Converter(tensors)
+        self._converter = Converter(tensors, packed_already)
         self._cutter = BlockCutter(config)
         self._file: ShardFile | None = None
         self._shards: list[ShardInfo] = []

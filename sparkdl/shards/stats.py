@@ -9,7 +9,7 @@ computing sample variances", 1979), so nothing cancels, however large the mean a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,10 @@ import numpy as np
 
 from sparkdl.shards.manifest import ColumnStats
 
-__all__ = ["RunningStats"]
+__all__ = ["RunningStats", "add_matrix"]
+
+_CACHED_ROWS = 1024
+"""Rows of a matrix that are worked on at once: their float64 copy fits into a core's cache."""
 
 
 @dataclass(slots=True)
@@ -76,6 +79,26 @@ class RunningStats:
     def from_json(cls, fields: Mapping[str, Any]) -> RunningStats:
         """What ``to_json`` gave."""
         return cls(**fields)
+
+
+def add_matrix(columns: Sequence[RunningStats], matrix: np.ndarray[Any, Any]) -> None:
+    """Take in an (n, columns) matrix without nulls, each column into its own statistics."""
+    for start in range(0, len(matrix), _CACHED_ROWS):
+        part = matrix[start : start + _CACHED_ROWS]
+        with np.errstate(over="ignore", invalid="ignore"):
+            wide = part.T.astype(np.float64, order="C")
+            low, high, mean = wide.min(axis=1), wide.max(axis=1), wide.mean(axis=1)
+            wide -= mean[:, None]
+            squares = np.einsum("ij,ij->i", wide, wide)
+        exact = matrix.dtype.kind == "f" or matrix.dtype.itemsize < 8  # float64 holds these numbers as they are
+        if not exact or not np.isfinite(squares).all():
+            for position, stats in enumerate(columns):
+                stats.merge(_of(np.ascontiguousarray(part[:, position])))
+            continue
+        kind = float if matrix.dtype.kind == "f" else int
+        facts = zip(columns, low.tolist(), high.tolist(), mean.tolist(), squares.tolist(), strict=True)
+        for stats, least, most, middle, distance in facts:
+            stats.merge(RunningStats(count=len(part), min=kind(least), max=kind(most), mean=middle, squares=distance))
 
 
 def _of(values: np.ndarray[Any, Any]) -> RunningStats:

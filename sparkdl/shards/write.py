@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyspark.sql.types as st
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, functions
 
 from sparkdl import errors
 from sparkdl.config import ShardConfig
@@ -100,11 +100,10 @@ def write_shards(
             tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
         else:
             tensors = with_dictionaries(tensors, {}, layout, config.max_dictionary_values)
-        used = [column for spec in tensors if spec.mask_of is None for column in spec.columns]
-        rows = df.select(*(_quoted(column) for column in used))
+        rows, packed = _packed_rows(df, schema, tensors)
         if config.repartition is not None:
             rows = rows.repartition(config.repartition)
-        task = _WriteTask(transaction.root, tensors, config, transaction.tag)
+        task = _WriteTask(transaction.root, tensors, config, transaction.tag, packed)
         reports = [PartReport.from_json(fields) for fields in _run(rows, task)]
         return transaction.commit(reports, tensors, strings)
 
@@ -149,6 +148,25 @@ def _quoted(column: str) -> str:
     return "`" + column.replace("`", "``") + "`"
 
 
+def _packed_rows(df: DataFrame, schema: pa.Schema, tensors: Sequence[TensorSpec]) -> tuple[DataFrame, tuple[str, ...]]:
+    """The columns that are written, those of a packed tensor as one array where they have one type.
+
+    Spark passes an array of 40 numbers to Python faster than 40 columns, and it is the packed tensor as it comes.
+    """
+    selected, packed = [], []
+    for spec in tensors:
+        if spec.mask_of is not None:
+            continue
+        columns = [functions.col(_quoted(column)) for column in spec.columns]
+        kinds = {schema.field(column).type for column in spec.columns}
+        if len(columns) > 1 and len(kinds) == 1:
+            selected.append(functions.array(*columns).alias(spec.name))
+            packed.append(spec.name)
+        else:
+            selected.extend(columns)
+    return df.select(*selected), tuple(packed)
+
+
 def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
     """Run ``task`` on every partition; the dictionaries that it returns.
 
@@ -182,10 +200,13 @@ class _WriteTask:
     tensors: tuple[TensorSpec, ...]
     config: ShardConfig
     tag: str
+    packed: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition = _partition()
-        writer = PartWriter(self.root, self.tensors, self.config, partition=partition, tag=self.tag)
+        writer = PartWriter(
+            self.root, self.tensors, self.config, partition=partition, tag=self.tag, packed_already=self.packed
+        )
         try:
             for batch in batches:
                 writer.write(batch)
