@@ -103,7 +103,6 @@ class _Trainer:
         world = collective.world
         self.started = time.perf_counter()
         self.device = torch.device(world.device)
-        self.steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
         self.validation_steps = _steps("validation_steps", config.validation_steps, validation) if validation else 0
         strangers = [type(c).__name__ for c in callbacks if not isinstance(c, Callback)]
         if strangers:
@@ -111,6 +110,9 @@ class _Trainer:
         parts = build_parts(task, self.device, seed=config.seed, channels_last=config.channels_last)
         self.parts = parts
         state = load_newest(checkpoints, parts, collective, resume=config.resume)
+        if state is not None:
+            train.load_state_dict(state["loader"])  # which may change the number of its batches
+        self.steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
         self.resumed_step: int | None = None
         self.hooks = Hooks(callbacks, world.is_leader)
         self.run = Run(parts.model, parts.optimizer, world, config, self.steps_per_epoch)
@@ -279,7 +281,7 @@ class _Trainer:
                 "rate": self.rate.state_dict(),
                 "scaler": self.stepper.scaler.state_dict() if self.stepper.scaler is not None else None,
                 "ranks": ranks,
-                "loader": self.train.state_dict() if run.batch else None,
+                "loader": self.train.state_dict(),
                 "run": {"epoch": run.epoch, "batch": run.batch, "step": run.step, "rows": run.rows},
                 "window": self.window.state_dict(),
                 "judge": self.judge.state_dict(),

@@ -44,7 +44,7 @@ class Objective:
         losses = _by_label("loss", task.loss, names, spread=True)
         weights = _by_label("loss_weights", task.loss_weights, names, spread=False)
         self.heads = [
-            _Head(made, label, 1.0 if weight is None else float(weight), task.sample_weight is not None, world_size)
+            _Head(made, label, 1.0 if weight is None else float(weight), task.sample_weight is not None)
             for made, label, weight in zip(map(_made_loss, losses), names, weights, strict=True)
         ]
         for head in self.heads:
@@ -72,7 +72,7 @@ class Objective:
         if self._simple:
             value = self.heads[0].mean(_only(outputs, self.labels), batch)
             return value if batch.weight == 1.0 else value * batch.weight
-        terms = self._terms(outputs, batch)
+        terms = self._terms(outputs, batch, whole=self._world_size == 1)
         divisors = self._global_divisors([divisor for _, divisor in terms if divisor is not None])
         total: torch.Tensor | None = None
         position = 0
@@ -91,7 +91,7 @@ class Objective:
         if not self._settled:
             self._settle(batch)
         count = sum(head.has_divisor for head in self.heads)
-        if count:
+        if count and self._world_size > 1:
             self._global_divisors([torch.zeros((), device=self._device)] * count)
 
     def sums(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
@@ -99,7 +99,7 @@ class Objective:
         if not self._settled:
             self._settle(batch)
         rows = []
-        for head, (value, divisor) in zip(self.heads, self._terms(outputs, batch), strict=True):
+        for head, (value, divisor) in zip(self.heads, self._terms(outputs, batch, whole=False), strict=True):
             value = value.detach().double()
             if divisor is not None:
                 rows.append(torch.stack((value, divisor.double())))
@@ -122,13 +122,15 @@ class Objective:
         for head in self.heads:
             head.settle(batch)
         head = self.heads[0]
-        self._simple = len(self.heads) == 1 and not head.has_divisor and not head.sums and head.weight == 1.0
+        plain = not (head.has_divisor if self._world_size > 1 else head.sampled) and not head.sums
+        self._simple = len(self.heads) == 1 and plain and head.weight == 1.0
         self._settled = True
 
-    def _terms(self, outputs: Any, batch: BatchLike) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    def _terms(self, outputs: Any, batch: BatchLike, *, whole: bool) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Each head's mean or sum and None, or its numerator and divisor; ``whole``: this rank holds all rows."""
         weights = batch[self._sample_weight] if self._sample_weight else None
         split = split_outputs(outputs, self.labels)
-        return [head(output, batch, weights) for head, output in zip(self.heads, split, strict=True)]
+        return [head(output, batch, weights, whole) for head, output in zip(self.heads, split, strict=True)]
 
     def _global_divisors(self, divisors: Sequence[torch.Tensor]) -> torch.Tensor:
         if not divisors:
@@ -142,15 +144,16 @@ class Objective:
 class _Head:
     """The loss of one label."""
 
-    def __init__(self, loss: Any, label: str, weight: float, sampled: bool, world_size: int) -> None:
+    def __init__(self, loss: Any, label: str, weight: float, sampled: bool) -> None:
         self.label, self.weight = label, weight
         self.loss = loss
         self.kind = label_kind(loss)
         self.reduction = _reduction(loss)
         self.sums = self.reduction == "sum" and not sampled
         self.has_divisor = sampled
-        # Class weights and ignored labels are divisors too; on one rank the loss divides by them itself.
-        self._may_count = world_size > 1 and self.kind == "classes" and self.reduction == "mean"
+        self.sampled = sampled
+        # Class weights and ignored labels are divisors too; a rank with the whole batch lets the loss divide by them.
+        self._may_count = self.kind == "classes" and self.reduction == "mean"
         self.rowwise = _rowwise(loss) if sampled or self._may_count else None
 
     def settle(self, batch: BatchLike) -> None:
@@ -176,10 +179,10 @@ class _Head:
         return value if value.ndim == 0 else value.mean()
 
     def __call__(
-        self, output: Any, batch: BatchLike, weights: torch.Tensor | None
+        self, output: Any, batch: BatchLike, weights: torch.Tensor | None, whole: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return a mean or sum and None, or a numerator and its divisor."""
-        if not self.has_divisor:
+        if not self.has_divisor or (whole and not self.sampled):
             return self.mean(output, batch), None
         assert self.rowwise is not None
         label = fitting_label(self.kind, output, batch[self.label]) if self.label else None

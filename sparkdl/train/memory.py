@@ -11,29 +11,11 @@ from typing import Any
 
 import torch
 
+from sparkdl.batches.batch import Batch
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.world import SOLO, World
 
-__all__ = ["TensorBatch", "TensorSource"]
-
-
-class TensorBatch(dict[str, torch.Tensor]):
-    """One rank's part of a global batch; see ``train.source.BatchLike`` for the attributes."""
-
-    __slots__ = ("epoch", "global_rows", "rows", "step", "weight")
-
-    def __init__(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        epoch: int = 0,
-        step: int = 0,
-        rows: int,
-        global_rows: int,
-        weight: float,
-    ) -> None:
-        super().__init__(tensors)
-        self.epoch, self.step, self.rows, self.global_rows, self.weight = epoch, step, rows, global_rows, weight
+__all__ = ["TensorSource"]
 
 
 class TensorSource:
@@ -82,7 +64,7 @@ class TensorSource:
         """Batches of an epoch."""
         return -(-self._rows // self.global_batch_rows)
 
-    def __iter__(self) -> Iterator[TensorBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         """Yield what is left of the epoch; an exhausted epoch starts over."""
         if self._position >= len(self):
             self._position = 0
@@ -127,7 +109,7 @@ class TensorSource:
             self._order = (self._epoch, torch.randperm(self._rows, generator=generator))
         return self._order[1]
 
-    def _batch(self, step: int, order: torch.Tensor | None) -> TensorBatch:
+    def _batch(self, step: int, order: torch.Tensor | None) -> Batch:
         start = step * self.global_batch_rows
         total = min(self.global_batch_rows, self._rows - start)
         rank, size = self._world.rank, self._world.size
@@ -138,6 +120,4 @@ class TensorSource:
             chosen = order[first:last]
             tensors = {name: tensor[chosen.to(tensor.device)] for name, tensor in self._tensors.items()}
         rows = last - first
-        return TensorBatch(
-            tensors, epoch=self._epoch, step=step, rows=rows, global_rows=total, weight=rows * size / total
-        )
+        return Batch(tensors, epoch=self._epoch, step=step, rows=rows, global_rows=total, weight=rows * size / total)

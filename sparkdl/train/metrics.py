@@ -147,7 +147,9 @@ class _Metric:
         self._parts = [part for part in self._metric.modules() if isinstance(part, Metric)]
         self._classes = any("torchmetrics.classification" in type(part).__module__ for part in self._parts)
         for part in self._parts:
-            part.sync_on_compute = False  # states are merged here, over whichever collective the run uses
+            # States are merged here, over whichever collective the run uses; where torch.distributed happens to be up,
+            # the metric would add its own exchange on top, and count every rank twice.
+            part.sync_on_compute = part._to_sync = False
         self.position = position
         self.higher_is_better: bool | None = getattr(self._metric, "higher_is_better", None)
         self.reset()

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from sparkdl.batches.batch import Batch
 from sparkdl.collective.base import GradientSync
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.train.loss import Objective
-from sparkdl.train.memory import TensorBatch
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task
 
@@ -36,7 +36,7 @@ class Placement:
         if self._idle:
             return batch
         tensors = {name: self._place(tensor) for name, tensor in batch.items()}
-        return TensorBatch(
+        return Batch(
             tensors,
             epoch=batch.epoch,
             step=batch.step,
