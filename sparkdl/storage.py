@@ -68,15 +68,7 @@ def sha256_hex(data: Any) -> str:
 
 @contextmanager
 def storage_errors(uri: str, action: str) -> Iterator[None]:
-    """Turn whatever a filesystem raises inside the block into a ``StorageError`` about ``uri``.
-
-    Args:
-        uri: the file or directory that the block works on.
-        action: the verb of the sentence: ``"read"``, ``"write"``, ``"list"``, ``"delete"``.
-
-    Raises:
-        StorageError: with the cause attached.
-    """
+    """Turn whatever a filesystem raises inside the block into ``StorageError("cannot <action> <uri>: ...")``."""
     try:
         yield
     except StorageError:
@@ -100,11 +92,7 @@ def _explain(cause: Exception) -> str:
 
 @dataclass(frozen=True)
 class Storage(ABC):
-    """One file or directory, by its URI; cheap to make, safe to pickle.
-
-    Attributes:
-        uri: what it was made from, without a trailing slash.
-    """
+    """One file or directory, by its URI; cheap to make, safe to pickle."""
 
     uri: str
 
@@ -122,8 +110,7 @@ class Storage(ABC):
         """
         if isinstance(uri, Storage):
             return uri
-        text = os.fspath(uri)
-        if not text.strip():
+        if not (text := os.fspath(uri)).strip():
             raise ConfigError(f"the storage URI {text!r} is empty: give a path such as /data/set or s3://bucket/set")
         scheme, separator, rest = text.partition("://")
         if not separator or scheme in ("file", "local"):
@@ -135,14 +122,9 @@ class Storage(ABC):
         chosen = dict(fsspec.config.conf.get(protocol, {}) if options is None else options)
         return RemoteStorage(text.rstrip("/"), protocol, chosen)
 
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.uri.rsplit("/", 1)[-1]
-
     @abstractmethod
     def child(self, name: str) -> Storage:
-        """The file or directory ``name`` (parts separated by ``/``) below this one."""
+        """The file or directory ``name`` below this one."""
 
     @abstractmethod
     def local_path(self) -> Path | None:
@@ -150,11 +132,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read_bytes(self, offset: int = 0, length: int | None = None) -> bytes:
-        """Read the file, or ``length`` bytes of it from ``offset``.
-
-        Raises:
-            StorageError: it cannot be read, or ends before ``offset + length``.
-        """
+        """Read the file, or exactly ``length`` bytes of it from ``offset``."""
 
     @abstractmethod
     def size(self) -> int:
@@ -178,10 +156,10 @@ class Storage(ABC):
 
     @abstractmethod
     def open_output(self) -> BinaryIO:
-        """Open for writing from the start, creating directories above.
+        """Open for writing from the start, creating directories above; closing makes the bytes durable.
 
-        On a local disk the growing file is visible under its name, so only files that nobody looks for yet are written
-        this way; closing it makes its bytes durable. Leaving a ``with`` block by an exception aborts the file.
+        On a local disk the growing file is visible, so this is for names that nobody looks for yet. Leaving a ``with``
+        block by an exception aborts the file.
         """
 
     @abstractmethod
@@ -190,11 +168,7 @@ class Storage(ABC):
 
     @abstractmethod
     def write_if_absent(self, data: bytes) -> None:
-        """Write the whole file, as ``write_atomic`` does, unless it is there already.
-
-        Raises:
-            ConflictError: it is there; of several writers exactly one succeeds.
-        """
+        """Write the whole file unless it is there: ``ConflictError``; of several writers exactly one succeeds."""
 
     def _conflict(self) -> ConflictError:
         return ConflictError(f"{self.uri} exists already: another writer committed first; read it, or use another URI")
@@ -228,99 +202,87 @@ class _DurableFile(io.BufferedWriter):
 class LocalStorage(Storage):
     """A path of this machine, or of a filesystem mounted on it."""
 
-    @property
-    def _path(self) -> Path:
-        return Path(self.uri)
-
     def child(self, name: str) -> Storage:
         return LocalStorage(os.path.join(self.uri, name))
 
     def local_path(self) -> Path:
-        return self._path
+        return Path(self.uri)
 
     def read_bytes(self, offset: int = 0, length: int | None = None) -> bytes:
-        with storage_errors(self.uri, "read"), self._path.open("rb") as file:
+        with storage_errors(self.uri, "read"), Path(self.uri).open("rb") as file:
             file.seek(offset)
             data = file.read() if length is None else file.read(length)
         return _whole(self.uri, data, offset, length)
 
     def size(self) -> int:
         with storage_errors(self.uri, "read"):
-            return self._path.stat().st_size
+            return Path(self.uri).stat().st_size
 
     def exists(self) -> bool:
         with storage_errors(self.uri, "read"):
-            return self._path.exists()
+            return Path(self.uri).exists()
 
     def list(self) -> list[Entry]:
         found = []
-        with storage_errors(self.uri, "list"), suppress(FileNotFoundError), os.scandir(self._path) as entries:
+        with storage_errors(self.uri, "list"), suppress(FileNotFoundError), os.scandir(Path(self.uri)) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # removed by somebody else since the scan
+                with suppress(FileNotFoundError):  # removed since the scan
                     facts, is_dir = entry.stat(), entry.is_dir()
                     found.append(Entry(entry.name, 0 if is_dir else facts.st_size, facts.st_mtime, is_dir))
         return sorted(found, key=lambda entry: entry.name)
 
     def delete(self, recursive: bool = False) -> None:
         with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
-            if recursive and self._path.is_dir() and not self._path.is_symlink():
-                shutil.rmtree(self._path)
+            if recursive and Path(self.uri).is_dir() and not Path(self.uri).is_symlink():
+                shutil.rmtree(Path(self.uri))
             else:
-                self._path.unlink()
+                Path(self.uri).unlink()
 
     def open_input(self) -> BinaryIO:
         with storage_errors(self.uri, "read"):
-            return self._path.open("rb")
+            return Path(self.uri).open("rb")
 
     def open_output(self) -> BinaryIO:
         with storage_errors(self.uri, "write"):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return _DurableFile(self._path)
+            Path(self.uri).parent.mkdir(parents=True, exist_ok=True)
+            return _DurableFile(Path(self.uri))
 
     def write_atomic(self, data: bytes) -> None:
         with self._temporary(data) as temporary:
-            os.replace(temporary, self._path)
+            os.replace(temporary, Path(self.uri))
 
     def write_if_absent(self, data: bytes) -> None:
         if self.exists():
             raise self._conflict()
         with self._temporary(data) as temporary:
             try:
-                os.link(temporary, self._path)  # fails if the name is taken; rename would replace it
+                os.link(temporary, Path(self.uri))  # fails if the name is taken; rename would replace it
             except FileExistsError as taken:
                 raise self._conflict() from taken
 
     @contextmanager
     def _temporary(self, data: bytes) -> Iterator[Path]:
         """A durable file beside this one for the block to move into place; gone afterwards in any case."""
-        temporary = self._path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+        temporary = Path(self.uri).with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         with storage_errors(self.uri, "write"):
             try:
                 temporary.parent.mkdir(parents=True, exist_ok=True)
                 with _DurableFile(temporary) as file:
                     file.write(data)
                 yield temporary
-                _sync_directory(self._path.parent)
+                directory = os.open(Path(self.uri).parent, os.O_RDONLY)
+                os.fsync(directory)
+                os.close(directory)
             finally:
                 with suppress(OSError):
                     temporary.unlink(missing_ok=True)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)
 class RemoteStorage(Storage):
     """An object store, HDFS, or anything else that fsspec speaks.
 
-    Attributes:
-        protocol: fsspec's name of it.
-        options: what fsspec needs to connect; left out of ``repr`` since it may hold credentials.
+    ``options`` is what fsspec needs to connect; it may hold credentials and is left out of ``repr``.
     """
 
     protocol: str
@@ -354,27 +316,22 @@ class RemoteStorage(Storage):
 
     def exists(self) -> bool:
         with storage_errors(self.uri, "read"):
-            try:
-                self._fs.info(self._path)
+            try:  # fsspec's own exists() takes every failure for absence
+                return bool(self._fs.info(self._path))
             except FileNotFoundError:
                 return False
-            return True
 
     def list(self) -> list[Entry]:
         with storage_errors(self.uri, "list"):
             try:
-                infos = self._fs.ls(self._path, detail=True)
+                found = [_entry(info) for info in self._fs.ls(self._path, detail=True)]
             except FileNotFoundError:
                 return []
-            found = [_entry(info) for info in infos]
         return sorted((entry for entry in found if entry.name), key=lambda entry: entry.name)
 
     def delete(self, recursive: bool = False) -> None:
         with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
-            if recursive:
-                self._fs.rm(self._path, recursive=True)
-            else:
-                self._fs.rm_file(self._path)
+            self._fs.rm(self._path, recursive=recursive)
 
     def open_input(self) -> BinaryIO:
         with storage_errors(self.uri, "read"):

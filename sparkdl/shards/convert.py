@@ -101,7 +101,7 @@ class Converter:
             return _cast(matrix, spec, spec.name), np.ones(shape, np.uint8) if spec.nulls == "mask" else None
         self._count_nulls(elements.null_count, spec)
         valid = elements.is_valid().to_numpy(zero_copy_only=False).reshape(shape)
-        matrix = elements.fill_null(0).to_numpy(zero_copy_only=False).reshape(shape)
+        matrix = _zero_filled(elements).to_numpy(zero_copy_only=False).reshape(shape)
         for position, stats in enumerate(statistics):
             present = valid[:, position]
             stats.add(matrix[present, position], len(rows) - int(present.sum()))
@@ -223,7 +223,7 @@ class Converter:
         holes = None
         if inner.null_count:
             holes = inner.is_null().to_numpy(zero_copy_only=False)
-            inner = inner.fill_null(False if pa.types.is_boolean(inner.type) else 0)
+            inner = _zero_filled(inner)
         return inner.to_numpy(zero_copy_only=False), holes, lengths, shape
 
     def _settle(self, position: int, spec: TensorSpec, shape: tuple[int, ...] | None, rows: int) -> tuple[int, ...]:
@@ -247,6 +247,10 @@ class Converter:
                 f"column {spec.name!r} has a row of shape {shape}, expected {planned}: declare it as ragged"
             )
         return planned
+
+
+def _zero_filled(array: pa.Array) -> pa.Array:
+    return array.fill_null(pa.scalar(0).cast(array.type))
 
 
 def _plain(array: pa.Array, column: str) -> pa.Array:

@@ -149,7 +149,9 @@ class Source:
     Attributes:
         uri: of the table.
         version: of the table, as text.
-        transformation: a name or hash of what was done to the table before the rows were written.
+        transformation: a name or hash of all that was done to the table before the rows were written: filters,
+            derived columns, code version. With it a set is found again by any session, and whoever names it answers
+            for it. Without it Spark's hash of the query takes its place, which holds within one Spark application.
     """
 
     uri: str

@@ -88,7 +88,8 @@ def write_shards(
     layout, config = layout or Layout(), config or ShardConfig()
     schema = spark_arrow_schema(df, columns, labels)
     tensors = plan_tensors(schema, columns=columns, labels=labels, layout=layout)
-    key = content_key(source, schema, tensors, layout, config, plan=str(df.semanticHash()) if source else "")
+    plan = str(df.semanticHash()) if source is not None and not source.transformation else ""
+    key = content_key(source, schema, tensors, layout, config, plan)
     transaction = Transaction(uri, layout=layout, source=source, config=config, key=key, overwrite=overwrite)
     found = transaction.existing()
     if found is not None:
