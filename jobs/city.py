@@ -139,9 +139,9 @@ def make_weather(seed: int, day: date) -> Weather:
 def true_minutes(city: City, weekday: int, rides: Rides) -> FloatArray:
     """Return the expected duration of rides on a weekday (0 is Monday), minutes, at least 3, ``(rows,)``."""
     hour, pickup, dropoff = rides.hour, rides.pickup, rides.dropoff
-    rush = np.exp(-(((hour - 8.3) / 1.3) ** 2)) + 1.1 * np.exp(-(((hour - 17.6) / 1.8) ** 2))
+    rush = np.exp(-(((hour - 8.3) / 1.8) ** 2)) + 1.1 * np.exp(-(((hour - 17.6) / 2.4) ** 2))
     leisure = np.exp(-(((hour - 14.5) / 3.0) ** 2))
-    jam = (0.15 * rush + 0.35 * leisure) if weekday >= 5 else (0.95 * rush + 0.25 * leisure)
+    jam = (0.15 * rush + 0.35 * leisure) if weekday >= 5 else (0.85 * rush + 0.25 * leisure)
     central = np.exp(-np.hypot(city.x_km, city.y_km) / 5.0) * (city.share > 0)
     speed_kmh = 34.0 * VEHICLE_SPEED[rides.vehicle] / (1 + jam * (0.8 + 0.3 * central[pickup]))
     speed_kmh /= 1 + 0.07 * np.minimum(rides.rain_mm, 6.0)

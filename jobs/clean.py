@@ -196,6 +196,8 @@ def _derived() -> list[Column]:
         "airport": of("pickup_airport") + of("dropoff_airport"),
         "hour_sin": F.sin(hours * (2 * math.pi / 24)),
         "hour_cos": F.cos(hours * (2 * math.pi / 24)),
+        "twice_sin": F.sin(hours * (4 * math.pi / 24)),
+        "twice_cos": F.cos(hours * (4 * math.pi / 24)),
         "hour_of_day": hours,
     }
     ids: Mapping[str, Column] = {

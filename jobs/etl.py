@@ -52,7 +52,7 @@ from sparkdl.observe import span
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EtlResult", "describe", "run_etl"]
+__all__ = ["EtlResult", "describe", "processed_days", "run_etl"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,7 @@ class EtlResult:
         split: which days train, validate and are scored.
         statistics: of the training days.
         vocabulary_sizes: ids of each categorical, the unknown 0 among them.
+        zones: name by zone id.
         features: address of the feature table; ``features_version`` is the version that holds ``days``.
         quarantine: address of the quarantine table.
         seconds: by step.
@@ -75,6 +76,7 @@ class EtlResult:
     split: Split
     statistics: Statistics
     vocabulary_sizes: dict[str, int]
+    zones: dict[int, str]
     features: str
     features_version: int
     quarantine: str
@@ -129,18 +131,43 @@ def run_etl(spark: SparkSession, settings: Settings) -> EtlResult:
     vocabulary = Vocabulary.load(settings)
     if todo:
         known |= _process(spark, settings, todo, vocabulary, seconds)
+    return _result(settings, known, tuple(each.day for each in todo), vocabulary, seconds)
+
+
+def processed_days(settings: Settings) -> EtlResult:
+    """Return what earlier runs left, without Spark and without a look at the raw files.
+
+    Raises:
+        DataError: no day is processed, or too few.
+    """
+    known = load_days(settings)
+    if not known:
+        raise DataError(
+            f"{settings.paths.of('lake')} has 0 processed days: run jobs/etl.py first, or set --set.paths.lake"
+        )
+    return _result(settings, known, (), Vocabulary.load(settings), {})
+
+
+def _result(
+    settings: Settings,
+    days: dict[str, DayState],
+    processed: tuple[str, ...],
+    vocabulary: Vocabulary,
+    seconds: dict[str, float],
+) -> EtlResult:
     with span("statistics", seconds):
-        split = split_days(known, settings.etl)
-        statistics = Statistics.of({day: known[day].moments for day in split.training})
+        split = split_days(days, settings.etl)
+        statistics = Statistics.of({day: days[day].moments for day in split.training})
         save_statistics(settings, statistics)
     return EtlResult(
-        processed=tuple(each.day for each in todo),
-        days=dict(sorted(known.items())),
+        processed=processed,
+        days=dict(sorted(days.items())),
         split=split,
         statistics=statistics,
         vocabulary_sizes=vocabulary.sizes(),
+        zones={number: name for name, number in vocabulary.ids.get("zone", {}).items()},
         features=settings.paths.table("features"),
-        features_version=max(state.features_version for state in known.values()),
+        features_version=max(state.features_version for state in days.values()),
         quarantine=settings.paths.table("quarantine"),
         seconds=seconds,
     )
@@ -302,6 +329,7 @@ def describe(run: Run, result: EtlResult) -> None:
         "split": vars(result.split),
         "statistics_id": result.statistics.statistics_id,
         "vocabulary_sizes": result.vocabulary_sizes,
+        "zones": result.zones,
         "seconds": result.seconds,
     }
 

@@ -53,9 +53,12 @@ NUMERIC = (
     "airport",
     "hour_sin",
     "hour_cos",
+    "twice_sin",
+    "twice_cos",
     "hour_of_day",
 )
-"""Numeric features, in the order of the columns of the packed tensor ``(batch, 13)``."""
+"""Numeric features, in the order of the columns of the packed tensor ``(batch, 15)``; ``twice_*`` turn
+twice a day, as rush hours do."""
 
 CATEGORICAL = ("pickup_zone", "dropoff_zone", "pickup_borough", "dropoff_borough", "vehicle", "hour", "weekday")
 """Categoricals, in the order of the columns of the packed id tensor ``(batch, 7)``; id 0 is the unknown value."""

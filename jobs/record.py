@@ -28,6 +28,7 @@ __all__ = [
     "RunRecord",
     "Training",
     "print_summary",
+    "summary_lines",
     "versions",
     "write_record",
 ]
@@ -205,14 +206,15 @@ def print_summary(record: RunRecord, console: Console | None = None) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in _lines(record):
+    for name, text in summary_lines(record):
         table.add_row(name, text)
     style = STATUS_STYLE.get(record.status, "white")
     title = f"[bold {style}]{record.job}: {record.status}[/] in {record.seconds:.1f} s"
     (console or Console()).print(Panel(table, title=title, title_align="left", border_style=style, expand=False))
 
 
-def _lines(record: RunRecord) -> list[tuple[str, str]]:
+def summary_lines(record: RunRecord) -> list[tuple[str, str]]:
+    """Return the summary as pairs of a name and a text."""
     lines: list[tuple[str, str]] = []
     if record.message:
         lines.append(("why", record.message))

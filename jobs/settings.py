@@ -89,6 +89,7 @@ class EventSettings:
         seed: decides everything; the number of processes decides nothing.
         processes: processes that write days side by side; 0 uses the cores there are, at most one a day.
         overwrite: replace days that were written with another seed or number of rows.
+        generate: whether ``retrain`` makes the days that are missing; switch it off for raw data of your own.
     """
 
     rows: int = 200_000
@@ -99,6 +100,7 @@ class EventSettings:
     seed: int = 7
     processes: int = 1
     overwrite: bool = False
+    generate: bool = True
 
     def __post_init__(self) -> None:
         _day(self.first_day, "events.first_day")
@@ -197,6 +199,7 @@ class TrainSettings:
         epochs: passes over the training days at most.
         learning_rate: of AdamW at its height.
         weight_decay: of AdamW.
+        max_grad_norm: gradients of the global batch are clipped to this norm; 0 does not clip.
         warmup_steps: steps over which the learning rate rises to its height.
         patience_epochs: epochs without a better validation error after which training stops.
         seed: of the initial weights and of the order of rows.
@@ -205,9 +208,10 @@ class TrainSettings:
     ranks: int = 2
     backend: str = "auto"
     batch_rows: int = 512
-    epochs: int = 8
-    learning_rate: float = 3e-3
+    epochs: int = 6
+    learning_rate: float = 0.01
     weight_decay: float = 1e-4
+    max_grad_norm: float = 0.0
     warmup_steps: int = 50
     patience_epochs: int = 2
     seed: int = 0
@@ -216,7 +220,7 @@ class TrainSettings:
         for name in ("ranks", "batch_rows", "epochs", "learning_rate", "patience_epochs"):
             value = getattr(self, name)
             require(value > 0, f"train.{name}={value} must be above 0: give a positive number")
-        for name in ("weight_decay", "warmup_steps", "seed"):
+        for name in ("weight_decay", "max_grad_norm", "warmup_steps", "seed"):
             value = getattr(self, name)
             require(value >= 0, f"train.{name}={value} must not be negative: give 0 or more")
         require(
