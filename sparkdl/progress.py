@@ -130,17 +130,27 @@ class Progress:
         mode: ``"terminal"``, ``"notebook"``, ``"lines"``, ``"off"``, or ``"auto"``: a notebook if this process is a
             kernel, a terminal if the stream is one, else lines.
         stream: where terminal and lines go; standard error by default.
+        console: a ``rich.console.Console`` to use instead of a stream.
         line_seconds: at most one line in this time, seconds.
 
     Raises:
         ConfigError: the mode is unknown.
     """
 
-    def __init__(self, mode: Mode = "auto", *, stream: TextIO | None = None, line_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        mode: Mode = "auto",
+        *,
+        stream: TextIO | None = None,
+        console: Any | None = None,
+        line_seconds: float = 5.0,
+    ) -> None:
+        if console is not None:
+            stream = console.file
         stream = stream if stream is not None else sys.stderr
         chosen = _mode(stream) if mode == "auto" else mode
         makers: Mapping[str, Any] = {
-            "terminal": lambda: _Terminal(stream),
+            "terminal": lambda: _Terminal(stream, console),
             "notebook": _Notebook,
             "lines": lambda: _Lines(stream, line_seconds),
             "off": lambda: None,
@@ -202,12 +212,12 @@ class _Lines:
 class _Terminal:
     """One live bar at the bottom; lines that are kept, and whatever else is printed, scroll above it."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, console: Any | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        self._console = Console(file=stream)
+        self._console = console if console is not None else Console(file=stream)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
