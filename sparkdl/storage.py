@@ -1,8 +1,7 @@
 """Files behind URIs: the only module that touches a filesystem API.
 
 Enters: a URI (``s3://bucket/set``, ``hdfs://host/set``, ``file:///data/set``) or a plain local path.
-Leaves: a ``Storage`` that reads, lists, deletes and commits whole files, with every failure as a ``StorageError`` that
-names the URI and the remedy.
+Leaves: a ``Storage`` that reads, lists and commits whole files; a failure is a ``StorageError`` that names the remedy.
 
 Local files go through ``os``, everything else through fsspec (S3 needs ``s3fs``, Google ``gcsfs``, Azure ``adlfs``,
 HDFS pyarrow). Credentials and endpoints come from fsspec's configuration or the cloud's environment variables; what
@@ -28,27 +27,19 @@ import fsspec
 import fsspec.config
 import xxhash
 
-from sparkdl.errors import ConfigError, ConflictError, StorageError
+from sparkdl.errors import ConfigError, ConflictError, SparkdlError, StorageError
 
 __all__ = ["TEMPORARY", "Entry", "Storage", "sha256_hex", "storage_errors", "xxh3_hex"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _SAME_AS = {"s3a": "s3", "s3n": "s3", "gs": "gcs", "wasb": "abfs", "wasbs": "abfs", "abfss": "abfs"}
-TEMPORARY = ".sparkdl-tmp-"
-"""How the names of files begin that a writer has not yet moved into place."""
+TEMPORARY = ".sparkdl-tmp-"  # how the names of files begin that a writer has not yet moved into place
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in a directory.
-
-    Attributes:
-        name: the last part of its path.
-        bytes: its size; 0 for a directory.
-        modified: seconds since the epoch; None where the filesystem does not say.
-        is_dir: whether it is a directory, or a prefix of an object store.
-    """
+    """One name in a directory; ``modified`` is in seconds since the epoch, None where the filesystem does not say."""
 
     name: str
     bytes: int
@@ -57,7 +48,7 @@ class Entry:
 
 
 def xxh3_hex(data: Any) -> str:
-    """The 64-bit xxh3 hash of a buffer as 16 hexadecimal digits: against accidents, not against attackers."""
+    """The 64-bit xxh3 hash of a buffer as 16 hexadecimal digits: against accidents, not attackers."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
@@ -71,7 +62,7 @@ def storage_errors(uri: str, action: str) -> Iterator[None]:
     """Turn whatever a filesystem raises inside the block into ``StorageError("cannot <action> <uri>: ...")``."""
     try:
         yield
-    except StorageError:
+    except SparkdlError:
         raise
     except Exception as cause:
         raise StorageError(f"cannot {action} {uri}: {_explain(cause)}") from cause
@@ -98,15 +89,9 @@ class Storage(ABC):
 
     @staticmethod
     def of(uri: str | os.PathLike[str] | Storage, options: Mapping[str, Any] | None = None) -> Storage:
-        """Make the storage of a URI or plain path.
+        """Make the storage of a URI or plain path; ``ConfigError`` if it is empty or of an unknown scheme.
 
-        Args:
-            uri: ``scheme://...``, or a local path.
-            options: fsspec's options for the scheme (``{"endpoint_url": ..., "key": ...}``); by default those in
-                fsspec's configuration.
-
-        Raises:
-            ConfigError: the URI is empty, or its scheme is unknown to fsspec.
+        ``options`` are fsspec's for the scheme (``{"endpoint_url": ...}``), by default those in its configuration.
         """
         if isinstance(uri, Storage):
             return uri
@@ -233,8 +218,8 @@ class LocalStorage(Storage):
 
     def delete(self, recursive: bool = False) -> None:
         with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
-            if recursive and Path(self.uri).is_dir() and not Path(self.uri).is_symlink():
-                shutil.rmtree(Path(self.uri))
+            if recursive and Path(self.uri).is_dir():
+                shutil.rmtree(self.uri)
             else:
                 Path(self.uri).unlink()
 
@@ -252,8 +237,6 @@ class LocalStorage(Storage):
             os.replace(temporary, Path(self.uri))
 
     def write_if_absent(self, data: bytes) -> None:
-        if self.exists():
-            raise self._conflict()
         with self._temporary(data) as temporary:
             try:
                 os.link(temporary, Path(self.uri))  # fails if the name is taken; rename would replace it
@@ -316,10 +299,9 @@ class RemoteStorage(Storage):
 
     def exists(self) -> bool:
         with storage_errors(self.uri, "read"):
-            try:  # fsspec's own exists() takes every failure for absence
+            with suppress(FileNotFoundError):  # fsspec's own exists() takes every failure for absence
                 return bool(self._fs.info(self._path))
-            except FileNotFoundError:
-                return False
+            return False
 
     def list(self) -> list[Entry]:
         with storage_errors(self.uri, "list"):
@@ -340,17 +322,12 @@ class RemoteStorage(Storage):
     def open_output(self) -> BinaryIO:
         with storage_errors(self.uri, "write"):
             self._make_parent()
-            return cast(BinaryIO, self._fs.open(self._path, "wb"))
+            return cast(BinaryIO, _Upload(self._fs.open(self._path, "wb"), self))
 
     def write_atomic(self, data: bytes) -> None:
         with storage_errors(self.uri, "write"):
             self._make_parent()
-            if self.protocol == "hdfs":  # a filesystem, not an object store: an upload is visible while it runs
-                temporary = f"{self._path}{TEMPORARY}{uuid.uuid4().hex}"
-                self._fs.pipe_file(temporary, data)
-                self._fs.mv(temporary, self._path)
-            else:
-                self._fs.pipe_file(self._path, data)
+            self._fs.pipe_file(self._path, data)
 
     def write_if_absent(self, data: bytes) -> None:
         with storage_errors(self.uri, "write"):
@@ -372,12 +349,38 @@ class RemoteStorage(Storage):
             self._fs.makedirs(self._path.rsplit("/", 1)[0], exist_ok=True)
 
 
+class _Upload(io.RawIOBase):
+    """A remote file being written: there once closed, never there if its ``with`` block fails."""
+
+    def __init__(self, file: Any, target: Storage) -> None:
+        self._file, self._target = file, target
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return int(self._file.write(data))
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._file.close()
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if kind is not None:  # fsspec's own files publish what they have got when their block fails
+            super().close()
+            with suppress(Exception):
+                self._file.discard()
+            self._file.closed = True
+            self._target.delete()
+        self.close()
+
+
 def _entry(info: Mapping[str, Any]) -> Entry:
-    times = ("LastModified", "mtime", "last_modified", "created")
-    modified: Any = next((info[key] for key in times if info.get(key)), None)
+    modified: Any = info.get("LastModified") or info.get("mtime") or info.get("last_modified") or info.get("created")
     seconds = modified.timestamp() if hasattr(modified, "timestamp") else modified
-    is_dir = info["type"] == "directory"
-    return Entry(str(info["name"]).rstrip("/").rsplit("/", 1)[-1], int(info.get("size") or 0), seconds, is_dir)
+    name = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
+    return Entry(name, int(info.get("size") or 0), seconds, info["type"] == "directory")
 
 
 def _http_status(cause: BaseException | None) -> int | None:
@@ -385,7 +388,7 @@ def _http_status(cause: BaseException | None) -> int | None:
     while cause is not None:
         response = getattr(cause, "response", None)
         if isinstance(response, dict):
-            return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+            return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         cause = cause.__cause__
     return None
 
