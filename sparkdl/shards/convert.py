@@ -88,7 +88,9 @@ class Converter:
         shape = (rows, *self.tensors[position].shape) if isinstance(values, np.ndarray) else (rows,)
         if valid is None:
             return values, np.ones(shape, np.uint8)
-        return values, np.broadcast_to(valid.reshape(rows, *[1] * (len(shape) - 1)), shape).astype(np.uint8)
+        if valid.ndim < len(shape):
+            valid = np.broadcast_to(valid.reshape(rows, *[1] * (len(shape) - 1)), shape)
+        return values, valid.astype(np.uint8)
 
     def _matrix(self, rows: pa.Array, spec: TensorSpec) -> tuple[Array, Array | None]:
         """Columns that Spark packed into arrays of equal length: their elements are the tensor already."""

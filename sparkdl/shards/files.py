@@ -83,9 +83,14 @@ def write_table_shards(
     tensors = with_dictionaries(tensors, found_values, layout, config.max_dictionary_values)
     with transaction:
         writer = PartWriter(transaction.root, tensors, config, tag=transaction.tag)
-        for batch in rows.to_batches() if isinstance(rows, pa.Table) else rows:
-            writer.write(batch)
-        return transaction.commit([writer.finish()], tensors, missing)
+        try:
+            for batch in rows.to_batches() if isinstance(rows, pa.Table) else rows:
+                writer.write(batch)
+            report = writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        return transaction.commit([report], tensors, missing)
 
 
 class PartWriter:
