@@ -62,7 +62,7 @@ class Prepared:
     def discard(self) -> None:
         """Delete what the store's policy does not keep."""
         for manifest in (self.train, self.validation):
-            if self.ours and manifest is not None:
+            if self.ours and manifest is not None and manifest.uri:
                 self.store.discard_shards(manifest.uri, pinned=self.pinned)
 
 
@@ -180,7 +180,7 @@ def _both(
     train, validation = results["train"], results["validation"]
     if isinstance(train, BaseException):
         raise train
-    if isinstance(validation, DataError) and "no rows" in str(validation):
+    if isinstance(validation, DataError) and "0 rows" in str(validation):
         return train, Manifest(rows=0, bytes=0, shards=(), tensors=())
     if isinstance(validation, BaseException):
         raise validation

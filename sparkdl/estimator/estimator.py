@@ -17,7 +17,7 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, StorageError
 from sparkdl.estimator import settings
 from sparkdl.estimator.data import Prepared, data_key, prepare, prepare_existing
 from sparkdl.estimator.fit import slots_of, train, user_parts
@@ -28,6 +28,7 @@ from sparkdl.estimator.probe import floating_dtype
 from sparkdl.estimator.shipping import Parcel, pack
 from sparkdl.estimator.spec import SPECS
 from sparkdl.estimator.store import Store, open_store
+from sparkdl.observe import logger
 from sparkdl.shards.manifest import Manifest, Source
 
 if TYPE_CHECKING:
@@ -210,9 +211,12 @@ class _Fit:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for prepared in self.kept:
-            prepared.discard()
-        self.store.close()
+        try:
+            for prepared in self.kept:
+                prepared.discard()
+            self.store.close()
+        except StorageError as error:  # the fit is done, or has an error of its own that matters more
+            logger.warning("intermediate shards were not removed: %s", error)
 
 
 @dataclass

@@ -149,7 +149,7 @@ def _by_value(names: list[str]) -> Iterator[None]:
     loaded = [name for name in list(sys.modules) if name.split(".")[0] in tops and name not in known]
     with _registry, contextlib.ExitStack() as stack:
         for name in loaded:
-            if getattr(sys.modules[name], "__file__", "").endswith(".py"):
+            if str(getattr(sys.modules[name], "__file__", "")).endswith(".py"):
                 cloudpickle.register_pickle_by_value(sys.modules[name])
                 stack.callback(cloudpickle.unregister_pickle_by_value, sys.modules[name])
         logger.debug("modules that travel by value: %s", loaded)

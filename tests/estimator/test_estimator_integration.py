@@ -1,0 +1,228 @@
+"""The estimator on a real Spark session: shards, ranks and all."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.feature import VectorAssembler
+from torch import nn
+
+from sparkdl.errors import ConfigError, DataError, IntegrityError, SchemaError
+from sparkdl.estimator import Store, TorchEstimator, TorchModel
+from sparkdl.shards.write import write_shards
+
+TRUE = np.array([1.0, -2.0, 3.0, 0.5])
+
+
+@pytest.fixture(scope="module")
+def frame(spark):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(600, 4))
+    table = pd.DataFrame(x.astype("float32"), columns=list("abcd"))
+    table["y"] = (x @ TRUE + 0.05 * generator.normal(size=600)).astype("float32")
+    table["k"] = (table["y"] > 0).astype("int64") + (table["y"] > 2).astype("int64")
+    table["w"] = generator.uniform(0.5, 1.5, size=600).astype("float32")
+    table["held_out"] = generator.random(600) < 0.25
+    df = spark.createDataFrame(table).repartition(3).cache()
+    df.count()
+    yield df
+    df.unpersist()
+
+
+def regression(**params):
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    given = {
+        "model": net,
+        "optimizer": torch.optim.SGD(net.parameters(), lr=0.1),
+        "loss": nn.MSELoss(),
+        "feature_cols": list("abcd"),
+        "label_cols": ["y"],
+        "batch_size": 32,
+        "epochs": 3,
+        "num_proc": 2,
+        "verbose": 0,
+    }
+    return TorchEstimator(**{**given, **params})
+
+
+def weights(model):
+    return torch.cat([tensor.flatten() for tensor in model.getModel().state_dict().values()])
+
+
+def test_a_model_is_fitted_and_the_users_own_objects_stay_as_they_were(frame):
+    estimator = regression(validation="held_out", metrics=[nn.L1Loss()])
+    before = estimator.getModel().weight.detach().clone()
+    model = estimator.fit(frame)
+    assert np.allclose(model.getModel().weight.detach().numpy()[0], TRUE, atol=0.1)
+    assert torch.equal(estimator.getModel().weight, before)
+    assert not model.getModel().training
+    assert model.getOptimizer().param_groups[0]["params"][0] is model.getModel().weight
+    history = model.history
+    assert list(history["epoch"]) == [0, 1, 2]
+    assert history["val_loss"].iloc[-1] < history["val_loss"].iloc[0]
+    assert model.summary.training_rows + model.summary.validation_rows == 600
+    assert model.summary.num_proc == 2
+    assert model.getHistory()[2]["validation"]["loss"] == history["val_loss"].iloc[-1]
+    assert len(model.plot_history().axes) >= 1
+
+
+def test_the_split_by_fraction_depends_on_seed_and_rows_and_on_no_partitioning(frame):
+    def counts(df, seed):
+        summary = regression(validation=0.3, random_seed=seed, epochs=1, num_proc=1).fit(df).summary
+        return summary.validation_rows, summary.metrics["val_loss"]
+
+    one = counts(frame, 1)
+    assert 0.2 * 600 < one[0] < 0.4 * 600
+    rows, loss = counts(frame.repartition(5), 1)
+    assert rows == one[0]
+    assert loss != pytest.approx(0.0)
+    assert counts(frame, 2)[0] != one[0]
+
+
+def test_a_grid_gives_one_model_a_map_in_order_and_writes_shards_once(frame, tmp_path, monkeypatch):
+    from sparkdl.estimator import data
+
+    written = []
+    monkeypatch.setattr(data, "write_shards", lambda *a, **k: written.append(1) or write_shards(*a, **k))
+    estimator = regression(num_proc=1, store=str(tmp_path))
+    models = estimator.fit(frame, [{estimator.epochs: 1}, {estimator.epochs: 2}, {estimator.batch_size: 300}])
+    assert [model.summary.epochs for model in models] == [1, 2, 3]
+    assert [model.summary.steps for model in models] == [19, 38, 6]
+    assert len(written) == 1
+    assert not list((tmp_path / "shards").iterdir())
+
+
+class TwoTower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 4)
+        self.value = nn.Linear(8, 1)
+        self.kind = nn.Linear(8, 3)
+
+    def forward(self, id, dense):
+        joined = torch.cat([self.table(id.long()), dense], dim=1)
+        return self.value(joined), self.kind(joined)
+
+
+def test_several_inputs_outputs_losses_and_sample_weights(frame):
+    vectors = VectorAssembler(inputCols=list("abcd"), outputCol="dense").transform(frame).withColumn("id", frame["k"])
+    net = TwoTower()
+    model = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.Adam(net.parameters(), lr=0.05),
+        loss=[lambda o, y, reduction="mean": F.mse_loss(o, y, reduction=reduction), nn.CrossEntropyLoss()],
+        loss_weights=[0.7, 0.3],
+        feature_cols=["id", "dense"],
+        input_shapes=[[-1], [-1, 4]],
+        label_cols=["y", "k"],
+        sample_weight_col="w",
+        validation=0.2,
+        batch_size=50,
+        epochs=4,
+        num_proc=2,
+        verbose=0,
+    ).fit(vectors)
+    history = model.history
+    assert history["loss"].iloc[-1] < 0.5 * history["loss"].iloc[0]
+    assert {"val_y_loss", "val_k_loss"} <= set(history.columns)
+
+
+def bad(frame, estimator, error, message):
+    with pytest.raises(error, match=message):
+        estimator.fit(frame)
+
+
+def test_what_cannot_work_is_refused_before_a_rank_starts(frame, monkeypatch):
+    from sparkdl.estimator import fit
+
+    monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
+    bad(frame, regression(feature_cols=["a", "zz"]), SchemaError, "'zz' is missing")
+    bad(frame, regression(feature_cols=["a", "b"]), ConfigError, r"cannot be called with features \(-1, 2\)")
+    bad(frame, regression(loss=None), ConfigError, "loss is not given")
+    bad(frame, regression(num_proc=2).setModel(None), ConfigError, "model is not given")
+    bad(frame.limit(1), regression(), DataError, "1 training rows cannot be dealt to 2 ranks")
+    bad(frame.where("a > 1e9"), regression(), DataError, "no rows|0 rows")
+    bad(frame, regression(validation="held_out").setFeatureCols(["a"]), ConfigError, "Linear")
+    bad(frame.limit(20), regression(validation=0.0001), DataError, "leaves 0 rows to validate on")
+    bad(
+        frame.selectExpr("*", "if(a > 0, double('NaN'), a) as n"),
+        regression(feature_cols=["n", *"abc"]),
+        DataError,
+        "NaN",
+    )
+    bad(frame.selectExpr("*", "if(a > 0, null, y) as z"), regression(label_cols=["z"]), DataError, "null")
+    classifier = {"model": nn.Linear(4, 2), "optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=0.1)}
+    bad(frame, regression(loss=nn.CrossEntropyLoss(), label_cols=["k"], **classifier), DataError, r"classes 0\.\.2")
+    shapes = [[-1, 1], [-1, 1], [-1, 1], [-1, 2]]
+    bad(frame, regression(input_shapes=shapes), ConfigError, r"\[-1, 2\] for 'd', whose rows have shape \[\]")
+
+
+def test_estimator_model_and_pipeline_are_saved_and_loaded(frame, tmp_path):
+    estimator = regression(epochs=1, metrics={"mae": nn.L1Loss()})
+    estimator.write().overwrite().save(str(tmp_path / "estimator"))
+    again = TorchEstimator.load(str(tmp_path / "estimator"))
+    assert again.uid == estimator.uid
+    assert again.getOptimizer().param_groups[0]["params"][0] is again.getModel().weight
+    assert torch.equal(weights(again.fit(frame)), weights(estimator.fit(frame)))
+
+    fitted = Pipeline(stages=[VectorAssembler(inputCols=list("abcd"), outputCol="x"), estimator]).fit(frame)
+    fitted.write().overwrite().save(str(tmp_path / "pipeline"))
+    back = PipelineModel.load(str(tmp_path / "pipeline")).stages[1]
+    assert isinstance(back, TorchModel)
+    assert torch.equal(weights(back), weights(fitted.stages[1]))
+    assert list(back.history["loss"]) == list(fitted.stages[1].history["loss"])
+    assert back.getOptimizer().param_groups[0]["params"][0] is back.getModel().weight
+    assert list((tmp_path / "pipeline").rglob("*.safetensors"))
+    with pytest.raises(OSError, match="overwrite"):
+        fitted.stages[1].save(str(tmp_path / "estimator"))
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "code.pkl", "bundle.json"])
+def test_a_saved_model_whose_files_were_altered_is_refused(spark, tmp_path, file):
+    model = TorchModel(model=nn.Linear(2, 1), feature_columns=["a", "b"], label_columns=["y"], optimizer="any")
+    model.save(str(tmp_path / "m"))
+    target = next((tmp_path / "m").rglob(file))
+    data = bytearray(target.read_bytes())
+    data[len(data) // 2] ^= 1
+    target.write_bytes(data)
+    with pytest.raises(IntegrityError):
+        TorchModel.load(str(tmp_path / "m"))
+
+
+def test_parquet_shards_and_a_run_that_resumes(frame, spark, tmp_path):
+    store = Store.create(str(tmp_path))
+    frame.write.parquet(store.get_train_data_path())
+    frame.limit(50).write.parquet(store.get_val_data_path())
+    estimator = regression(store=store, run_id="r1", epochs=1, num_proc=1)
+    first = estimator.fit_on_parquet()
+    assert (first.summary.training_rows, first.summary.validation_rows) == (600, 50)
+    assert list((tmp_path / "runs" / "r1" / "checkpoints").iterdir())
+    more = estimator.fit_on_parquet({estimator.epochs: 3})
+    assert list(more.history["epoch"]) == [0, 1, 2]
+    assert more.history["loss"].iloc[0] == first.history["loss"].iloc[0]
+
+    from sparkdl.shards.layout import Layout
+
+    layout = Layout(pack={"features": list("abcd")})
+    manifest = write_shards(frame.select(*"abcdy"), str(tmp_path / "set"), labels=["y"], layout=layout)
+    by_shards = regression(epochs=1, num_proc=1).fit_on_shards(manifest.uri)
+    assert torch.equal(weights(by_shards), weights(regression(epochs=1, num_proc=1).fit_on_shards(manifest.uri)))
+    with pytest.raises(SchemaError, match="holds no column 'k'"):
+        regression(label_cols=["k"]).fit_on_shards(manifest.uri)
+
+
+def test_a_table_version_is_pinned_and_its_shards_are_used_again(frame, spark, tmp_path):
+    from sparkdl.lakehouse.tables import Table
+
+    table = Table(str(tmp_path / "table"))
+    table.write(frame.select(*"abcdy"))
+    estimator = regression(store=str(tmp_path / "store"), epochs=1, num_proc=1, validation=0.2)
+    first = estimator.fit_on_table(table.uri)
+    sets = sorted(path.name for path in (tmp_path / "store" / "shards").iterdir())
+    second = estimator.fit_on_table(table, version=0)
+    assert sorted(path.name for path in (tmp_path / "store" / "shards").iterdir()) == sets
+    assert len(sets) == 2
+    assert torch.equal(weights(first), weights(second))

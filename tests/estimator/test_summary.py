@@ -1,0 +1,64 @@
+import io
+
+import pytest
+
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.progress import Progress
+from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
+
+ROWS = [
+    {
+        "epoch": 0,
+        "step": 4,
+        "loss": 2.0,
+        "val_loss": 3.0,
+        "mae": 1.0,
+        "val_mae": 1.5,
+        "lr": 0.1,
+        "seconds": 1.0,
+        "rows": 10,
+    },
+    {
+        "epoch": 1,
+        "step": 8,
+        "loss": 1.0,
+        "val_loss": 2.0,
+        "mae": 0.5,
+        "val_mae": 0.7,
+        "lr": 0.1,
+        "seconds": 1.0,
+        "rows": 10,
+    },
+]
+
+
+def test_horovods_form_of_the_history():
+    assert horovod_history(ROWS)[1] == {
+        "epoch": 1,
+        "train": {"loss": 1.0, "all_metrics": [{"mae": 0.5}]},
+        "validation": {"loss": 2.0, "all_metrics": [{"mae": 0.7}]},
+    }
+
+
+def test_the_plot_shows_every_metric_of_both_sets():
+    figure = plot_epochs(ROWS)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "mae"]
+    assert [line.get_label() for line in figure.axes[0].lines] == ["training", "validation"]
+    with pytest.raises(ConfigError, match="no history"):
+        plot_epochs([])
+
+
+def test_a_summary_reads_in_one_line():
+    summary = TrainingSummary(run_id="r", num_proc=2, backend="torch", epochs=2, steps=8, rows=20, seconds={"fit": 2.0})
+    assert summary.rows_per_second == 10
+    assert str(summary).startswith("r: 2 epochs, 8 steps, 20 rows on 2 ranks (torch), 10 rows/s")
+
+
+def test_progress_prints_a_line_an_epoch_and_nothing_when_silent():
+    event = {"kind": "epoch", "best": True, "epochs": 2, "metrics": ROWS[0]}
+    stream = io.StringIO()
+    Progress(1, "run", stream)(event)
+    assert stream.getvalue() == "run: epoch 1/2: loss 2, val_loss 3, mae 1, val_mae 1.5 (1.0 s), the best so far\n"
+    silent = io.StringIO()
+    Progress(0, "run", silent)(event)
+    assert silent.getvalue() == ""
