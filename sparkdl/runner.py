@@ -1,6 +1,7 @@
 """Run a function on several ranks and get every rank's value back.
 
-Enters: a function, as one writes it for Horovod, HorovodRunner or TorchDistributor. Leaves: its values in rank order.
+Enters: a function, as one writes it for Horovod, HorovodRunner or TorchDistributor, and perhaps a DataFrame. Leaves:
+its values in rank order.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from sparkdl.cluster import barrier, local
 from sparkdl.cluster.rendezvous import Service
-from sparkdl.config import LaunchConfig
+from sparkdl.config import LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.observe import Event
 from sparkdl.world import World
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RunSettings", "run"]
+    from sparkdl.estimator.store import Store
+    from sparkdl.shards.layout import Layout
+
+__all__ = ["FrameSettings", "RunSettings", "run", "run_on_dataframe"]
 
 T = TypeVar("T")
 _BACKENDS = ("auto", "horovod", "torch")
@@ -96,6 +100,99 @@ def run(
     spark = settings.get("spark") or _active_session()
     ranks = num_proc or barrier.slots(spark, config)
     return barrier.launch(spark, job, num_proc=ranks, config=config, services=services, on_event=on_event)
+
+
+class FrameSettings(RunSettings, total=False):
+    """Further keywords of ``run_on_dataframe``.
+
+    Attributes:
+        args: positional arguments of the function behind the loader.
+        kwargs: keyword arguments of the function.
+        layout: how columns become tensors; numbers pack into ``"features"`` by default.
+        shuffle: a new order of rows each epoch; True by default.
+        seed: of that order; 0 by default.
+        loader: how shards are read.
+        backend: as in ``run``.
+        env: as in ``run``.
+        use_gpu: as in ``run``.
+    """
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    layout: Layout
+    shuffle: bool
+    seed: int
+    loader: LoaderConfig
+    backend: str
+    env: Mapping[str, str]
+    use_gpu: bool | None
+
+
+def run_on_dataframe(
+    fn: Callable[..., T],
+    df: DataFrame,
+    *,
+    num_proc: int | None = None,
+    batch_size: int = 32,
+    columns: Sequence[str] | None = None,
+    labels: Sequence[str] = (),
+    store: str | Store | None = None,
+    **settings: Unpack[FrameSettings],
+) -> list[T]:
+    """Run ``fn(loader, ...)`` on every rank, each with the batches of its own rows; return the values in rank order.
+
+    The rows become shards first; the loader yields dicts of tensors, as many steps on every rank. The function may call
+    ``hvd.init()`` or ``init_process_group()`` itself, or leave it.
+
+    Args:
+        fn: the function; its first argument is its rank's ``batches.loader.ShardLoader``.
+        df: the rows.
+        num_proc: number of ranks; None takes every slot; below 0, ``-num_proc`` processes on the driver's host.
+        batch_size: rows per rank and step.
+        columns: those to read, all by default; labels are read in any case.
+        labels: columns that get tensors of their own.
+        store: where the shards lie while the function runs; a temporary folder where workers see the driver's.
+        **settings: see ``FrameSettings``.
+
+    Raises:
+        SchemaError: a column is missing or cannot become a tensor.
+        DataError: there are no rows.
+        RankFailedError: a rank raised or died.
+    """
+    import uuid
+
+    from sparkdl.estimator.store import open_store
+    from sparkdl.shards.write import write_shards
+
+    unknown = sorted(set(settings) - set(FrameSettings.__annotations__))
+    if unknown:
+        known = ", ".join(FrameSettings.__annotations__)
+        raise ConfigError(f"run_on_dataframe() has no keyword {', '.join(unknown)}: it has {known}")
+    options = dict(cast("Mapping[str, Any]", settings))
+    reading = {name: options.pop(name) for name in ("shuffle", "seed") if name in options}
+    call = (fn, tuple(options.pop("args", ())), dict(options.pop("kwargs", {})), options.pop("loader", None))
+    options.setdefault("spark", df.sparkSession)
+    home = open_store(store, shared_disk=str(df.sparkSession.conf.get("spark.master", "")).startswith("local"))
+    uri = home.shards_uri(uuid.uuid4().hex)
+    try:
+        write_shards(df, uri, columns=columns, labels=labels, layout=options.pop("layout", None))
+        return run(_with_loader, (*call, uri, {"batch_size": batch_size, **reading}), num_proc=num_proc, **options)
+    finally:
+        home.discard_shards(uri, pinned=False)
+        home.close()
+
+
+def _with_loader(
+    fn: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    config: LoaderConfig | None,
+    uri: str,
+    reading: dict[str, Any],
+) -> T:
+    from sparkdl.batches.loader import ShardedDataset
+
+    return fn(ShardedDataset(uri, config=config).loader(world=World.from_env(), **reading), *args, **kwargs)
 
 
 def _config(env: Mapping[str, str] | None, use_gpu: bool | None, settings: RunSettings) -> LaunchConfig:
