@@ -19,7 +19,7 @@ from sparkdl.errors import CheckpointError, ClusterError, ConfigError
 if TYPE_CHECKING:
     from sparkdl.collective.group import GroupCollective
 
-__all__ = ["agree_on_tensors", "pack", "pickled", "share_optimizer", "unpack", "unpickled"]
+__all__ = ["agree_on_tensors", "named_parameters", "pack", "pickled", "share_optimizer", "unpack", "unpickled"]
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Description = list[tuple[str, tuple[int, ...], str]]
@@ -75,6 +75,15 @@ def _difference(everyone: list[Description]) -> str:
                 f"rank {holder} alone; build the same model on every rank"
             )
     raise AssertionError("descriptions with different hashes are equal")
+
+
+def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
+    """Every parameter to keep equal, once, with its name: the model's, then those that only the optimizer knows."""
+    names = {param: name for name, param in model.named_parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for index, param in enumerate(group["params"]):
+            names.setdefault(param, f"optimizer group {number}, parameter {index}")
+    return names
 
 
 def share_optimizer(group: GroupCollective, optimizer: torch.optim.Optimizer) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,37 +31,32 @@ def synchronised_batch_norm(model: torch.nn.Module, group: GroupCollective) -> C
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     group.open_channel(CHANNEL)
     for index, layer in enumerate(layers):
-        layer.forward = MethodType(_Forward(group, index), layer)  # type: ignore[method-assign]
+        _GROUPS[layer] = (group, f"{CHANNEL}.{index}")
+        layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
 
     def undo() -> None:
         for layer in layers:
             layer.__dict__.pop("forward", None)
+            _GROUPS.pop(layer, None)
 
     return undo
 
 
-class _Forward:
-    """``forward`` of one layer; a deep copy of the layer keeps its weights and loses the other ranks."""
+# Kept beside the layers, so that a deep copy of one has its weights and not its group: it never waits for others.
+_GROUPS: WeakKeyDictionary[_BatchNorm, tuple[GroupCollective, str]] = WeakKeyDictionary()
 
-    def __init__(self, group: GroupCollective | None, index: int) -> None:
-        self._group = group
-        self._index = index
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        return _Forward(None, self._index)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_Forward, (None, self._index))
-
-    def __call__(self, layer: _BatchNorm, batch: torch.Tensor) -> torch.Tensor:
-        if self._group is None or not layer.training:
-            return type(layer).forward(layer, batch)
-        layer._check_input_dim(batch)  # type: ignore[no-untyped-call]
-        out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-            batch, layer.weight, layer.bias, layer.eps, self._group, f"{CHANNEL}.{self._index}"
-        )
-        _track(layer, mean, variance, count)
-        return out  # type: ignore[no-any-return]
+def _forward(layer: _BatchNorm, batch: torch.Tensor) -> torch.Tensor:
+    known = _GROUPS.get(layer)
+    if known is None or not layer.training:
+        return type(layer).forward(layer, batch)
+    group, key = known
+    layer._check_input_dim(batch)  # type: ignore[no-untyped-call]
+    out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
+        batch, layer.weight, layer.bias, layer.eps, group, key
+    )
+    _track(layer, mean, variance, count)
+    return out  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

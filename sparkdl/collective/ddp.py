@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,12 +19,12 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sparkdl.collective.environment import environment
-from sparkdl.collective.group import GroupCollective, Pending
+from sparkdl.collective.group import GroupCollective, Pending, never_came
 from sparkdl.collective.route import interface_towards
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["TorchCollective", "TorchRendezvous"]
+__all__ = ["TorchCollective", "TorchRendezvous", "allow_rejoining"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
@@ -155,11 +156,8 @@ class TorchCollective(GroupCollective):
                 "failed first says why"
             ) from error
 
-    def close(self, *, failed: bool = False) -> None:
+    def leave(self, *, failed: bool) -> None:
         """Leave the group, unless user code made it."""
-        if self._closed:
-            return
-        self._closed = True
         self._channels.clear()
         if not self._owned or not dist.is_initialized():
             return
@@ -183,18 +181,62 @@ def _join(world: World, timeout: timedelta) -> None:
     store = TCPStore(
         host, int(port), is_master=not hosted and world.rank == 0, timeout=timeout, multi_tenant=not hosted
     )
-    # A store that outlives the group keeps its keys, the addresses of connections long closed among them: each time
-    # a rank joins, it counts that in the store, and the ranks of one count meet under a prefix of their own.
-    joined = store.add(f"sparkdl/joined/{world.rank}", 1)
+    meeting = _next_round(store, world.rank, "sparkdl")
+    meeting.set(f"here/{world.rank}", "1")
     interface = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(host)
+    _forget_failed_groups()
     with environment({"GLOO_SOCKET_IFNAME": interface} if interface else {}):
-        dist.init_process_group(
-            backend="cpu:gloo,cuda:nccl" if world.device.startswith("cuda") else "gloo",
-            store=PrefixStore(f"sparkdl/round/{joined}", store),
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timeout,
-        )
+        try:
+            dist.init_process_group(
+                backend="cpu:gloo,cuda:nccl" if world.device.startswith("cuda") else "gloo",
+                store=meeting,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timeout,
+            )
+        except RuntimeError as error:
+            missing = [rank for rank in range(world.size) if not meeting.check([f"here/{rank}"])]
+            if not missing:
+                raise
+            raise ClusterError(never_came(world, missing, timeout.total_seconds())) from error
+
+
+def _next_round(store: Any, rank: int, scope: str) -> Any:
+    """Return a clean part of ``store``, the same one for all ranks that have joined as often.
+
+    A store that outlives a group keeps its keys, the addresses of connections long closed among them.
+    """
+    joined = store.add(f"{scope}/joined/{rank}", 1)
+    return PrefixStore(f"{scope}/round/{joined}", store)
+
+
+def _forget_failed_groups() -> None:
+    """Number process groups from 0 again: an init that failed in this process would set it apart from fresh ones."""
+    if not dist.is_initialized():
+        dist.distributed_c10d._world.group_count = 0
+
+
+def allow_rejoining() -> None:
+    """Let plain torch code in this process call ``init_process_group()`` again after ``destroy_process_group()``.
+
+    With a store that outlives the group, as torchrun's and ``TorchRendezvous``'s do, torch finds the keys of the
+    first group and connects to ports that nobody listens on. Where the environment names no such store, nothing
+    changes. Idempotent.
+    """
+    _forget_failed_groups()
+    handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    meet = handlers["env"]
+    if getattr(meet, "in_rounds", False):
+        return
+
+    def meet_in_rounds(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        for store, rank, size in meet(url, *args, **kwargs):
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                store = _next_round(store, rank, "plain")
+            yield store, rank, size
+
+    meet_in_rounds.in_rounds = True  # type: ignore[attr-defined]
+    handlers["env"] = meet_in_rounds
 
 
 def _first_line(error: BaseException) -> str:

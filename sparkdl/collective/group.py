@@ -7,14 +7,22 @@ tensor is reduced, broadcast and gathered, how it waits, and what its errors loo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 
-from sparkdl.collective.agree import agree_on_tensors, pack, pickled, share_optimizer, unpack, unpickled
+from sparkdl.collective.agree import (
+    agree_on_tensors,
+    named_parameters,
+    pack,
+    pickled,
+    share_optimizer,
+    unpack,
+    unpickled,
+)
 from sparkdl.collective.base import GradientSync, ReduceOp
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
@@ -70,6 +78,7 @@ class GroupCollective(ABC):
         self._world = world
         self._timeout = timeout
         self._closed = False
+        self._closers: list[Callable[[], None]] = []
 
     @property
     def world(self) -> World:
@@ -115,8 +124,23 @@ class GroupCollective(ABC):
         """Turn the backend's errors inside the block into ``ClusterError``."""
 
     @abstractmethod
+    def leave(self, *, failed: bool) -> None:
+        """Leave the group, unless user code made it; after a failure without waiting for the other ranks."""
+
     def close(self, *, failed: bool = False) -> None:
-        """Leave the group."""
+        """Leave the group. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        # Hanging up is how the other ranks learn at once that this one failed.
+        for closer in self._closers:
+            closer()
+        self._closers.clear()
+        self.leave(failed=failed)
+
+    def at_close(self, closer: Callable[[], None]) -> None:
+        """Call ``closer``, which is idempotent, when this rank leaves."""
+        self._closers.append(closer)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Overwrite ``tensors`` in place with those of ``root``."""
@@ -166,7 +190,8 @@ class GroupCollective(ABC):
         """Broadcast ``model`` and ``optimizer`` from rank 0, then hook the gradients."""
         from sparkdl.collective.reducer import Reducer
 
-        named = [*model.named_parameters(), *model.named_buffers()]
+        parameters = [(name, param) for param, name in named_parameters(model, optimizer).items()]
+        named: list[tuple[str, torch.Tensor]] = [*parameters, *model.named_buffers()]
         agree_on_tensors(self, named)
         with torch.no_grad():
             self.broadcast_unchecked([tensor for _, tensor in named])
@@ -180,6 +205,13 @@ class GroupCollective(ABC):
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self._world.size:
             raise ConfigError(f"root={root} is not a rank of this world of {self._world.size}: name one of its ranks")
+
+
+def never_came(world: World, missing: Sequence[int], seconds: float) -> str:
+    """Say which ranks did not join."""
+    names = ", ".join(str(rank) for rank in missing[:20]) + (", ..." if len(missing) > 20 else "")
+    which = f"rank {names} of {world.size}" if len(missing) == 1 else f"ranks {names} of {world.size}"
+    return f"{which} did not join rank {world.rank} within {seconds:g} s: see why they did not start, or raise timeout"
 
 
 def check_reduction(op: str, weight: float | None) -> None:

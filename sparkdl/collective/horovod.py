@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from sparkdl.collective.environment import environment
-from sparkdl.collective.group import GroupCollective, Pending
-from sparkdl.collective.http_store import HttpStore
+from sparkdl.collective.group import GroupCollective, Pending, never_came
+from sparkdl.collective.http_store import HttpStore, missing_ranks
 from sparkdl.collective.route import interface_towards
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
@@ -101,10 +101,13 @@ class _Handle:
     def wait(self) -> Any:
         """Return the operation's result once it is there."""
         hvd = self._group.hvd
+        deadline = time.monotonic() + self._group.timeout_seconds
         with self._group.guard("waiting for the other ranks"):
-            # Horovod's own wait spins, and takes the core from the thread that does the work.
+            # Horovod's own wait spins, takes the core from the thread that does the work, and has no end.
             while not hvd.poll(self._handle):
                 time.sleep(POLL_SECONDS)
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no answer for {self._group.timeout_seconds:g} s")
             return hvd.synchronize(self._handle)
 
 
@@ -187,6 +190,7 @@ class HorovodCollective(GroupCollective):
         variables = _variables(self._world, self._timeout)
         if cycle_ms is not None:
             variables["HOROVOD_CYCLE_TIME"] = str(cycle_ms)
+        _await_everyone(self._world, self.timeout_seconds)
         with environment(variables):
             try:
                 self.hvd.init()
@@ -251,11 +255,8 @@ class HorovodCollective(GroupCollective):
                 "says why"
             ) from error
 
-    def close(self, *, failed: bool = False) -> None:
+    def leave(self, *, failed: bool) -> None:
         """Leave the group, unless user code made it."""
-        if self._closed:
-            return
-        self._closed = True
         if not self._owned or not self.hvd.is_initialized():
             return
         if not failed:
@@ -266,6 +267,28 @@ class HorovodCollective(GroupCollective):
         worker = threading.Thread(target=self.hvd.shutdown, name="sparkdl-horovod-shutdown", daemon=True)
         worker.start()
         worker.join(CLOSE_SECONDS)
+
+
+def _await_everyone(world: World, seconds: float) -> None:
+    """Return once every rank has come to the rendezvous.
+
+    ``hvd.init()`` aborts the whole process when another rank does not come, so it is called when all are there.
+
+    Raises:
+        ClusterError: some rank did not come in time; it is named.
+    """
+    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    if world.size == 1 or address is None or port is None:
+        return
+    try:
+        missing = missing_ranks(address, int(port), world.rank, world.size, seconds)
+    except OSError as error:
+        raise ClusterError(
+            f"rank {world.rank} does not reach the rendezvous at {address}:{port} ({error}): check that the driver is "
+            "alive, and that its address is reachable from this host"
+        ) from error
+    if missing:
+        raise ClusterError(never_came(world, missing, seconds))
 
 
 def _variables(world: World, timeout: timedelta) -> dict[str, str]:

@@ -1,22 +1,55 @@
 """The small HTTP key-value store that Horovod's gloo ranks meet at: PUT, GET and DELETE of ``/scope/key``.
 
-Enters: requests of ranks. Leaves: values other ranks put. It listens on one interface, where Horovod's own server
-listens on all of them, and it holds a GET back until the key is there, where Horovod's has ranks ask every 10 ms.
+Enters: requests of ranks. Leaves: values other ranks put, and which ranks are missing. It listens on one interface,
+where Horovod's own server listens on all of them, and it holds a GET back until the key is there, where Horovod's has
+ranks ask every 10 ms.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
+from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from sparkdl.errors import ClusterError
 
-__all__ = ["HttpStore"]
+__all__ = ["HttpStore", "missing_ranks"]
 
 MAX_VALUE_BYTES = 2**20
 HOLD_SECONDS = 1.0
 REQUEST_SECONDS = 10.0
+JOINED = "sparkdl-joined"
+
+
+def missing_ranks(host: str, port: int, rank: int, size: int, seconds: float) -> list[int]:
+    """Announce ``rank`` at the store, and wait for the others; return those that have not come within ``seconds``.
+
+    Horovod's own store, which a user may host, cannot tell: nobody is missing there.
+
+    Raises:
+        OSError: the store cannot be reached.
+    """
+    deadline = time.monotonic() + seconds
+    times = _request(host, port, "PUT", f"/{JOINED}/{rank}")
+    if not times:
+        return []
+    missing = [0]
+    while missing and time.monotonic() < deadline:
+        missing = [int(rank) for rank in _request(host, port, "GET", f"/{JOINED}/{int(times)}.{size}").split()]
+    return missing
+
+
+def _request(host: str, port: int, method: str, path: str) -> bytes:
+    connection = HTTPConnection(host, port, timeout=REQUEST_SECONDS)
+    try:
+        connection.request(method, path, body=b"" if method == "PUT" else None, headers={"Content-Length": "0"})
+        return connection.getresponse().read()
+    except HTTPException as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
 
 
 class HttpStore:
@@ -54,6 +87,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.values: dict[tuple[str, str], bytes] = {}
+        self.joined: dict[int, int] = {}
         self.changed = threading.Condition()
         super().__init__(address, handler)
 
@@ -77,6 +111,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(400)
             return
         value = self.rfile.read(size)
+        if key[0] == JOINED:
+            self._answer(200, str(self._join(int(key[1]))).encode())
+            return
         with self.server.changed:
             self.server.values[key] = value
             self.server.changed.notify_all()
@@ -86,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
         key = self._key()
         if key is None:
             self._answer(400)
+            return
+        if key[0] == JOINED:
+            self._answer(200, " ".join(str(rank) for rank in self._missing(*key[1].split("."))).encode())
             return
         with self.server.changed:
             self.server.changed.wait_for(lambda: key in self.server.values, HOLD_SECONDS)
@@ -103,6 +143,23 @@ class _Handler(BaseHTTPRequestHandler):
             for name in (rank, f"rank_{rank}"):
                 self.server.values.pop((scope, name), None)
         self._answer(200)
+
+    def _join(self, rank: int) -> int:
+        """Count that ``rank`` has come once more; return how often it has."""
+        with self.server.changed:
+            self.server.joined[rank] = self.server.joined.get(rank, 0) + 1
+            self.server.changed.notify_all()
+            return self.server.joined[rank]
+
+    def _missing(self, times: str, size: str) -> list[int]:
+        """Wait a while for all of ``size`` ranks to have come ``times`` times; return those that have not."""
+
+        def missing() -> list[int]:
+            return [rank for rank in range(int(size)) if self.server.joined.get(rank, 0) < int(times)]
+
+        with self.server.changed:
+            self.server.changed.wait_for(lambda: not missing(), HOLD_SECONDS)
+            return missing()
 
     def _key(self) -> tuple[str, str] | None:
         parts = self.path.split("/")

@@ -18,6 +18,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from sparkdl import observe
+from sparkdl.collective.agree import named_parameters
 from sparkdl.collective.batchnorm import synchronised_batch_norm
 from sparkdl.collective.buckets import Bucket, plan_buckets
 from sparkdl.collective.exchange import Exchange, WireExchange
@@ -49,7 +50,7 @@ class Reducer:
         self._model = model
         self._bucket_mib = config.bucket_mib or DEFAULT_BUCKET_MIB
         self._wire_dtype = WIRE_DTYPES[config.compression]
-        self._names = _names(model, optimizer)
+        self._names = named_parameters(model, optimizer)
         self._params = list(self._names)
         self._sparse = sparse_parameters(model)
         self._handles: dict[torch.nn.Parameter, RemovableHandle] = {}
@@ -72,6 +73,7 @@ class Reducer:
         if config.shared_memory and config.compression is None and on_cpu:
             mesh = open_mesh(self._group)
             if mesh is not None:
+                self._group.at_close(mesh.close)
                 return SharedExchange(mesh)
         return WireExchange(self._group, self._wire_dtype)
 
@@ -219,12 +221,3 @@ class Reducer:
 def _hook(param: torch.nn.Parameter, call: Callable[[torch.nn.Parameter], None]) -> RemovableHandle:
     handle: RemovableHandle = param.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
     return handle
-
-
-def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
-    """Every parameter to keep equal, once, with its name: the model's, then those that only the optimizer knows."""
-    names = {param: name for name, param in model.named_parameters()}
-    for number, group in enumerate(optimizer.param_groups):
-        for index, param in enumerate(group["params"]):
-            names.setdefault(param, f"optimizer group {number}, parameter {index}")
-    return names
