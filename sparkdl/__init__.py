@@ -1,1 +1,58 @@
-"""sparkdl: from a Spark DataFrame to a trained PyTorch model and back to the lakehouse."""
+"""sparkdl: from a Spark DataFrame to a trained PyTorch model and back to the lakehouse.
+
+The public names, and nothing else. Each is loaded when it is first used, so that a machine without Spark reads shards
+and trains, and a driver that only writes shards does not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.estimator.estimator import TorchEstimator
+    from sparkdl.estimator.model import TorchModel
+    from sparkdl.estimator.store import Store
+    from sparkdl.horovod_runner import HorovodRunner, log_to_driver
+    from sparkdl.lakehouse.registry import ModelRegistry
+    from sparkdl.runner import run, run_on_dataframe
+    from sparkdl.shards.write import write_shards
+
+__all__ = [
+    "HorovodRunner",
+    "ModelRegistry",
+    "ShardedDataset",
+    "Store",
+    "TorchEstimator",
+    "TorchModel",
+    "log_to_driver",
+    "run",
+    "run_on_dataframe",
+    "write_shards",
+]
+
+_HOMES = {
+    "HorovodRunner": "horovod_runner",
+    "ModelRegistry": "lakehouse.registry",
+    "ShardedDataset": "batches.loader",
+    "Store": "estimator.store",
+    "TorchEstimator": "estimator.estimator",
+    "TorchModel": "estimator.model",
+    "log_to_driver": "horovod_runner",
+    "run": "runner",
+    "run_on_dataframe": "runner",
+    "write_shards": "shards.write",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

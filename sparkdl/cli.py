@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,12 +19,14 @@ from sparkdl.errors import SparkdlError
 
 __all__ = ["main"]
 
+HOUR, DAY = 3600.0, 86400.0
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options))
+        return int(options.command(options, Console()))
     except SparkdlError as error:
         print(f"sparkdl: {error}", file=sys.stderr)
         return 1
@@ -31,15 +35,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sparkdl", description="From Spark DataFrames to PyTorch models and back.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    doctor = commands.add_parser("doctor", help="what this machine has, and what really works on it")
-    doctor.set_defaults(command=_doctor)
+    _command(commands, "doctor", _doctor, "what this machine has, and what really works on it")
+
+    shards = commands.add_parser("shards", help="shard sets").add_subparsers(required=True, metavar="ACTION")
+    listing = _command(shards, "list", _shards_list, "the sets in a folder")
+    listing.add_argument("uri", help="a set, or a folder of sets")
+    sweep = _command(shards, "gc", _shards_gc, "remove files that no manifest names and, if asked, old sets")
+    sweep.add_argument("uri", help="a set, or a folder of sets")
+    sweep.add_argument("--orphan-hours", type=float, default=24.0, help="age from which orphans go (24)")
+    sweep.add_argument("--set-days", type=float, help="also remove whole sets older than this")
+    sweep.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+
+    models = commands.add_parser("models", help="the model registry").add_subparsers(required=True, metavar="ACTION")
+    for name, command, text, words in (
+        ("list", _models_list, "models, or the versions of one", ("[NAME]",)),
+        ("show", _models_show, "one version: metrics, parameters, lineage", ("NAME", "WHICH")),
+        ("history", _models_history, "what happened to a model", ("NAME",)),
+        ("promote", _models_promote, "point an alias to a version", ("NAME", "VERSION")),
+        ("rollback", _models_rollback, "point an alias back to what it pointed to before", ("NAME",)),
+    ):
+        action = _command(models, name, command, text)
+        action.add_argument("registry", help="address of the registry")
+        for word in words:
+            optional: dict[str, Any] = {"nargs": "?"} if word.startswith("[") else {}
+            kind: dict[str, Any] = {"type": int} if word == "VERSION" else {}
+            action.add_argument(word.strip("[]").lower(), **optional, **kind)
+        if name in ("promote", "rollback"):
+            action.add_argument("--alias", default="champion", help="which alias (champion)")
     return parser
 
 
-def _doctor(_: argparse.Namespace) -> int:
+def _command(
+    parent: Any, name: str, command: Callable[[argparse.Namespace, Console], int], text: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = parent.add_parser(name, help=text, description=text)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _doctor(_: argparse.Namespace, console: Console) -> int:
     from sparkdl.doctor import checks
 
-    console = Console()
     table = Table("check", "found", "", "what to do", title="sparkdl doctor", title_justify="left")
     marks = {True: "[green]pass[/green]", False: "[red]FAIL[/red]", None: "[yellow]none[/yellow]"}
     failed = 0
@@ -50,6 +86,116 @@ def _doctor(_: argparse.Namespace) -> int:
     console.print(table)
     console.print("everything needed works" if not failed else f"{failed} of {table.row_count} checks failed")
     return 1 if failed else 0
+
+
+def _shards_list(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.shards.sets import list_sets
+
+    table = Table("set", "rows", "shards", "size", "written", "source", "orphans")
+    for found in list_sets(options.uri):
+        orphans = f"{found.orphan_files} ({_size(found.orphan_bytes)})" if found.orphan_files else ""
+        if found.manifest is None:
+            table.add_row(found.uri, found.problem or "not committed", "", "", "", "", orphans)
+            continue
+        m = found.manifest
+        source = f"{m.source.uri} version {m.source.version}" if m.source else ""
+        table.add_row(
+            found.uri, f"{m.rows:,}", str(len(m.shards)), _size(m.bytes), _time(m.created), source, orphans
+        )  # fmt: skip
+    console.print(table if table.row_count else f"no shard sets in {options.uri}")
+    return 0
+
+
+def _shards_gc(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.shards.sets import collect_garbage
+
+    removed = collect_garbage(
+        options.uri,
+        orphan_seconds=options.orphan_hours * HOUR,
+        set_seconds=None if options.set_days is None else options.set_days * DAY,
+        dry_run=options.dry_run,
+    )
+    for each in removed:
+        console.print(f"{each.uri}  {_size(each.bytes)}  {each.reason}", soft_wrap=True)
+    verb = "would be freed" if options.dry_run else "freed"
+    console.print(f"{len(removed)} removed, {_size(sum(each.bytes for each in removed))} {verb}")
+    return 0
+
+
+def _models_list(options: argparse.Namespace, console: Console) -> int:
+    registry = _registry(options)
+    if options.name is None:
+        table = Table("model", "versions", "aliases")
+        for name in registry.models():
+            aliases = ", ".join(f"{alias} → {version}" for alias, version in registry.aliases(name).items())
+            table.add_row(name, str(len(registry.list(name))), aliases)
+        console.print(table if table.row_count else f"no models in {options.registry}")
+        return 0
+    table = Table("version", "published", "aliases", "metrics", "trained on")
+    for each in registry.list(options.name):
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in each.metrics.items())
+        source = f"{each.lineage.get('source_table')} version {each.lineage.get('source_version')}"
+        table.add_row(str(each.version), _time(each.published), ", ".join(each.aliases), metrics, source)
+    console.print(table if table.row_count else f"no versions of {options.name} in {options.registry}")
+    return 0
+
+
+def _models_show(options: argparse.Namespace, console: Console) -> int:
+    which = int(options.which) if options.which.isdigit() else options.which
+    found = _registry(options).get(options.name, which)
+    table = Table.grid(padding=(0, 2))
+    for name in ("name", "version", "aliases", "published", "uri", "artifact", "metrics", "parameters", "lineage"):
+        table.add_row(f"[bold]{name}[/bold]", str(getattr(found, name)))
+    console.print(table)
+    return 0
+
+
+def _models_history(options: argparse.Namespace, console: Console) -> int:
+    table = Table("time", "what", "version", "alias", "before", "why")
+    for event in _registry(options).history(options.name):
+        before = "" if event.previous is None else str(event.previous)
+        table.add_row(_time(event.time), event.kind, str(event.version), event.alias or "", before, event.reason)
+    console.print(table if table.row_count else f"nothing happened to {options.name} in {options.registry}")
+    return 0
+
+
+def _models_promote(options: argparse.Namespace, console: Console) -> int:
+    registry = _registry(options)
+    now = registry.aliases(options.name).get(options.alias)
+    done = registry.set_alias(
+        options.name, options.alias, options.version, expected=now, reason="sparkdl models promote"
+    )
+    return _moved(options, console, done)
+
+
+def _models_rollback(options: argparse.Namespace, console: Console) -> int:
+    return _moved(options, console, _registry(options).rollback(options.name, options.alias))
+
+
+def _moved(options: argparse.Namespace, console: Console, done: Any) -> int:
+    verb = f"moved from {done.previous} to {done.version}" if done.moved else f"stays at {done.version}: {done.reason}"
+    console.print(f"{options.alias} of {options.name} {verb}")
+    return 0
+
+
+def _registry(options: argparse.Namespace) -> Any:
+    from sparkdl.lakehouse.registry import ModelRegistry
+
+    return ModelRegistry(options.registry)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def _time(when: float | datetime | None) -> str:
+    if when is None:
+        return ""
+    return (when if isinstance(when, datetime) else datetime.fromtimestamp(when, UTC)).strftime("%Y-%m-%d %H:%M")
 
 
 if __name__ == "__main__":
