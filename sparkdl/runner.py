@@ -169,14 +169,15 @@ def run_on_dataframe(
         known = ", ".join(FrameSettings.__annotations__)
         raise ConfigError(f"run_on_dataframe() has no keyword {', '.join(unknown)}: it has {known}")
     options = dict(cast("Mapping[str, Any]", settings))
-    reading = {name: options.pop(name) for name in ("shuffle", "seed") if name in options}
+    reading: dict[str, Any] = {name: options.pop(name) for name in ("shuffle", "seed") if name in options}
+    reading["batch_size"] = batch_size
     call = (fn, tuple(options.pop("args", ())), dict(options.pop("kwargs", {})), options.pop("loader", None))
     options.setdefault("spark", df.sparkSession)
     home = open_store(store, shared_disk=str(df.sparkSession.conf.get("spark.master", "")).startswith("local"))
     uri = home.shards_uri(uuid.uuid4().hex)
     try:
         write_shards(df, uri, columns=columns, labels=labels, layout=options.pop("layout", None))
-        return run(_with_loader, (*call, uri, {"batch_size": batch_size, **reading}), num_proc=num_proc, **options)
+        return run(_with_loader, (*call, uri, reading), num_proc=num_proc, **options)
     finally:
         home.discard_shards(uri, pinned=False)
         home.close()

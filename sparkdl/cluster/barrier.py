@@ -240,7 +240,11 @@ class _Job:
 
     def _run(self) -> None:
         try:
-            self._spark.addTag(self._tag)
+            # A classic session's own tags are known only to the thread that set them: take the context's there.
+            if is_connect(self._spark):
+                self._spark.addTag(self._tag)
+            else:
+                self._spark.sparkContext.addJobTag(self._tag)
             self._rows = self._collect()
         except BaseException as error:
             self.error = failure_in(str(error)) or as_cluster_error(error)
@@ -284,7 +288,10 @@ class _Job:
     def cancel(self) -> None:
         """Cancel the job, and wait until Spark has let it go."""
         if self._thread.is_alive():
-            self._spark.interruptTag(self._tag)
+            if is_connect(self._spark):
+                self._spark.interruptTag(self._tag)
+            else:
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
             self._thread.join(timeout=10)
 
     def post_mortem(self, slot: int) -> str:

@@ -8,33 +8,31 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdl.cluster.preflight import ClusterFacts
 from sparkdl.cluster.rendezvous import address_of
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, PreflightError
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 __all__ = ["as_cluster_error", "bind_address", "cluster_facts", "is_connect", "is_local"]
 
 _GROWING_SECONDS = 60.0
+Session = Any  # A SparkSession, classic or Connect; this module imports neither.
 
 
-def is_connect(spark: SparkSession) -> bool:
+def is_connect(spark: Session) -> bool:
     """Whether ``spark`` is a Spark Connect session."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def is_local(spark: SparkSession) -> bool:
+def is_local(spark: Session) -> bool:
     """Whether tasks run in the process of the Spark driver."""
     master = _setting(spark, "spark.master", "")
     return master == "local" or master.startswith("local[")
 
 
-def bind_address(spark: SparkSession, config: LaunchConfig) -> str:
+def bind_address(spark: Session, config: LaunchConfig) -> str:
     """Return the one address of this host to listen on: where executors look for the driver.
 
     Raises:
@@ -45,7 +43,7 @@ def bind_address(spark: SparkSession, config: LaunchConfig) -> str:
     return "127.0.0.1" if is_local(spark) else address_of(_setting(spark, "spark.driver.host", "localhost"))
 
 
-def cluster_facts(spark: SparkSession, profile: Any = None) -> ClusterFacts:
+def cluster_facts(spark: Session, profile: Any = None) -> ClusterFacts:
     """Ask ``spark`` what the pre-flight check needs to know; milliseconds.
 
     Args:
@@ -64,6 +62,8 @@ def cluster_facts(spark: SparkSession, profile: Any = None) -> ClusterFacts:
         return ClusterFacts(**facts, slots=int(match[1]) if match else None)
     scheduler: Any = spark.sparkContext._jsc.sc()  # The one place that looks behind the session.
     default = scheduler.resourceProfileManager().defaultResourceProfile()
+    if profile is not None:
+        scheduler.resourceProfileManager().addResourceProfile(profile)
     age = time.time() - float(scheduler.startTime()) / 1000
     executors = int(scheduler.getExecutorMemoryStatus().size())
     return ClusterFacts(
@@ -75,7 +75,7 @@ def cluster_facts(spark: SparkSession, profile: Any = None) -> ClusterFacts:
     )
 
 
-def _setting(spark: SparkSession, name: str, default: str) -> str:
+def _setting(spark: Session, name: str, default: str) -> str:
     return str(spark.conf.get(name, default))
 
 

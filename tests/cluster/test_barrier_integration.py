@@ -38,6 +38,9 @@ def _nothing_is_left_behind(spark):
     left = [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("sparkdl")]
     assert not left
     assert listeners() <= listening
+    deadline = time.monotonic() + 10  # The tracker hears of a job's end a little later than the job's caller.
+    while spark.sparkContext.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not spark.sparkContext.statusTracker().getActiveJobsIds()
 
 
@@ -254,7 +257,7 @@ def test_slots_that_stay_busy_end_in_a_timeout(spark):
     from pyspark import InheritableThread
 
     def occupy():
-        spark.addTag("busy")
+        spark.sparkContext.addJobTag("busy")
         with pytest.raises(Exception, match=r"(?i)cancel"):
             spark.range(0, 2, 1, 2).mapInArrow(busy, "id long").collect()
 
@@ -267,7 +270,7 @@ def test_slots_that_stay_busy_end_in_a_timeout(spark):
         with pytest.raises(LaunchTimeoutError, match="0 of 2 ranks started within 2 s"):
             barrier.launch(spark, lambda world: None, num_proc=2, config=config)
     finally:
-        spark.interruptTag("busy")
+        spark.sparkContext.cancelJobsWithTag("busy")
         other.join()
 
 

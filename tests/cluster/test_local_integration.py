@@ -1,0 +1,178 @@
+"""How local ranks end: by signals, crashes, a lost driver, Ctrl-C; and values beyond 2 GB."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from sparkdl import observe
+from sparkdl.cluster import local
+from sparkdl.config import LaunchConfig
+from sparkdl.errors import LaunchTimeoutError, PreflightError, RankFailedError
+from sparkdl.runner import run
+
+QUICK = LaunchConfig(stop_grace_seconds=0.3, log_to_driver=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left():
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def hang():
+    while True:
+        try:
+            time.sleep(1)
+        except KeyboardInterrupt:
+            print("not listening")
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda: os._exit(3), "exit code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL, which is also .* memory runs out"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by SIGSEGV"),
+    ],
+)
+def test_a_rank_that_dies_is_named_with_how_it_ended(end, words):
+    def die(world):
+        if world.rank == 1:
+            print("about to die")
+            time.sleep(0.7)
+            end()
+        hang()
+
+    with pytest.raises(RankFailedError, match=f"rank 1 failed: the process .* {words}") as caught:
+        local.launch(die, num_proc=2, config=QUICK)
+    assert caught.value.log_tail == ("about to die",)
+
+
+def test_a_function_that_hangs_is_ended_at_its_timeout():
+    config = LaunchConfig(timeout_seconds=0.5, stop_grace_seconds=0.3, log_to_driver=False)
+    with pytest.raises(LaunchTimeoutError, match=r"rank 0, 1 of 2 did not return within 0\.5 s"):
+        local.launch(lambda world: hang(), num_proc=2, config=config)
+
+
+def test_finally_blocks_run_when_a_run_is_ended(tmp_path):
+    def tidy(world):
+        if world.rank == 1:
+            time.sleep(0.5)
+            raise ValueError("stop")
+        try:
+            time.sleep(60)
+        finally:
+            (tmp_path / "tidy").write_text("done")
+
+    with pytest.raises(RankFailedError, match="ValueError: stop"):
+        local.launch(tidy, num_proc=2, config=LaunchConfig(stop_grace_seconds=5, log_to_driver=False))
+    assert (tmp_path / "tidy").read_text() == "done"
+
+
+def test_ctrl_c_ends_every_rank():
+    heard = []
+
+    def on_event(event):
+        heard.append(event)
+        if len(heard) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    def stay(world):
+        observe.emit("here")
+        hang()
+
+    with pytest.raises(KeyboardInterrupt):
+        local.launch(stay, num_proc=2, config=QUICK, on_event=on_event)
+
+
+def test_ranks_leave_when_the_driver_is_killed(tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import os, time\n"
+        "from sparkdl.cluster import local\n"
+        "def stay(world):\n"
+        "    print('pid', os.getpid())\n"
+        "    while True:\n"
+        "        try: time.sleep(1)\n"
+        "        except BaseException: pass\n"
+        "local.launch(stay, num_proc=2)\n"
+    )
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    pids = [int(re.search(r"pid (\d+)", driver.stdout.readline())[1]) for _ in range(2)]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_value_that_the_driver_cannot_rebuild_is_named():
+    def foreign(world):
+        import types
+
+        module = types.ModuleType("only_here")
+        exec("class Thing: pass", module.__dict__)
+        module.Thing.__module__ = "only_here"
+        sys.modules["only_here"] = module
+        return module.Thing()
+
+    with pytest.raises(RankFailedError, match="rank 0 failed: its value cannot be rebuilt on the driver"):
+        local.launch(foreign, num_proc=1, config=QUICK)
+
+
+def test_more_gpus_than_the_host_has_are_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(PreflightError, match="3 ranks with 1 GPUs each need 3, but this host has 2"):
+        run(lambda: None, num_proc=-3, use_gpu=True)
+
+
+def test_gpus_are_dealt_by_position(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    config = LaunchConfig(gpus_per_rank=2, log_to_driver=False)
+
+    def look(world):
+        return world.device, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SPARKDL_DEVICES"]
+
+    assert local.launch(look, num_proc=2, config=config) == [
+        ("cuda:0", "4,6,5,7", "cuda:0,cuda:2"),
+        ("cuda:1", "4,6,5,7", "cuda:1,cuda:3"),
+    ]
+
+
+def test_runs_below_zero_need_no_spark_and_both_backends_work():
+    def train():
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item(), "pyspark" in sys.modules
+
+    assert run(train, num_proc=-2, log_to_driver=False) == [(2.0, False)] * 2
+
+
+@pytest.mark.slow
+def test_values_beyond_two_gigabytes_come_back_whole():
+    def much(world):
+        import numpy
+
+        text = b"x" * ((1 << 31) + 17) if world.rank == 0 else b""
+        return numpy.full((1 << 28) + 3, world.rank + 1, numpy.float64) if world.rank else text
+
+    text, array = local.launch(much, num_proc=2, config=QUICK)
+    assert len(text) == (1 << 31) + 17
+    assert array.nbytes > 1 << 31
+    assert (array == 2.0).all()
