@@ -139,6 +139,8 @@ def _fail(record: RunRecord, error: BaseException) -> None:
     text = str(error).strip()
     if record.exit_code == 4:  # foreign errors carry whole stack traces, which stand on stderr already
         text = text.split("\n")[0]
+    if record.exit_code == 1:  # a refusal is one sentence, also where it quotes a foreign library that is not
+        text = " ".join(text.split())
     record.error, record.message = type(error).__name__, text or type(error).__name__
     if record.exit_code == 4:
         traceback.print_exception(error)

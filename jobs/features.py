@@ -24,7 +24,7 @@ from sparkdl.errors import DataError, SchemaError
 from sparkdl.lakehouse.tables import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "CATEGORICAL",
@@ -33,7 +33,6 @@ __all__ = [
     "Moments",
     "Split",
     "Statistics",
-    "check_features",
     "check_vocabulary",
     "features_frame",
     "id_column",
@@ -236,56 +235,3 @@ def check_vocabulary(sizes: Mapping[str, int], embedding_rows: Mapping[str, int]
                 f"the categorical {name} has {size} ids and its embedding table {rows} rows: set "
                 f"--set.model.embedding_rows.{name}={2 ** math.ceil(math.log2(size))} and train anew"
             )
-
-
-def check_features(frame: DataFrame, embedding_rows: Mapping[str, int]) -> int:
-    """Look at every row once before anything trains on it; return the number of rows.
-
-    Args:
-        frame: as ``features_frame`` returns it, or any frame with these columns.
-        embedding_rows: rows of each categorical's embedding table.
-
-    Raises:
-        SchemaError: a column is missing.
-        DataError: no rows, nulls in the label, numerics that are null, NaN or infinite, ids outside the tables.
-    """
-    from pyspark.sql import functions as F
-
-    ids = {name: id_column(name) for name in CATEGORICAL}
-    missing = [name for name in [*NUMERIC, *ids.values(), LABEL] if name not in frame.columns]
-    if missing:
-        raise SchemaError(f"the features lack the columns {missing} and have {frame.columns}: run jobs/etl.py anew")
-    bad = [F.sum(_not_finite(F.col(name)).cast("long")).alias(name) for name in [*NUMERIC, LABEL]]
-    ends = [
-        end
-        for column in ids.values()
-        for end in (
-            F.min(F.coalesce(column, F.lit(-1))).alias(f"min {column}"),
-            F.max(column).alias(f"max {column}"),
-        )
-    ]
-    nulls = F.sum(F.col(LABEL).isNull().cast("long")).alias("nulls")
-    found = frame.agg(F.count("*").alias("rows"), nulls, *bad, *ends).collect()[0].asDict()
-    rows = int(found["rows"])
-    if rows == 0:
-        raise DataError("the features hold 0 rows, training needs 1 at least: process days with valid rows")
-    if found["nulls"]:
-        raise DataError(f"the label {LABEL} is null in {found['nulls']} of {rows} rows: drop them or run jobs/etl.py")
-    for name in [*NUMERIC, LABEL]:
-        if found[name]:
-            raise DataError(f"{name} is null, NaN or infinite in {found[name]} of {rows} rows: process the days anew")
-    for name, column in ids.items():
-        low, high, size = found[f"min {column}"], found[f"max {column}"], embedding_rows.get(name, 0)
-        if low < 0 or high >= size:
-            raise DataError(
-                f"{column} runs from {low} to {high} and its embedding table has the ids 0 to {size - 1}: raise "
-                f"--set.model.embedding_rows.{name} and train anew"
-            )
-    return rows
-
-
-def _not_finite(column: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    wide = column.cast("double")
-    return wide.isNull() | F.isnan(wide) | (F.abs(wide) == F.lit(math.inf))

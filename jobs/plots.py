@@ -13,9 +13,10 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
 from jobs.record import Quality
 
@@ -85,20 +86,40 @@ def draw_curves(history: Sequence[Mapping[str, float]], quality: Quality | None,
         axes.plot([best_epoch], [best], "o", color="none", markeredgecolor=ORANGE, markersize=11, label="best epoch")
     axes.set_xlim(0.7, len(epochs) + 0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if np.nanmax([*training, *validation]) > 2 * np.nanmin([*training, *validation]):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
-        axes.set_ylabel("RMSE (minutes, logarithmic)")
+    _zoom(axes, training, [*validation, *training[1:], *_floor_band(quality)])
     axes.legend(frameon=False, fontsize=9)
     return _svg(figure)
 
 
+def _floor_band(quality: Quality | None) -> list[float]:
+    return [quality.floor_rmse, 1.1 * quality.floor_rmse] if quality and quality.floor_rmse else []
+
+
+def _zoom(axes: Axes, training: npt.NDArray[np.float64], shown: Sequence[float]) -> None:
+    """Let the axis show where the curves end; the mean over the first epoch, from random weights on, is far above."""
+    finite = [value for value in shown if np.isfinite(value)]
+    if not finite:
+        return
+    low, high = min(finite), max(finite)
+    room = 0.08 * (high - low) + 1e-3
+    axes.set_ylim(low - 3 * room, high + 3 * room)
+    if len(training) and training[0] > high + 3 * room:
+        axes.annotate(
+            f"{training[0]:.1f}",
+            xy=(1, high + 3 * room),
+            xytext=(1.12, high + 1.2 * room),
+            color=BLUE,
+            fontsize=9,
+            arrowprops={"arrowstyle": "->", "color": BLUE},
+        )
+
+
 def draw_sample(sample: Sequence[Sequence[float]], days: str) -> str:
     """Draw predicted against true duration for a sample of pairs ``(true, predicted)``, minutes."""
-    title = f"Predicted against true, {len(sample):,} rides of {days}"
-    figure, axes = _figure(6.4, 4.6, title, "true duration (minutes)", "predicted duration (minutes)")
+    xlabel = f"true duration (minutes), {days}"
+    figure, axes = _figure(
+        6.4, 4.6, f"{len(sample):,} rides, predicted against true", xlabel, "predicted duration (minutes)"
+    )
     true, predicted = np.asarray(sample, dtype=float).T
     end = 1.05 * max(true.max(), predicted.max())
     axes.plot([0, end], [0, end], color=ORANGE, linewidth=1.3, label="predicted = true", zorder=3)

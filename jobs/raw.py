@@ -150,7 +150,8 @@ def look_at_rides(days: Iterable[RawDay]) -> RideFiles:
             parquet.setdefault(schema, []).append(place)
             rows[day.day] = rows.get(day.day, 0) + footer.num_rows
         for place in day.csv:
-            head = Storage.of(place).read_bytes(0, 65_536).decode("utf-8", errors="replace")
+            with Storage.of(place).open_input() as file:
+                head = file.read(65_536).decode("utf-8", errors="replace")
             header = tuple(next(csv.reader(head.splitlines()[:1]), []))
             _require(header, RIDE_COLUMNS, place)
             headers.setdefault(header, []).append(place)

@@ -24,16 +24,17 @@ body { font: 15px/1.5 "Helvetica Neue", Arial, "Liberation Sans", sans-serif; co
   margin: 0 auto; max-width: 1120px; padding: 28px 24px 60px; }
 h1 { font-size: 24px; margin: 0 0 2px; } h2 { font-size: 17px; margin: 34px 0 10px; }
 .sub { color: #6b7280; margin: 0 0 20px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(162px, 1fr)); gap: 12px; }
 .card, figure, .panel { background: #fff; border: 1px solid #e5e7eb; border-radius: 8px; }
 .card { padding: 12px 16px; } .card b { display: block; font-size: 22px; line-height: 1.25; }
 .card span { color: #6b7280; font-size: 13px; }
+table:has(td.number) { width: auto; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 16px; }
 figure { margin: 0; padding: 12px; } figure svg { width: 100%; height: auto; display: block; }
 .panel { padding: 4px 16px; overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; } td { padding: 5px 14px 5px 0; vertical-align: top; }
 tr + tr td { border-top: 1px solid #f1f5f9; } td:first-child { white-space: nowrap; font-weight: 600; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { text-align: right; padding-left: 40px; font-variant-numeric: tabular-nums; }
 details { margin-top: 14px; } pre { font-size: 12px; overflow-x: auto; }
 """
 
