@@ -71,7 +71,8 @@ class SyncConfig:
         bucket_mib: gradients are fused until a message has this size, MiB; None lets the collective choose.
         compression: ``"fp16"`` or ``"bf16"`` halves the bytes of float32 gradients on the wire; None sends them whole.
         sync_batch_norm: replace BatchNorm layers by ones whose statistics run over the global batch.
-        tune: measure a few settings during the first steps and keep the best.
+        tune: measure a few settings that are not given during the first steps, and keep the best; not where
+            ``torch.use_deterministic_algorithms`` is on, since bucket sizes change how three ranks round a sum.
         shared_memory: ranks that all compute on the CPUs of one host exchange gradients through memory they share,
             whatever the backend, unless ``compression`` is set.
     """
@@ -80,7 +81,7 @@ class SyncConfig:
     compression: str | None = None
     shared_memory: bool = True
     sync_batch_norm: bool = False
-    tune: bool = False
+    tune: bool = True
 
     def __post_init__(self) -> None:
         require(
@@ -284,8 +285,8 @@ class LoaderConfig:
 
     pool_bytes: int = 64 << 20
     lanes: int | None = None
-    chunk_bytes: int = 1 << 20
-    prefetch_bytes: int = 4 << 20
+    chunk_bytes: int = 4 << 20
+    prefetch_bytes: int = 16 << 20
     threads: int | None = None
     decode_threads: int | None = None
     fetch_threads: int = 8

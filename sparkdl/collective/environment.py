@@ -13,15 +13,19 @@ __all__ = ["environment"]
 
 
 @contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set ``variables`` inside the block, for C libraries that read nothing else, and restore them after it."""
+def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set ``variables`` inside the block, unset those of None, for C libraries that read nothing else; restore them."""
     before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    _set(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -24,6 +24,7 @@ from sparkdl.collective.agree import (
     unpickled,
 )
 from sparkdl.collective.base import GradientSync, ReduceOp
+from sparkdl.collective.tune import Tuner
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
@@ -122,6 +123,10 @@ class GroupCollective(ABC):
     @abstractmethod
     def guard(self, doing: str) -> AbstractContextManager[None]:
         """Turn the backend's errors inside the block into ``ClusterError``."""
+
+    def tuners(self) -> list[Tuner]:
+        """What else of this backend is worth measuring while a model trains over it."""
+        return []
 
     @abstractmethod
     def leave(self, *, failed: bool) -> None:

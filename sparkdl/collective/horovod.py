@@ -17,17 +17,27 @@ from typing import Any
 
 import torch
 
+from sparkdl import observe
 from sparkdl.collective.environment import environment
 from sparkdl.collective.group import GroupCollective, Pending, never_came
 from sparkdl.collective.http_store import HttpStore, missing_ranks
 from sparkdl.collective.route import interface_towards
+from sparkdl.collective.tune import Tuner
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
 __all__ = ["HorovodCollective", "HorovodRendezvous", "built_with", "is_installed"]
 
-CYCLE_MS = 1.0
-"""How often Horovod's thread looks for work, ms, where nobody chose: see docs of ``HorovodCollective``."""
+CYCLE_MS = 5.0
+"""How often Horovod's thread looks for work, ms, where nobody chose: see ``HorovodCollective``."""
+
+CYCLES_MS = (1.0, 2.5, 10.0)
+RESTARTS_PAY_AFTER_SECONDS = 60.0
+
+FUSION = "HOROVOD_FUSION_THRESHOLD"
+"""Not set by us: buckets arrive fused already."""
+
+_started = threading.Event()
 
 POLL_SECONDS = 50e-6
 CLOSE_SECONDS = 5.0
@@ -175,21 +185,30 @@ class HorovodCollective(GroupCollective):
         """The backend's name."""
         return "horovod"
 
-    @property
-    def can_restart(self) -> bool:
-        """Whether this collective may restart Horovod with other settings: not where user code started it."""
-        return self._owned
+    def tuners(self) -> list[Tuner]:
+        """Try other cycle times, each of which takes a restart, once a training is long enough to earn that back."""
+        chosen = float(os.environ.get("HOROVOD_CYCLE_TIME", CYCLE_MS)) != CYCLE_MS
+        if chosen or not self._owned or FUSION in os.environ:
+            return []
+        candidates = [CYCLE_MS, *CYCLES_MS]
+        rest = RESTARTS_PAY_AFTER_SECONDS
+        return [Tuner(self, "Horovod's cycle time, ms", candidates, self._restart, rest_seconds=rest)]
 
-    def restart(self, cycle_ms: float) -> None:
+    def _restart(self, cycle_ms: float) -> None:
         """Restart Horovod with another cycle time; every rank calls it, with nothing under way."""
         self.barrier()
         self.hvd.shutdown()
         self._init(cycle_ms)
 
     def _init(self, cycle_ms: float | None) -> None:
-        variables = _variables(self._world, self._timeout)
+        variables: dict[str, str | None] = {**_variables(self._world, self._timeout)}
         if cycle_ms is not None:
             variables["HOROVOD_CYCLE_TIME"] = str(cycle_ms)
+        if _started.is_set() and FUSION in os.environ:
+            # With both of its knobs fixed, Horovod 0.28.1 dies of a segmentation fault the second time it starts.
+            observe.logger.warning("%s=%s is left out: Horovod starts again here", FUSION, os.environ[FUSION])
+            variables[FUSION] = None
+        _started.set()
         _await_everyone(self._world, self.timeout_seconds)
         with environment(variables):
             try:
@@ -305,8 +324,6 @@ def _variables(world: World, timeout: timedelta) -> dict[str, str]:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_CYCLE_TIME": str(CYCLE_MS),
         "HOROVOD_HOSTNAME": f"node{world.node_rank}",
-        # No HOROVOD_FUSION_THRESHOLD: with both of its knobs fixed, Horovod 0.28.1 dies of a segmentation fault the
-        # second time a process calls init. Our buckets arrive fused, and seldom two in one cycle.
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, seconds // 2)),
     } | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
     positions = {

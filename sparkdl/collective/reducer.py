@@ -24,6 +24,7 @@ from sparkdl.collective.buckets import Bucket, plan_buckets
 from sparkdl.collective.exchange import Exchange, WireExchange
 from sparkdl.collective.shared import SharedExchange, open_mesh
 from sparkdl.collective.sparse import average_sparse, sparse_parameters
+from sparkdl.collective.tune import Tuner, bucket_candidates
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 
@@ -67,6 +68,7 @@ class Reducer:
         self._hook_trainable()
         self._exchange = self._open_exchange(config)
         self._plan(ready=list(reversed(self._dense())), late=[])
+        self._tuners = self._make_tuners(config)
 
     def _open_exchange(self, config: SyncConfig) -> Exchange:
         on_cpu = all(param.device.type == "cpu" for param in self._params)
@@ -76,6 +78,25 @@ class Reducer:
                 self._group.at_close(mesh.close)
                 return SharedExchange(mesh)
         return WireExchange(self._group, self._wire_dtype)
+
+    def _make_tuners(self, config: SyncConfig) -> list[Tuner]:
+        # A layout that depends on a clock changes how sums of three and more ranks are rounded in a ring.
+        if not config.tune or torch.are_deterministic_algorithms_enabled():
+            return []
+        tuners = []
+        if config.bucket_mib is None and isinstance(self._exchange, WireExchange):
+            total = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._buckets) / 2**20
+            sizes = bucket_candidates(total, self._bucket_mib)
+            tuners.append(Tuner(self._group, "bucket size, MiB", sizes, self._set_bucket_mib))
+        if isinstance(self._exchange, WireExchange):
+            tuners += self._group.tuners()
+        return tuners
+
+    def _tune(self) -> None:
+        tuner = self._tuners[0]
+        tuner.step()
+        if tuner.done:
+            self._tuners.pop(0)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -92,12 +113,10 @@ class Reducer:
         """Most MiB of gradients in one message."""
         return self._bucket_mib
 
-    @bucket_mib.setter
-    def bucket_mib(self, value: float) -> None:
+    def _set_bucket_mib(self, value: float) -> None:
         """Change it between two steps, on every rank alike."""
         self._bucket_mib = value
-        ready = [param for bucket in self._buckets for param in bucket.params]
-        self._plan(ready=ready, late=[])
+        self._plan(self._ready, self._late)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -120,6 +139,8 @@ class Reducer:
         self._reset()
         if not self._settled:
             self._settle()
+        elif self._tuners:
+            self._tune()
 
     def close(self) -> None:
         """Remove every hook."""
@@ -156,6 +177,7 @@ class Reducer:
         return max(1, int(self._bucket_mib * 2**20))
 
     def _plan(self, ready: Sequence[torch.nn.Parameter], late: Sequence[torch.nn.Parameter]) -> None:
+        self._ready, self._late = ready, late
         self._plans += 1
         self._exchange.forget(self._buckets)
         self._buckets, self._bucket_of = [], {}

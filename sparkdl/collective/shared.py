@@ -145,7 +145,7 @@ class Mesh:
 
 
 class SharedExchange:
-    """Every rank writes its gradients into a slot of its own, and owns one part of all slots, which it sums."""
+    """Every rank writes its gradients into a slot of its own, and sums one part of all slots into that of rank 0."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -169,30 +169,28 @@ class SharedExchange:
             offset += size
 
     def begin(self) -> None:
-        """Wait until the others have copied this rank's part of the last step: they did so long ago."""
+        """Wait until the others have copied the means of the last step: they did so long ago."""
         self._settle_debt()
 
     def start(self, bucket: Bucket, key: str) -> None:
         """Nothing to send: the gradients are where the others read them."""
 
     def finish(self, buckets: Sequence[Bucket]) -> None:
-        """Sum this rank's part of every bucket, and copy the means of all parts."""
+        """Sum this rank's part of every bucket, and copy the means."""
         mesh = self._mesh
         self._settle_debt()
         mesh.meet()
         for bucket in buckets:
             slots = self._slots[bucket]
             part = _part(bucket.flat.numel(), mesh.rank, mesh.size)
-            own = slots[mesh.rank][part]
-            for rank in range(mesh.size):
-                if rank != mesh.rank:
-                    own += slots[rank][part]
-            own /= mesh.size
+            # In the order of the ranks, whoever sums: the layout of the buckets does not change how sums are rounded.
+            total = slots[0][part]
+            for slot in slots[1:]:
+                total += slot[part]
+            total /= mesh.size
         mesh.meet()
         for bucket in buckets:
-            for rank, slot in enumerate(self._slots[bucket]):
-                part = _part(bucket.flat.numel(), rank, mesh.size)
-                bucket.flat[part] = slot[part]
+            bucket.flat.copy_(self._slots[bucket][0])
         with suppress(ClusterError):
             # Nobody waits for this one: a rank that is through with its last step may have hung up by now.
             mesh.signal()

@@ -315,3 +315,32 @@ def test_close_leaves_the_model_as_it_was(run_collective, backend):
     for forwards, names in run_collective(closed, 2, backend):
         assert forwards == [[], [], []]
         assert list(names)[:2] == ["0.weight", "0.bias"]
+
+
+def tuned(collective, *, tune):
+    """Enough steps to try every bucket size."""
+    from sparkdl import observe
+
+    events = []
+    observe.set_sink(events.append)
+    torch.manual_seed(collective.world.rank)
+    model = torch.nn.Sequential(*[torch.nn.Linear(300, 300) for _ in range(8)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    sync = collective.wrap(model, optimizer, SyncConfig(tune=tune, shared_memory=False))
+    for _ in range(50):
+        optimizer.zero_grad()
+        sync.model(torch.randn(2, 300)).square().mean().backward()
+        sync.synchronize()
+        optimizer.step()
+    chosen = [(event["chosen"], sorted(event["step_ms"])) for event in events if event["kind"] == "tuned"]
+    return sync.bucket_mib, chosen, [p.detach().sum().item() for p in model.parameters()]
+
+
+@BOTH
+def test_tuning_is_the_same_on_all_ranks_and_logged(run_collective, backend):
+    first, second = run_collective(partial(tuned, tune=True), 2, backend)
+    assert first == second
+    size, ((chosen, measured),), _ = first
+    assert size == chosen
+    assert len(measured) == 2
+    assert run_collective(partial(tuned, tune=False), 2, backend)[0][1] == []
