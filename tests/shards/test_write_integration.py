@@ -1,0 +1,275 @@
+"""DataFrames to shard sets on a real Spark: every type against Spark's own collect(), odd partitions, real failures."""
+
+import datetime
+import decimal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.config import ShardConfig
+from sparkdl.errors import ConflictError, DataError, SchemaError, StorageError
+from sparkdl.shards.layout import Layout
+from sparkdl.shards.manifest import Manifest, Source
+from sparkdl.shards.schema import Ragged, tensor_arrays
+from sparkdl.shards.write import write_shards
+from sparkdl.storage import Storage
+
+pytest.importorskip("pyspark")
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F
+
+
+def rows_of(manifest, root=None, order="id"):
+    """Every tensor as a list of rows, sorted by ``order``."""
+    root = root or Storage.of(manifest.uri)
+    out = {}
+    for shard in manifest.shards:
+        file = pa.ipc.open_file(root.child(shard.path).read_bytes())
+        assert [file.get_batch(i).num_rows for i in range(file.num_record_batches)] == [b.rows for b in shard.blocks]
+        for index in range(file.num_record_batches):
+            for name, values in tensor_arrays(file.get_batch(index), manifest.tensors).items():
+                if isinstance(values, Ragged):
+                    ends = values.offsets
+                    values = [values.values[ends[i] : ends[i + 1]].tolist() for i in range(len(ends) - 1)]
+                else:
+                    values = values.tolist()
+                out.setdefault(name, []).extend(values)
+    positions = np.argsort(out[order])
+    return {name: [values[i] for i in positions] for name, values in out.items()}
+
+
+TYPES = """id long, b byte, h short, i int, l long, f float, d double, flag boolean, money decimal(18,4), day date,
+at timestamp, local timestamp_ntz, s string, raw binary, vec array<float>, tokens array<int>, m array<array<double>>"""
+
+
+def typed_rows(n=120):
+    start = datetime.datetime(1999, 12, 31, 23, 59, 59, 999_999)
+    return [
+        (
+            k, k % 256 - 128, -k, 2**31 - 1 - k, -(2**63) + k, k / 7, k * 1e300, k % 3 == 0,
+            decimal.Decimal(k - 60) / 10_000, datetime.date(1970, 1, 1) - datetime.timedelta(days=k),
+            start + datetime.timedelta(days=k), start - datetime.timedelta(days=40 * 365 - k), f"ä{k % 11}",
+            bytes(range(k % 5)), [float(k), -1.5, 0.0], list(range(k % 4)), [[float(k), 1.0], [2.0, 3.0], [4.0, 5.0]],
+        )
+        for k in range(n)
+    ]  # fmt: skip
+
+
+def test_every_type_equals_sparks_collect(spark, tmp_path):
+    frame = spark.createDataFrame(typed_rows(), TYPES).repartition(3)
+    manifest = write_shards(frame, tmp_path, labels=["id"], config=ShardConfig(block_rows=16))
+    got, want = rows_of(manifest), sorted(frame.collect())
+    zones = manifest.tensor("s").dictionary
+    epoch = datetime.datetime(1970, 1, 1)
+    micro = datetime.timedelta(microseconds=1)
+    for name in ("b", "h", "i", "f", "d", "vec", "tokens", "m"):
+        assert got[name] == [row[name] for row in want], name
+    assert got["id"] == [row["id"] for row in want]
+    assert got["l"] == [row["l"] for row in want]
+    assert got["flag"] == [int(row["flag"]) for row in want]
+    assert [decimal.Decimal(n).scaleb(-4) for n in got["money"]] == [row["money"] for row in want]
+    assert got["day"] == [(row["day"] - epoch.date()).days for row in want]
+    assert got["local"] == [(row["local"] - epoch) // micro for row in want]
+    assert got["at"] == [
+        round((row["at"].astimezone(datetime.UTC).replace(tzinfo=None) - epoch) / micro) for row in want
+    ]
+    assert [zones[code] for code in got["s"]] == [row["s"] for row in want]
+    assert [bytes(item) for item in got["raw"]] == [bytes(row["raw"]) for row in want]
+    shapes = {spec.name: (spec.dtype, spec.shape, spec.ragged) for spec in manifest.tensors}
+    assert shapes["vec"] == ("float32", (3,), False)
+    assert shapes["tokens"] == ("int32", (), True)
+    assert shapes["m"] == ("float64", (3, 2), False)
+    assert shapes["i"] == ("int32", (), False)
+
+
+def test_vectors_dense_and_sparse_equal_to_array(spark, tmp_path):
+    rows = [(0, Vectors.dense(1, 2, 3)), (1, Vectors.sparse(3, [2], [9.0])), (2, Vectors.sparse(3, [], [])), (3, None)]
+    frame = spark.createDataFrame(rows, ["id", "v"])
+    layout = Layout(nulls={"v": "mask"}, dtypes={"v": "float32"})
+    manifest = write_shards(frame.coalesce(1), tmp_path, labels=["id"], layout=layout)
+    got = rows_of(manifest)
+    assert got["v"] == [[1, 2, 3], [0, 0, 9], [0, 0, 0], [0, 0, 0]]
+    assert got["v__mask"] == [[1, 1, 1]] * 3 + [[0, 0, 0]]
+    assert (manifest.tensor("v").shape, manifest.tensor("v__mask").shape) == ((3,), (3,))
+    assert manifest.statistics["v"].max == 9
+
+
+def test_packed_columns_statistics_and_masks(spark, tmp_path):
+    frame = spark.range(1000).select(
+        "id",
+        *[F.when(F.col("id") % 7 != k, F.col("id") * (k + 1.0)).cast("float").alias(f"x{k}") for k in range(4)],
+        (F.col("id") % 2).cast("double").alias("y"),
+    )
+    manifest = write_shards(frame, tmp_path, labels=["y", "id"], layout=Layout(nulls="mask", fill={"x1": -5}))
+    got = rows_of(manifest)
+    for row in frame.collect():
+        want = [row[f"x{k}"] for k in range(4)]
+        assert got["features"][row["id"]] == [(-5 if k == 1 else 0) if x is None else x for k, x in enumerate(want)]
+        assert got["features__mask"][row["id"]] == [int(x is not None) for x in want]
+    for k in range(4):
+        mean, variance, nulls = frame.select(F.mean(f"x{k}"), F.var_pop(f"x{k}"), F.count_if(F.isnull(f"x{k}"))).first()
+        stats = manifest.statistics[f"x{k}"]
+        assert stats.mean == pytest.approx(mean, rel=1e-12)
+        assert stats.variance == pytest.approx(variance, rel=1e-12)
+        assert stats.null_count == nulls
+
+
+def test_nulls_are_counted_over_all_tasks(spark, tmp_path):
+    frame = spark.range(0, 1000, 1, 4).select("id", F.when(F.col("id") % 10 > 0, F.lit(1.0)).alias("y"))
+    with pytest.raises(DataError, match="'y' has 100 nulls, allowed are 0"):
+        write_shards(frame, tmp_path, labels=["y"])
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize(("rows", "partitions"), [(1, 8), (5, 8), (20_000, 1)])
+def test_empty_partitions_one_row_and_one_giant_partition(spark, tmp_path, rows, partitions):
+    frame = spark.range(0, rows, 1, partitions).select("id", (F.col("id") / 2).alias("x"))
+    config = ShardConfig(block_rows=512, shard_bytes=50_000)
+    manifest = write_shards(frame, tmp_path, labels=["id"], config=config)
+    assert manifest.rows == rows
+    assert rows_of(manifest)["x"] == [k / 2 for k in range(rows)]
+    if partitions == 1:
+        assert [len(shard.blocks) for shard in manifest.shards] == [6] * 6 + [4]
+
+
+def test_a_skewed_frame_is_repartitioned_only_on_request(spark, tmp_path):
+    frame = spark.range(0, 4000, 1, 4).where("id < 1000").select("id", F.rand(1).alias("x"))
+    kept = write_shards(frame, tmp_path / "kept", labels=["id"])
+    even = write_shards(frame, tmp_path / "even", labels=["id"], config=ShardConfig(repartition=4))
+    assert [shard.rows for shard in kept.shards] == [1000]
+    assert [shard.rows for shard in even.shards] == [250] * 4
+
+
+def test_no_rows_and_no_set(spark, tmp_path):
+    with pytest.raises(DataError, match="0 rows to write"):
+        write_shards(spark.range(0).withColumn("x", F.lit(1.0)), tmp_path)
+
+
+def test_codes_do_not_depend_on_the_partitioning(spark, tmp_path):
+    frame = spark.range(500).select("id", F.concat(F.lit("k"), F.pmod(F.hash("id"), F.lit(50))).alias("s"))
+    one = write_shards(frame.repartition(1), tmp_path / "one", labels=["id"])
+    many = write_shards(frame.repartition(5, "s"), tmp_path / "many", labels=["id"])
+    assert rows_of(one) == rows_of(many)
+    assert one.schema_hash == many.schema_hash
+    with pytest.raises(DataError, match=r"'s' has .* or more strings, above max_dictionary_values=9"):
+        write_shards(frame, tmp_path / "limit", config=ShardConfig(max_dictionary_values=9))
+
+
+def test_the_same_partitions_and_seed_give_the_same_bytes(spark, tmp_path):
+    frame = spark.range(0, 9000, 1, 3).select("id", F.rand(5).alias("x"))
+    first = write_shards(frame, tmp_path / "a")
+    again = write_shards(frame, tmp_path / "b")
+    other = write_shards(frame, tmp_path / "c", config=ShardConfig(seed=3))
+    assert first.content_hash == again.content_hash != other.content_hash
+
+
+def test_a_pinned_source_is_a_cache_hit_and_another_query_on_it_is_not(spark, tmp_path):
+    source = Source(uri="/lake/t", version="7")
+    frame = spark.range(100).withColumn("x", F.rand(1))
+    first = write_shards(frame.where("id < 50"), tmp_path, source=source)
+    assert write_shards(frame.where("id < 50"), tmp_path, source=source) == first
+    for other in (frame.where("id < 51"), frame.where("id < 50").withColumn("x", F.rand(2))):
+        with pytest.raises(ConflictError, match="another shard set of 50 rows"):
+            write_shards(other, tmp_path, source=source)
+    with pytest.raises(ConflictError):
+        write_shards(frame.where("id < 50"), tmp_path)
+    named = Source(uri="/lake/t", version="7", transformation="first half, scaled, code 12ab")
+    write_shards(frame.where("id < 50"), tmp_path, source=named, overwrite=True)
+    assert write_shards(frame.where("id < 50"), tmp_path, source=named).source == named
+
+
+def test_errors_of_types_values_and_targets(spark, tmp_path):
+    frame = spark.range(3).select("id", F.create_map("id", "id").alias("bad"))
+    with pytest.raises(SchemaError, match="'bad' is map<bigint,bigint>, which no tensor can hold"):
+        write_shards(frame, tmp_path)
+    assert write_shards(frame, tmp_path / "ok", columns=["id"]).rows == 3
+    with pytest.raises(SchemaError, match="'idd' is missing, the frame has id"):
+        write_shards(frame, tmp_path, columns=["idd"])
+    with pytest.raises(DataError, match="'id' holds 2, which bool cannot hold"):
+        write_shards(frame, tmp_path, columns=["id"], layout=Layout(dtypes={"id": "bool"}))
+    uneven = spark.range(2).select(
+        F.array_repeat(F.array_repeat(F.lit(1.0), 2), (F.col("id") + 1).cast("int")).alias("m")
+    )
+    with pytest.raises(SchemaError, match="'m' has rows of"):
+        write_shards(uneven.coalesce(1), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot .*file/set.*a file stands where a directory is needed"):
+        write_shards(spark.range(3), tmp_path / "file" / "set")
+
+
+def test_tasks_write_to_s3_with_the_drivers_options(spark, s3_root):
+    frame = spark.range(0, 3000, 1, 3).select("id", F.rand(1).alias("x"))
+    manifest = write_shards(frame, s3_root, labels=["id"])
+    assert Manifest.load(s3_root) == manifest
+    assert rows_of(manifest, s3_root)["id"] == list(range(3000))
+    with pytest.raises(ConflictError):
+        write_shards(frame, s3_root, labels=["id"])
+
+
+FAILURES = """
+    import os, signal, sys, time
+    from pyspark import TaskContext
+    from pyspark.sql import SparkSession
+    from sparkdl.shards.write import write_shards
+    from sparkdl.config import ShardConfig
+    root = sys.argv[1]
+    spark = (SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
+             .config("spark.driver.memory", "512m").config("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+             .getOrCreate())
+
+    def flaky(mode, root):
+        def run(batches):
+            for number, batch in enumerate(batches):
+                if number == 5 and TaskContext.get().attemptNumber() < 2 and TaskContext.get().partitionId() == 1:
+                    if mode == "killed":
+                        while not os.path.isdir(root + "/shards"):
+                            time.sleep(0.05)
+                        os.kill(int(os.environ["DRIVER"]), signal.SIGKILL)
+                        time.sleep(60)
+                    raise RuntimeError("lost")
+                yield batch
+        return run
+
+    for mode in ("retried", "killed"):
+        frame = spark.range(0, 2000, 1, 2).mapInArrow(flaky(mode, root + "/" + mode), "id long")
+        write_shards(frame, root + "/" + mode, config=ShardConfig(block_rows=100, shard_bytes=2000))
+"""
+
+
+def test_retried_tasks_leave_one_whole_set_and_a_killed_driver_none(tmp_path):
+    launch = f"import os; os.environ['DRIVER'] = str(os.getpid())\n{textwrap.dedent(FAILURES)}"
+    done = subprocess.run([sys.executable, "-c", launch, str(tmp_path)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == -9, done.stderr[-2000:]
+    manifest = Manifest.load(tmp_path / "retried")
+    written = [f"shards/{path.name}" for path in (tmp_path / "retried" / "shards").iterdir()]
+    assert sorted(shard.path for shard in manifest.shards) == sorted(written)
+    assert rows_of(manifest)["id"] == list(range(2000))
+    assert list((tmp_path / "killed" / "shards").iterdir())
+    with pytest.raises(StorageError, match="no committed shard set"):
+        Manifest.load(tmp_path / "killed")
+
+
+CONNECT = """
+    import sys
+    from pyspark.sql import SparkSession, functions as F
+    from sparkdl.shards.write import write_shards
+    from sparkdl.shards.manifest import Source
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    frame = spark.range(0, 1000, 1, 3).select("id", F.rand(1).alias("x"), (F.col("id") % 3).cast("string").alias("s"))
+    source = Source(uri="t", version="1")
+    first = write_shards(frame, sys.argv[1], labels=["id"], source=source)
+    assert write_shards(frame, sys.argv[1], labels=["id"], source=source) == first
+    spark.stop()
+"""
+
+
+def test_a_connect_session_writes_the_same(tmp_path):
+    pytest.importorskip("grpc")
+    command = [sys.executable, "-c", textwrap.dedent(CONNECT), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert rows_of(Manifest.load(tmp_path))["id"] == list(range(1000))
