@@ -60,6 +60,8 @@ class Channel:
         self.ticket = Ticket(address=address, secret=secrets.token_bytes(32), num_proc=num_proc)
         self._reports: queue.Queue[Report] = queue.Queue(_QUEUE_REPORTS)
         self._connections: dict[int, Connection] = {}
+        # When each slot was last heard of: kept here, so that a slow reader of the reports takes nobody for dead.
+        self._heard: dict[int, float] = {}
         self._lock = threading.Lock()
         self._strangers = threading.Semaphore(_MAX_STRANGERS)
         self._closing = False
@@ -102,6 +104,10 @@ class Channel:
         """Tell every rank that is still connected to end."""
         for slot in list(self._connections):
             self.send(slot, {"kind": "stop", "grace_seconds": grace_seconds})
+
+    def silence(self, slot: int) -> float:
+        """How long nothing has come from the rank in ``slot``, seconds."""
+        return time.monotonic() - self._heard.get(slot, time.monotonic())
 
     @property
     def connected(self) -> int:
@@ -164,6 +170,7 @@ class Channel:
     def _listen(self, slot: int, connection: Connection) -> None:
         while True:
             message, parts = connection.receive()
+            self._heard[slot] = time.monotonic()
             if message["kind"] == "leaving":
                 connection.send({"kind": "bye"})
                 self.put(Report(kind="left", slot=slot))

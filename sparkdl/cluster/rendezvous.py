@@ -119,7 +119,7 @@ def own_address_to(host: str) -> str:
 
 
 def interface_to(host: str) -> str:
-    """Return the name of the network interface by which ``host`` is reached (``"lo"`` for this host itself)."""
+    """Return the name of the network interface whose address packets to ``host`` carry (``"lo"`` for 127.0.0.1)."""
     address = own_address_to(host)
     for name, addresses in psutil.net_if_addrs().items():
         if any(known.address.split("%")[0] == address for known in addresses):

@@ -60,10 +60,8 @@ class _Seat:
 
     hello: Mapping[str, Any] = field(default_factory=dict)
     rank: int = -1
-    heard: float = 0.0
     value: list[bytearray] | None = None
     failure: Report | None = None
-    left: bool = False
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
 
 
@@ -130,7 +128,7 @@ class Supervisor:
         slots = [self._seats[slot] for slot in range(self._num_proc)]
         order = make_order([seat.hello for seat in slots], facts(), self._variables, self._config)
         for slot, seat in enumerate(slots):
-            seat.rank, seat.heard = order["worlds"][slot]["rank"], time.monotonic()
+            seat.rank = order["worlds"][slot]["rank"]
             self._channel.send(slot, order, parts)
 
     def _watch(self) -> None:
@@ -147,8 +145,8 @@ class Supervisor:
                     f"rank {', '.join(map(str, waiting))} of {self._num_proc} did not return within {limit:g} s and "
                     f"was ended: raise timeout, or find out what it waits for"
                 )
-            for seat in self._seats.values():
-                if seat.value is None and now - seat.heard > self._config.silence_seconds:
+            for slot, seat in self._seats.items():
+                if seat.value is None and self._channel.silence(slot) > self._config.silence_seconds:
                     why = f"gave no sign of life for {self._config.silence_seconds:g} s"
                     seat.failure = Report(kind="lost", message={"why": why})
                     raise self._error(seat)
@@ -165,7 +163,6 @@ class Supervisor:
         seat = self._seats.get(report.slot)
         if seat is None:
             return
-        seat.heard = report.time
         if report.kind == "log":
             self._print(seat, report.message["lines"])
         elif report.kind == "event":
@@ -175,15 +172,13 @@ class Supervisor:
             seat.value = report.parts
         elif report.kind == "error" or (report.kind in ("lost", "stopped") and seat.value is None):
             seat.failure = seat.failure or report
-        elif report.kind == "left":
-            seat.left = True
 
     def _seat(self, report: Report) -> None:
         slot = -1 if report.slot is None else report.slot
         check_size(slot, int(report.message["found_size"]), self._num_proc)
         if slot in self._seats:
             raise WorldSizeError(f"two ranks say that they are slot {slot} of {self._num_proc}: the stage ran twice")
-        self._seats[slot] = _Seat(hello=report.message, rank=slot, heard=report.time)
+        self._seats[slot] = _Seat(hello=report.message, rank=slot)
 
     def _print(self, seat: _Seat, lines: Sequence[str]) -> None:
         seat.tail.extend(lines)
