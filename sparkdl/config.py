@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["CheckpointConfig", "LaunchConfig", "LoaderConfig", "ShardConfig", "SyncConfig", "TrainConfig"]
+__all__ = [
+    "CheckpointConfig",
+    "LaunchConfig",
+    "LoaderConfig",
+    "ScoreConfig",
+    "ShardConfig",
+    "SyncConfig",
+    "TrainConfig",
+]
 
 
 def require(condition: bool, message: str) -> None:
@@ -316,3 +324,34 @@ class LoaderConfig:
             ("ragged", self.ragged, ("padded", "jagged")),
         ):
             require(chosen in allowed, f"{name}={chosen!r} is not one of {allowed}: choose one of these")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreConfig:
+    """How rows are scored.
+
+    Attributes:
+        batch_rows: rows that go through the model at once; with the model, this bounds a task's memory.
+        nulls: what a null in a feature column means: ``"error"`` refuses it, ``"null"`` gives that row null
+            predictions, ``"nan"`` passes NaN to the model. NaN in the data is a number and always reaches the model.
+        vectors: give floating-point outputs of shape (k,) as Spark ML vectors instead of arrays.
+        device: ``"auto"`` takes the GPU that Spark granted the task, or the only one there is; else torch's name.
+        threads: intra-op threads of a task; None takes ``spark.task.cpus``.
+    """
+
+    batch_rows: int = 4096
+    nulls: str = "error"
+    vectors: bool = False
+    device: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.batch_rows >= 1, f"batch_rows={self.batch_rows} is below 1: give the rows of one batch, e.g. 4096")
+        require(
+            self.nulls in ("error", "null", "nan"),
+            f"nulls={self.nulls!r} is not one of 'error', 'null', 'nan': choose one of these",
+        )
+        require(
+            self.threads is None or self.threads >= 1,
+            f"threads={self.threads} is below 1: leave it out to use spark.task.cpus",
+        )

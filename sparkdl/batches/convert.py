@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,9 +29,10 @@ from sparkdl.config import LoaderConfig
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.shards.manifest import TensorSpec
 
-__all__ = ["Column", "Decoded", "Fixed", "RaggedColumn", "make_columns", "valid_name"]
+__all__ = ["Column", "Decoded", "Fixed", "RaggedColumn", "Tensors", "make_columns", "valid_name"]
 
 Ints = npt.NDArray[np.int64]
+Tensors = dict[str, torch.Tensor]
 Allocate = Callable[[int], "torch.Tensor"]
 """A function that returns a uint8 tensor of so many bytes, aligned for any dtype."""
 
@@ -71,13 +73,12 @@ class Views:
 
 
 class Column(Protocol):
-    """One tensor of the set, gathered into one or two tensors of the batch."""
+    """One tensor of the set, gathered into one or two tensors of a batch."""
 
     spec: TensorSpec
-    by_step: bool
 
-    def gather(self, block: Ints, row: Ints, allocate: Allocate) -> dict[str, torch.Tensor]:
-        """Gather rows ``(block[i], row[i])``, in this order."""
+    def gather(self, block: Ints, row: Ints, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
+        """Gather rows ``(block[i], row[i])`` in this order, as one dict of tensors for each step of ``sizes`` rows."""
 
 
 def _dtypes(spec: TensorSpec) -> tuple[torch.dtype, torch.dtype]:
@@ -103,8 +104,6 @@ class Fixed:
         views: of its arena.
     """
 
-    by_step = False
-
     def __init__(self, spec: TensorSpec, blocks: Blocks, views: Views) -> None:
         self.spec = spec
         self._base = blocks.base[spec.name]
@@ -112,20 +111,21 @@ class Fixed:
         self._width = math.prod(spec.shape)
         self._view = views.rows(self._stored, self._width) if self._width else None
 
-    def gather(self, block: Ints, row: Ints, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def gather(self, block: Ints, row: Ints, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
         """Gather ``(rows, *shape)``."""
         if self._view is None:
-            return {self.spec.name: torch.empty((block.size, *self.spec.shape), dtype=self._dtype)}
-        index = self._base.take(block)
-        index += row if self._width == 1 else row * self._width
-        out = _gather(self._view, index, self._width, allocate).view(self._dtype)
-        return {self.spec.name: out.view(block.size, *self.spec.shape) if self.spec.shape else out}
+            out = torch.empty((block.size, *self.spec.shape), dtype=self._dtype)
+        else:
+            index = self._base.take(block)
+            index += row if self._width == 1 else row * self._width
+            out = _gather(self._view, index, self._width, allocate).view(self._dtype)
+            if len(self.spec.shape) != out.dim() - 1:
+                out = out.view(block.size, *self.spec.shape)
+        return [{self.spec.name: part} for part in torch.split(out, list(sizes))]
 
 
 class RaggedColumn:
     """A tensor whose rows differ in length, padded or as a jagged nested tensor."""
-
-    by_step = True
 
     def __init__(self, spec: TensorSpec, blocks: Blocks, views: Views, config: LoaderConfig) -> None:
         self.spec = spec
@@ -149,9 +149,13 @@ class RaggedColumn:
             lengths = np.minimum(lengths, self._config.max_length)
         return starts, lengths
 
-    def gather(self, block: Ints, row: Ints, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def gather(self, block: Ints, row: Ints, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
         """Gather ``(rows, longest, *shape)`` with its ``(rows, longest)`` mask, or one nested tensor."""
         starts, lengths = self.extents(block, row)
+        return [self._step(starts[rows], lengths[rows], allocate) for rows in _slices(sizes)]
+
+    def _step(self, starts: Ints, lengths: Ints, allocate: Allocate) -> Tensors:
+        count = starts.size
         if self._config.ragged == "jagged":
             values = self._elements(starts, lengths, allocate).view(-1, *self.spec.shape)
             edges = torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
@@ -160,19 +164,19 @@ class RaggedColumn:
         valid = torch.arange(longest) < torch.from_numpy(lengths)[:, None]
         width, element = longest * self._width, self._stored.itemsize
         total = int(lengths.sum()) * self._width
-        even = total == block.size * width
+        even = total == count * width
         if width == 0:
-            padded = torch.empty((block.size, width), dtype=self._stored)
-        elif block.size * width <= _SKEW * total and width * element < Arena.GUARD:
-            padded = _gather(self._views.rows(self._stored, width), starts, width, allocate).view(block.size, width)
+            padded = torch.empty((count, width), dtype=self._stored)
+        elif count * width <= _SKEW * total and width * element < Arena.GUARD:
+            padded = _gather(self._views.rows(self._stored, width), starts, width, allocate).view(count, width)
             if not even:
-                padded.view(block.size, longest, -1).masked_fill_(~valid[:, :, None], self._config.pad_value)
+                padded.view(count, longest, -1).masked_fill_(~valid[:, :, None], self._config.pad_value)
         else:
-            padded = allocate(block.size * width * element).view(self._stored).view(block.size, width)
+            padded = allocate(count * width * element).view(self._stored).view(count, width)
             padded.fill_(self._config.pad_value)
-            where = valid[:, :, None].expand(-1, -1, self._width).reshape(block.size, width)
+            where = valid[:, :, None].expand(-1, -1, self._width).reshape(count, width)
             padded[where] = self._elements(starts, lengths, allocate)
-        padded = padded.view(self._dtype).view(block.size, longest, *self.spec.shape)
+        padded = padded.view(self._dtype).view(count, longest, *self.spec.shape)
         return {self.spec.name: padded, valid_name(self.spec.name): valid}
 
     def _elements(self, starts: Ints, lengths: Ints, allocate: Allocate) -> torch.Tensor:
@@ -187,14 +191,13 @@ class RaggedColumn:
 class Decoded:
     """A binary tensor turned into arrays by a function of the user's, in threads."""
 
-    by_step = True
-
     def __init__(self, inner: RaggedColumn, views: Views, decode: Decode, executor: Executor, threads: int) -> None:
         self.spec = inner.spec
         self._inner, self._views, self._decode = inner, views, decode
         self._executor, self._threads = executor, threads
+        self._like: torch.Tensor | None = None
 
-    def gather(self, block: Ints, row: Ints, allocate: Allocate) -> dict[str, torch.Tensor]:
+    def gather(self, block: Ints, row: Ints, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
         """Gather ``(rows, *shape of what the function returns)``."""
         starts, lengths = self._inner.extents(block, row)
         flat = self._views.array(np.dtype(np.uint8)).data
@@ -206,16 +209,27 @@ class Decoded:
 
         parts = [self._executor.submit(decode, cuts[at : at + share]) for at in range(0, len(cuts), share)]
         rows = [value for part in parts for value in part.result()]
-        for value in rows[1:]:
-            if value.shape != rows[0].shape or value.dtype != rows[0].dtype:
+        return [{self.spec.name: self._stack(rows[here], allocate)} for here in _slices(sizes)]
+
+    def _stack(self, rows: Sequence[torch.Tensor], allocate: Allocate) -> torch.Tensor:
+        for value in rows:
+            if self._like is None:
+                self._like = value
+            like = self._like
+            if value.shape != like.shape or value.dtype != like.dtype:
                 raise DataError(
-                    f"the decode hook of {self.spec.name!r} returned {tuple(rows[0].shape)} {rows[0].dtype} for one "
-                    f"row and {tuple(value.shape)} {value.dtype} for another: make it return one shape and dtype"
+                    f"the decode hook of {self.spec.name!r} returned {tuple(like.shape)} {like.dtype} for one row and "
+                    f"{tuple(value.shape)} {value.dtype} for another: make it return one shape and dtype"
                 )
         if not rows:
-            return {self.spec.name: torch.empty(0)}
+            return torch.empty(0) if self._like is None else self._like.new_empty((0, *self._like.shape))
         out = allocate(len(rows) * rows[0].numel() * rows[0].element_size()).view(rows[0].dtype)
-        return {self.spec.name: torch.stack(rows, out=out.view(len(rows), *rows[0].shape))}
+        return torch.stack(list(rows), out=out.view(len(rows), *rows[0].shape))
+
+
+def _slices(sizes: Sequence[int]) -> list[slice]:
+    ends = list(accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def make_columns(

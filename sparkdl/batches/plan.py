@@ -27,15 +27,19 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError
 
-__all__ = ["TAILS", "Order", "Segments", "Steps", "choose_lanes", "permutation", "segments"]
+__all__ = ["ROW_BITS", "ROW_MASK", "TAILS", "Order", "Segments", "Steps", "choose_lanes", "permutation", "segments"]
 
 Ints = npt.NDArray[np.int64]
 
 TAILS = ("exact", "drop", "pad")
 """What happens to the rows that do not fill the last step; see ``Steps``."""
 
+ROW_BITS = 32
+"""A row is one number, ``block << ROW_BITS | row of the block``."""
+
+ROW_MASK = (1 << ROW_BITS) - 1
 MAX_LANES = 64
-_BLOCKS_PER_WINDOW = 4
+_BLOCKS_PER_WINDOW = 8
 _BLOCK_STREAM, _ROW_STREAM = 0, 1
 
 
@@ -53,7 +57,7 @@ def permutation(size: int, *key: int) -> Ints:
 
 
 def choose_lanes(num_blocks: int, pool_blocks: int) -> int:
-    """Choose how many lanes a set is read in: a power of two up to 64 that leaves every lane four blocks to mix.
+    """Choose how many lanes a set is read in: a power of two up to 64 that leaves every lane eight blocks to mix.
 
     Args:
         num_blocks: blocks of the set.
@@ -153,16 +157,13 @@ class Order:
     def _shuffled(self, lane: int, window: int, size: int) -> Ints | None:
         return permutation(size, self.seed, self.epoch, _ROW_STREAM, lane, window) if self.shuffle else None
 
-    def window_rows(self, lane: int, window: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """The rows of one window in training order: ``(block, row of the block)``, ``(rows,)`` each."""
+    def window_rows(self, lane: int, window: int) -> Ints:
+        """The rows of one window in training order, each as ``block << ROW_BITS | row of the block``, ``(rows,)``."""
         block, first, count = self.pieces(lane, window)
-        total = int(count.sum())
-        before = np.cumsum(count) - count
-        blocks = np.repeat(block.astype(np.int32), count)
-        rows: npt.NDArray[np.int32] = np.repeat((first - before).astype(np.int32), count)
-        rows += np.arange(total, dtype=np.int32)
-        mixed = self._shuffled(lane, window, total)
-        return (blocks, rows) if mixed is None else (blocks.take(mixed), rows.take(mixed))
+        rows: Ints = np.repeat((block << ROW_BITS) + first - np.cumsum(count) + count, count)
+        rows += np.arange(rows.size)
+        mixed = self._shuffled(lane, window, rows.size)
+        return rows if mixed is None else rows.take(mixed)
 
     def locate(self, positions: npt.ArrayLike) -> tuple[Ints, Ints]:
         """The ``(block, row of the block)`` at each position of the epoch."""
@@ -173,9 +174,8 @@ class Order:
         for key in np.unique(keys):
             here = keys == key
             which_lane, which_window = divmod(int(key), self.rows + 1)
-            blocks, rows = self.window_rows(which_lane, which_window)
-            slot = index[here] % self.window
-            block[here], row[here] = blocks[slot], rows[slot]
+            rows = self.window_rows(which_lane, which_window)[index[here] % self.window]
+            block[here], row[here] = rows >> ROW_BITS, rows & ROW_MASK
         return block, row
 
     def positions(self, block: int, row: npt.ArrayLike) -> Ints:
@@ -268,39 +268,62 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Runs of lane rows in the order in which a rank trains on them, ``(segments,)`` each."""
+    """Runs of lane rows in the order in which a rank trains on them.
+
+    Attributes:
+        step: of each run, ``(runs,)``.
+        lane: of each run.
+        start: first row of each run, counted in its lane.
+        count: rows of each run.
+        lanes: the lanes that are touched, ascending, ``(lanes touched,)``.
+        low: first row touched of each of these lanes.
+        high: row behind the last one touched.
+    """
 
     step: Ints
     lane: Ints
     start: Ints
     count: Ints
+    lanes: Ints
+    low: Ints
+    high: Ints
+
+
+def _cuts(steps: Steps, rank: int, first: int, last: int) -> Ints:
+    """What a rank takes of the position ranges of some steps: step, start, size, low, high, ``(5, ranges)``."""
+    batch, size = steps.global_batch, steps.world_size
+    whole = np.arange(first, max(first, min(last, steps.rows // batch)), dtype=np.int64)
+    same = np.ones_like(whole)
+    full = (whole, whole * batch, same * batch, same * (rank * batch // size), same * ((rank + 1) * batch // size))
+    rest: list[tuple[int, int, int, int, int]] = []
+    for step in range(first + whole.size, last):
+        low, high = steps.share(step, rank)
+        before = 0
+        for start, stop in steps.ranges(step):
+            length = stop - start
+            rest.append((step, start, length, min(max(low - before, 0), length), min(max(high - before, 0), length)))
+            before += length
+    return np.concatenate([np.stack(full), np.array(rest, dtype=np.int64).reshape(-1, 5).T], axis=1)
 
 
 def segments(steps: Steps, lanes: int, rank: int, first: int, last: int) -> Segments:
     """What one rank reads for the steps ``[first, last)``: runs of consecutive rows of lanes, in training order."""
-    cuts: list[tuple[int, int, int, int, int]] = []
-    for step in range(first, last):
-        low, high = steps.share(step, rank)
-        before = 0
-        for start, stop in steps.ranges(step):
-            size = stop - start
-            cuts.append((step, start, size, min(max(low - before, 0), size), min(max(high - before, 0), size)))
-            before += size
-    step_of, start_of, size_of, low_of, high_of = (
-        np.array(column, dtype=np.int64)[:, None] for column in zip(*cuts, strict=True)
-    )
+    step_of, start_of, size_of, low_of, high_of = _cuts(steps, rank, first, last)[:, :, None]
     lane = np.arange(lanes, dtype=np.int64)[None, :]
-    each, extra = size_of // lanes, size_of % lanes
-    rows = each + ((lane - start_of) % lanes < extra)  # rows of the cut that lie in each lane
-    stop_in_cut = np.cumsum(rows, axis=1)
-    start_in_cut = stop_in_cut - rows
-    low = np.maximum(low_of, start_in_cut)
-    count = np.minimum(high_of, stop_in_cut) - low
-    start = (start_of + lanes - 1 - lane) // lanes + (low - start_in_cut)
+    rows = size_of // lanes + ((lane - start_of) % lanes < size_of % lanes)  # rows of the range that lie in each lane
+    stop_in_range = np.cumsum(rows, axis=1)
+    start_in_range = stop_in_range - rows
+    low = np.maximum(low_of, start_in_range)
+    count = np.minimum(high_of, stop_in_range) - low
+    start = (start_of + lanes - 1 - lane) // lanes + (low - start_in_range)
     taken = count > 0
+    touched = np.flatnonzero(taken.any(axis=0))
     return Segments(
         np.broadcast_to(step_of, taken.shape)[taken],
         np.broadcast_to(lane, taken.shape)[taken],
         start[taken],
         count[taken],
+        touched,
+        np.where(taken, start, steps.rows).min(axis=0, initial=steps.rows)[touched],
+        np.where(taken, start + count, 0).max(axis=0, initial=0)[touched],
     )

@@ -23,14 +23,14 @@ import torch
 
 from sparkdl.batches.blocks import Blocks
 from sparkdl.batches.buffers import BufferRing
-from sparkdl.batches.convert import Column
-from sparkdl.batches.plan import Order, Segments, Steps, segments
+from sparkdl.batches.convert import Column, Tensors
+from sparkdl.batches.plan import ROW_BITS, ROW_MASK, Order, Segments, Steps, segments
 
 __all__ = ["Reader", "ReaderSettings", "Tensors", "single_threaded"]
 
 Ints = npt.NDArray[np.int64]
-Rows = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
-Tensors = dict[str, torch.Tensor]
+_Parts = list[tuple[int, "Future[Ints]"]]
+"""The windows of a lane that a chunk takes rows from: (first row, counted in the lane; the rows)."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Window:
     """A stretch of one lane on its way into memory."""
 
     blocks: list[int]
-    rows: Future[Rows] | None = None
+    rows: Future[Ints] | None = None
 
 
 @dataclass(slots=True)
@@ -69,14 +69,16 @@ class ReaderSettings:
 def single_threaded(count: int, name: str) -> ThreadPoolExecutor:
     """Make ``count`` threads inside which torch uses no further threads of its own.
 
-    torch keeps that number by thread but takes the default for new threads from whoever set it last; so the threads are
-    started here and now, and the caller's number is set again behind them.
+    torch keeps that number by thread, but takes the default of a thread, on its first use of torch, from whoever set it
+    last in any thread. So the threads are started here and now, each uses torch once before it sets its number, and the
+    caller's number is set again behind them.
     """
     mine = torch.get_num_threads()
     started = Barrier(count + 1)
     executor = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     def start() -> None:
+        torch.get_num_threads()
         torch.set_num_threads(1)
         started.wait()
 
@@ -121,6 +123,7 @@ class Reader:
         self._pending: deque[_Chunk] = deque()
         self._ready: deque[Tensors] = deque()
         self._workers = single_threaded(settings.threads, "sparkdl-gather")
+        self._pattern: tuple[Ints, Ints, Ints] = (np.empty(0, np.int64),) * 3
         self._closed = False
 
     def __iter__(self) -> Iterator[Tensors]:
@@ -163,34 +166,26 @@ class Reader:
         first = self._next_step
         last = min(first + self._steps_per_chunk, self._steps.count)
         part = segments(self._steps, self._order.lanes, self._rank, first, last)
-        lanes = sorted(set(part.lane.tolist()))
-        extents = {}
-        for lane in lanes:
-            here = part.lane == lane
-            start = part.start[here]
-            extents[lane] = (int(start.min()), int((start + part.count[here]).max()))
         size = self._order.window
-        windows = {
-            lane: [
-                (number * size, self._prepare(self._window(lane, number), lane, number))
-                for number in range(low // size, (high - 1) // size + 1)
-            ]
-            for lane, (low, high) in extents.items()
-        }
-        result = self._workers.submit(self._gather, part, extents, windows, first, last)
+        windows = [
+            [(number * size, self._prepare(lane, number)) for number in range(low // size, (high - 1) // size + 1)]
+            for lane, low, high in zip(part.lanes.tolist(), part.low.tolist(), part.high.tolist(), strict=True)
+        ]
+        result = self._workers.submit(self._gather, part, windows, first, last - first)
         self._pending.append(_Chunk(result, self._steps.ranges(first)[0][0]))
         self._next_step = last
-        self._look_ahead(extents)
+        if last < self._steps.count:
+            self._look_ahead(part)
 
-    def _look_ahead(self, extents: dict[int, tuple[int, int]]) -> None:
+    def _look_ahead(self, part: Segments) -> None:
         """Fetch the window after the current one of each lane, and shuffle it before it is needed, lane by lane."""
         size = self._order.window
-        for turn, (lane, (_, high)) in enumerate(extents.items()):
+        for turn, (lane, high) in enumerate(zip(part.lanes.tolist(), part.high.tolist(), strict=True)):
             number = (high - 1) // size + 1
-            if number < self._order.windows(lane) and self._next_step < self._steps.count:
-                window = self._window(lane, number)
-                if (high - 1) % size >= (turn + 1) * size // (len(extents) + 2):
-                    self._prepare(window, lane, number)
+            if number < self._order.windows(lane):
+                self._window(lane, number)
+                if (high - 1) % size >= (turn + 1) * size // (part.lanes.size + 2):
+                    self._prepare(lane, number)
 
     def _window(self, lane: int, number: int) -> _Window:
         window = self._windows.get((lane, number))
@@ -200,7 +195,8 @@ class Reader:
             self._windows[lane, number] = window
         return window
 
-    def _prepare(self, window: _Window, lane: int, number: int) -> Future[Rows]:
+    def _prepare(self, lane: int, number: int) -> Future[Ints]:
+        window = self._window(lane, number)
         if window.rows is None:
             window.rows = self._workers.submit(self._shuffle, window.blocks, lane, number)
         return window.rows
@@ -218,61 +214,47 @@ class Reader:
         for key in done:
             self._blocks.release(self._windows.pop(key).blocks)
 
-    def _shuffle(self, blocks: list[int], lane: int, number: int) -> Rows:
+    def _shuffle(self, blocks: list[int], lane: int, number: int) -> Ints:
         """Task: make a window's blocks readable, and its rows known in training order."""
         replaced = {block: stand_in for block in blocks if (stand_in := self._blocks.ready(block)) != block}
-        block, row = self._order.window_rows(lane, number)
+        rows = self._order.window_rows(lane, number)
         for damaged, stand_in in replaced.items():
-            here = block == damaged
-            row[here] %= self._blocks.rows[stand_in]
-            block[here] = stand_in
-        return block, row
+            here = rows >> ROW_BITS == damaged
+            rows[here] = stand_in << ROW_BITS | (rows[here] & ROW_MASK) % self._blocks.rows[stand_in]
+        return rows
 
-    def _gather(
-        self,
-        part: Segments,
-        extents: dict[int, tuple[int, int]],
-        windows: dict[int, list[tuple[int, Future[Rows]]]],
-        first: int,
-        last: int,
-    ) -> list[Tensors]:
-        """Task: gather the rows of the steps ``[first, last)``."""
-        block, row = self._rows(part, extents, windows)
-        sizes = np.bincount(part.step - first, weights=part.count, minlength=last - first).astype(np.int64).tolist()
+    def _gather(self, part: Segments, windows: Sequence[_Parts], first: int, steps: int) -> list[Tensors]:
+        """Task: gather the rows of some steps."""
+        rows = self._rows(part, windows)
+        block, row = rows >> ROW_BITS, rows & ROW_MASK
+        sizes = np.bincount(part.step - first, weights=part.count, minlength=steps).astype(np.int64).tolist()
         batches: list[Tensors] = [{} for _ in sizes]
         for column in self._columns:
-            if column.by_step:
-                start = 0
-                for batch, size in zip(batches, sizes, strict=True):
-                    rows = slice(start, start + size)
-                    batch.update(column.gather(block[rows], row[rows], self._ring.take))
-                    start += size
-            else:
-                for name, tensor in column.gather(block, row, self._ring.take).items():
-                    for batch, view in zip(batches, torch.split(tensor, sizes), strict=True):
-                        batch[name] = view
+            for batch, tensors in zip(batches, column.gather(block, row, sizes, self._ring.take), strict=True):
+                batch.update(tensors)
         return batches
 
-    def _rows(
-        self,
-        part: Segments,
-        extents: dict[int, tuple[int, int]],
-        windows: dict[int, list[tuple[int, Future[Rows]]]],
-    ) -> tuple[Ints, Ints]:
-        """The (block, row) of every row of the chunk, in training order."""
-        blocks, rows, base, before = [], [], {}, 0
-        for lane, (low, high) in extents.items():
-            base[lane] = before - low
-            before += high - low
-            for start, future in windows[lane]:
-                block, row = future.result()
-                cut = slice(max(low - start, 0), high - start)
-                blocks.append(block[cut])
-                rows.append(row[cut])
-        if not blocks:
-            empty = np.empty(0, np.int64)
-            return empty, empty
-        starts = part.start + np.array([base[lane] for lane in part.lane.tolist()])
-        index = np.repeat(starts - np.cumsum(part.count) + part.count, part.count)
-        index += np.arange(index.size)
-        return np.concatenate(blocks).take(index).astype(np.int64), np.concatenate(rows).take(index).astype(np.int64)
+    def _rows(self, part: Segments, windows: Sequence[_Parts]) -> Ints:
+        """The rows of a chunk in training order, out of the windows of each lane."""
+        pieces = []
+        for low, high, parts in zip(part.low.tolist(), part.high.tolist(), windows, strict=True):
+            pieces += [future.result()[max(low - start, 0) : high - start] for start, future in parts]
+        if not pieces:
+            return np.empty(0, np.int64)
+        return np.concatenate(pieces).take(self._places(part))
+
+    def _places(self, part: Segments) -> Ints:
+        """Where each row of a chunk, in training order, lies among the rows of its lanes laid end to end.
+
+        Most chunks have the same pattern, so the last one is kept.
+        """
+        sizes = part.high - part.low
+        shift = np.cumsum(sizes) - sizes - part.low
+        runs = part.start + shift[np.searchsorted(part.lanes, part.lane)] - np.cumsum(part.count) + part.count
+        kept_runs, kept_counts, kept = self._pattern
+        if np.array_equal(runs, kept_runs) and np.array_equal(part.count, kept_counts):
+            return kept
+        places: Ints = np.repeat(runs, part.count)
+        places += np.arange(places.size)
+        self._pattern = (runs, part.count, places)
+        return places

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.batches.plan import TAILS, Order, Steps, choose_lanes, permutation, segments
+from sparkdl.batches.plan import ROW_BITS, ROW_MASK, TAILS, Order, Steps, choose_lanes, permutation, segments
 from sparkdl.errors import ConfigError, DataError
 
 BLOCKS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda rows: sum(rows) > 0)
@@ -36,9 +36,8 @@ def rank_rows(order, steps, rank, first, last):
     part = segments(steps, order.lanes, rank, first, last)
     for step, lane, start, count in zip(part.step, part.lane, part.start, part.count, strict=True):
         for index in range(start, start + count):
-            block, row = order.window_rows(int(lane), int(index) // order.window)
-            slot = int(index) % order.window
-            batches[int(step)].append(int(begins[block[slot]] + row[slot]))
+            row = int(order.window_rows(int(lane), int(index) // order.window)[int(index) % order.window])
+            batches[int(step)].append(int(begins[row >> ROW_BITS] + (row & ROW_MASK)))
     return [batches[step] for step in range(first, last)]
 
 
@@ -76,12 +75,12 @@ def test_pieces_name_the_blocks_of_a_window_and_nothing_else(order):
         sizes = []
         for window in range(order.windows(lane)):
             block, first, count = order.pieces(lane, window)
-            blocks, rows = order.window_rows(lane, window)
+            rows = order.window_rows(lane, window)
             expected = {
                 (int(b), int(f) + i) for b, f, c in zip(block, first, count, strict=True) for i in range(int(c))
             }
-            assert set(zip(blocks.tolist(), rows.tolist(), strict=True)) == expected
-            sizes.append(blocks.size)
+            assert {(row >> ROW_BITS, row & ROW_MASK) for row in rows.tolist()} == expected
+            sizes.append(rows.size)
         assert sum(sizes) == order.lane_rows(lane)
 
 
@@ -174,11 +173,11 @@ def test_a_rank_reads_only_its_lanes():
 
 def test_choose_lanes_leaves_every_window_blocks_to_mix():
     assert choose_lanes(1, 100) == 1
-    assert choose_lanes(122, 100) == 16
+    assert choose_lanes(122, 100) == 8
     assert choose_lanes(10**6, 10**6) == 64
     for blocks in range(1, 300):
         lanes = choose_lanes(blocks, 200)
-        assert lanes == 1 or min(blocks, 200) // lanes >= 4
+        assert lanes == 1 or min(blocks, 200) // lanes >= 8
 
 
 def test_no_step_is_an_error_that_names_both_counts():
