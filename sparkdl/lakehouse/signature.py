@@ -70,7 +70,8 @@ class Signature:
     """How a model is fed and what it answers.
 
     Attributes:
-        inputs: in the order of the model's arguments.
+        inputs: in the order of the model's arguments. Beside an input of varying length, ``<name>__valid`` without
+            columns is its mask, True where a row has an element.
         outputs: in the order in which the model returns them; a model that returns a dict is read by these names.
         call: how the inputs are passed.
         labels: the label columns that it was trained on, for the record.
@@ -88,7 +89,8 @@ class Signature:
             names = [field.name for field in fields]
             double = sorted({name for name in names if names.count(name) > 1})
             require(not double, f"{kind} names {double} appear twice: name each tensor once")
-        bare = [field.name for field in self.inputs if not field.columns]
+        masks = {f"{field.name}__valid" for field in self.inputs if None in field.shape}
+        bare = [field.name for field in self.inputs if not field.columns and field.name not in masks]
         require(not bare, f"inputs {bare} name no columns: say which columns each is packed from")
 
     @property
