@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,18 +16,19 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 
 from sparkdl import observe
 from sparkdl.collective.environment import environment
 from sparkdl.collective.group import GroupCollective, Pending, never_came
-from sparkdl.collective.http_store import HttpStore, missing_ranks
+from sparkdl.collective.http_store import HttpStore, call_roll
 from sparkdl.collective.route import interface_towards
 from sparkdl.collective.tune import Tuner
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["HorovodCollective", "HorovodRendezvous", "built_with", "is_installed"]
+__all__ = ["HorovodCollective", "HorovodRendezvous", "HostNameError", "built_with", "is_installed"]
 
 CYCLE_MS = 5.0
 """How often Horovod's thread looks for work, ms, where nobody chose: see ``HorovodCollective``."""
@@ -41,6 +43,10 @@ _started = threading.Event()
 
 POLL_SECONDS = 50e-6
 CLOSE_SECONDS = 5.0
+
+
+class HostNameError(ConfigError):
+    """Horovod cannot connect the hosts of this run; every rank raises it."""
 
 
 def is_installed() -> bool:
@@ -300,14 +306,51 @@ def _await_everyone(world: World, seconds: float) -> None:
     if world.size == 1 or address is None or port is None:
         return
     try:
-        missing = missing_ranks(address, int(port), world.rank, world.size, seconds)
+        called = call_roll(address, int(port), world.rank, world.size, seconds, _objection(world, address))
     except OSError as error:
         raise ClusterError(
             f"rank {world.rank} does not reach the rendezvous at {address}:{port} ({error}): check that the driver is "
             "alive, and that its address is reachable from this host"
         ) from error
-    if missing:
-        raise ClusterError(never_came(world, missing, seconds))
+    if called.missing:
+        raise ClusterError(never_came(world, called.missing, seconds))
+    if called.objections:
+        rank, text = min(called.objections.items())
+        raise HostNameError(
+            f"Horovod cannot run on the host of rank {rank}: {text}, and Horovod 0.28.1 binds its data connections to "
+            "what the host name resolves to; correct /etc/hosts there, or choose backend='torch'"
+        )
+
+
+def _objection(world: World, address: str) -> str:
+    """Say why Horovod's data connections cannot work here, or nothing.
+
+    ``HOROVOD_GLOO_IFACE`` reaches the connections that Horovod agrees over, and not those that it reduces over: these
+    listen on the first address of the host name that can be bound, and it aborts the process where there is none.
+    """
+    name = socket.gethostname()
+    try:
+        resolved = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        return f"its name {name!r} does not resolve ({error})"
+    usable = next((address for address in resolved if _binds(address)), None)
+    if usable is None:
+        return f"its name {name!r} resolves to {', '.join(resolved)}, which is no address of its own"
+    interface = os.environ.get("HOROVOD_GLOO_IFACE") or interface_towards(address)
+    own = [entry.address for entry in psutil.net_if_addrs().get(interface or "", [])]
+    if world.num_nodes > 1 and usable not in own:
+        return f"its name {name!r} resolves to {usable}, which is not on interface {interface!r}"
+    return ""
+
+
+def _binds(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _variables(world: World, timeout: timedelta) -> dict[str, str]:

@@ -7,15 +7,17 @@ ranks ask every 10 ms.
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
 
 from sparkdl.errors import ClusterError
 
-__all__ = ["HttpStore", "missing_ranks"]
+__all__ = ["HttpStore", "RollCall", "call_roll"]
 
 MAX_VALUE_BYTES = 2**20
 HOLD_SECONDS = 1.0
@@ -23,28 +25,41 @@ REQUEST_SECONDS = 10.0
 JOINED = "sparkdl-joined"
 
 
-def missing_ranks(host: str, port: int, rank: int, size: int, seconds: float) -> list[int]:
-    """Announce ``rank`` at the store, and wait for the others; return those that have not come within ``seconds``.
+class RollCall(NamedTuple):
+    """Who came to a store.
 
-    Horovod's own store, which a user may host, cannot tell: nobody is missing there.
+    Attributes:
+        missing: ranks that did not come in time.
+        objections: why ranks that came cannot go on, by rank.
+    """
+
+    missing: list[int]
+    objections: dict[int, str]
+
+
+def call_roll(host: str, port: int, rank: int, size: int, seconds: float, objection: str = "") -> RollCall:
+    """Announce ``rank`` at the store, and wait for the others, at most ``seconds``.
+
+    All ranks that are not told of missing ones are told the same. Horovod's own store, which a user may host, calls
+    no roll: nobody is missing there.
 
     Raises:
         OSError: the store cannot be reached.
     """
     deadline = time.monotonic() + seconds
-    times = _request(host, port, "PUT", f"/{JOINED}/{rank}")
+    times = _request(host, port, "PUT", f"/{JOINED}/{rank}", objection.encode())
     if not times:
-        return []
-    missing = [0]
-    while missing and time.monotonic() < deadline:
-        missing = [int(rank) for rank in _request(host, port, "GET", f"/{JOINED}/{int(times)}.{size}").split()]
-    return missing
+        return RollCall([], {rank: objection} if objection else {})
+    while True:
+        answer = json.loads(_request(host, port, "GET", f"/{JOINED}/{int(times)}.{size}"))
+        if not answer["missing"] or time.monotonic() >= deadline:
+            return RollCall(answer["missing"], {int(key): text for key, text in answer["objections"].items()})
 
 
-def _request(host: str, port: int, method: str, path: str) -> bytes:
+def _request(host: str, port: int, method: str, path: str, body: bytes | None = None) -> bytes:
     connection = HTTPConnection(host, port, timeout=REQUEST_SECONDS)
     try:
-        connection.request(method, path, body=b"" if method == "PUT" else None, headers={"Content-Length": "0"})
+        connection.request(method, path, body=body)
         return connection.getresponse().read()
     except HTTPException as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
@@ -87,7 +102,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.values: dict[tuple[str, str], bytes] = {}
-        self.joined: dict[int, int] = {}
+        self.rounds: dict[int, list[str]] = {}  # by rank: its objection, or none, each time that it came
         self.changed = threading.Condition()
         super().__init__(address, handler)
 
@@ -112,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         value = self.rfile.read(size)
         if key[0] == JOINED:
-            self._answer(200, str(self._join(int(key[1]))).encode())
+            self._answer(200, str(self._join(int(key[1]), value.decode())).encode())
             return
         with self.server.changed:
             self.server.values[key] = value
@@ -125,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(400)
             return
         if key[0] == JOINED:
-            self._answer(200, " ".join(str(rank) for rank in self._missing(*key[1].split("."))).encode())
+            self._answer(200, json.dumps(self._roll(*(int(part) for part in key[1].split(".")))).encode())
             return
         with self.server.changed:
             self.server.changed.wait_for(lambda: key in self.server.values, HOLD_SECONDS)
@@ -144,22 +159,27 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.values.pop((scope, name), None)
         self._answer(200)
 
-    def _join(self, rank: int) -> int:
+    def _join(self, rank: int, objection: str) -> int:
         """Count that ``rank`` has come once more; return how often it has."""
         with self.server.changed:
-            self.server.joined[rank] = self.server.joined.get(rank, 0) + 1
+            rounds = self.server.rounds.setdefault(rank, [])
+            rounds.append(objection)
             self.server.changed.notify_all()
-            return self.server.joined[rank]
+            return len(rounds)
 
-    def _missing(self, times: str, size: str) -> list[int]:
-        """Wait a while for all of ``size`` ranks to have come ``times`` times; return those that have not."""
+    def _roll(self, times: int, size: int) -> dict[str, Any]:
+        """Wait a while for all of ``size`` ranks to have come ``times`` times."""
+        rounds = self.server.rounds
 
         def missing() -> list[int]:
-            return [rank for rank in range(int(size)) if self.server.joined.get(rank, 0) < int(times)]
+            return [rank for rank in range(size) if len(rounds.get(rank, ())) < times]
 
         with self.server.changed:
             self.server.changed.wait_for(lambda: not missing(), HOLD_SECONDS)
-            return missing()
+            absent = missing()
+            present = [rank for rank in range(size) if rank not in absent]
+            texts = {rank: rounds[rank][times - 1] for rank in present}
+            return {"missing": absent, "objections": {rank: text for rank, text in texts.items() if text}}
 
     def _key(self) -> tuple[str, str] | None:
         parts = self.path.split("/")

@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from sparkdl import observe
 from sparkdl.collective.base import Collective
+from sparkdl.collective.horovod import HorovodCollective, HostNameError, built_with, is_installed
 from sparkdl.collective.solo import SoloCollective
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
@@ -25,9 +26,9 @@ TIMEOUT = timedelta(minutes=5)
 def open_collective(world: World, backend: str = "auto", *, timeout: timedelta = TIMEOUT) -> Collective:
     """Join the other ranks of ``world``; every rank calls it, with the same ``backend``.
 
-    ``"auto"`` is solo for a world of one, else Horovod where it is installed and the launcher hosts its rendezvous,
-    else torch.distributed. A group that user code opened already, with ``hvd.init()`` or ``init_process_group()``,
-    is joined as it is, and outlives ``close()``.
+    ``"auto"`` is solo for a world of one, else Horovod where it is installed, the launcher hosts its rendezvous and
+    each host's name leads to that host, else torch.distributed. A group that user code opened already, with
+    ``hvd.init()`` or ``init_process_group()``, is joined as it is, and outlives ``close()``.
 
     Args:
         world: where this rank stands.
@@ -44,7 +45,14 @@ def open_collective(world: World, backend: str = "auto", *, timeout: timedelta =
     if timeout <= timedelta(0):
         raise ConfigError(f"timeout={timeout} must be above zero: give the other ranks time to join")
     chosen, why = (backend, "asked for") if backend != "auto" else _choose(world)
-    collective = _open(world, chosen, timeout)
+    try:
+        collective = _open(world, chosen, timeout)
+    except HostNameError as error:
+        if backend != "auto":
+            raise
+        # All ranks come here: they were told the same.
+        chosen, why = "torch", str(error)
+        collective = _open(world, chosen, timeout)
     observe.emit("collective", backend=chosen, reason=why, rank=world.rank, size=world.size)
     if world.is_leader:
         observe.logger.info("collective: %s over %d ranks (%s)", chosen, world.size, why)
@@ -55,8 +63,6 @@ def _open(world: World, backend: str, timeout: timedelta) -> Collective:
     if backend == "solo":
         return SoloCollective(world)
     if backend == "horovod":
-        from sparkdl.collective.horovod import HorovodCollective
-
         return HorovodCollective(world, timeout=timeout)
     from sparkdl.collective.ddp import TorchCollective
 
@@ -71,8 +77,6 @@ def _choose(world: World) -> tuple[str, str]:
         return "torch", "user code called init_process_group()"
     if world.size == 1:
         return "solo", "a world of one rank"
-    from sparkdl.collective.horovod import built_with, is_installed
-
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
         return "torch", "no rendezvous of Horovod"
     if not is_installed():

@@ -103,10 +103,10 @@ def hosted(backend):
     return HorovodRendezvous()
 
 
-def run_hosted(ranks, backend, job, size=2):
+def run_hosted(ranks, backend, job, size=2, environment=None):
     service = hosted(backend)
     try:
-        return ranks.run(job, size, service.start("127.0.0.1", size))
+        return ranks.run(job, size, service.start("127.0.0.1", size) | (environment or {}))
     finally:
         service.stop()
 
@@ -201,3 +201,29 @@ def test_no_address_to_meet_at(backend, monkeypatch):
         pytest.importorskip("horovod.torch")
     with pytest.raises(ConfigError, match=r"sparkdl\.run"):
         open_collective(World(rank=0, size=2), backend=backend)
+
+
+def on_a_host_with_a_wrong_name(world, *, backend):
+    """Rank 1 says that it is another host; its name leads to no interface that the others reach."""
+    world = World(rank=world.rank, size=2, node_rank=world.rank, num_nodes=2)
+    os.environ["HOROVOD_GLOO_IFACE"] = "no-such-interface"
+    collective = open_collective(world, backend=backend)
+    name = collective.name
+    collective.close()
+    return name
+
+
+def test_horovod_is_refused_where_the_host_name_leads_elsewhere(ranks):
+    pytest.importorskip("horovod.torch")
+    from sparkdl.collective.ddp import TorchRendezvous
+
+    for value in run_hosted(ranks, "horovod", partial(on_a_host_with_a_wrong_name, backend="horovod")):
+        assert isinstance(value, ConfigError)
+        assert "which is not on interface 'no-such-interface'" in str(value)
+    service = TorchRendezvous()
+    environment = service.start("127.0.0.1", 2)
+    try:
+        job = partial(on_a_host_with_a_wrong_name, backend="auto")
+        assert run_hosted(ranks, "horovod", job, environment=environment) == ["torch", "torch"]
+    finally:
+        service.stop()
