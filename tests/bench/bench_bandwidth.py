@@ -221,8 +221,8 @@ def draw(rows):
             panel.boxplot([r["times_ms"] for r in sizes], tick_labels=[f"{r['bucket_mib']:g}" for r in sizes], whis=1.5)
             panel.plot(range(1, len(sizes) + 1), [r["median_ms"] for r in sizes], color="tab:orange", alpha=0.5)
             panel.set_title(f"{way}, {rate}", fontsize=9)
-            panel.set_ylim(bottom=0)
             panel.grid(axis="y", alpha=0.3)
+        axes[-1][across].set_ylim(bottom=0)  # once the shared axis has seen all of the column
         axes[-1][across].set_xlabel("bucket size, MiB (0: one gradient a message)", fontsize=8)
     for line in axes:
         line[0].set_ylabel("iteration, ms")
