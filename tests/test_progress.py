@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pty
+import threading
+from contextlib import suppress
 
 import pytest
 
@@ -65,14 +67,23 @@ def test_lines_are_rare():
     assert out.getvalue() == ""
 
 
+def drain(terminal, parts):
+    with suppress(OSError):  # EIO: the other side is closed
+        while part := os.read(terminal, 65536):
+            parts.append(part)
+
+
 def test_a_bar_in_a_terminal_gives_the_screen_back():
     ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as stream:
-        with Progress(stream=stream) as progress:
-            for event in (START, STEP, EPOCH, {**STEP, "phase": "validate", "batch": 3, "batches": 9}):
-                progress(event)
-        seen = os.read(ours, 65536).decode()
+    parts = []
+    reader = threading.Thread(target=drain, args=(ours, parts))
+    reader.start()
+    with os.fdopen(theirs, "w") as stream, Progress(stream=stream) as progress:
+        for event in (START, STEP, EPOCH, {**STEP, "phase": "validate", "batch": 3, "batches": 9}):
+            progress(event)
+    reader.join()
     os.close(ours)
+    seen = b"".join(parts).decode()
     assert "epoch 2/3" in seen
     assert "391/782" in seen
     assert "epoch 2/3 validation" in seen

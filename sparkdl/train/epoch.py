@@ -1,7 +1,7 @@
 """The steps of one epoch.
 
-Enters: a source of batches. Leaves: one trained optimizer step after another; between two of them the loop saves,
-reports and decides.
+Enters: a source of batches. Leaves: trained optimizer steps; at those where something is due, the loop gets its turn to
+save, record and decide.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["EpochTrainer"]
 
 
 class EpochTrainer:
-    """Iterating it trains what is left of the run's current epoch, one optimizer step each time.
+    """Iterating it trains what is left of the run's current epoch, up to the next pause each time.
 
     Args:
         source: batches to train on.
@@ -30,9 +30,11 @@ class EpochTrainer:
         window: takes the losses.
         metrics: metrics over training batches; may be empty.
         run: moves on with each batch.
-        step_end: callbacks after each optimizer step.
+        step_end: called after each optimizer step.
 
     Attributes:
+        metrics: the metrics over training batches.
+        pause_at: the optimizer step after which to yield next; the loop sets it.
         resume_at: position of the source to continue from, once; None starts the epoch.
     """
 
@@ -50,9 +52,10 @@ class EpochTrainer:
         self._source, self._place, self._stepper, self._rate = source, place, stepper, rate
         self._window, self.metrics, self._run, self._step_end = window, metrics, run, tuple(step_end)
         self.resume_at: dict[str, Any] | None = None
+        self.pause_at = 0
 
     def __iter__(self) -> Iterator[None]:
-        """Yield after each optimizer step."""
+        """Yield after the step ``pause_at``; the epoch may end before."""
         self._source.set_epoch(self._run.epoch)
         if self.resume_at is not None:
             self._source.load_state_dict(self.resume_at)
@@ -61,10 +64,11 @@ class EpochTrainer:
 
     def _single(self) -> Iterator[None]:
         run, stepper, rate, window, metrics = self._run, self._stepper, self._rate, self._window, self.metrics
-        place, total = self._place, run.steps_per_epoch
+        place, total, hooks = self._place, run.steps_per_epoch, self._step_end
         has_metrics, clips = bool(metrics), run.config.max_grad_norm is not None
         for given in self._source:
             batch = place(given)
+            del given  # the source may fill the same memory, still in the cache, with the next batch
             loss, outputs = stepper.add(batch, 1.0, last=True)
             window.add(loss, batch, run.step + 1, rate.current)
             if has_metrics and outputs is not None:
@@ -77,9 +81,11 @@ class EpochTrainer:
             run.step += 1
             run.batch += 1
             run.rows += batch.global_rows
-            for hook in self._step_end:
+            del batch, outputs
+            for hook in hooks:
                 hook(run)
-            yield
+            if run.step >= self.pause_at:
+                yield
             if run.batch >= total:
                 return
 
@@ -107,12 +113,12 @@ class EpochTrainer:
             if first == 0:
                 self._update(expected / rows if stepper.divides else 1.0)
                 rows = 0
-                yield
+                if run.step >= self.pause_at:
+                    yield
             if run.batch >= total:
                 return
         if rows:  # the source ended early, as after resuming with other batches
             self._update(expected / rows if stepper.divides else 1.0)
-            yield
 
     def _update(self, correction: float) -> None:
         self._stepper.update(correction)

@@ -7,7 +7,7 @@ frames.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +29,10 @@ class History:
         self.steps: dict[str, array[float]] = {name: array("d") for name in _STEP_COLUMNS}
         self.epochs: list[dict[str, float]] = []
 
-    def add_step(self, step: int, epoch: int, loss: float, lr: float, grad_norm: float) -> None:
-        """Append the row of one optimizer step."""
-        for column, value in zip(self.steps.values(), (step, epoch, loss, lr, grad_norm), strict=True):
-            column.append(value)
+    def add_steps(self, columns: Mapping[str, Sequence[float]]) -> None:
+        """Append the rows of several optimizer steps, given by column."""
+        for name, column in self.steps.items():
+            column.extend(columns[name])
 
     def add_epoch(self, row: Mapping[str, float]) -> None:
         """Append the row of one epoch."""

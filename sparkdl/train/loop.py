@@ -102,6 +102,7 @@ class _Trainer:
         self.train, self.validation = train, validation
         world = collective.world
         self.started = time.perf_counter()
+        self._save_every = checkpoints.config.every_steps if checkpoints is not None else None
         self.device = torch.device(world.device)
         self.validation_steps = _steps("validation_steps", config.validation_steps, validation) if validation else 0
         strangers = [type(c).__name__ for c in callbacks if not isinstance(c, Callback)]
@@ -148,8 +149,9 @@ class _Trainer:
         self.judge = Judge(config, self.evaluate.metrics, collective, parts.model, self.checkpoints)
         self.judge.check_monitor(task, validates=self.validation is not None, rate=self.rate)
         self.reporter = Reporter(self.run, self.window)
+        step_end = [*self.hooks.step_end, *self.reporter.step_end]
         self.epoch_trainer = EpochTrainer(
-            self.train, place, self.stepper, self.rate, self.window, metrics, self.run, self.hooks.step_end
+            self.train, place, self.stepper, self.rate, self.window, metrics, self.run, step_end
         )
 
     # --- the course ---------------------------------------------------------------------------------------------
@@ -193,10 +195,12 @@ class _Trainer:
         """Train what is left of one epoch, validate, judge, save."""
         run, started = self.run, time.perf_counter()
         self.hooks.call("on_epoch_start", run)
+        self._set_pause()
         for _ in self.epoch_trainer:
-            self._between_steps()
+            self._pause()
             if self._stops_here():
                 break
+            self._set_pause()
         self.window.flush()
         self.reporter.epoch_done()
         self._share_buffers()
@@ -224,11 +228,19 @@ class _Trainer:
             self.window.flush()  # a wish of a callback at the end of the epoch
             self._save_epoch(best)
 
-    def _between_steps(self) -> None:
-        """After every optimizer step; nearly always nothing."""
-        run = self.run
-        self.reporter.batch_done()
-        every = self.checkpoints.config.every_steps if self.checkpoints is not None else None
+    def _set_pause(self) -> None:
+        """Let training run on until the next step at which something is due."""
+        step, maximum = self.run.step, self.config.max_steps
+        pauses = [_next_multiple(step, self.config.window_steps)]
+        if self._save_every is not None:
+            pauses.append(_next_multiple(step, self._save_every))
+        if maximum is not None:
+            pauses.append(maximum)
+        self.epoch_trainer.pause_at = min(pauses)
+
+    def _pause(self) -> None:
+        """Look at the losses of all ranks and save, as far as it is time."""
+        run, every = self.run, self._save_every
         due = every is not None and run.step % every == 0 and run.batch < self.steps_per_epoch
         if due or run.step % self.config.window_steps == 0:
             self.window.flush()
@@ -348,6 +360,11 @@ def _steps(name: str, wanted: int | None, source: BatchSource) -> int:
     if wanted is not None and wanted > there:
         raise ConfigError(f"{name}={wanted} exceeds the {there} batches there are: lower it or leave it out")
     return there if wanted is None else wanted
+
+
+def _next_multiple(step: int, period: int) -> int:
+    """The first multiple of ``period`` after ``step``."""
+    return (step // period + 1) * period
 
 
 def _plain(value: float) -> float | None:

@@ -68,11 +68,12 @@ class TensorSource:
         """Yield what is left of the epoch; an exhausted epoch starts over."""
         if self._position >= len(self):
             self._position = 0
-        order = self._permutation()
-        while self._position < len(self):
+        order, count = self._permutation(), len(self)
+        batches = None if order is None else torch.split(order, self.global_batch_rows)
+        while self._position < count:
             step = self._position
             self._position += 1
-            yield self._batch(step, order)
+            yield self._batch(step, None if batches is None else batches[step])
 
     def set_epoch(self, epoch: int) -> None:
         """Start over at the first batch of ``epoch``."""
@@ -109,15 +110,20 @@ class TensorSource:
             self._order = (self._epoch, torch.randperm(self._rows, generator=generator))
         return self._order[1]
 
-    def _batch(self, step: int, order: torch.Tensor | None) -> Batch:
+    def _batch(self, step: int, chosen: torch.Tensor | None) -> Batch:
+        """This rank's part of global batch ``step``, whose shuffled rows are ``chosen``."""
         start = step * self.global_batch_rows
         total = min(self.global_batch_rows, self._rows - start)
         rank, size = self._world.rank, self._world.size
-        first, last = start + total * rank // size, start + total * (rank + 1) // size
-        if order is None:
-            tensors = {name: tensor[first:last] for name, tensor in self._tensors.items()}
-        else:
-            chosen = order[first:last]
-            tensors = {name: tensor[chosen.to(tensor.device)] for name, tensor in self._tensors.items()}
+        first, last = total * rank // size, total * (rank + 1) // size
         rows = last - first
+        if chosen is None:
+            tensors = {name: tensor[start + first : start + last] for name, tensor in self._tensors.items()}
+        else:
+            if size > 1:
+                chosen = chosen[first:last]
+            tensors = {
+                name: tensor.index_select(0, chosen if tensor.is_cpu else chosen.to(tensor.device))
+                for name, tensor in self._tensors.items()
+            }
         return Batch(tensors, epoch=self._epoch, step=step, rows=rows, global_rows=total, weight=rows * size / total)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdl.config import TrainConfig
@@ -38,10 +38,14 @@ class Reporter:
         self._marks: list[tuple[float, int, int]] = []
         self._started = time.perf_counter()
 
-    def batch_done(self) -> None:
-        """After each training batch."""
-        if self._active and time.perf_counter() >= self._next:
-            self._emit("train", self._run.batch, self._run.steps_per_epoch)
+    @property
+    def step_end(self) -> list[Callable[[Run], None]]:
+        """What to call after each step: nothing but on rank 0."""
+        return [self._step_end] if self._active else []
+
+    def _step_end(self, run: Run) -> None:
+        if time.perf_counter() >= self._next:
+            self._emit("train", run.batch, run.steps_per_epoch)
 
     def validation_done(self, batch: int, batches: int) -> None:
         """After each validation batch."""

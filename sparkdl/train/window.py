@@ -61,7 +61,7 @@ class LossWindow:
         """
         wish = self._run.wishes()
         device = torch.device(self._collective.world.device)
-        values = [value.reshape(()) for value in self._values] or [torch.zeros((), device=device)]
+        values = self._values or [torch.zeros((), device=device)]
         local = torch.stack(values).to(torch.float64)
         size = self._collective.world.size
         if size > 1:
@@ -78,17 +78,22 @@ class LossWindow:
             self._run.settle_wish(self._collective.all_gather_object(wish) if size > 1 else [wish])
 
     def _record(self, losses: list[float]) -> None:
-        run = self._run
-        norms = torch.stack(self._norms).tolist() if self._norms else []
-        first = self._facts[0][0]
-        step_sum, step_rows = 0.0, 0
-        for index, (loss, (step, _, _, rows, lr)) in enumerate(zip(losses, self._facts, strict=True)):
-            step_sum, step_rows = step_sum + loss * rows, step_rows + rows
-            if index + 1 == len(losses) or self._facts[index + 1][0] != step:
-                self.newest = step_sum / step_rows
-                run.history.add_step(step, run.epoch, self.newest, lr, norms[step - first] if norms else math.nan)
-                self.epoch_sum, self.epoch_rows = self.epoch_sum + step_sum, self.epoch_rows + step_rows
-                step_sum, step_rows = 0.0, 0
+        """Add the rows of the window's steps; a step of several batches is their mean by rows."""
+        steps, _, _, rows, rates = (list(column) for column in zip(*self._facts, strict=True))
+        self.epoch_rows += sum(rows)
+        for loss, count in zip(losses, rows, strict=True):  # one by one: the same sum wherever windows end
+            self.epoch_sum += loss * count
+        if steps[0] + len(steps) - 1 != steps[-1]:
+            table: dict[int, tuple[float, int, float]] = {}
+            for step, loss, count, rate in zip(steps, losses, rows, rates, strict=True):
+                total, so_far, _ = table.get(step, (0.0, 0, rate))
+                table[step] = (total + loss * count, so_far + count, rate)
+            steps, losses = list(table), [total / count for total, count, _ in table.values()]
+            rates = [rate for _, _, rate in table.values()]
+        norms = torch.stack(self._norms).tolist() if self._norms else [math.nan] * len(steps)
+        epochs = [self._run.epoch] * len(steps)
+        self._run.history.add_steps({"step": steps, "epoch": epochs, "loss": losses, "lr": rates, "grad_norm": norms})
+        self.newest = losses[-1]
 
     def _raise_non_finite(self, local: list[float]) -> None:
         found = next(((index, value) for index, value in enumerate(local) if not math.isfinite(value)), None)
