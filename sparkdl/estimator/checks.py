@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from sparkdl.errors import DataError
+from sparkdl.errors import ConfigError, DataError, SparkdlError
 from sparkdl.estimator.columns import Roles
 from sparkdl.estimator.probe import Output
 from sparkdl.shards.manifest import ColumnStats, Manifest
 from sparkdl.train.labels import label_kind
 
-__all__ = ["check_classes", "check_rows", "check_values"]
+__all__ = ["check_classes", "check_loss", "check_rows", "check_steps", "check_values"]
 
 
 def check_rows(train: Manifest, validation: Manifest | None, *, num_proc: int, wanted: Any) -> None:
@@ -38,6 +38,18 @@ def check_rows(train: Manifest, validation: Manifest | None, *, num_proc: int, w
         raise DataError(f"{train.rows} training rows cannot be dealt to {num_proc} ranks: lower num_proc or add rows")
     if validation is not None and validation.rows == 0:
         raise DataError(f"validation={wanted!r} leaves 0 rows to validate on beside {train.rows}: choose more, or None")
+
+
+def check_steps(name: str, wanted: int | None, manifest: Manifest | None, rows_per_step: int) -> None:
+    """Refuse more steps than the rows give.
+
+    Raises:
+        ConfigError: names both numbers.
+    """
+    there = 0 if manifest is None else -(-manifest.rows // rows_per_step)
+    if wanted is not None and wanted > there:
+        held = 0 if manifest is None else manifest.rows
+        raise ConfigError(f"{name}={wanted} exceeds the {there} steps of {held} rows, {rows_per_step} a step: lower it")
 
 
 def check_values(manifest: Manifest, roles: Roles) -> None:
@@ -95,8 +107,6 @@ def check_loss(compute: Any) -> None:
     Raises:
         ConfigError: outputs and labels do not fit the loss.
     """
-    from sparkdl.errors import ConfigError, SparkdlError
-
     try:
         with torch.no_grad():
             compute()

@@ -20,7 +20,7 @@ from sparkdl.config import LaunchConfig
 from sparkdl.errors import ClusterError, ConfigError, LaunchTimeoutError, PreflightError, RankFailedError
 from sparkdl.estimator import settings
 from sparkdl.estimator.adapters import MinibatchStep, adapted_loss, adapted_metrics
-from sparkdl.estimator.checks import check_classes, check_loss, check_rows, check_values
+from sparkdl.estimator.checks import check_classes, check_loss, check_rows, check_steps, check_values
 from sparkdl.estimator.data import Prepared
 from sparkdl.estimator.params import CheckedParams, value_of
 from sparkdl.estimator.probe import Probe, probe
@@ -132,6 +132,7 @@ def train(params: CheckedParams, prepared: Prepared, parcel: Parcel, spark: Spar
         check_rows(prepared.train, prepared.validation, num_proc=num_proc, wanted=value_of(params, "validation"))
         for manifest in filter(None, (prepared.train, prepared.validation)):
             check_values(manifest, prepared.plan.roles)
+        _check_steps(params, prepared, num_proc)
         parts: UserParts = parcel.open()
         model = _built(parts.model)
         found = _probe(model, prepared)
@@ -146,6 +147,14 @@ def train(params: CheckedParams, prepared: Prepared, parcel: Parcel, spark: Spar
     model.eval()
     optimizer = parts.optimizer if isinstance(parts.optimizer, torch.optim.Optimizer) else None
     return Trained(model, optimizer, found, leader, ranks, run_id, seconds | leader.seconds)
+
+
+def _check_steps(params: CheckedParams, prepared: Prepared, num_proc: int) -> None:
+    get = params.getOrDefault
+    rows = get("batch_size")
+    check_steps("train_steps_per_epoch", get("train_steps_per_epoch"), prepared.train, rows * num_proc)
+    held_out = (get("val_batch_size") or rows) * num_proc
+    check_steps("validation_steps_per_epoch", get("validation_steps_per_epoch"), prepared.validation, held_out)
 
 
 def _built(given: Any) -> torch.nn.Module:

@@ -17,9 +17,10 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.heads import Head
 from sparkdl.estimator.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.persistence import ModelReader, ModelWriter
-from sparkdl.estimator.scoring import PublishedModel, score_frame, signature_for, signature_of
+from sparkdl.estimator.scoring import Published, publish, score_frame, signature_for, signature_of, wanted_columns
 from sparkdl.estimator.spec import MODEL_SPECS
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
 from sparkdl.lakehouse.signature import Signature
@@ -46,6 +47,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         loss_constructors: functions that made the loss.
         summary: the course of the fit.
         signature: how the model is fed; found out from the columns if it is not given.
+        vector_labels: labels that are arrays themselves; ``predictionCol`` gives arrays for these, and no classes.
         params: plain parameters; see ``explainParams()``.
     """
 
@@ -59,14 +61,16 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         loss_constructors: Any = None,
         summary: TrainingSummary | None = None,
         signature: Signature | None = None,
+        vector_labels: Sequence[str] = (),
         **params: Any,
     ) -> None:
         super().__init__()
         set_defaults(self)
-        self._model, self._signature = model, signature
+        self._model, self._signature, self._vector_labels = model, signature, tuple(vector_labels)
         self._history, self._summary = list(history), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
-        self._published: PublishedModel | None = None
+        self._published: dict[tuple[Head, ...], Published] = {}
+        self._home: str | None = None
         self._lock = threading.Lock()
         self.setParams(**params)
 
@@ -74,7 +78,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_published")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock(), _published=None)
+        self.__dict__.update(state, _lock=threading.Lock(), _published={})
 
     def transform(self, dataset: DataFrame, params: Any = None) -> DataFrame:
         """Return the rows with the prediction columns behind them; nothing runs before an action does.
@@ -87,18 +91,15 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         check_conflicts(self)
-        return score_frame(self, self._publish(dataset), dataset)
-
-    def _publish(self, dataset: DataFrame | None) -> PublishedModel:
-        """The model as a file that every worker loads once; written at the first call."""
         with self._lock:
-            if self._published is None:
-                signature = self._signature or signature_for(self, dataset)
-                self._published = PublishedModel.write(self.getModel(), signature)
-            return self._published
-
-    def _signature_now(self) -> Signature | None:
-        return self._signature or (self._published.signature if self._published else None)
+            signature = self._signature or signature_for(self, dataset)
+            wanted = wanted_columns(self, signature, self._vector_labels)
+            heads = tuple(one.head for one in wanted)
+            # The copies that a param map makes share this dict: each combination of outputs is written once.
+            if heads not in self._published:
+                model, home = self.getModel(), self._home
+                self._published[heads] = publish(model, signature, heads, dataset.sparkSession, home)
+        return score_frame(dataset, self._published[heads], wanted, self.getOrDefault("transform_batch_size"))
 
     def _objects(self) -> dict[str, Any]:
         """What is saved beside the model."""
@@ -108,11 +109,14 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             "loss": self._loss,
             "loss_constructors": self._loss_constructors,
             "summary": self._summary,
+            "vector_labels": self._vector_labels,
         }
 
     def copy(self, extra: Any = None) -> TorchModel:
         """Return a copy that shares the module, with other parameters."""
-        return Params.copy(self, extra)
+        that = Params.copy(self, extra)
+        that._published, that._lock, that._home = self._published, self._lock, self._home
+        return that
 
     def write(self) -> MLWriter:
         """Return a writer: ``write().overwrite().save(path)``."""
@@ -162,7 +166,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     def setModel(self, value: torch.nn.Module) -> TorchModel:
         """Put another module in its place, with the same inputs and outputs."""
-        self._model, self._published = value, None
+        self._model, self._published = value, {}
         return self
 
     def getHistory(self) -> list[dict[str, Any]]:
@@ -233,7 +237,7 @@ def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> 
         "transform_batch_size",
     )
     plain = {name: get(name) for name in passed_on if estimator.isSet(name)}
-    return TorchModel(
+    model = TorchModel(
         model=trained.model,
         history=result.history.epochs,
         optimizer=trained.optimizer,
@@ -241,8 +245,11 @@ def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> 
         loss_constructors=get("loss_constructors"),
         summary=summary,
         signature=signature_of(trained.probe, prepared.train),
+        vector_labels=[name for name, shape in prepared.plan.label_rows(prepared.train).items() if shape],
         feature_columns=list(prepared.plan.roles.features),
         label_columns=list(prepared.plan.roles.labels),
         run_id=trained.run_id,
         **plain,
     )
+    model._home = None if prepared.store.temporary else prepared.store.prefix_path
+    return model

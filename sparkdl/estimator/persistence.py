@@ -112,7 +112,7 @@ class ModelWriter(_Writer):
 
     def saveImpl(self, path: str) -> None:
         """Write bundle and objects first, metadata last."""
-        model, signature = self._instance.getModel(), self._instance._signature_now()
+        model, signature = self._instance.getModel(), self._instance._signature
         with loose_by_value(model):
             info = save_bundle(
                 model,

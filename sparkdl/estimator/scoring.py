@@ -7,65 +7,127 @@ a DataFrame with the predictions, whose schema is known before anything runs.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import shutil
 import tempfile
-import weakref
-from dataclasses import dataclass
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from pyspark.sql import DataFrame
+from pyspark.ml.functions import array_to_vector
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.config import ScoreConfig
+from sparkdl.errors import ConfigError, StorageError
 from sparkdl.estimator.columns import Roles, plan_columns
+from sparkdl.estimator.heads import Head, Heads
 from sparkdl.estimator.params import CheckedParams
 from sparkdl.estimator.probe import Probe, floating_dtype, probe
 from sparkdl.estimator.shipping import loose_by_value
 from sparkdl.lakehouse.bundle import save_bundle
+from sparkdl.lakehouse.score import score
 from sparkdl.lakehouse.signature import Signature, TensorField
 from sparkdl.shards.layout import plan_tensors
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.write import spark_arrow_schema
+from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from sparkdl.estimator.model import TorchModel
     from sparkdl.estimator.views import InputView
 
-__all__ = ["PublishedModel", "score_frame", "signature_for", "signature_of"]
+__all__ = ["Published", "Wanted", "publish", "score_frame", "signature_for", "signature_of", "wanted_columns"]
 
 
 @dataclass(frozen=True)
-class PublishedModel:
-    """A model as a bundle that workers can read.
+class Published:
+    """A model where scoring workers find it.
 
     Attributes:
-        uri: of the bundle.
-        signature: how it is fed, and what it returns.
+        source: a bundle's URI, or the module itself, which then travels with every task.
+        signature: of its wanted outputs.
     """
 
-    uri: str
+    source: str | torch.nn.Module
     signature: Signature
 
-    @staticmethod
-    def write(model: torch.nn.Module, signature: Signature) -> PublishedModel:
-        """Write the bundle into a temporary folder of this process."""
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One prediction column.
+
+    Attributes:
+        column: its name.
+        head: what it holds.
+        vector: whether it is a Spark ML vector.
+    """
+
+    column: str
+    head: Head
+    vector: bool = False
+
+
+def publish(
+    model: torch.nn.Module, signature: Signature, heads: Sequence[Head], spark: SparkSession, home: str | None
+) -> Published:
+    """Put a model where the workers of ``spark`` find it.
+
+    Args:
+        model: the model.
+        signature: of the model.
+        heads: the wanted outputs.
+        spark: the session.
+        home: a folder that workers reach, of the estimator's store; None without.
+    """
+    labels = [field.name for field in signature.outputs]
+    plain = [Head(label) for label in labels]
+    chosen = model if list(heads) == plain else Heads(model, labels, heads)
+    chosen.eval()
+    answer = replace(signature, outputs=tuple(_output(signature, head) for head in heads))
+    name = f"model-{uuid.uuid4().hex}"
+    if home is not None:
+        uri = Storage.of(home).child("models").child(name).uri
+        atexit.register(_remove, uri)
+    elif str(spark.conf.get("spark.master", "")).startswith("local"):
         folder = tempfile.mkdtemp(prefix="sparkdl-model-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        with loose_by_value(model):
-            save_bundle(model, f"{folder}/bundle", signature=signature, allow_pickle=True)
-        published = PublishedModel(f"{folder}/bundle", signature)
-        weakref.finalize(published, shutil.rmtree, folder, ignore_errors=True)
-        return published
+        uri = f"{folder}/{name}"
+    else:
+        return Published(chosen, answer)
+    with loose_by_value(chosen):
+        save_bundle(chosen, uri, signature=answer, allow_pickle=True)
+    return Published(uri, answer)
+
+
+def _remove(uri: str) -> None:
+    with contextlib.suppress(StorageError):
+        Storage.of(uri).delete(recursive=True)
+
+
+def _output(signature: Signature, head: Head) -> TensorField:
+    field = next(field for field in signature.outputs if field.name == head.label)
+    name = f"{head.label}__{head.kind}"
+    if head.kind == "class":
+        return TensorField(name=name, dtype="float64", shape=())
+    return replace(field, name=name if head.kind == "probability" else field.name)
 
 
 def signature_of(found: Probe, manifest: Manifest) -> Signature:
     """Describe how a fitted model is fed from a table's columns."""
     return Signature(
         inputs=tuple(_field(view, manifest) for view in found.views.inputs),
-        outputs=tuple(TensorField(name=one.label, dtype=one.dtype, shape=one.shape) for one in found.outputs),
+        outputs=tuple(TensorField(name=one.label, dtype=one.dtype, shape=_flat(one.shape)) for one in found.outputs),
         call=found.views.style,
         labels=tuple(one.label for one in found.outputs),
     )
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A single number a row is a number, not an array of one."""
+    return () if shape == (1,) else shape
 
 
 def _field(view: InputView, manifest: Manifest) -> TensorField:
@@ -116,24 +178,51 @@ def signature_for(model: TorchModel, df: DataFrame | None) -> Signature:
     return signature_of(probe(model.getModel(), inputs, by_column, manifest, labels), manifest)
 
 
-def score_frame(model: CheckedParams, published: PublishedModel, df: DataFrame) -> DataFrame:
-    """Add the prediction columns that the model's parameters ask for."""
-    from sparkdl.lakehouse.score import score
+def wanted_columns(model: CheckedParams, signature: Signature, vector_labels: Sequence[str]) -> list[Wanted]:
+    """Which prediction columns the model's parameters ask for.
 
-    names = output_names(model, published.signature)
-    taken = sorted(set(names) & set(df.columns))
-    if taken:
-        raise SchemaError(f"the frame has the column {taken[0]!r} already: drop it, or name the output otherwise")
-    return score(df, published.uri)
-
-
-def output_names(model: CheckedParams, signature: Signature) -> list[str]:
-    """Names of the output columns, one a label."""
+    Raises:
+        ConfigError: names and outputs differ in number, or a classifier's column is asked of something else.
+    """
     get = model.getOrDefault
-    labels = [field.name for field in signature.outputs]
-    given = get("outputCols")
+    labels = {field.name: field.shape for field in signature.outputs}
+    given, prediction = get("outputCols"), get("predictionCol")
+    special = {name: get(name) for name in ("predictionCol", "probabilityCol", "rawPredictionCol") if get(name)}
+    if special and len(labels) > 1:
+        raise ConfigError(f"{next(iter(special))} names one output of {len(labels)}, {list(labels)}: use outputCols")
     if given is not None and len(given) != len(labels):
+        raise ConfigError(f"outputCols names {len(given)} columns for {len(labels)} outputs: name one an output")
+    first, shape = next(iter(labels.items()))
+    if len(shape) != 1 and set(special) - {"predictionCol"}:
         raise ConfigError(
-            f"outputCols names {len(given)} columns for {len(labels)} outputs {labels}: name one an output"
+            f"{next(iter(set(special) - {'predictionCol'}))} wants a vector, {first!r} gives {shape}: drop it"
         )
-    return list(given) if given else [f"{label}__output" for label in labels]
+    if prediction is not None:
+        is_class = len(shape) == 1 and first not in vector_labels
+        found = [Wanted(prediction, Head(first, "class" if is_class else "output"))]
+    else:
+        names = given or [f"{label}__output" for label in labels]
+        found = [Wanted(name, Head(label)) for name, label in zip(names, labels, strict=True)]
+    if get("probabilityCol"):
+        found.append(Wanted(get("probabilityCol"), Head(first, "probability"), vector=True))
+    if get("rawPredictionCol"):
+        found.append(Wanted(get("rawPredictionCol"), Head(first), vector=True))
+    return found
+
+
+def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], batch_rows: int) -> DataFrame:
+    """Add the prediction columns; nothing runs before an action does."""
+    arrays = any(not one.vector and field.shape for one, field in zip(wanted, published.signature.outputs, strict=True))
+    vectors = any(one.vector for one in wanted) and not arrays
+    scored = score(
+        df,
+        published.source,
+        signature=published.signature,
+        output_columns=[one.column for one in wanted],
+        config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),
+        allow_pickle=True,
+    )
+    if vectors or not any(one.vector for one in wanted):
+        return scored
+    turned = {one.column: array_to_vector(F.col(f"`{one.column}`")) for one in wanted if one.vector}
+    return scored.withColumns(turned)

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator.checks import check_classes, check_loss, check_rows, check_values
+from sparkdl.estimator.checks import check_classes, check_loss, check_rows, check_steps, check_values
 from sparkdl.estimator.columns import Roles
 from sparkdl.estimator.probe import Output
 from sparkdl.shards.manifest import ColumnStats, Manifest, TensorSpec
@@ -61,3 +61,11 @@ def test_binary_targets_lie_in_0_to_1():
 def test_a_loss_that_cannot_be_computed_is_a_config_error():
     with pytest.raises(ConfigError, match="label_shapes"):
         check_loss(lambda: torch.ones(2) @ torch.ones(3))
+
+
+def test_more_steps_than_the_rows_give_are_refused():
+    check_steps("train_steps_per_epoch", 3, manifest(10), 4)
+    with pytest.raises(ConfigError, match="=4 exceeds the 3 steps of 10 rows"):
+        check_steps("train_steps_per_epoch", 4, manifest(10), 4)
+    with pytest.raises(ConfigError, match="exceeds the 0 steps of 0 rows"):
+        check_steps("validation_steps_per_epoch", 1, None, 4)

@@ -1,0 +1,241 @@
+"""The fitted model as a transformer: schemas, types, streams, pipelines, searches."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.linalg import DenseVector, Vectors
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import functions as F
+from torch import nn
+
+from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.estimator import TorchEstimator, TorchModel
+
+
+@pytest.fixture(scope="module")
+def frame(spark):
+    generator = np.random.default_rng(5)
+    x = generator.normal(size=(300, 3))
+    table = pd.DataFrame(x.astype("float32"), columns=list("abc"))
+    table["n"] = generator.integers(0, 5, size=300).astype("int32")
+    table["y"] = (x.sum(1)).astype("float32")
+    table["k"] = np.digitize(x[:, 0], [-0.5, 0.5]).astype("int64")
+    df = spark.createDataFrame(table).repartition(2).cache()
+    df.count()
+    yield df
+    df.unpersist()
+
+
+def around(net, **params):
+    given = {"feature_columns": list("abc"), "label_columns": ["y"], **params}
+    return TorchModel(model=net, **given)
+
+
+def expected(net, frame, columns="abc"):
+    rows = frame.select(*columns).toPandas().to_numpy().astype("float32")
+    with torch.no_grad():
+        return net(torch.from_numpy(rows))
+
+
+def types(df):
+    return {name: kind for name, kind in df.dtypes if name not in "abcnyk"}
+
+
+def test_the_schema_is_known_and_no_job_runs_before_an_action(spark, frame):
+    tracker = spark.sparkContext.statusTracker()
+    spark.sparkContext.setJobGroup("transform", "no job")
+    out = around(nn.Linear(3, 1)).transform(frame)
+    assert types(out) == {"y__output": "float"}
+    assert list(tracker.getJobIdsForGroup("transform")) == []
+    spark.sparkContext.setJobGroup(None, None)
+
+
+def test_numbers_vectors_and_several_heads_are_what_the_model_says(frame):
+    single = nn.Linear(3, 1)
+    out = around(single).transform(frame).toPandas()
+    assert np.allclose(out["y__output"], expected(single, frame)[:, 0], atol=1e-5)
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.three = nn.Linear(3, 1), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.one(x), self.three(x)
+
+    two = Two()
+    model = around(two, label_columns=["y", "k"]).setOutputCols(["value", "scores"])
+    scored = model.transform(frame)
+    assert types(scored) == {"value": "float", "scores": "array<float>"}
+    found = scored.toPandas()
+    value, scores = expected(two, frame)
+    assert np.allclose(found["value"], value[:, 0], atol=1e-5)
+    assert np.allclose(np.stack(found["scores"]), scores, atol=1e-5)
+
+
+def test_sparks_columns_have_sparks_types_and_meaning(frame):
+    net = nn.Linear(3, 3)
+    named = {"predictionCol": "prediction", "probabilityCol": "probability", "rawPredictionCol": "raw"}
+    scored = around(net, label_columns=["k"], **named).transform(frame)
+    assert types(scored) == {"prediction": "double", "probability": "vector", "raw": "vector"}
+    row = scored.first()
+    assert isinstance(row["probability"], DenseVector)
+    assert row["probability"].toArray().sum() == pytest.approx(1)
+    assert row["prediction"] == int(np.argmax(row["raw"].toArray()))
+    beside = around(net, label_columns=["k"], probabilityCol="p").transform(frame)
+    assert types(beside) == {"k__output": "array<float>", "p": "vector"}
+    assert np.allclose(beside.first()["p"].toArray(), row["probability"].toArray())
+    assert types(around(nn.Linear(3, 1), predictionCol="prediction").transform(frame)) == {"prediction": "float"}
+
+
+def test_an_integer_label_does_not_round_scores_and_the_rows_stay(frame):
+    net = nn.Linear(4, 1)
+    model = TorchModel(model=net, feature_columns=["n", *"abc"], label_columns=["k"], transform_batch_size=7)
+    out = model.transform(frame).toPandas()
+    assert not np.allclose(out["k__output"], np.round(out["k__output"]))
+    assert list(out.columns) == [*frame.columns, "k__output"]
+    assert np.allclose(out["k__output"], expected(net, frame, ["n", *"abc"])[:, 0], atol=1e-5)
+
+
+def test_wrong_columns_are_refused_at_once(frame):
+    with pytest.raises(SchemaError, match="'zz' is missing"):
+        around(nn.Linear(1, 1), feature_columns=["zz"]).transform(frame)
+    with pytest.raises(SchemaError, match="twice"):
+        around(nn.Linear(3, 1)).setOutputCols(["a"]).transform(frame)
+    with pytest.raises(ConfigError, match="2 columns for 1 outputs"):
+        around(nn.Linear(3, 1)).setOutputCols(["p", "q"]).transform(frame)
+    with pytest.raises(ConfigError, match="wants a vector"):
+        around(nn.Linear(3, 1), probabilityCol="p").transform(frame)
+    with pytest.raises(ConfigError, match="feature_columns and label_columns"):
+        TorchModel(model=nn.Linear(3, 1)).transform(frame)
+    vectors = VectorAssembler(inputCols=list("abc"), outputCol="v").transform(frame)
+    with pytest.raises(ConfigError, match="input_shapes"):
+        around(nn.Linear(3, 1), feature_columns=["v"]).transform(vectors)
+
+
+def test_columns_in_horovods_shapes_are_scored_as_they_were_trained(frame):
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 1)
+
+        def forward(self, v, *columns):
+            return self.layer(torch.cat([v, *columns], dim=1))
+
+    net = Stack()
+    vectors = VectorAssembler(inputCols=list("abc"), outputCol="v").transform(frame)
+    shapes = [[-1, 3], [-1, 1], [-1, 1], [-1, 1]]
+    model = TorchModel(model=net, feature_columns=["v", *"abc"], label_columns=["y"], input_shapes=shapes)
+    out = model.transform(vectors).toPandas()
+    rows = torch.from_numpy(out[list("abc")].to_numpy())
+    assert np.allclose(out["y__output"], net(rows, *rows.split(1, dim=1)).detach()[:, 0], atol=1e-5)
+
+
+def test_a_stream_is_scored(spark, frame, tmp_path):
+    net = nn.Linear(2, 1)
+    model = TorchModel(model=net, feature_columns=["u", "v"], label_columns=["y"])
+    source, target = tmp_path / "in", str(tmp_path / "out")
+    table = spark.range(50).selectExpr("cast(id as float) u", "cast(1 as float) v")
+    table.write.parquet(str(source))
+    stream = spark.readStream.schema(table.schema).parquet(str(source))
+    scored = model.transform(stream)
+    assert scored.isStreaming
+    query = (
+        scored.writeStream.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start(target)
+    )
+    assert query.awaitTermination(60)
+    found = spark.read.parquet(target).orderBy("u").toPandas()
+    rows = torch.tensor([[float(i), 1.0] for i in range(50)])
+    assert np.allclose(found["y__output"], net(rows).detach()[:, 0], rtol=1e-4)
+
+
+def classifier(**params):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+    given = {
+        "model": net,
+        "optimizer": torch.optim.Adam(net.parameters(), lr=0.05),
+        "loss": nn.CrossEntropyLoss(),
+        "featuresCol": "x",
+        "labelCol": "k",
+        "predictionCol": "prediction",
+        "batch_size": 32,
+        "epochs": 4,
+        "num_proc": 1,
+        "verbose": 0,
+    }
+    return TorchEstimator(**{**given, **params})
+
+
+@pytest.fixture(scope="module")
+def vectors(frame):
+    return VectorAssembler(inputCols=list("abc"), outputCol="x").transform(frame)
+
+
+def test_a_fitted_pipeline_scores_the_same_after_saving(frame, tmp_path):
+    assembler = VectorAssembler(inputCols=list("abc"), outputCol="x")
+    fitted = Pipeline(stages=[assembler, classifier(probabilityCol="p")]).fit(frame)
+    accuracy = MulticlassClassificationEvaluator(labelCol="k", metricName="accuracy")
+    before = fitted.transform(frame)
+    assert accuracy.evaluate(before) > 0.8
+    fitted.write().overwrite().save(str(tmp_path / "p"))
+    after = PipelineModel.load(str(tmp_path / "p")).transform(frame)
+    assert after.schema == before.schema
+    keys = ["a", "b", "c"]
+    assert after.sort(keys).select("prediction").collect() == before.sort(keys).select("prediction").collect()
+
+
+def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors):
+    estimator = classifier()
+    grid = ParamGridBuilder().addGrid(estimator.batch_size, [16, 64]).addGrid(estimator.epochs, [1, 3]).build()
+    accuracy = MulticlassClassificationEvaluator(labelCol="k", metricName="accuracy")
+    folded = vectors.withColumn("fold", F.pmod(F.xxhash64("a"), F.lit(2)).cast("int")).cache()
+    common = {"estimator": estimator, "estimatorParamMaps": grid, "evaluator": accuracy}
+    found = [
+        CrossValidator(**common, numFolds=2, foldCol="fold", parallelism=parallelism).fit(folded)
+        for parallelism in (1, 2)
+    ]
+    assert found[0].avgMetrics == found[1].avgMetrics
+    assert isinstance(found[0].bestModel, TorchModel)
+    assert len(set(found[0].avgMetrics)) > 1
+    split = TrainValidationSplit(**common, trainRatio=0.7, seed=1, parallelism=2).fit(vectors)
+    assert len(split.validationMetrics) == 4
+
+
+def test_a_regression_through_sparks_names(frame):
+    net = nn.Linear(3, 1)
+    weighted = frame.withColumn("w", F.lit(1.0)).withColumn("held", F.col("n") == 0)
+    rows = VectorAssembler(inputCols=list("abc"), outputCol="features").transform(weighted)
+    estimator = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loss=nn.MSELoss(),
+        labelCol="y",
+        weightCol="w",
+        validationIndicatorCol="held",
+        predictionCol="prediction",
+        epochs=5,
+        num_proc=2,
+        verbose=0,
+    )
+    model = estimator.fit(rows)
+    assert model.summary.validation_rows == frame.where("n = 0").count()
+    assert RegressionEvaluator(labelCol="y", metricName="r2").evaluate(model.transform(rows)) > 0.95
+
+
+def test_sparse_and_dense_vectors_are_one_to_the_model(spark):
+    rows = [
+        (Vectors.dense([1.0, 0.0, 2.0]), 1.0),
+        (Vectors.sparse(3, {1: 3.0}), 0.0),
+        (Vectors.sparse(3, {}), 0.0),
+    ] * 10
+    df = spark.createDataFrame(rows, ["x", "y"])
+    net = nn.Linear(3, 1)
+    model = TorchModel(model=net, feature_columns=["x"], label_columns=["y"], input_shapes=[[-1, 3]])
+    out = model.transform(df).toPandas()
+    dense = torch.tensor(np.stack([x.toArray() for x in out["x"]]), dtype=torch.float32)
+    assert np.allclose(out["y__output"], net(dense).detach()[:, 0], atol=1e-6)
