@@ -78,8 +78,6 @@ def launch(
         ticket = channel.ticket
 
         def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-            from sparkdl.cluster.barrier import run_task
-
             return run_task(ticket, batches, keep_output)
 
         def ended(job: _Job) -> None:
@@ -205,8 +203,6 @@ def _launch_gathered(
     job = GatherJob(num_proc=num_proc, function=function, services=services, versions=facts(), config=config)
 
     def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        from sparkdl.cluster.barrier import run_gathered
-
         return run_gathered(job, batches, keep_output)
 
     frame = _frame(spark, num_proc, task, ROW_SCHEMA, _profile(spark, config))
