@@ -45,7 +45,7 @@ def matrix_of(name: str, column: pa.Array, *, ragged: bool = False) -> Matrix:
     Args:
         name: for messages.
         column: numbers, booleans, dates, instants, decimals, arrays of numbers (nested ones are laid out flat), or
-            Spark ML vectors, dense and sparse.
+            Spark ML vectors, dense and sparse, or bytes.
         ragged: whether rows of different lengths are padded with zeros to the longest, instead of refused.
 
     Raises:
@@ -55,6 +55,8 @@ def matrix_of(name: str, column: pa.Array, *, ragged: bool = False) -> Matrix:
     kind = column.type
     if is_vector(kind):
         return _vectors(name, column)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        kind, column = pa.list_(pa.uint8()), _bytes(column)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _lists(name, column, ragged)
     values, missing = _numbers(name, column)
@@ -79,6 +81,18 @@ def _numbers(name: str, column: pa.Array) -> tuple[Array, Array | None]:
         missing = column.is_null().to_numpy(zero_copy_only=False)
         column = pc.fill_null(column, False if pa.types.is_boolean(column.type) else 0)
     return column.to_numpy(zero_copy_only=False), missing
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    """A binary column as lists of bytes, over the same memory."""
+    column = column.cast(pa.large_binary())  # int64 offsets, whatever it had
+    validity, offsets, data = column.buffers()
+    count = len(data) if data is not None else 0
+    values = pa.Array.from_buffers(pa.uint8(), count, [None, data])
+    kind = pa.large_list(pa.uint8())
+    return pa.Array.from_buffers(
+        kind, len(column), [validity, offsets], column.null_count, column.offset, children=[values]
+    )
 
 
 def _lists(name: str, column: pa.Array, ragged: bool) -> Matrix:

@@ -1,7 +1,8 @@
 """Versions of published models and the aliases that point to them, in one Delta table.
 
 Enters: bundles with their metrics and lineage. Leaves: versions 1, 2, 3, ... of each model without a gap, aliases such
-as ``champion`` that move only by compare-and-set, and a history of every move. No Spark.
+as ``champion`` that move only by compare-and-set, and a history of every move. No Spark, and no torch but
+for ``load``.
 
     <uri>/artifacts/<content hash>/   the bundles; equal models are stored once
     <uri>/events/                     Delta table: one row an event (published, aliased, rolled_back, deleted)
@@ -20,17 +21,20 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
 from sparkdl.config import require
 from sparkdl.errors import ConfigError, ConflictError
-from sparkdl.lakehouse.bundle import Bundle, copy_bundle, load_bundle, read_bundle
+from sparkdl.lakehouse.folder import copy_bundle, read_bundle
 from sparkdl.lakehouse.ledger import EVENTS, Event, ModelVersion, State, fold
 from sparkdl.lakehouse.promotion import Promotion, judge
 from sparkdl.lakehouse.tables import Table
 from sparkdl.storage import Storage
+
+if TYPE_CHECKING:
+    from sparkdl.lakehouse.bundle import Bundle
 
 __all__ = ["Event", "Lineage", "ModelRegistry", "ModelVersion", "Promotion"]
 
@@ -139,6 +143,8 @@ class ModelRegistry:
             which: a version, or an alias.
             options: as ``load_bundle`` takes them.
         """
+        from sparkdl.lakehouse.bundle import load_bundle  # torch, which nothing else here needs
+
         found = self.get(name, which)
         return load_bundle(found.uri, expected_hash=found.artifact, **options)
 

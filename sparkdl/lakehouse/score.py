@@ -213,7 +213,7 @@ def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str
         kind = types[name].dataType
         if isinstance(kind, _PACKABLE):
             groups.setdefault(kind.simpleString(), []).append(name)
-        elif not isinstance(kind, (*_SCALAR, T.ArrayType, VectorUDT)):
+        elif not isinstance(kind, (*_SCALAR, T.ArrayType, T.BinaryType, VectorUDT)):
             raise SchemaError(
                 f"column {name!r} has the type {kind.simpleString()}, which no tensor can hold: "
                 "cast it to a number, an array of numbers or a vector"

@@ -236,11 +236,11 @@ def test_a_crafted_bundle_cannot_call_what_makes_no_model(target, tmp_path):
 
 def rewrite(folder, model):
     """Change the recipe as an attacker would, with a hash that fits."""
-    from sparkdl.lakehouse.bundle import _content_hash
+    from sparkdl.lakehouse.folder import content_hash_of
 
     document = json.loads((folder / "bundle.json").read_text())
     document["model"] = {**document["model"], **model}
-    document["content_hash"] = _content_hash(document)
+    document["content_hash"] = content_hash_of(document)
     (folder / "bundle.json").write_text(json.dumps(document))
 
 
