@@ -7,6 +7,7 @@ its values in rank order.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -240,6 +241,10 @@ def _active_session() -> SparkSession:
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], world: World) -> T:
     """Call a user's function on a rank, and close the groups it leaves open: the worker will be used again."""
+    if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
+        from sparkdl.collective.ddp import allow_rejoining
+
+        allow_rejoining()  # the driver's store outlives a group: a second init_process_group() must not find the first
     value = fn(*args, **kwargs)
     horovod = sys.modules.get("horovod.torch")
     if horovod is not None and horovod.is_initialized():
