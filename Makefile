@@ -26,7 +26,7 @@ doctor: .venv/.ready ## what this machine has and what works
 	$(PYTHON) -m sparkdl.cli doctor
 
 lock: ## write requirements.lock anew from what .venv holds
-	{ head -n 1 requirements.lock; $(PYTHON) -m pip freeze | grep -v -i -E '^(horovod|sparkdl|-e )' | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > requirements.lock.new
+	{ head -n 1 requirements.lock; $(PYTHON) -m pip list --format=freeze | grep -v -i -E '^(horovod|sparkdl|pip|setuptools|wheel)==' | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove what make run and the tests wrote; .venv stays

@@ -45,6 +45,7 @@ def _job(run: Run) -> None:
         score_days(run, spark, etl, champion, days)
     if known is None or days:
         run.record.status, run.record.message = "done", ""
+        run.record.seconds = sum(run.record.stages.values())
         with run.stage("report"):
             run.record.places["report"] = write_report(run.record, f"{run.folder}/report.html")
     else:
