@@ -88,12 +88,39 @@ def _escape(letter: str) -> str:
     return f"%{ord(letter):02X}" if letter in _ESCAPED else letter
 
 
+class _Counted:
+    """A sink that knows how many bytes went into it: streams of object stores do not tell."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self.bytes = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._sink.closed
+
+    def write(self, data: Any) -> int:
+        self._sink.write(data)
+        count = memoryview(data).nbytes
+        self.bytes += count
+        return count
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        """Nothing: what is whole is written when the file is closed."""
+
+    def close(self) -> None:
+        """Nothing: the stack that opened the sink closes it, or aborts it."""
+
+
 @dataclass(slots=True)
 class _OpenFile:
     path: str
     storage: Storage
     stack: ExitStack
-    sink: BinaryIO
+    sink: _Counted
     writer: pq.ParquetWriter
     collected: list[pq.FileMetaData]
     rows: int = 0
@@ -184,7 +211,7 @@ class _Files:
             per_row = max(1, batch.nbytes // batch.num_rows)
             file.writer.write_batch(batch, row_group_size=max(8192, _ROW_GROUP_BYTES // per_row))
         file.rows += batch.num_rows
-        if file.sink.tell() >= self._task.file_bytes:
+        if file.sink.bytes >= self._task.file_bytes:
             self._close(partition)
 
     def finish(self) -> list[FileRow]:
@@ -198,7 +225,7 @@ class _Files:
         path = f"{_directory(values)}/{name}" if values else name
         storage = self._root.child(path)
         with storage_errors(storage.uri, "write"), ExitStack() as stack:
-            sink = stack.enter_context(storage.open_output())
+            sink = _Counted(stack.enter_context(storage.open_output()))
             collected: list[pq.FileMetaData] = []
             writer = pq.ParquetWriter(
                 sink,
@@ -213,13 +240,12 @@ class _Files:
         file = self._open[partition]
         with storage_errors(file.storage.uri, "write"):
             file.writer.close()
-            size = file.sink.tell()
             file.stack.close()
         del self._open[partition]
         values = dict(zip(self._task.partition_by, partition, strict=True))
         row = FileRow(
             path=file.path,
-            bytes=size,
+            bytes=file.sink.bytes,
             rows=file.rows,
             partition=json.dumps(values),
             statistics=json.dumps(statistics(file.collected[0], file.writer.schema)),
