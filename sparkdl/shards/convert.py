@@ -100,7 +100,7 @@ class Converter:
         if not elements.null_count:
             matrix = elements.to_numpy(zero_copy_only=False).reshape(shape)
             add_matrix(statistics, matrix)
-            return _cast(matrix, spec, spec.name), np.ones(shape, np.uint8) if spec.nulls == "mask" else None
+            return _cast_matrix(matrix, spec), np.ones(shape, np.uint8) if spec.nulls == "mask" else None
         self._count_nulls(elements.null_count, spec)
         valid = elements.is_valid().to_numpy(zero_copy_only=False).reshape(shape)
         matrix = _zero_filled(elements).to_numpy(zero_copy_only=False).reshape(shape)
@@ -108,7 +108,7 @@ class Converter:
             present = valid[:, position]
             stats.add(matrix[present, position], len(rows) - int(present.sum()))
         fill = _cast(np.array(spec.fill), spec, spec.name)
-        return np.where(valid, _cast(matrix, spec, spec.name), fill), valid.astype(np.uint8)
+        return np.where(valid, _cast_matrix(matrix, spec), fill), valid.astype(np.uint8)
 
     def _packed(self, batch: pa.RecordBatch, spec: TensorSpec) -> tuple[Array, Array | None]:
         packed = np.empty((batch.num_rows, len(spec.columns)), _storage_dtype(spec))
@@ -360,6 +360,16 @@ def _cast(values: Array, spec: TensorSpec, column: str) -> Array:
     if target.kind == "f" and target.itemsize < values.dtype.itemsize:
         _require_fit(values, np.isfinite(result) | ~np.isfinite(values), spec, column)
     return result
+
+
+def _cast_matrix(matrix: Array, spec: TensorSpec) -> Array:
+    """Cast packed columns; an error names the column, not the tensor."""
+    try:
+        return _cast(matrix, spec, spec.name)
+    except DataError:
+        for position, column in enumerate(spec.columns):
+            _cast(matrix[:, position], spec, column)
+        raise
 
 
 def _require_fit(values: Array, fits: Array, spec: TensorSpec, column: str) -> None:

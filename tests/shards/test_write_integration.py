@@ -196,6 +196,14 @@ def test_errors_of_types_values_and_targets(spark, tmp_path):
     )
     with pytest.raises(SchemaError, match="'m' has rows of"):
         write_shards(uneven.coalesce(1), tmp_path)
+    pair = frame.select("id", (F.col("id") * 1000).alias("big"))
+    with pytest.raises(DataError, match="'big' holds 1000, which int8 cannot hold"):
+        write_shards(pair, tmp_path, layout=Layout(dtypes={"features": "int8"}, pack={"features": ["id", "big"]}))
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "shards").write_text("in the way of the tasks, not of the driver")
+    with pytest.raises(StorageError, match=r"cannot write .*blocked/shards.*a file stands where a directory is needed"):
+        write_shards(pair, blocked)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot .*file/set.*a file stands where a directory is needed"):
         write_shards(spark.range(3), tmp_path / "file" / "set")
