@@ -174,8 +174,18 @@ def plan_columns(schema: T.StructType, roles: Roles) -> ColumnPlan:
     pack = _named([(name, [c for c in columns if c not in kept]) for name, columns in groups.items()])
     if roles.weight:
         dtypes[roles.weight] = "float32"
-    layout = Layout(pack=pack, dtypes=dtypes, shapes=_label_shapes(schema, roles))
+    layout = Layout(pack=pack, dtypes=dtypes, shapes=_array_sizes(kinds, roles) | _label_shapes(schema, roles))
     return ColumnPlan(roles=roles, casts=casts, layout=layout)
+
+
+def _array_sizes(kinds: Mapping[str, T.DataType], roles: Roles) -> dict[str, tuple[int, ...]]:
+    """Sizes of plain arrays, as input_shapes gives them: they are then stored as even rows, without offsets."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in zip(roles.features, roles.shapes or (), strict=False):
+        kind = kinds[name]
+        if isinstance(kind, T.ArrayType) and _is_number(kind.elementType):
+            found[name] = (math.prod(shape[1:]),)
+    return found
 
 
 def _label_shapes(schema: T.StructType, roles: Roles) -> dict[str, tuple[int, ...]]:

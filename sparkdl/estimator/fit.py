@@ -297,4 +297,8 @@ def _ranks_left(spark: SparkSession, wanted: int, least: int) -> int:
 
 
 def _seats(spark: SparkSession, ranks: int, timeout: float) -> Any:
-    return gate_of(application_of(spark)).hold(ranks, total=slots_of(spark), timeout=timeout)
+    try:
+        total = slots_of(spark)
+    except PreflightError:  # Spark Connect does not always tell: then one fit at a time
+        total = ranks
+    return gate_of(application_of(spark)).hold(ranks, total=total, timeout=timeout)

@@ -62,7 +62,7 @@ def report(**values):
 FIT_OURS = """
 from sparkdl import TorchEstimator
 df = frame(200_000)
-fits = [timed(lambda: TorchEstimator(**parts(), loss=nn.MSELoss()).fit(df)) for _ in range(6)]
+fits = [timed(lambda: TorchEstimator(**parts(), loss=nn.MSELoss(), scale_lr=True).fit(df)) for _ in range(6)]
 model = fits[-1][1]
 score_rate(model, 10_000)
 report(fit=[seconds for seconds, _ in fits], rate=[score_rate(model, 2_000_000) for _ in range(3)],

@@ -1,0 +1,48 @@
+"""The estimator on Spark Connect: a real server from the wheel, with its client in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("grpc")
+
+SCRIPT = """
+import json, sys
+import torch
+from torch import nn
+from pyspark.sql import SparkSession, functions as F
+from sparkdl import TorchEstimator, TorchModel
+
+session = SparkSession.builder.remote("local[2]").getOrCreate()
+assert type(session).__module__.startswith("pyspark.sql.connect")
+columns = [F.randn(i).cast("float").alias(name) for i, name in enumerate("abc")]
+df = session.range(0, 300, 1, 2).select(*columns).withColumn("y", (F.col("a") + 2 * F.col("b")).cast("float"))
+torch.manual_seed(0)
+net = nn.Linear(3, 1)
+model = TorchEstimator(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), loss=nn.MSELoss(),
+                       feature_cols=list("abc"), label_cols=["y"], validation=0.2, epochs=5, num_proc=2, verbose=0,
+                       store=sys.argv[1]).fit(df)
+scored = model.transform(df)
+error = scored.select(F.avg(F.abs(F.col("y") - F.col("y__output")))).first()[0]
+model.write().session(session).overwrite().save(sys.argv[1] + "/model")
+again = TorchModel.read().session(session).load(sys.argv[1] + "/model").transform(df)
+same = again.select(F.avg(F.abs(F.col("y") - F.col("y__output")))).first()[0]
+print("RESULTS " + json.dumps([error, same, model.summary.num_proc, scored.dtypes[-1]]))
+session.stop()
+"""
+
+
+def test_fit_transform_save_and_load(tmp_path):
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+    assert "RESULTS" in done.stdout, done.stderr[-6000:]
+    error, same, ranks, column = json.loads(done.stdout.rpartition("RESULTS ")[2].splitlines()[0])
+    assert error < 0.1
+    assert same == pytest.approx(error, rel=1e-6)
+    assert ranks == 2
+    assert column == ["y__output", "float"]
