@@ -26,7 +26,7 @@ from sparkdl.config import LoaderConfig
 from sparkdl.errors import IntegrityError, StorageError
 from sparkdl.observe import emit, logger
 from sparkdl.shards.manifest import BlockInfo, Manifest, ShardInfo, TensorSpec
-from sparkdl.shards.schema import Ragged, arrow_schema, tensor_arrays
+from sparkdl.shards.schema import arrow_schema
 from sparkdl.storage import xxh3_hex
 
 __all__ = ["Blocks", "MappedBlocks", "is_ragged"]
@@ -158,22 +158,24 @@ class Blocks(ABC):
                 f"{self._name(shard, info)} holds {batch.num_rows} rows, the manifest says {info.rows}: write the set "
                 "again"
             )
-        for name, array in tensor_arrays(batch, self._tensors).items():
-            if isinstance(array, Ragged):
-                self.base[name][block] = self._element(array.values)
-                self.offsets[name][block] = self._element(array.offsets)
-                self.offset_dtype[name] = array.offsets.dtype
-            else:
-                self.base[name][block] = self._element(array)
+        for spec in self._tensors:
+            array = batch.column(spec.name)
+            buffers = array.buffers()  # their addresses, not to_numpy, whose first call imports pandas
+            self.base[spec.name][block] = self._element(buffers[-1], item_size(spec))
+            if is_ragged(spec):
+                long = pa.types.is_large_list(array.type) or pa.types.is_large_binary(array.type)
+                self.offset_dtype[spec.name] = np.dtype(np.int64 if long else np.int32)
+                self.offsets[spec.name][block] = self._element(buffers[1], 8 if long else 4)
 
-    def _element(self, array: npt.NDArray[Any]) -> int:
-        if not array.size:
+    def _element(self, buffer: pa.Buffer | None, size: int) -> int:
+        """Where a buffer starts in the arena, in elements of ``size`` bytes; 0 for an empty one."""
+        if buffer is None or not buffer.size:
             return 0
-        place = int(array.__array_interface__["data"][0]) - self.arena.address
-        element, rest = divmod(place, array.itemsize)
+        place = int(buffer.address) - self.arena.address
+        element, rest = divmod(place, size)
         if rest or not 0 <= place < self.arena.size:
             raise IntegrityError(
-                f"a block's data lies {place} bytes into memory, not on its dtype's grid: write it again"
+                f"a block's data lies at byte {place} of memory, off the grid of its dtype: write it again"
             )
         return element
 
@@ -265,3 +267,8 @@ class MappedBlocks(Blocks):
 def is_ragged(spec: TensorSpec) -> bool:
     """Whether rows of the tensor differ in length."""
     return spec.ragged or spec.dtype == "binary"
+
+
+def item_size(spec: TensorSpec) -> int:
+    """Bytes of one element as it is stored."""
+    return 1 if spec.dtype in ("bool", "binary") else np.dtype(spec.dtype).itemsize
