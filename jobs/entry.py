@@ -176,6 +176,7 @@ def open_session(settings: Settings) -> SparkSession:
     wanted = ours | settings.spark.conf | given
     if wanted["spark.master"].startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 of PATH
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach a session of one machine
     for name in wanted.keys() - given.keys():
         builder = builder.config(name, wanted[name])
     session = builder.getOrCreate()
