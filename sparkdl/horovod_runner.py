@@ -16,7 +16,7 @@ from typing import Any
 
 from sparkdl.cluster import barrier
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, PreflightError
 from sparkdl.estimator.slots import application_of, gate_of
 from sparkdl.observe import emit, logger
 from sparkdl.runner import run
@@ -149,7 +149,12 @@ def _leader_value(fn: Callable[..., Any], *, num_proc: int, **settings: Any) -> 
         from pyspark.sql import SparkSession
 
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-        total = barrier.slots(spark, LaunchConfig())
+        try:
+            total = barrier.slots(spark, LaunchConfig())
+        except PreflightError:  # Spark Connect does not always tell: then one run at a time
+            if num_proc == 0:
+                raise
+            total = num_proc
         num_proc = num_proc or total
         settings["spark"] = spark
         if num_proc <= total:
