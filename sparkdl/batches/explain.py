@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.batches.geometry import Geometry
 from sparkdl.batches.plan import Order, Steps, segments
@@ -91,11 +92,11 @@ def _mib(low: int, high: int | None = None) -> str:
 
 def explain(manifest: Manifest, geometry: Geometry, order: Order, steps: Steps) -> Explanation:
     """Work out an ``Explanation``; touches no shard."""
-    bytes_read = [_bytes_read(manifest, order, steps, rank) for rank in range(steps.world_size)]
+    sizes = np.array([block.bytes for shard in manifest.shards for block in shard.blocks], dtype=np.int64)
+    bytes_read = [_bytes_read(sizes, order, steps, rank) for rank in range(steps.world_size)]
     trained = [_rows_trained(steps, rank) for rank in range(steps.world_size)]
-    total = max(1, sum(block.bytes for shard in manifest.shards for block in shard.blocks))
     quality = sample(order, steps.global_batch)
-    amplification = sum(bytes_read) / total
+    amplification = sum(bytes_read) / max(1, int(sizes.sum()))
     return Explanation(
         uri=manifest.uri,
         rows=order.rows,
@@ -120,9 +121,8 @@ def _rows_trained(steps: Steps, rank: int) -> int:
     return (high - low) * (steps.count - 1) + last_high - last_low
 
 
-def _bytes_read(manifest: Manifest, order: Order, steps: Steps, rank: int) -> int:
+def _bytes_read(sizes: npt.NDArray[np.int64], order: Order, steps: Steps, rank: int) -> int:
     """Bytes of the blocks that lie in the lanes of a rank."""
-    sizes = np.array([block.bytes for shard in manifest.shards for block in shard.blocks], dtype=np.int64)
     cycle = min(steps.count, order.lanes)  # after so many steps the dealing of rows to lanes repeats
     lanes = np.unique(segments(steps, order.lanes, rank, 0, cycle).lane)
     touched = np.zeros(sizes.size, np.bool_)
