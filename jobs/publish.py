@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdl.lakehouse.score import score
-
 from jobs.entry import Run
 from jobs.etl import EtlResult
 from jobs.features import LABEL, Statistics, features_frame
@@ -23,6 +21,7 @@ from jobs.train import PREDICTION, Trained
 from sparkdl.errors import BundleError, ConflictError, DataError
 from sparkdl.lakehouse.bundle import read_bundle
 from sparkdl.lakehouse.registry import Lineage, ModelRegistry, ModelVersion
+from sparkdl.lakehouse.score import score
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
