@@ -43,7 +43,7 @@ class ShardedDataset:
     """A committed shard set, ready to be read.
 
     Args:
-        uri: of the set: a path, or ``s3://...`` and the like.
+        uri: of the set: a path, ``s3://...`` and the like, or a ``Storage`` with credentials of its own.
         tensors: names of the tensors to read; all by default.
         config: how to read.
 
@@ -58,7 +58,11 @@ class ShardedDataset:
     """
 
     def __init__(
-        self, uri: str | os.PathLike[str], *, tensors: Sequence[str] | None = None, config: LoaderConfig | None = None
+        self,
+        uri: str | os.PathLike[str] | Storage,
+        *,
+        tensors: Sequence[str] | None = None,
+        config: LoaderConfig | None = None,
     ) -> None:
         self._root = Storage.of(uri)
         self.config = config or LoaderConfig()
