@@ -82,6 +82,8 @@ class TensorSpec:
         shape: shape of one row: ``()`` for a scalar, ``(40,)`` for packed columns or a vector, ``(3, 4)`` for a matrix;
             for a ragged tensor the shape of one element of its variable dimension.
         ragged: whether the length of the first dimension varies by row.
+        stored_as_list: the files hold a list of varying length although ``shape`` is fixed: that all rows are equally
+            long was only known when the last one was written.
         columns: the source columns, in the order of the last dimension for packed ones.
         role: ``"feature"``, ``"label"`` or ``"mask"``.
         logical: what the numbers mean where the dtype does not say it: ``""``, ``"decimal"``, ``"date"`` (days since
@@ -97,6 +99,7 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...] = ()
     ragged: bool = False
+    stored_as_list: bool = False
     columns: tuple[str, ...] = ()
     role: str = "feature"
     logical: str = ""

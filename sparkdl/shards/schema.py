@@ -138,7 +138,7 @@ def _arrow_type(spec: TensorSpec) -> pa.DataType:
         return pa.large_binary()
     element = pa.uint8() if spec.dtype == "bool" else pa.from_numpy_dtype(np.dtype(spec.dtype))
     item = pa.field("item", element, nullable=False)
-    if spec.ragged:
+    if spec.ragged or spec.stored_as_list:
         return pa.list_(item)
     return pa.list_(item, int(np.prod(spec.shape))) if spec.shape else element
 

@@ -279,6 +279,6 @@ def _settled(
         elif spec.ragged and layout.shapes.get(spec.name) is None:
             lengths = statistics[spec.name]
             if lengths.min_length == lengths.max_length and lengths.min_length:
-                spec = replace(spec, ragged=False, shape=(lengths.min_length,))
+                spec = replace(spec, ragged=False, stored_as_list=True, shape=(lengths.min_length,))
         settled.append(spec)
     return tuple(settled)
