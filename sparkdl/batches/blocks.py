@@ -33,6 +33,8 @@ __all__ = ["Blocks", "MappedBlocks", "is_ragged"]
 
 Ints = npt.NDArray[np.int64]
 
+_PADDING = 64  # a writer may pad a buffer up to here
+
 
 class Blocks(ABC):
     """The blocks of one shard set in memory.
@@ -161,11 +163,24 @@ class Blocks(ABC):
         for spec in self._tensors:
             array = batch.column(spec.name)
             buffers = array.buffers()  # their addresses, not to_numpy, whose first call imports pandas
+            self._check_size(spec, buffers[-1], batch.num_rows)
             self.base[spec.name][block] = self._element(buffers[-1], item_size(spec))
             if is_ragged(spec):
                 long = pa.types.is_large_list(array.type) or pa.types.is_large_binary(array.type)
                 self.offset_dtype[spec.name] = np.dtype(np.int64 if long else np.int32)
                 self.offsets[spec.name][block] = self._element(buffers[1], 8 if long else 4)
+
+    def _check_size(self, spec: TensorSpec, buffer: pa.Buffer | None, rows: int) -> None:
+        """Arrow takes a schema at its word: a file that holds other columns would be read as wrong numbers."""
+        if is_ragged(spec):
+            return
+        due = rows * int(np.prod(spec.shape, dtype=np.int64)) * item_size(spec)
+        found = buffer.size if buffer is not None else 0
+        if not due <= found < due + _PADDING:
+            raise IntegrityError(
+                f"tensor {spec.name!r} takes {found} bytes in a block of {self.manifest.uri}, {due} are due for {rows} "
+                f"rows of {spec.dtype} {spec.shape}: the files are not those of the manifest, write the set again"
+            )
 
     def _element(self, buffer: pa.Buffer | None, size: int) -> int:
         """Where a buffer starts in the arena, in elements of ``size`` bytes; 0 for an empty one."""

@@ -36,3 +36,19 @@ def test_every_value_of_an_even_array_and_of_its_neighbours_comes_back(tmp_path,
             assert batch["label"][index] == table["label"][row].as_py()
     assert sorted(seen) == list(range(ROWS))
     np.testing.assert_array_equal(np.stack([seen[row] for row in range(ROWS)]), arrays)
+
+
+def test_files_that_hold_other_columns_than_the_manifest_says_are_refused(tmp_path):
+    from dataclasses import replace
+
+    from sparkdl.errors import IntegrityError
+    from sparkdl.shards.manifest import Manifest
+
+    table = pa.table({"wide": pa.array([[1.0, 2.0, 3.0]] * 100, pa.list_(pa.float64())), "label": np.arange(100.0)})
+    place = str(tmp_path / "set")
+    write_table_shards(table, place, labels=["label"])
+    manifest = Manifest.load(place)
+    lying = tuple(replace(spec, stored_as_list=False) for spec in manifest.tensors)
+    replace(manifest, tensors=lying).commit(place, overwrite=True)
+    with pytest.raises(IntegrityError, match="2400 are due for 100 rows"):
+        next(iter(ShardedDataset(place).loader(batch_size=10)))
