@@ -132,6 +132,7 @@ class Progress:
         stream: where terminal and lines go; standard error by default.
         console: a ``rich.console.Console`` to use instead of a stream.
         line_seconds: at most one line in this time, seconds.
+        name: of the run, in front of each line, so that runs side by side can be told apart.
 
     Raises:
         ConfigError: the mode is unknown.
@@ -144,6 +145,7 @@ class Progress:
         stream: TextIO | None = None,
         console: Any | None = None,
         line_seconds: float = 5.0,
+        name: str = "",
     ) -> None:
         if console is not None:
             stream = console.file
@@ -158,6 +160,7 @@ class Progress:
         if chosen not in makers:
             raise ConfigError(f"progress mode {mode!r} is unknown: use one of auto, {', '.join(makers)}")
         self.view = View()
+        self._prefix = f"{name}: " if name else ""
         self._renderer: _Renderer | None = makers[chosen]()
         self._lock = threading.Lock()
 
@@ -168,7 +171,7 @@ class Progress:
             if self._renderer is None:
                 return
             if line:
-                self._renderer.keep(line)
+                self._renderer.keep(self._prefix + line)
             if event.get("kind") == "progress":
                 self._renderer.draw(self.view)
             elif event.get("kind") == "fit_end":

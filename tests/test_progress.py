@@ -123,3 +123,10 @@ for event in ({START!r}, {STEP!r}, {EPOCH!r}, {END!r}):
     assert "training 1,300 parameters" in page
     assert "trained 2,346 steps" in page
     assert "<progress" not in page  # the run is over
+
+
+def test_runs_side_by_side_can_be_told_apart():
+    stream = io.StringIO()
+    event = {"kind": "epoch", "best": False, "epochs": 2, "metrics": {"epoch": 0, "loss": 2.0, "seconds": 1.0}}
+    Progress("lines", stream=stream, name="fold-1")(event)
+    assert stream.getvalue() == "fold-1: epoch 1/2  loss 2  1.0 s\n"

@@ -7,6 +7,7 @@ starts: the model is called on two made-up rows here, and the shards' statistics
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -24,12 +25,12 @@ from sparkdl.estimator.checks import check_classes, check_loss, check_rows, chec
 from sparkdl.estimator.data import Prepared
 from sparkdl.estimator.params import CheckedParams, value_of
 from sparkdl.estimator.probe import Probe, probe
-from sparkdl.estimator.progress import Progress
 from sparkdl.estimator.ranks import FINAL_ERRORS, open_and_train
 from sparkdl.estimator.shipping import Parcel, missing_modules, pack
 from sparkdl.estimator.slots import application_of, gate_of
 from sparkdl.estimator.views import Views, attach_views, detach_views
 from sparkdl.observe import logger, span
+from sparkdl.progress import Progress
 from sparkdl.runner import run
 from sparkdl.train.loss import Objective
 from sparkdl.train.task import Task, takes_no_arguments
@@ -272,11 +273,10 @@ def _launch(
     options = settings.launch_settings(params)
     failures, least = params.getOrDefault("max_failures"), params.getOrDefault("min_num_proc") or num_proc
     options["backend"] = options["backend"] if options["backend"] != "solo" else "torch"
-    progress = Progress(params.getOrDefault("verbose"), run_id)
     ranks = num_proc
     for attempt in range(failures + 1):
         try:
-            with _seats(spark, ranks, options["config"].start_timeout_seconds):
+            with _seats(spark, ranks, options["config"].start_timeout_seconds), _progress(params, run_id) as progress:
                 reports = run(open_and_train, (parcel.data,), num_proc=ranks, spark=spark, on_event=progress, **options)
             return reports, ranks
         except (RankFailedError, LaunchTimeoutError) as error:
@@ -287,6 +287,14 @@ def _launch(
             logger.warning("attempt %d of %d failed (%s): trying again", attempt + 1, failures + 1, headline)
             ranks = _ranks_left(spark, num_proc, least)
     raise ClusterError("unreachable: the last attempt returns or raises")
+
+
+def _progress(params: CheckedParams, run_id: str) -> Progress:
+    if not params.getOrDefault("verbose"):
+        return Progress("off")
+    if threading.current_thread() is threading.main_thread():
+        return Progress()
+    return Progress("lines", name=run_id)  # fits side by side, as of a CrossValidator, would draw over each other's bar
 
 
 def _ranks_left(spark: SparkSession, wanted: int, least: int) -> int:

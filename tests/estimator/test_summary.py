@@ -1,9 +1,6 @@
-import io
-
 import pytest
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.progress import Progress
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
 
 ROWS = [
@@ -52,13 +49,3 @@ def test_a_summary_reads_in_one_line():
     summary = TrainingSummary(run_id="r", num_proc=2, backend="torch", epochs=2, steps=8, rows=20, seconds={"fit": 2.0})
     assert summary.rows_per_second == 10
     assert str(summary).startswith("r: 2 epochs, 8 steps, 20 rows on 2 ranks (torch), 10 rows/s")
-
-
-def test_progress_prints_a_line_an_epoch_and_nothing_when_silent():
-    event = {"kind": "epoch", "best": True, "epochs": 2, "metrics": ROWS[0]}
-    stream = io.StringIO()
-    Progress(1, "run", stream)(event)
-    assert stream.getvalue() == "run: epoch 1/2: loss 2, val_loss 3, mae 1, val_mae 1.5 (1.0 s), the best so far\n"
-    silent = io.StringIO()
-    Progress(0, "run", silent)(event)
-    assert silent.getvalue() == ""
