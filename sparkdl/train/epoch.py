@@ -70,21 +70,21 @@ class EpochTrainer:
             batch = place(given)
             del given  # the source may fill the same memory, still in the cache, with the next batch
             loss, outputs = stepper.add(batch, 1.0, last=True)
-            window.add(loss, batch, run.step + 1, rate.current)
+            step = run.step + 1
+            window.add(loss, batch, step, rate.current)
             if has_metrics and outputs is not None:
                 metrics.update(outputs, batch)
             stepper.update(1.0)
             if clips and stepper.norm is not None:
                 window.add_norm(stepper.norm)
             rate.after_step()
-            run.local_loss = loss
-            run.step += 1
+            run.local_loss, run.step = loss, step
             run.batch += 1
             run.rows += batch.global_rows
             del batch, outputs
             for hook in hooks:
                 hook(run)
-            if run.step >= self.pause_at:
+            if step >= self.pause_at:
                 yield
             if run.batch >= total:
                 return

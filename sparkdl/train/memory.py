@@ -53,6 +53,7 @@ class TensorSource:
         if not any(lengths.values()):
             raise DataError("there are 0 rows to make batches of: give at least 1")
         self._tensors = dict(tensors)
+        self._on_cpu = all(tensor.is_cpu for tensor in self._tensors.values())
         self._rows = next(iter(lengths.values()))
         self.global_batch_rows = global_batch_rows
         self._world = world
@@ -122,8 +123,8 @@ class TensorSource:
         else:
             if size > 1:
                 chosen = chosen[first:last]
-            tensors = {
-                name: tensor.index_select(0, chosen if tensor.is_cpu else chosen.to(tensor.device))
-                for name, tensor in self._tensors.items()
-            }
+            if self._on_cpu:
+                tensors = {name: tensor.index_select(0, chosen) for name, tensor in self._tensors.items()}
+            else:
+                tensors = {name: t.index_select(0, chosen.to(t.device)) for name, t in self._tensors.items()}
         return Batch(tensors, epoch=self._epoch, step=step, rows=rows, global_rows=total, weight=rows * size / total)

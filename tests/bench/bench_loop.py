@@ -68,7 +68,7 @@ def by_hand(model, data, rows, epochs):
         start = time.perf_counter()
         for chosen in torch.randperm(len(x)).split(rows):
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(model(x[chosen]), y[chosen])
+            loss = loss_of(model(x.index_select(0, chosen)), y.index_select(0, chosen))
             loss.backward()
             optimizer.step()
         seconds.append(time.perf_counter() - start)
