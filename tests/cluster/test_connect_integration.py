@@ -62,6 +62,7 @@ session.stop()
 """
 
 
+@pytest.mark.slow
 def test_connect_with_and_without_a_channel(tmp_path):
     script = tmp_path / "client.py"
     script.write_text(SCRIPT)

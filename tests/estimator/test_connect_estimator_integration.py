@@ -36,6 +36,7 @@ session.stop()
 """
 
 
+@pytest.mark.slow
 def test_fit_transform_save_and_load(tmp_path):
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]

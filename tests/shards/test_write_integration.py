@@ -248,6 +248,7 @@ FAILURES = """
 """
 
 
+@pytest.mark.slow
 def test_retried_tasks_leave_one_whole_set_and_a_killed_driver_none(tmp_path):
     launch = f"import os; os.environ['DRIVER'] = str(os.getpid())\n{textwrap.dedent(FAILURES)}"
     done = subprocess.run([sys.executable, "-c", launch, str(tmp_path)], capture_output=True, text=True, timeout=240)
@@ -275,6 +276,7 @@ CONNECT = """
 """
 
 
+@pytest.mark.slow
 def test_a_connect_session_writes_the_same(tmp_path):
     pytest.importorskip("grpc")
     command = [sys.executable, "-c", textwrap.dedent(CONNECT), str(tmp_path)]
