@@ -6,6 +6,7 @@ that was asked for, or of the best one there is.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from datetime import timedelta
@@ -55,7 +56,9 @@ def open_collective(world: World, backend: str = "auto", *, timeout: timedelta =
         collective = _open(world, chosen, timeout)
     observe.emit("collective", backend=chosen, reason=why, rank=world.rank, size=world.size)
     if world.is_leader:
-        observe.logger.info("collective: %s over %d ranks (%s)", chosen, world.size, why)
+        stands_in = backend == "auto" and chosen == "torch" and "user code" not in why
+        level = logging.WARNING if stands_in else logging.INFO
+        observe.logger.log(level, "collective: %s over %d ranks (%s)", chosen, world.size, why)
     return collective
 
 
@@ -77,10 +80,10 @@ def _choose(world: World) -> tuple[str, str]:
         return "torch", "user code called init_process_group()"
     if world.size == 1:
         return "solo", "a world of one rank"
-    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
-        return "torch", "no rendezvous of Horovod"
     if not is_installed():
         return "torch", "Horovod is not installed"
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
+        return "torch", "no rendezvous of Horovod"
     if world.device.startswith("cuda") and not built_with()["nccl"]:
         return "torch", "Horovod was built without NCCL"
     return "horovod", "installed"
