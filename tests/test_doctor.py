@@ -1,0 +1,61 @@
+"""The doctor finds what is there, and says so with an exit code when something needed is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sparkdl import doctor
+from sparkdl.cli import main
+
+
+def test_this_machine_has_what_is_needed():
+    cheap = [doctor._python(), doctor._java(), doctor._package("torch", None, ""), doctor._horovod(), doctor._shadow()]
+    assert [check.name for check in cheap] == ["Python", "Java", "torch", "Horovod", "sparkdl"]
+    assert all(check.ok is not False for check in cheap)
+
+
+def test_missing_java_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    check = doctor._java()
+    assert check.ok is False
+    assert "apt-get install openjdk-17" in check.remedy
+
+
+def test_a_spark_that_is_too_new_or_too_old_fails():
+    check = doctor._package("pyspark", ((1, 0), (1, 1)), "pip install something else")
+    assert check.ok is False
+    assert "pip install something else" in check.remedy
+
+
+def test_another_package_of_the_same_name_is_found(tmp_path, monkeypatch):
+    (tmp_path / "sparkdl").mkdir()
+    (tmp_path / "sparkdl" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check = doctor._shadow()
+    assert check.ok is False
+    assert str(tmp_path / "sparkdl") in check.found
+
+
+def test_the_exit_code_tells_whether_something_needed_failed(monkeypatch, capsys):
+    fine = doctor.Check(name="Java", found="17", ok=True)
+    absent = doctor.Check(name="GPUs", found="none", ok=None)
+    broken = doctor.Check(name="torch", found="missing", ok=False, remedy="pip install torch")
+    monkeypatch.setattr(doctor, "checks", lambda: iter([fine, absent]))
+    assert main(["doctor"]) == 0
+    monkeypatch.setattr(doctor, "checks", lambda: iter([fine, absent, broken]))
+    assert main(["doctor"]) == 1
+    assert "1 of 3 checks failed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_backend_really_all_reduces():
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkdl.cli", "doctor"], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "all-reduce (torch)" in done.stdout
+    assert "everything needed works" in done.stdout
