@@ -42,6 +42,7 @@ def test_an_optimizer_arrives_bound_to_its_model():
 
 def test_a_loose_module_travels_with_the_model(loose, tmp_path):
     model = loose.Net()
+    registered = cloudpickle.list_registry_pickle_by_value()
     parcel = pack(model)
     assert parcel.modules == ()
     file = tmp_path / "parcel"
@@ -49,7 +50,7 @@ def test_a_loose_module_travels_with_the_model(loose, tmp_path):
     script = f"import cloudpickle, torch; print(cloudpickle.load(open({str(file)!r}, 'rb'))(torch.ones(1, 2)).item())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/", check=True)
     assert float(done.stdout) == pytest.approx(model(torch.ones(1, 2)).item(), rel=1e-5)
-    assert cloudpickle.list_registry_pickle_by_value() == set()
+    assert cloudpickle.list_registry_pickle_by_value() == registered
 
 
 def test_installed_packages_are_named_and_sparkdls_own_are_taken_for_granted():
