@@ -4,8 +4,8 @@ Enters: a DataFrame, and a bundle or a module with its signature. Leaves: the Da
 schema known up front; batch or streaming, classic or Spark Connect.
 
 Most of the cost of scoring is moving columns between the JVM and Python, so scalar feature columns of one type travel
-as one array column: Python sees a ready ``(rows, n)`` matrix, and hands the array back as it came. Those of them that
-the caller keeps are taken out of the array again by Spark, which drops what nobody selects afterwards.
+as one array column: Python sees a ready ``(rows, n)`` matrix. Those of them that the caller keeps go back as plain
+columns, which Spark reads faster than it takes an array apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.lakehouse.bundle import BundleInfo, Signature, TensorField, read_bundle
 from sparkdl.lakehouse.models import BundleSource, ModelSource, ModuleSource
-from sparkdl.lakehouse.scoring import InputPlan, Part, Scorer
+from sparkdl.lakehouse.scoring import InputPlan, Kept, Part, Scorer
 from sparkdl.storage import sha256_hex
 
 if TYPE_CHECKING:
@@ -94,17 +94,15 @@ def score(
         signature=signature,
         inputs=transport.inputs,
         columns=tuple(names),
-        kept=tuple(transport.returned),
+        kept=transport.kept,
         config=config,
     )
     outputs = [
         T.StructField(name, _spark_type(field, config.vectors), nullable=True)
         for name, field in zip(names, signature.outputs, strict=True)
     ]
-    sent = frame.select(*transport.select)
-    schema = T.StructType([sent.schema[name] for name in transport.returned] + outputs)
-    scored = sent.mapInArrow(scorer, schema)
-    return scored.select(*transport.restore, *[F.col(_quoted(name)) for name in names])
+    schema = T.StructType([frame.schema[name] for name in kept] + outputs)
+    return frame.select(*transport.select).mapInArrow(scorer, schema)
 
 
 def _source(model: str | BundleInfo | nn.Module, allow_pickle: bool) -> tuple[ModelSource, Signature | None]:
@@ -161,19 +159,17 @@ def _quoted(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Transport:
-    """Which columns travel to Python, how inputs are found in them, and how the caller's columns come back.
+    """Which columns travel to Python, and how inputs and kept columns are found in them.
 
     Attributes:
         select: expressions over the caller's frame.
         inputs: of the model.
-        returned: names of travelling columns that come back from Python.
-        restore: expressions over what came back, one a kept column.
+        kept: columns of the result.
     """
 
     select: list[Column]
     inputs: tuple[InputPlan, ...]
-    returned: list[str]
-    restore: list[Column]
+    kept: tuple[Kept, ...]
 
     @classmethod
     def of(cls, schema: T.StructType, signature: Signature, kept: Sequence[str]) -> _Transport:
@@ -189,17 +185,9 @@ class _Transport:
         passed = [name for name in kept if name not in where and name not in single]
         select = [F.array(*[F.col(_quoted(name)) for name in names]).alias(pack) for pack, names in packs.items()]
         select += [F.col(_quoted(name)) for name in [*single, *passed]]
-        needed_packs = [pack for pack, names in packs.items() if any(name in kept for name in names)]
-        returned = [*needed_packs, *[name for name in kept if name not in where]]
-        restore = []
-        for name in kept:
-            if name in where:
-                pack, place = where[name]
-                restore.append(F.col(pack)[place].alias(name, metadata=types[name].metadata))
-            else:
-                restore.append(F.col(_quoted(name)))
+        returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, name) for name in kept)
         plans = tuple(_input_plan(field, signature, where, packs) for field in signature.inputs)
-        return cls(select=select, inputs=plans, returned=returned, restore=restore)
+        return cls(select=select, inputs=plans, kept=returned)
 
 
 def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str, list[str]]:

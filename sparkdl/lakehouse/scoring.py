@@ -24,7 +24,7 @@ from sparkdl.lakehouse.columns import Matrix, matrix_of
 from sparkdl.lakehouse.models import ModelSource, loaded, place
 from sparkdl.lakehouse.signature import Signature, TensorField
 
-__all__ = ["InputPlan", "Part", "Scorer", "output_type", "rebatched"]
+__all__ = ["InputPlan", "Kept", "Part", "Scorer", "output_type", "rebatched"]
 
 Array = npt.NDArray[Any]
 
@@ -58,6 +58,21 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """One of the caller's columns in the result.
+
+    Attributes:
+        name: of it.
+        column: of the record batch that holds it.
+        place: its position in the rows of a packed column; None if it is that column.
+    """
+
+    name: str
+    column: str
+    place: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InputPlan:
     """How one input tensor is put together: its parts side by side, then its shape.
 
@@ -81,7 +96,7 @@ class Scorer:
         signature: of the model.
         inputs: how its tensors are put together.
         columns: names of the output columns, one an output.
-        kept: columns of the record batch to pass on.
+        kept: the caller's columns to pass on.
         config: batch size, nulls, device, threads.
     """
 
@@ -89,7 +104,7 @@ class Scorer:
     signature: Signature
     inputs: tuple[InputPlan, ...]
     columns: tuple[str, ...]
-    kept: tuple[str, ...]
+    kept: tuple[Kept, ...]
     config: ScoreConfig
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -100,14 +115,18 @@ class Scorer:
         for batch in rebatched(batches, self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
-            yield self._answer(batch, self.score(model, batch, device))
+            seen: dict[tuple[str, bool], Matrix] = {}
+            outputs = self._score(model, batch, device, seen)
+            names = [*(kept.name for kept in self.kept), *self.columns]
+            yield pa.RecordBatch.from_arrays([*self._passed_on(batch, seen), *outputs], names=names)
 
-    def score(self, model: nn.Module, batch: pa.RecordBatch, device: str) -> list[pa.Array]:
-        """One column an output, for one batch."""
+    def _score(
+        self, model: nn.Module, batch: pa.RecordBatch, device: str, seen: dict[tuple[str, bool], Matrix]
+    ) -> list[pa.Array]:
+        """One column an output, for one batch; ``seen`` collects the matrices of its columns."""
         tensors: dict[str, torch.Tensor] = {}
         masks: dict[str, torch.Tensor] = {}
         missing: Array | None = None
-        seen: dict[tuple[str, bool], Matrix] = {}
         for plan in self.inputs:
             if plan.mask_of is not None:
                 continue
@@ -182,9 +201,20 @@ class Scorer:
             for field, tensor in zip(fields, answer, strict=True)
         ]
 
-    def _answer(self, batch: pa.RecordBatch, outputs: Sequence[pa.Array]) -> pa.RecordBatch:
-        columns = [batch.column(name) for name in self.kept]
-        return pa.RecordBatch.from_arrays([*columns, *outputs], names=[*self.kept, *self.columns])
+    def _passed_on(self, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> list[pa.Array]:
+        """The kept columns; packed ones as columns again, since Spark reads these several times faster than arrays."""
+        turned: dict[str, Array] = {}
+        out: list[pa.Array] = []
+        for kept in self.kept:
+            if kept.place is None:
+                out.append(batch.column(kept.column))
+                continue
+            whole = seen[kept.column, False]
+            if kept.column not in turned:
+                turned[kept.column] = np.ascontiguousarray(whole.values.T)
+            mask = None if whole.holes is None else whole.holes[:, kept.place]
+            out.append(pa.array(turned[kept.column][kept.place], mask=mask))
+        return out
 
 
 def _converted(values: Array, dtype: str) -> torch.Tensor:

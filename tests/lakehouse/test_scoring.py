@@ -13,7 +13,7 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError
 from sparkdl.lakehouse import models
 from sparkdl.lakehouse.bundle import Signature, TensorField
-from sparkdl.lakehouse.scoring import InputPlan, Part, Scorer, rebatched
+from sparkdl.lakehouse.scoring import InputPlan, Kept, Part, Scorer, rebatched
 
 
 @settings(deadline=None)
@@ -53,7 +53,7 @@ def scorer(monkeypatch):
         signature=signature,
         inputs=(plan,),
         columns=("y",),
-        kept=("pack",),
+        kept=(Kept("b", "pack", 1), Kept("pack", "pack")),
         config=ScoreConfig(batch_rows=2, device="cpu", threads=1),
     )
 
@@ -65,6 +65,7 @@ def pack(rows):
 def test_a_model_that_writes_into_its_input_does_not_change_what_is_kept(scorer):
     out = list(scorer(iter([pack([[-1.0, 2.0], [3.0, -4.0]])])))
     assert out[0].column("pack").to_pylist() == [[-1.0, 2.0], [3.0, -4.0]]
+    assert out[0].column("b").to_pylist() == [2.0, -4.0]
     assert out[0].column("y").to_pylist() == [[0.0, 2.0], [3.0, 0.0]]
 
 
