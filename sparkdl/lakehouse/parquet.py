@@ -94,13 +94,15 @@ class _Counted:
     def __init__(self, sink: BinaryIO) -> None:
         self._sink = sink
         self.bytes = 0
+        self.aborted = False
 
     @property
     def closed(self) -> bool:
-        return self._sink.closed
+        return self._sink.closed and not self.aborted
 
     def write(self, data: Any) -> int:
-        self._sink.write(data)
+        if not self.aborted:
+            self._sink.write(data)
         count = memoryview(data).nbytes
         self.bytes += count
         return count
@@ -193,6 +195,7 @@ class _Files:
             return
         for file in self._open.values():
             with suppress(Exception):
+                file.sink.aborted = True  # or the Parquet writer, when it is collected, would write its footer
                 file.stack.__exit__(kind, value, trace)  # aborts the upload, or removes the local file
             with suppress(Exception):
                 file.storage.delete()
