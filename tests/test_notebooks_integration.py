@@ -27,6 +27,7 @@ def test_a_notebook_imports_public_names_and_stores_no_output(path):
     assert not any(cell.get("outputs") for cell in nbformat.read(path, as_version=4).cells)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
