@@ -1,10 +1,10 @@
-"""score() against a hand-written ``predict_batch_udf`` on the same model, rows and session.
+"""score() against a hand-written ``predict_batch_udf`` on the same model and rows.
 
 400,000 rows of an id and 40 float32 columns, cached; an MLP 40-64-1; batches of 4,096 rows; one thread a task on both
 sides; the sink takes every row and drops it. "narrow" asks for id and prediction, "wide" for every column as well;
-"memory" is the largest private memory of a Python worker at 1x and 4x the rows. Both ways share one pool of workers, so
-the peer profits from the shorter garbage collections that score() leaves behind; the ratio is the smaller for it.
-``python tests/bench/bench_score.py`` prints one JSON line per workload.
+"memory" is the largest private memory of a worker at 1x and 4x the rows. Each way has a Spark session of its own,
+so that neither profits from what the other leaves in its workers; they take turns. ``python tests/bench/bench_score.py
+[workload ...]`` prints one JSON line per workload.
 """
 
 from __future__ import annotations
@@ -107,31 +107,60 @@ def facts():
     }
 
 
-def measure(spark, workload):
-    """Both ways in turns, the first turn unmeasured; the answers are compared before."""
-    frame, model, wide = frame_of(spark, ROWS), model_of(), workload == "wide"
-    ways = {"score": ours(frame, model, wide), "predict_batch_udf": by_hand(frame, model, wide)}
-    sums = {way: scored.selectExpr("sum(y)").first()[0] for way, scored in ways.items()}
-    assert abs(sums["score"] - sums["predict_batch_udf"]) < 1e-3 * abs(sums["score"]), sums
-    seconds, cpu = {way: [] for way in ways}, {way: [] for way in ways}
-    for turn in range(REPEATS + 1):
-        for way, scored in ways.items():
-            start, before = time.perf_counter(), cpu_seconds()
-            drain(scored)
-            if turn:
-                seconds[way].append(time.perf_counter() - start)
-                cpu[way].append(cpu_seconds() - before)
-    frame.unpersist()
+WAYS = {"score": ours, "predict_batch_udf": by_hand}
+
+
+def session():
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    return builder.config("spark.driver.memory", "2g").config("spark.ui.showConsoleProgress", "false").getOrCreate()
+
+
+def serve(way, workload):
+    """Be one way's process: the sum of all predictions first, then wall and CPU seconds of a run for each line read."""
+    spark = session()
+    scored = WAYS[way](frame_of(spark, ROWS), model_of(), workload == "wide")
+    print(scored.selectExpr("sum(y)").first()[0], flush=True)
+    for _ in sys.stdin:
+        start, before = time.perf_counter(), cpu_seconds()
+        drain(scored)
+        print(time.perf_counter() - start, cpu_seconds() - before, flush=True)
+    spark.stop()
+
+
+def measure(workload):
+    """Both ways in turns, the first two turns unmeasured; the answers are compared before."""
+    command = [sys.executable, os.path.abspath(__file__), "serve"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    processes = {way: subprocess.Popen([*command, way, workload], text=True, **pipes) for way in WAYS}
+    try:
+        sums = [float(process.stdout.readline()) for process in processes.values()]
+        assert abs(sums[0] - sums[1]) < 1e-3 * abs(sums[0]), sums
+        seconds, cpu = {way: [] for way in WAYS}, {way: [] for way in WAYS}
+        for turn in range(REPEATS + 2):
+            for way, process in processes.items():
+                print("go", file=process.stdin, flush=True)
+                wall, used = map(float, process.stdout.readline().split())
+                if turn >= 2:
+                    seconds[way].append(wall)
+                    cpu[way].append(used)
+    finally:
+        for process in processes.values():
+            process.stdin.close()
+            process.wait(60)
     medians = {way: statistics.median(times) for way, times in seconds.items()}
+    used = {way: statistics.median(times) for way, times in cpu.items()}
     return {
         "workload": f"score {workload}",
         "ratio": round(medians["predict_batch_udf"] / medians["score"], 2),
+        "cpu_ratio": round(used["predict_batch_udf"] / used["score"], 2),
         "bound": 1.5,
         "median_s": {way: round(median, 3) for way, median in medians.items()},
+        "cpu_s": {way: round(median, 3) for way, median in used.items()},
         "krows_per_s": {way: round(ROWS / median / 1e3) for way, median in medians.items()},
         "spread": {way: spread(times) for way, times in seconds.items()},
-        "cpu_s": {way: round(statistics.median(times), 2) for way, times in cpu.items()},
-        "cpu_ratio": round(statistics.median(cpu["predict_batch_udf"]) / statistics.median(cpu["score"]), 2),
         **facts(),
     }
 
@@ -159,8 +188,8 @@ def peak_private_mib(run):
     return peak[0] >> 20
 
 
-def measure_memory(spark):
-    found = {}
+def measure_memory():
+    spark, found = session(), {}
     for factor in (1, 4):
         frame = frame_of(spark, ROWS * factor)
         found[f"{factor}x"] = peak_private_mib(lambda frame=frame: drain(ours(frame, model_of(), False)))
@@ -170,26 +199,20 @@ def measure_memory(spark):
 
 @pytest.mark.bench
 @pytest.mark.parametrize("workload", ["narrow", "wide", "memory"])
-def test_score(spark, workload, capsys):
-    result = measure_memory(spark) if workload == "memory" else measure(spark, workload)
+def test_score(workload, capsys):
+    result = measure_memory() if workload == "memory" else measure(workload)
     with capsys.disabled():
         print("\n" + json.dumps(result))
 
 
-def main():
-    """Print one line per workload."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session = pyspark.sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = session.config("spark.driver.memory", "2g").config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    try:
-        for workload in ("narrow", "wide"):
-            print(json.dumps(measure(spark, workload)), flush=True)
-        print(json.dumps(measure_memory(spark)), flush=True)
-    finally:
-        spark.stop()
+def main(arguments):
+    """Print one line per workload, or serve one way."""
+    if arguments[:1] == ["serve"]:
+        serve(*arguments[1:])
+        return
+    for workload in arguments or ("narrow", "wide", "memory"):
+        print(json.dumps(measure_memory() if workload == "memory" else measure(workload)), flush=True)
 
 
 if __name__ == "__main__":
-    import pyspark.sql
-
-    main()
+    main(sys.argv[1:])
