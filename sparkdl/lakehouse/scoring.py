@@ -1,8 +1,8 @@
 """What a Spark worker does to score its rows: Arrow batches in, the same rows with predictions out.
 
-Enters: record batches whose feature columns came packed (``score.py`` says how). Leaves: batches of at most
-``batch_rows`` rows with one column an output. The model is loaded once a process and kept between tasks. No Spark: the
-function runs inside a Spark worker, and in a test without one.
+Enters: record batches whose feature columns came packed (``score.py`` says how). Leaves: the batches with one column an
+output; at most ``batch_rows`` rows go through the model at once. The model is loaded once a process and kept between
+tasks. No Spark: the function runs inside a Spark worker, and in a test without one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparkdl.lakehouse.columns import Matrix, matrix_of
 from sparkdl.lakehouse.models import ModelSource, loaded, place
 from sparkdl.lakehouse.signature import Signature, TensorField
 
-__all__ = ["InputPlan", "Kept", "Part", "Scorer", "output_type", "rebatched"]
+__all__ = ["InputPlan", "Kept", "Part", "Scorer", "cut", "joined", "output_type"]
 
 Array = npt.NDArray[Any]
 
@@ -108,22 +108,22 @@ class Scorer:
     config: ScoreConfig
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Score the batches; yield ``kept`` and the outputs, in chunks of at most ``batch_rows`` rows."""
+        """Score the batches; yield ``kept`` and the outputs of each."""
         device, threads = place(self.config)
         torch.set_num_threads(threads)
         model: nn.Module | None = None
-        for batch in rebatched(batches, self.config.batch_rows):
+        names = [*(kept.name for kept in self.kept), *self.columns]
+        for batch in joined(batches, self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
-            seen: dict[tuple[str, bool], Matrix] = {}
-            outputs = self._score(model, batch, device, seen)
-            names = [*(kept.name for kept in self.kept), *self.columns]
-            yield pa.RecordBatch.from_arrays([*self._passed_on(batch, seen), *outputs], names=names)
+            answers = [self._score(model, piece, device) for piece in cut(batch, self.config.batch_rows)]
+            outputs = [pa.concat_arrays(pieces) for pieces in zip(*answers, strict=True)]
+            # one batch out for one in: each costs Spark and Arrow a fixed time a column
+            yield pa.RecordBatch.from_arrays([*self._passed_on(batch), *outputs], names=names)
 
-    def _score(
-        self, model: nn.Module, batch: pa.RecordBatch, device: str, seen: dict[tuple[str, bool], Matrix]
-    ) -> list[pa.Array]:
-        """One column an output, for one batch; ``seen`` collects the matrices of its columns."""
+    def _score(self, model: nn.Module, batch: pa.RecordBatch, device: str) -> list[pa.Array]:
+        """One column an output, for one batch."""
+        seen: dict[tuple[str, bool], Matrix] = {}
         tensors: dict[str, torch.Tensor] = {}
         masks: dict[str, torch.Tensor] = {}
         missing: Array | None = None
@@ -201,18 +201,20 @@ class Scorer:
             for field, tensor in zip(fields, answer, strict=True)
         ]
 
-    def _passed_on(self, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> list[pa.Array]:
+    def _passed_on(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The kept columns; packed ones as columns again, since Spark reads these several times faster than arrays."""
+        packs: dict[str, Matrix] = {}
         turned: dict[str, Array] = {}
         out: list[pa.Array] = []
         for kept in self.kept:
             if kept.place is None:
                 out.append(batch.column(kept.column))
                 continue
-            whole = seen[kept.column, False]
-            if kept.column not in turned:
-                turned[kept.column] = np.ascontiguousarray(whole.values.T)
-            mask = None if whole.holes is None else whole.holes[:, kept.place]
+            if kept.column not in packs:
+                packs[kept.column] = matrix_of(kept.column, batch.column(kept.column))
+                turned[kept.column] = np.ascontiguousarray(packs[kept.column].values.T)
+            holes = packs[kept.column].holes
+            mask = None if holes is None else holes[:, kept.place]
             out.append(pa.array(turned[kept.column][kept.place], mask=mask))
         return out
 
@@ -225,26 +227,26 @@ def _converted(values: Array, dtype: str) -> torch.Tensor:
     return tensor.bfloat16() if dtype == "bfloat16" else tensor
 
 
-def rebatched(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Cut and join batches to ``rows`` rows each, the last one shorter; cutting copies nothing."""
+def joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Join small batches to at most ``rows`` rows; larger ones pass as they are, empty ones are left out."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
-        start = 0
-        while start < batch.num_rows:
-            piece = batch.slice(start, rows - count)
-            start += piece.num_rows
-            count += piece.num_rows
-            waiting.append(piece)
-            if count == rows:
-                yield _joined(waiting)
-                waiting, count = [], 0
+        if waiting and count + batch.num_rows > rows:
+            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+            waiting, count = [], 0
+        if batch.num_rows:
+            waiting.append(batch)
+            count += batch.num_rows
     if waiting:
-        yield _joined(waiting)
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
 
 
-def _joined(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+def cut(batch: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
+    """Cut a batch into pieces of at most ``rows`` rows and of nearly equal size, without a copy."""
+    pieces = math.ceil(batch.num_rows / rows)
+    size = math.ceil(batch.num_rows / pieces)
+    return [batch.slice(start, size) for start in range(0, batch.num_rows, size)]
 
 
 def _assembled(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> Matrix:
