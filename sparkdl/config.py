@@ -271,12 +271,14 @@ class LoaderConfig:
 
     Attributes:
         pool_bytes: rows of this many bytes are shuffled among each other, blocks over the whole set; about the size of
-            the processor's last cache. Part of what the order of rows depends on.
+            the processor's last cache. What a rank allocates for reading stays below it too. Part of what the order of
+            rows depends on.
         lanes: independent streams a step draws from; a power of two up to 64 that fits the pool if None. With at least
             as many lanes as ranks a rank reads only its share of the bytes. Part of what the order depends on.
-        chunk_bytes: rows are gathered in buffers of this size, or of one step where that is more; a batch that is kept
-            keeps its buffer.
-        prefetch_bytes: gathered ahead of the consumer, at least two chunks.
+        chunk_bytes: rows are gathered in buffers of this size at most, less where a small pool leaves no room for
+            several, or of one step where that is more; a batch that is kept keeps its buffer.
+        prefetch_bytes: gathered ahead of the consumer, at least one chunk more than there are threads, which is what
+            None takes.
         threads: that gather; None takes the cores of the host divided by its ranks, at most 4.
         decode_threads: that run decode hooks; None takes the cores of the host divided by its ranks.
         fetch_threads: that fetch and decompress blocks which cannot be mapped where they lie.
@@ -293,8 +295,8 @@ class LoaderConfig:
 
     pool_bytes: int = 64 << 20
     lanes: int | None = None
-    chunk_bytes: int = 4 << 20
-    prefetch_bytes: int = 16 << 20
+    chunk_bytes: int = 8 << 20
+    prefetch_bytes: int | None = None
     threads: int | None = None
     decode_threads: int | None = None
     fetch_threads: int = 8

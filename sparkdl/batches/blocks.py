@@ -232,6 +232,7 @@ class MappedBlocks(Blocks):
         self._root = root
         self._starts = {shard.path: int(start) for shard, start in zip(manifest.shards, starts[:-1], strict=True)}
         self._mapped: dict[str, int] = {}
+        self._forgotten: set[int] = set()
 
     def _arrive(self, block: int) -> None:
         pass  # the first touch brings it
@@ -239,9 +240,14 @@ class MappedBlocks(Blocks):
     def _leave(self, block: int) -> bool:
         shard, info = self._where[block]
         self.arena.forget(self._starts[shard.path] + info.offset, info.bytes)
+        self._forgotten.add(block)
         return True
 
     def _present(self, block: int) -> bool:
+        if block in self._forgotten:
+            self._forgotten.discard(block)
+            shard, info = self._where[block]
+            self.arena.populate(self._starts[shard.path] + info.offset, info.bytes)
         return True
 
     def _map(self, shard: ShardInfo) -> int:
@@ -273,6 +279,7 @@ class MappedBlocks(Blocks):
                 "restore it or write the set again"
             )
         start = self._starts[shard.path] + info.offset
+        self.arena.populate(start, info.bytes)
         found = xxh3_hex(self.arena.bytes[start : start + info.bytes])
         if found != info.hash:
             raise self._mismatch(shard, info, found)

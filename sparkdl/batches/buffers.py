@@ -26,13 +26,17 @@ class BufferRing:
         keep_bytes: buffers beyond this many bytes are not kept for reuse.
         pin_memory: take page-locked memory from torch, whose own allocator then does the reuse, since it alone knows
             when copies to a GPU have ended.
+
+    Attributes:
+        keep_bytes: as given; may be raised.
     """
 
     def __init__(self, keep_bytes: int, pin_memory: bool = False) -> None:
-        self._keep_bytes = keep_bytes
+        self.keep_bytes = keep_bytes
         self._pin_memory = pin_memory
         self._kept_bytes = 0
         self._buffers: dict[int, list[npt.NDArray[np.uint8]]] = {}
+        self._turn: dict[int, int] = {}
         self._lock = threading.Lock()
         self._idle_count = self._count([np.empty(1, np.uint8)], 0)
 
@@ -48,11 +52,13 @@ class BufferRing:
         slot = max(_LEAST, 1 << max(0, size - 1).bit_length())
         with self._lock:
             buffers = self._buffers.setdefault(slot, [])
-            for position in range(len(buffers)):
+            for turn in range(len(buffers)):
+                position = (self._turn.get(slot, 0) + turn) % len(buffers)  # the oldest, which most likely is idle
                 if self._count(buffers, position) == self._idle_count:
+                    self._turn[slot] = position + 1
                     return torch.from_numpy(buffers[position])[:size]
             buffer = np.empty(slot, np.uint8)
-            if self._kept_bytes + slot <= self._keep_bytes:
+            if self._kept_bytes + slot <= self.keep_bytes:
                 buffers.append(buffer)
                 self._kept_bytes += slot
         return torch.from_numpy(buffer)[:size]

@@ -90,8 +90,8 @@ def _mib(low: int, high: int | None = None) -> str:
     return " to ".join(str(end) for end in ends) + " MiB"
 
 
-def explain(manifest: Manifest, geometry: Geometry, order: Order, steps: Steps) -> Explanation:
-    """Work out an ``Explanation``; touches no shard."""
+def explain(manifest: Manifest, geometry: Geometry, order: Order, steps: Steps, threads: int) -> Explanation:
+    """Work out an ``Explanation`` for ranks that gather with ``threads`` threads; touches no shard."""
     sizes = np.array([block.bytes for shard in manifest.shards for block in shard.blocks], dtype=np.int64)
     bytes_read = [_bytes_read(sizes, order, steps, rank) for rank in range(steps.world_size)]
     trained = [_rows_trained(steps, rank) for rank in range(steps.world_size)]
@@ -108,7 +108,7 @@ def explain(manifest: Manifest, geometry: Geometry, order: Order, steps: Steps) 
         last_step_rows=steps.global_rows(steps.count - 1),
         bytes_read_per_rank=(min(bytes_read), max(bytes_read)),
         read_amplification=amplification,
-        private_bytes=geometry.private_bytes(steps),
+        private_bytes=geometry.pipeline(steps, threads).private_bytes,
         mapped_bytes=geometry.mapped_bytes(),
         quality=quality,
         warnings=_warnings(geometry, order, steps, quality, amplification),

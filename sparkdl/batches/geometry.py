@@ -6,6 +6,7 @@ Enters: a manifest and the reader's settings. Leaves: the shape of the shuffle (
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,12 @@ from sparkdl.batches.plan import Order, Steps, choose_lanes
 from sparkdl.config import LoaderConfig
 from sparkdl.shards.manifest import Manifest, TensorSpec
 
-__all__ = ["Geometry", "row_bytes"]
+__all__ = ["Geometry", "Pipeline", "cores", "gather_threads", "row_bytes"]
+
+_LEAST_CHUNK = 1 << 12
+_NUMBERED_AS = 128  # bytes a row of the pool counts as at least: its number is held twice, in 16 bytes
+_SHUFFLING = 48  # bytes a row of a window takes while it is shuffled
+_GATHERING = 40  # bytes a row of a chunk takes, besides its buffer, while it is gathered
 
 
 def row_bytes(manifest: Manifest, tensors: Sequence[TensorSpec]) -> float:
@@ -36,6 +42,34 @@ def row_bytes(manifest: Manifest, tensors: Sequence[TensorSpec]) -> float:
                 elements *= kept / max(1, manifest.rows)
         total += elements * (1 if spec.dtype in ("bool", "binary") else np.dtype(spec.dtype).itemsize)
     return max(1.0, total)
+
+
+def cores(local_size: int) -> int:
+    """Cores of this host for each of its ranks, at least one."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // local_size)
+
+
+def gather_threads(config: LoaderConfig, local_size: int) -> int:
+    """Threads that a rank gathers with, where its host has ``local_size`` ranks."""
+    return config.threads or min(4, cores(local_size))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """How a rank spends memory while it reads.
+
+    Attributes:
+        chunk_rows: rows gathered by one task, unless one step has more.
+        depth: chunks submitted and not yet taken.
+        buffer_bytes: bound of the buffers: what is submitted, the chunk being consumed, and two that somebody may keep.
+        private_bytes: bound of all that the rank allocates for reading: buffers, row numbers, places of blocks.
+    """
+
+    chunk_rows: int
+    depth: int
+    buffer_bytes: int
+    private_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +98,7 @@ class Geometry:
         counts = [block.rows for shard in manifest.shards for block in shard.blocks]
         block_rows = np.array(counts, dtype=np.int64)
         each = row_bytes(manifest, manifest.tensors)
-        pool_rows = max(1, int(config.pool_bytes / each))
+        pool_rows = max(1, int(config.pool_bytes / max(each, _NUMBERED_AS)))
         pool_blocks = int(pool_rows / max(1.0, manifest.rows / max(1, len(counts))))
         lanes = config.lanes or choose_lanes(len(counts), pool_blocks)
         return cls(
@@ -82,22 +116,27 @@ class Geometry:
         window = self.window if shuffle else self.window * self.lanes
         return Order(block_rows=self.block_rows, seed=seed, epoch=epoch, lanes=lanes, window=window, shuffle=shuffle)
 
-    @property
-    def chunk_rows(self) -> int:
-        """Rows that one task gathers, unless a step has more."""
-        return max(1, int(self.config.chunk_bytes / self.read_bytes))
+    def pipeline(self, steps: Steps, threads: int) -> Pipeline:
+        """Size the buffers of a rank that gathers with ``threads`` threads.
 
-    def buffer_bytes(self, steps: Steps) -> int:
-        """Bound of the buffers that one rank keeps: what is gathered ahead, twice, since sizes are powers of two."""
-        share = -(-steps.global_batch // steps.world_size)
-        chunk = max(self.chunk_rows, share) * self.read_bytes
-        ahead = max(2, self.config.prefetch_bytes // self.config.chunk_bytes) + 6
-        return int(2 * ahead * chunk) + (1 << 20)
-
-    def private_bytes(self, steps: Steps) -> int:
-        """Bound of what one rank allocates for reading: buffers, row numbers of two pools, places of blocks."""
-        pool_rows = min(int(self.block_rows.sum()), 2 * self.window * self.lanes)
-        return self.buffer_bytes(steps) + 8 * pool_rows + 400 * self.block_rows.size
+        All it allocates stays below ``pool_bytes``, unless one step is larger than a chunk or more ``prefetch_bytes``
+        were asked for than there is room.
+        """
+        config, size, rows = self.config, self.read_bytes, int(self.block_rows.sum())
+        numbers = 16 * min(rows, self.window * self.lanes) + _SHUFFLING * threads * min(rows, self.window)
+        each = (threads + 4) * size + 32 + _GATHERING * threads  # bytes for every row of a chunk
+        fitting = max(_LEAST_CHUNK, config.pool_bytes - numbers) / each
+        chunk_rows = max(1, int(min(config.chunk_bytes / size, fitting)))
+        gathered = max(chunk_rows, -(-steps.global_batch // steps.world_size))
+        depth = max(threads + 1, int((config.prefetch_bytes or 0) / (gathered * size)))
+        buffer_bytes = int((depth + 3) * gathered * size)
+        working = (32 + _GATHERING * threads) * gathered
+        return Pipeline(
+            chunk_rows=chunk_rows,
+            depth=depth,
+            buffer_bytes=buffer_bytes,
+            private_bytes=buffer_bytes + numbers + working + 400 * self.block_rows.size + (1 << 20),
+        )
 
     def mapped_bytes(self) -> int:
         """Bound of the pages of the set that one rank has mapped at a time: pools in use, next, and just used."""

@@ -23,7 +23,7 @@ from sparkdl.batches.blocks import Blocks
 from sparkdl.batches.buffers import BufferRing
 from sparkdl.batches.convert import Column, Decode, make_columns, valid_name
 from sparkdl.batches.explain import Explanation, explain
-from sparkdl.batches.geometry import Geometry
+from sparkdl.batches.geometry import Geometry, cores, gather_threads
 from sparkdl.batches.plan import Order, Steps
 from sparkdl.batches.reader import Reader, ReaderSettings
 from sparkdl.batches.remote import open_blocks
@@ -156,7 +156,8 @@ class ShardedDataset:
         """
         order = self.geometry.order(seed, 0, shuffle)
         steps = Steps(rows=self.manifest.rows, global_batch=batch_size * world_size, world_size=world_size, tail=tail)
-        explanation = explain(self.manifest, self.geometry, order, steps)
+        threads = gather_threads(self.config, 1)
+        explanation = explain(self.manifest, self.geometry, order, steps, threads)
         print(explanation)
         return explanation
 
@@ -199,6 +200,7 @@ class ShardLoader:
         self._steps = self._cut(global_batch_rows)
         self._resume_step = 0
         self._position = (0, 0)
+        self._ring = BufferRing(0, dataset.config.pin_memory)  # outlives the epochs: fresh memory is slow
         dataset.geometry.order(options.seed, 0, options.shuffle)  # refuses wrong numbers here, not in the first step
         self._columns(None)
 
@@ -291,21 +293,24 @@ class ShardLoader:
 
     def _batches(self, epoch: int, step: int) -> Iterator[Batch]:
         executor = None
-        threads = self.dataset.config.decode_threads or self._cores
+        threads = self.dataset.config.decode_threads or cores(self.world.local_size)
         if self._options.decode:
             executor = ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-decode")
         reader = self._reader(epoch, step, self._columns(executor, threads))
+        count, whole = self._steps.count, self._steps.rows // self.global_batch_rows
+        rows, total = self._extent(step)
         try:
             for number, tensors in enumerate(reader, start=step):
-                low, high = self._steps.share(number, self.world.rank)
-                total = self._steps.global_rows(number)
-                weight = (high - low) * self.world.size / total
-                batch = Batch(tensors, step=number, epoch=epoch, rows=high - low, global_rows=total, weight=weight)
+                if number >= whole:
+                    rows, total = self._extent(number)
+                weight = rows * self.world.size / total
+                batch = Batch(tensors, step=number, epoch=epoch, rows=rows, global_rows=total, weight=weight)
                 del tensors
-                last = number + 1 == self._steps.count
-                self._position = (epoch + 1, 0) if last else (epoch, number + 1)
-                if last:
+                if number + 1 == count:
+                    self._position = (epoch + 1, 0)
                     self.epoch = epoch + 1
+                else:
+                    self._position = (epoch, number + 1)
                 yield batch
                 del batch
         finally:
@@ -314,18 +319,25 @@ class ShardLoader:
                 executor.shutdown(wait=True, cancel_futures=True)
             self.dataset.blocks.rest()
 
+    def _extent(self, step: int) -> tuple[int, int]:
+        """Rows of a step on this rank, and on all."""
+        low, high = self._steps.share(step, self.world.rank)
+        return high - low, self._steps.global_rows(step)
+
     def _columns(self, executor: ThreadPoolExecutor | None, threads: int = 1) -> list[Column]:
         dataset = self.dataset
         return make_columns(dataset.tensors, dataset.blocks, dataset.config, self._options.decode, executor, threads)
 
     def _reader(self, epoch: int, step: int, columns: list[Column]) -> Reader:
         geometry, config = self.dataset.geometry, self.dataset.config
-        threads = config.threads or min(4, self._cores)
+        threads = gather_threads(config, self.world.local_size)
+        pipeline = geometry.pipeline(self._steps, threads)
+        self._ring.keep_bytes = 2 * pipeline.buffer_bytes + (1 << 20)  # the sizes of buffers are powers of two
         settings = ReaderSettings(
-            chunk_rows=geometry.chunk_rows,
-            depth=max(threads + 1, config.prefetch_bytes // config.chunk_bytes),
+            chunk_rows=pipeline.chunk_rows,
+            depth=pipeline.depth,
             threads=threads,
-            ring=BufferRing(geometry.buffer_bytes(self._steps), config.pin_memory),
+            ring=self._ring,
         )
         order: Order = geometry.order(self._options.seed, epoch, self._options.shuffle)
         return Reader(
@@ -337,11 +349,6 @@ class ShardLoader:
             first_step=step,
             settings=settings,
         )
-
-    @property
-    def _cores(self) -> int:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, cores // self.world.local_size)
 
     @cached_property
     def _fingerprint(self) -> str:

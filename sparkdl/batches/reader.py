@@ -7,6 +7,10 @@ as fill a buffer; gathering it takes rows from the windows of the lanes that the
 threads, submitted by the consumer's own calls: windows before the chunks that need them, so that a chunk may wait for
 its windows without ever blocking them. What is submitted is bounded, what fails reaches the consumer, and closing
 leaves no thread behind.
+
+Every call into numpy or torch that hands the interpreter's lock over costs as much as gathering hundreds of rows. So
+chunks are large; the first ones are small, for the first batch to be there soon; and what is the same for most chunks,
+which rows of each lane make up which step, is worked out once and moved along (``_Pattern``).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Barrier
 
 import numpy as np
@@ -32,6 +36,8 @@ Ints = npt.NDArray[np.int64]
 _Parts = list[tuple[int, "Future[Ints]"]]
 """The windows of a lane that a chunk takes rows from: (first row, counted in the lane; the rows)."""
 
+_KEPT_PATTERNS = 4
+
 
 @dataclass(slots=True)
 class _Window:
@@ -47,6 +53,42 @@ class _Chunk:
 
     result: Future[list[Tensors]]
     position: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """Which rows of its lanes a chunk takes, and where they go; the same for chunks of whole steps but for ``turn``.
+
+    Attributes:
+        lanes: that are touched.
+        low: first row of each, ``(lanes touched,)``.
+        high: row behind the last of each.
+        places: where each row of the chunk, in training order, lies among the rows of its lanes laid end to end.
+        sizes: rows of each step.
+        turn: rows of every lane that lie before the chunk.
+    """
+
+    lanes: list[int]
+    low: Ints
+    high: Ints
+    places: Ints
+    sizes: list[int]
+    turn: int
+
+    @classmethod
+    def of(cls, part: Segments, steps: range, turn: int) -> _Pattern:
+        sizes = part.high - part.low
+        shift = np.cumsum(sizes) - sizes - part.low
+        runs = part.start + shift[np.searchsorted(part.lanes, part.lane)] - np.cumsum(part.count) + part.count
+        places: Ints = np.repeat(runs, part.count)
+        places += np.arange(places.size)
+        rows = np.bincount(part.step - steps.start, weights=part.count, minlength=len(steps)).astype(np.int64)
+        return cls(part.lanes.tolist(), part.low, part.high, places, rows.tolist(), turn)
+
+    def moved(self, turn: int) -> _Pattern:
+        """The same rows, further along their lanes."""
+        by = turn - self.turn
+        return replace(self, low=self.low + by, high=self.high + by, turn=turn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,11 +161,12 @@ class Reader:
         self._depth = settings.depth
         self._ring = settings.ring
         self._next_step = first_step
+        self._next_size = 1
         self._windows: dict[tuple[int, int], _Window] = {}
         self._pending: deque[_Chunk] = deque()
         self._ready: deque[Tensors] = deque()
         self._workers = single_threaded(settings.threads, "sparkdl-gather")
-        self._pattern: tuple[Ints, Ints, Ints] = (np.empty(0, np.int64),) * 3
+        self._patterns: dict[tuple[int, int], _Pattern] = {}
         self._closed = False
 
     def __iter__(self) -> Iterator[Tensors]:
@@ -164,33 +207,48 @@ class Reader:
     def _submit(self) -> None:
         """Start gathering the next chunk, and the windows it needs."""
         first = self._next_step
-        last = min(first + self._steps_per_chunk, self._steps.count)
-        part = segments(self._steps, self._order.lanes, self._rank, first, last)
+        last = min(first + self._next_size, self._steps.count)
+        self._next_size = min(4 * self._next_size, self._steps_per_chunk)
+        pattern = self._pattern(range(first, last))
         size = self._order.window
         windows = [
             [(number * size, self._prepare(lane, number)) for number in range(low // size, (high - 1) // size + 1)]
-            for lane, low, high in zip(part.lanes.tolist(), part.low.tolist(), part.high.tolist(), strict=True)
+            for lane, low, high in zip(pattern.lanes, pattern.low.tolist(), pattern.high.tolist(), strict=True)
         ]
-        result = self._workers.submit(self._gather, part, windows, first, last - first)
+        result = self._workers.submit(self._gather, pattern, windows)
         self._pending.append(_Chunk(result, self._steps.ranges(first)[0][0]))
         self._next_step = last
         if last < self._steps.count:
-            self._look_ahead(part)
+            self._look_ahead(pattern)
 
-    def _look_ahead(self, part: Segments) -> None:
+    def _pattern(self, steps: range) -> _Pattern:
+        """What the chunk of these steps takes, from an earlier chunk that begins at the same lane if there was one."""
+        lanes, batch = self._order.lanes, self._steps.global_batch
+        turn, lane = divmod(steps.start * batch, lanes)
+        key = (len(steps), lane)
+        whole = steps.stop * batch <= self._steps.rows
+        if whole and key in self._patterns:
+            return self._patterns[key].moved(turn)
+        part = segments(self._steps, lanes, self._rank, steps.start, steps.stop)
+        pattern = _Pattern.of(part, steps, turn)
+        if whole and len(steps) == self._steps_per_chunk and len(self._patterns) < _KEPT_PATTERNS:
+            self._patterns[key] = pattern
+        return pattern
+
+    def _look_ahead(self, pattern: _Pattern) -> None:
         """Fetch the window after the current one of each lane, and shuffle it before it is needed, lane by lane."""
         size = self._order.window
-        for turn, (lane, high) in enumerate(zip(part.lanes.tolist(), part.high.tolist(), strict=True)):
+        for turn, (lane, high) in enumerate(zip(pattern.lanes, pattern.high.tolist(), strict=True)):
             number = (high - 1) // size + 1
             if number < self._order.windows(lane):
                 self._window(lane, number)
-                if (high - 1) % size >= (turn + 1) * size // (part.lanes.size + 2):
+                if (high - 1) % size >= (turn + 1) * size // (len(pattern.lanes) + 2):
                     self._prepare(lane, number)
 
     def _window(self, lane: int, number: int) -> _Window:
         window = self._windows.get((lane, number))
         if window is None:
-            window = _Window(np.unique(self._order.pieces(lane, number)[0]).tolist())
+            window = _Window(self._order.pieces(lane, number)[0].tolist())
             self._blocks.request(window.blocks)
             self._windows[lane, number] = window
         return window
@@ -223,38 +281,22 @@ class Reader:
             rows[here] = stand_in << ROW_BITS | (rows[here] & ROW_MASK) % self._blocks.rows[stand_in]
         return rows
 
-    def _gather(self, part: Segments, windows: Sequence[_Parts], first: int, steps: int) -> list[Tensors]:
+    def _gather(self, pattern: _Pattern, windows: Sequence[_Parts]) -> list[Tensors]:
         """Task: gather the rows of some steps."""
-        rows = self._rows(part, windows)
+        rows = self._rows(pattern, windows)
         block, row = rows >> ROW_BITS, rows & ROW_MASK
-        sizes = np.bincount(part.step - first, weights=part.count, minlength=steps).astype(np.int64).tolist()
-        batches: list[Tensors] = [{} for _ in sizes]
+        batches: list[Tensors] = [{} for _ in pattern.sizes]
         for column in self._columns:
-            for batch, tensors in zip(batches, column.gather(block, row, sizes, self._ring.take), strict=True):
+            for batch, tensors in zip(batches, column.gather(block, row, pattern.sizes, self._ring.take), strict=True):
                 batch.update(tensors)
         return batches
 
-    def _rows(self, part: Segments, windows: Sequence[_Parts]) -> Ints:
+    @staticmethod
+    def _rows(pattern: _Pattern, windows: Sequence[_Parts]) -> Ints:
         """The rows of a chunk in training order, out of the windows of each lane."""
         pieces = []
-        for low, high, parts in zip(part.low.tolist(), part.high.tolist(), windows, strict=True):
+        for low, high, parts in zip(pattern.low.tolist(), pattern.high.tolist(), windows, strict=True):
             pieces += [future.result()[max(low - start, 0) : high - start] for start, future in parts]
         if not pieces:
             return np.empty(0, np.int64)
-        return np.concatenate(pieces).take(self._places(part))
-
-    def _places(self, part: Segments) -> Ints:
-        """Where each row of a chunk, in training order, lies among the rows of its lanes laid end to end.
-
-        Most chunks have the same pattern, so the last one is kept.
-        """
-        sizes = part.high - part.low
-        shift = np.cumsum(sizes) - sizes - part.low
-        runs = part.start + shift[np.searchsorted(part.lanes, part.lane)] - np.cumsum(part.count) + part.count
-        kept_runs, kept_counts, kept = self._pattern
-        if np.array_equal(runs, kept_runs) and np.array_equal(part.count, kept_counts):
-            return kept
-        places: Ints = np.repeat(runs, part.count)
-        places += np.arange(places.size)
-        self._pattern = (runs, part.count, places)
-        return places
+        return np.concatenate(pieces).take(pattern.places)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from sparkdl.batches.arena import PAGE, Arena
 from sparkdl.batches.buffers import BufferRing
-from sparkdl.batches.plan import Order
+from sparkdl.batches.geometry import Geometry
+from sparkdl.batches.plan import Order, Steps
 from sparkdl.batches.quality import measure, sample
+from sparkdl.config import LoaderConfig
 from sparkdl.errors import StorageError
 
 
@@ -98,3 +100,30 @@ def test_a_sample_tells_what_a_whole_epoch_shows():
     assert sampled.neighbours == pytest.approx(whole.neighbours, abs=0.01)
     assert whole.excess < 6
     assert 0.25 < whole.distance < 0.4
+
+
+@pytest.mark.parametrize("pool", [1 << 20, 32 << 20, 64 << 20, 1 << 30])
+@pytest.mark.parametrize("threads", [1, 2, 4, 16])
+@pytest.mark.parametrize("row", [4, 164, 516, 20_000])
+def test_what_a_rank_allocates_stays_below_its_pool(pool, threads, row):
+    config = LoaderConfig(pool_bytes=pool)
+    rows = 8 * pool // row
+    blocks = np.full(max(1, rows // 1000), 1000)
+    lanes = 16
+    window = max(1, pool // max(row, 128) // lanes)
+    geometry = Geometry(block_rows=blocks, lanes=lanes, window=window, row_bytes=row, read_bytes=row, config=config)
+    steps = Steps(rows=blocks.sum(), global_batch=8)
+    pipeline = geometry.pipeline(steps, threads)
+    fixed = (1 << 20) + 400 * blocks.size
+    one_step = 8 * row * (pipeline.depth + 3)
+    assert pipeline.private_bytes - fixed <= pool + (one_step if pipeline.chunk_rows < 8 else 0)
+    assert pipeline.depth > threads
+
+
+def test_more_is_prefetched_on_request():
+    geometry = {"block_rows": np.full(100, 1000), "lanes": 8, "window": 1000, "row_bytes": 100.0, "read_bytes": 100.0}
+    steps = Steps(rows=100_000, global_batch=16)
+    plain = Geometry(config=LoaderConfig(), **geometry).pipeline(steps, 2)
+    more = Geometry(config=LoaderConfig(prefetch_bytes=256 << 20), **geometry).pipeline(steps, 2)
+    assert (plain.depth, more.depth) == (3, 32)
+    assert more.private_bytes - plain.private_bytes == pytest.approx(29 * plain.chunk_rows * 100, rel=1e-9)

@@ -30,6 +30,7 @@ ROWS = {"T": 500_000, "V": 200_000, "R": 200_000, "J": 20_000}
 BATCH = {"T": 1024, "V": 1024, "R": 256, "J": 256}
 TARGETS = {"T": {"petastorm batched": 8, "petastorm rows": 10, "streaming": 50}, "V": {"petastorm batched": 8}}
 TURNS = 5
+QUALITY_EPOCHS = 8
 SECONDS = 2.0
 STREAMING = "mosaicml-streaming==0.13.0"
 STREAMING_NEEDS = (STREAMING, "pandas<3", "pyarrow==26.0.1")
@@ -285,6 +286,7 @@ def read_usage(folder, workload, setting):
     """Memory of a reading process over two epochs, MiB: private before and at most, proportional at most, stated."""
     import psutil
 
+    from sparkdl.batches.geometry import gather_threads
     from sparkdl.batches.loader import ShardedDataset
     from sparkdl.config import LoaderConfig
 
@@ -304,10 +306,10 @@ def read_usage(folder, workload, setting):
             break
     start = {"uss": before.uss, "pss": before.pss, "rss": before.rss, "anonymous": anonymous}
     grown = {f"{name}_grown": round((most[name] - start[name]) / 2**20, 1) for name in most}
-    steps = loader._steps
+    steps, loader_threads = loader._steps, gather_threads(data.config, 1)
     return {
         **grown,
-        "stated_private": round(data.geometry.private_bytes(steps) / 2**20, 1),
+        "stated_private": round(data.geometry.pipeline(steps, loader_threads).private_bytes / 2**20, 1),
         "stated_mapped": round(data.geometry.mapped_bytes() / 2**20, 1),
         "pool": pool / 2**20,
         "set": round(data.manifest.bytes / 2**20, 1),
@@ -402,29 +404,38 @@ def measure(workload, folder):
 
 
 def quality(workload, folder, ways):
-    """Expected distance and neighbour survival of our order and of petastorm's, from the rows as they came."""
+    """Expected distance and neighbour survival of our order and of petastorm's, from the rows as they came.
+
+    One order's distance scatters around what is expected of the way, the more so the fewer pieces are shuffled; so both
+    are means over several epochs, with the standard error.
+    """
     import torch
 
     from sparkdl.batches.loader import ShardedDataset
-    from sparkdl.batches.quality import measure as measure_quality
 
     data = ShardedDataset(folder / "shards", tensors=["label"])
     in_files = torch.cat([b["label"] for b in data.loader(batch_size=4096, shuffle=False)]).long()
     place = torch.empty_like(in_files)
     place[in_files] = torch.arange(len(in_files))
-    ours = place[torch.cat([b["label"] for b in data.loader(batch_size=BATCH[workload])]).long()]
+    loader = data.loader(batch_size=BATCH[workload])
+    ours = [place[torch.cat([b["label"] for b in loader]).long()].numpy() for _ in range(QUALITY_EPOCHS)]
     python, _, setting = ways["petastorm batched"]
-    theirs = ask(python, "petastorm-stream", folder, workload, **setting)
-    kept = sorted(theirs)  # a few rows of the epoch may be in the queue still
-    rank = {row: number for number, row in enumerate(kept)}
-    found = {
-        "sparkdl": measure_quality(ours.numpy(), BATCH[workload]),
-        "petastorm": measure_quality([rank[row] for row in theirs], BATCH[workload]),
-    }
-    return {
-        name: {"distance": round(q.distance, 4), "neighbours": round(q.neighbours, 5), "excess": round(q.excess, 2)}
-        for name, q in found.items()
-    }
+    theirs = []
+    for _ in range(QUALITY_EPOCHS):
+        rows = ask(python, "petastorm-stream", folder, workload, **setting)
+        rank = {row: number for number, row in enumerate(sorted(rows))}  # a few rows may be in the queue still
+        theirs.append([rank[row] for row in rows])
+    return {"sparkdl": summary(ours, BATCH[workload]), "petastorm": summary(theirs, BATCH[workload])}
+
+
+def summary(orders, batch):
+    """Mean and standard error of the shuffle quality of some epochs."""
+    from sparkdl.batches.quality import measure as measure_quality
+
+    found = [measure_quality(order, batch) for order in orders]
+    values = {name: [getattr(quality, name) for quality in found] for name in ("distance", "neighbours", "excess")}
+    error = {name: statistics.stdev(each) / len(each) ** 0.5 for name, each in values.items()}
+    return {name: [round(statistics.mean(each), 5), round(error[name], 5)] for name, each in values.items()}
 
 
 def provenance():

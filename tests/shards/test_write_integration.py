@@ -9,8 +9,10 @@ import textwrap
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
-from sparkdl.config import ShardConfig
+from sparkdl.batches.loader import ShardedDataset
+from sparkdl.config import LoaderConfig, ShardConfig
 from sparkdl.errors import ConflictError, DataError, SchemaError, StorageError
 from sparkdl.shards.layout import Layout
 from sparkdl.shards.manifest import Manifest, Source
@@ -38,6 +40,22 @@ def rows_of(manifest, root=None, order="id"):
                 else:
                     values = values.tolist()
                 out.setdefault(name, []).extend(values)
+    positions = np.argsort(out[order])
+    return {name: [values[i] for i in positions] for name, values in out.items()}
+
+
+def loaded(manifest, order="id"):
+    """The same from the tensors of the loader, shuffled, in batches that divide nothing."""
+    data = ShardedDataset(manifest.uri, config=LoaderConfig(pool_bytes=20_000))
+    out = {spec.name: [] for spec in data.tensors}
+    for batch in data.loader(batch_size=7, seed=3):
+        for spec in data.tensors:
+            assert batch[spec.name].dtype == getattr(torch, "uint8" if spec.dtype == "binary" else spec.dtype)
+            rows = batch[spec.name].tolist()
+            if f"{spec.name}__valid" in batch:
+                valid = batch[f"{spec.name}__valid"].tolist()
+                rows = [[x for x, keep in zip(*pair, strict=True) if keep] for pair in zip(rows, valid, strict=True)]
+            out[spec.name] += rows
     positions = np.argsort(out[order])
     return {name: [values[i] for i in positions] for name, values in out.items()}
 
@@ -79,6 +97,7 @@ def test_every_type_equals_sparks_collect(spark, tmp_path):
     ]
     assert [zones[code] for code in got["s"]] == [row["s"] for row in want]
     assert [bytes(item) for item in got["raw"]] == [bytes(row["raw"]) for row in want]
+    assert loaded(manifest) == {name: [list(x) for x in rows] if name == "raw" else rows for name, rows in got.items()}
     shapes = {spec.name: (spec.dtype, spec.shape, spec.ragged) for spec in manifest.tensors}
     assert shapes["vec"] == ("float32", (3,), False)
     assert shapes["tokens"] == ("int32", (), True)
@@ -94,6 +113,7 @@ def test_vectors_dense_and_sparse_equal_to_array(spark, tmp_path):
     got = rows_of(manifest)
     assert got["v"] == [[1, 2, 3], [0, 0, 9], [0, 0, 0], [0, 0, 0]]
     assert got["v__mask"] == [[1, 1, 1]] * 3 + [[0, 0, 0]]
+    assert loaded(manifest) == got
     assert (manifest.tensor("v").shape, manifest.tensor("v__mask").shape) == ((3,), (3,))
     assert manifest.statistics["v"].max == 9
 
@@ -106,6 +126,7 @@ def test_packed_columns_statistics_and_masks(spark, tmp_path):
     )
     manifest = write_shards(frame, tmp_path, labels=["y", "id"], layout=Layout(nulls="mask", fill={"x1": -5}))
     got = rows_of(manifest)
+    assert loaded(manifest) == got
     for row in frame.collect():
         want = [row[f"x{k}"] for k in range(4)]
         assert got["features"][row["id"]] == [(-5 if k == 1 else 0) if x is None else x for k, x in enumerate(want)]
@@ -116,6 +137,23 @@ def test_packed_columns_statistics_and_masks(spark, tmp_path):
         assert stats.mean == pytest.approx(mean, rel=1e-12)
         assert stats.variance == pytest.approx(variance, rel=1e-12)
         assert stats.null_count == nulls
+
+
+def test_columns_of_nulls_alone_are_refused_filled_or_masked(spark, tmp_path):
+    columns = "cast(id AS long) id, cast(null AS float) x, cast(null AS array<int>) r, cast(null AS string) s"
+    frame = spark.range(20).selectExpr(*columns.split(", "))
+    with pytest.raises(DataError, match=r"'x' has 20 nulls \(also r: 20, s: 20\), allowed are 0"):
+        write_shards(frame, tmp_path / "refused", labels=["id"])
+    manifest = write_shards(
+        frame.drop("r", "s"), tmp_path / "filled", labels=["id"], layout=Layout(nulls="fill", fill={"x": 4})
+    )
+    assert loaded(manifest) == rows_of(manifest) == {"id": list(range(20)), "x": [4.0] * 20}
+    assert (manifest.statistics["x"].null_count, manifest.statistics["x"].mean) == (20, None)
+    manifest = write_shards(frame.drop("r", "s"), tmp_path / "masked", labels=["id"], layout=Layout(nulls="mask"))
+    assert loaded(manifest)["x__mask"] == [False] * 20
+    manifest = write_shards(frame.drop("x"), tmp_path / "other", labels=["id"], layout=Layout(nulls="fill"))
+    assert loaded(manifest)["r"] == [[]] * 20
+    assert manifest.statistics["s"].null_count == 20
 
 
 def test_nulls_are_counted_over_all_tasks(spark, tmp_path):
@@ -132,6 +170,7 @@ def test_empty_partitions_one_row_and_one_giant_partition(spark, tmp_path, rows,
     manifest = write_shards(frame, tmp_path, labels=["id"], config=config)
     assert manifest.rows == rows
     assert rows_of(manifest)["x"] == [k / 2 for k in range(rows)]
+    assert loaded(manifest) == rows_of(manifest)
     if partitions == 1:
         assert [len(shard.blocks) for shard in manifest.shards] == [6] * 6 + [4]
 
