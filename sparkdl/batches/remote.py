@@ -5,10 +5,13 @@ Enters: a manifest whose shards are remote, compressed or Parquet. Leaves: ``Blo
 
 from __future__ import annotations
 
+import io
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -36,6 +39,7 @@ class CachedBlocks(Blocks):
         self._coming: dict[int, Future[None]] = {}
         self._numbers = [n for shard in manifest.shards for n in range(len(shard.blocks))]
         self._fetchers: ThreadPoolExecutor | None = None
+        self._footers: dict[str, _Footer] = {}
 
     def _arrive(self, block: int) -> None:
         if self._fetchers is None:
@@ -107,15 +111,17 @@ class CachedBlocks(Blocks):
                 return data
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
         else:
-            batch = self._row_group(file, self._numbers[block])
+            part = _Part(data, info.offset, shard.bytes)
+            table = self._footer(file).read_row_group(self._numbers[block], part)
+            batch = table.cast(self._schema).combine_chunks().to_batches()[0]
         return bytes(batch.serialize())
 
-    def _row_group(self, file: Storage, number: int) -> pa.RecordBatch:
-        from pyarrow import parquet
-
-        with file.open_input() as stream:
-            table = parquet.ParquetFile(stream, pre_buffer=False).read_row_group(number)
-        return table.cast(self._schema).combine_chunks().to_batches()[0]
+    def _footer(self, file: Storage) -> _Footer:
+        """The footer of a Parquet shard, fetched once."""
+        with self._lock:
+            footer = self._footers.setdefault(file.uri, _Footer(file))
+        footer.fetch()
+        return footer
 
     def rest(self) -> None:
         """End the fetching threads, unless another reader uses them."""
@@ -130,6 +136,66 @@ class CachedBlocks(Blocks):
                 if block in self._idle:
                     del self._idle[block]
                     self._idle_bytes -= self._where[block][1].bytes
+
+
+class _Footer:
+    """What a Parquet file says of itself, fetched on first use, so that each row group costs its own bytes only."""
+
+    def __init__(self, file: Storage) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._metadata: Any = None
+
+    def fetch(self) -> None:
+        from pyarrow import parquet
+
+        with self._lock:
+            if self._metadata is None:
+                with self._file.open_input() as stream:
+                    self._metadata = parquet.ParquetFile(stream, pre_buffer=False).metadata
+
+    def read_row_group(self, number: int, part: _Part) -> pa.Table:
+        """Decode a row group out of the bytes of the file that were fetched."""
+        from pyarrow import parquet
+
+        source = pa.PythonFile(part, mode="r")
+        return parquet.ParquetFile(source, metadata=self._metadata, pre_buffer=False).read_row_group(number)
+
+
+class _Part(io.RawIOBase):
+    """A file of which only one stretch is there.
+
+    Args:
+        data: the stretch.
+        offset: where in the file it starts, bytes.
+        size: of the file, bytes.
+    """
+
+    def __init__(self, data: bytes, offset: int, size: int) -> None:
+        self._data, self._offset, self._size = memoryview(data), offset, size
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        start = self._place - self._offset
+        if start < 0 or size < 0 or start + size > len(self._data):
+            raise OSError(
+                f"{size} bytes at {self._place} lie outside of the row group, {len(self._data)} bytes at {self._offset}"
+            )
+        self._place += size
+        return bytes(self._data[start : start + size])
 
 
 def open_blocks(manifest: Manifest, root: Storage, tensors: Sequence[TensorSpec], config: LoaderConfig) -> Blocks:

@@ -159,6 +159,19 @@ def test_a_remote_set_is_fetched_once_and_read_in_the_same_order(remote, monkeyp
     assert len([where for where in fetched if "shards/" in where[0]]) == 12
 
 
+def test_a_remote_parquet_set_costs_its_row_groups_and_one_footer_a_file(tmp_path, monkeypatch):
+    uri = "memory://sets/parquet"
+    table = pa.table({"id": pa.array(range(600), pa.int64()), "t": [[k] * (k % 3) for k in range(600)]})
+    manifest = write_table_shards(table, uri, config=ShardConfig(block_rows=50, shard_bytes=5000, format="parquet"))
+    opened = []
+    plain = RemoteStorage.open_input
+    monkeypatch.setattr(RemoteStorage, "open_input", lambda self: opened.append(self.uri) or plain(self))
+    got = rows(uri, LoaderConfig(cache_dir=str(tmp_path / "cache"), pool_bytes=3000))
+    assert sorted(got.tolist()) == list(range(600))
+    assert 1 < len(manifest.shards) == len([u for u in opened if "shards/" in u]) < 12
+    fsspec.filesystem("memory").rm("/sets", recursive=True)
+
+
 def test_a_cache_smaller_than_the_set_stays_bounded(remote):
     uri, config = remote
     config = dataclasses.replace(config, cache_bytes=2500)
