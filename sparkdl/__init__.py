@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdl.estimator.estimator import TorchEstimator
     from sparkdl.estimator.model import TorchModel
     from sparkdl.estimator.store import Store
+    from sparkdl.estimator.trust import allow_pickle
     from sparkdl.horovod_runner import HorovodRunner, log_to_driver
     from sparkdl.lakehouse.registry import ModelRegistry
     from sparkdl.runner import run, run_on_dataframe
@@ -26,6 +27,7 @@ __all__ = [
     "Store",
     "TorchEstimator",
     "TorchModel",
+    "allow_pickle",
     "log_to_driver",
     "run",
     "run_on_dataframe",
@@ -39,6 +41,7 @@ _HOMES = {
     "Store": "estimator.store",
     "TorchEstimator": "estimator.estimator",
     "TorchModel": "estimator.model",
+    "allow_pickle": "estimator.trust",
     "log_to_driver": "horovod_runner",
     "run": "runner",
     "run_on_dataframe": "runner",

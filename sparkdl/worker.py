@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -71,14 +72,16 @@ class RankReport:
     """What one rank has to tell.
 
     Attributes:
-        result: history, best epoch, steps and rows of the run; its ``model`` is an empty module.
+        result: history, best epoch, steps and rows of the run; its ``model`` is an empty module, ``optimizer`` None.
         weights: the model's state on the CPU, by name; None on every rank but the leader.
+        optimizer: the optimizer's state on the CPU, as its ``state_dict()``; None on every rank but the leader.
         backend: the collective that was used.
         seconds: wall-clock seconds by span: join, open, fit.
     """
 
     result: TrainResult
     weights: dict[str, torch.Tensor] | None
+    optimizer: dict[str, Any] | None
     backend: str
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -110,10 +113,12 @@ def run_rank(world: World, job: RankJob) -> RankReport:
         failed = False
     finally:
         collective.close(failed=failed)
-    weights = _on_cpu(result.model) if world.is_leader else None
-    # The module stays here: on the driver the weights are enough, and they travel once.
-    result = replace(result, model=torch.nn.Module())
-    return RankReport(result=result, weights=weights, backend=collective.name, seconds=seconds)
+    leads = world.is_leader
+    weights = _on_cpu(result.model.state_dict()) if leads else None
+    optimizer = _on_cpu(result.optimizer.state_dict()) if leads and result.optimizer is not None else None
+    # Module and optimizer stay here: on the driver their states are enough, and these travel once.
+    result = replace(result, model=torch.nn.Module(), optimizer=None)
+    return RankReport(result=result, weights=weights, optimizer=optimizer, backend=collective.name, seconds=seconds)
 
 
 def _open(job: RankJob, uri: str, config: LoaderConfig) -> ShardedDataset:
@@ -153,5 +158,12 @@ def _validation(job: RankJob, world: World) -> ShardLoader | None:
     return dataset.loader(world=world, batch_size=rows, shuffle=False, decode=_decode(job, dataset))
 
 
-def _on_cpu(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+def _on_cpu(value: Any) -> Any:
+    """The same value with its tensors, however deep in dicts and lists, on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_on_cpu(item) for item in value)
+    return value

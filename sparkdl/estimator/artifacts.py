@@ -20,12 +20,23 @@ from typing import Any
 import cloudpickle
 import torch
 from safetensors.torch import load as load_tensors
+from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from sparkdl.errors import BundleError, IntegrityError
+from sparkdl.lakehouse.folder import file_hash
 from sparkdl.storage import Storage
 
-__all__ = ["Artifacts", "check_file", "read_objects", "write_objects"]
+__all__ = [
+    "Artifacts",
+    "check_file",
+    "is_plain_tensor",
+    "read_objects",
+    "read_tensors",
+    "write_file",
+    "write_objects",
+    "write_tensors",
+]
 
 TENSORS, CODE = "tensors.safetensors", "code.pkl"
 
@@ -46,14 +57,36 @@ def write_objects(value: Any, folder: Storage, known: Mapping[int, str] | None =
     """
     pickler = _Pickler(dict(known or {}))
     pickler.dump(value)
-    files = {CODE: pickler.buffer.getvalue()}
+    facts: Artifacts = {CODE: write_file(folder.child(CODE), pickler.buffer.getvalue())}
     if pickler.tensors:
-        files[TENSORS] = save_tensors(pickler.tensors)
-    facts: Artifacts = {}
-    for name, data in files.items():
-        folder.child(name).write_atomic(data)
-        facts[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        facts[TENSORS] = write_tensors(folder.child(TENSORS), pickler.tensors)
     return facts
+
+
+def write_file(file: Storage, data: bytes) -> dict[str, Any]:
+    """Write a file; return its size and hash."""
+    file.write_atomic(data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def write_tensors(file: Storage, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Write tensors as safetensors; return the file's size and hash."""
+    return write_file(file, save_tensors(tensors))
+
+
+def read_tensors(file: Storage, fact: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Read tensors, mapped into memory where the file is local.
+
+    Raises:
+        IntegrityError: the file is missing, or differs.
+    """
+    path = file.local_path()
+    if path is None:
+        return load_tensors(check_file(file, fact))
+    if not path.exists():
+        raise _missing(file)
+    _compare(file, path.stat().st_size, file_hash(path), fact)
+    return load_file(path)
 
 
 def read_objects(folder: Storage, facts: Artifacts, known: Mapping[str, torch.Tensor] | None = None) -> Any:
@@ -68,10 +101,10 @@ def read_objects(folder: Storage, facts: Artifacts, known: Mapping[str, torch.Te
         IntegrityError: a file is missing, or differs from its hash.
         BundleError: a module that the objects need is missing here.
     """
-    files = {name: check_file(folder.child(name), fact) for name, fact in facts.items()}
-    tensors = load_tensors(files[TENSORS]) if TENSORS in files else {}
+    code = check_file(folder.child(CODE), facts[CODE])
+    tensors = read_tensors(folder.child(TENSORS), facts[TENSORS]) if TENSORS in facts else {}
     try:
-        return _Unpickler(files[CODE], tensors, known or {}).load()
+        return _Unpickler(code, tensors, known or {}).load()
     except ImportError as cause:
         raise BundleError(f"{folder.uri} needs a module that is missing here ({cause}): install it") from cause
 
@@ -83,15 +116,22 @@ def check_file(file: Storage, fact: Mapping[str, Any]) -> bytes:
         IntegrityError: it is missing, or differs.
     """
     if not file.exists():
-        raise IntegrityError(f"{file.uri} is missing beside its metadata: save the model again")
+        raise _missing(file)
     data = file.read_bytes()
-    actual = hashlib.sha256(data).hexdigest()
-    if len(data) != fact["bytes"] or actual != fact["sha256"]:
+    _compare(file, len(data), hashlib.sha256(data).hexdigest(), fact)
+    return data
+
+
+def _missing(file: Storage) -> IntegrityError:
+    return IntegrityError(f"{file.uri} is missing beside its metadata: save the model again")
+
+
+def _compare(file: Storage, size: int, digest: str, fact: Mapping[str, Any]) -> None:
+    if size != fact["bytes"] or digest != fact["sha256"]:
         raise IntegrityError(
-            f"{file.uri} has {len(data)} bytes and SHA-256 {actual[:16]}..., {fact['bytes']} bytes and "
+            f"{file.uri} has {size} bytes and SHA-256 {digest[:16]}..., {fact['bytes']} bytes and "
             f"{fact['sha256'][:16]}... were recorded: it was altered, save the model again"
         )
-    return data
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -103,7 +143,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(self.buffer)
 
     def persistent_id(self, value: Any) -> Any:
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(value):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not is_plain_tensor(value):
             return None
         if id(value) in self._known:
             return ("known", self._known[id(value)])
@@ -116,7 +156,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._seen[id(value)][1]
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """Whether safetensors can hold it: dense, real, a leaf, without attributes of its own."""
     dense = tensor.layout == torch.strided and not tensor.is_quantized and tensor.is_leaf
     return dense and not vars(tensor) and not tensor.is_complex() and tensor.device.type != "meta"
 

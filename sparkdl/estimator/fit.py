@@ -61,7 +61,7 @@ class Trained:
 
     Attributes:
         model: a copy of the user's, with the trained weights, in evaluation mode.
-        optimizer: bound to it; None where it was given as a function.
+        optimizer: bound to it, with its state after the last step; None where its function fails on the driver.
         probe: how it is called and what it returns.
         report: of rank 0.
         num_proc: ranks of the last attempt.
@@ -146,8 +146,20 @@ def train(params: CheckedParams, prepared: Prepared, parcel: Parcel, spark: Spar
         detach_views(job.task.model)
     model.load_state_dict(leader.weights or {})
     model.eval()
-    optimizer = parts.optimizer if isinstance(parts.optimizer, torch.optim.Optimizer) else None
-    return Trained(model, optimizer, found, leader, ranks, run_id, seconds | leader.seconds)
+    return Trained(
+        model, _stepped(parts.optimizer, model, leader), found, leader, ranks, run_id, seconds | leader.seconds
+    )
+
+
+def _stepped(given: Any, model: torch.nn.Module, leader: RankReport) -> torch.optim.Optimizer | None:
+    """The optimizer as the leader's last step left it, bound to ``model``."""
+    try:
+        optimizer = given if isinstance(given, torch.optim.Optimizer) else given(model)
+        optimizer.load_state_dict(leader.optimizer or {})
+    except Exception as error:  # a function that needs what only ranks have; the fit itself is whole
+        logger.warning("getOptimizer() of the fitted model is None: the optimizer cannot be made here (%s)", error)
+        return None
+    return optimizer
 
 
 def _check_steps(params: CheckedParams, prepared: Prepared, num_proc: int) -> None:
@@ -272,7 +284,8 @@ def _launch(
     """Run the ranks; after a failure again, from the last checkpoint, with fewer ranks if slots are gone."""
     options = settings.launch_settings(params)
     failures, least = params.getOrDefault("max_failures"), params.getOrDefault("min_num_proc") or num_proc
-    options["backend"] = options["backend"] if options["backend"] != "solo" else "torch"
+    if options["backend"] == "solo" or (options["backend"] == "auto" and num_proc == 1):
+        options["backend"] = "torch"  # the cheapest meeting place where there is nobody to meet
     ranks = num_proc
     for attempt in range(failures + 1):
         try:

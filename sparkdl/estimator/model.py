@@ -20,6 +20,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.estimator.heads import Head
 from sparkdl.estimator.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.persistence import ModelReader, ModelWriter
+from sparkdl.estimator.saved import Withheld
 from sparkdl.estimator.scoring import Published, publish, score_frame, signature_for, signature_of, wanted_columns
 from sparkdl.estimator.spec import MODEL_SPECS
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
@@ -179,8 +180,14 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return self
 
     def getOptimizer(self) -> Any:
-        """Return the optimizer, bound to the parameters of ``getModel()``; None if it was given as a function."""
-        return self._optimizer
+        """Return the optimizer with its state after the last step, bound to the parameters of ``getModel()``.
+
+        None where it was given as a function that only works on a rank.
+
+        Raises:
+            BundleError: it is saved as a pickle, and whoever loaded this model has not allowed any.
+        """
+        return _given(self._optimizer)
 
     def setOptimizer(self, value: Any) -> TorchModel:
         """Set the optimizer."""
@@ -188,8 +195,12 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return self
 
     def getLoss(self) -> Any:
-        """Return the loss that the model was trained with."""
-        return self._loss
+        """Return the loss that the model was trained with.
+
+        Raises:
+            BundleError: it is saved as a pickle, and whoever loaded this model has not allowed any.
+        """
+        return _given(self._loss)
 
     def setLoss(self, value: Any) -> TorchModel:
         """Set the loss."""
@@ -197,8 +208,12 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return self
 
     def getLossConstructors(self) -> Any:
-        """Return the functions that made the loss."""
-        return self._loss_constructors
+        """Return the functions that made the loss.
+
+        Raises:
+            BundleError: they are saved as a pickle, and whoever loaded this model has not allowed any.
+        """
+        return _given(self._loss_constructors)
 
     def setLossConstructors(self, value: Any) -> TorchModel:
         """Set the functions that made the loss."""
@@ -208,6 +223,12 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     def setLabelColoumns(self, value: list[str]) -> TorchModel:
         """Set label_columns, under the name that Horovod misspells."""
         return self._set(label_columns=value)  # type: ignore[no-any-return]
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, Withheld):
+        raise value.refusal()
+    return value
 
 
 def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> TorchModel:

@@ -1,16 +1,18 @@
 """Saving and loading the estimator and its model, alone and inside Spark's pipelines.
 
 Enters: a stage. Leaves: Spark's ``metadata`` folder with the plain parameters, and beside it the artifacts as files:
-weights in safetensors, code in a pickle, a hash of each in the metadata. On loading nothing is read before its hash was
-compared. A pickle can run code: load what you trust.
+weights in safetensors, the rest as JSON, a hash of each in the metadata. On loading nothing is read before its hash was
+compared. What only a pickle can hold (a class of a notebook, a lambda) goes into one, and that is loaded for callers
+who allow it alone (``trust.py``).
 
     path/metadata/         Spark's own: class, uid, plain parameters, sizes and hashes of the artifacts
-    path/objects/          what no JSON holds: model, optimizer, loss, callbacks
-    path/bundle/           of a fitted model: the model as a bundle (lakehouse/bundle.py)
+    path/bundle/           the model as a bundle (lakehouse/bundle.py)
+    path/objects/          optimizer, loss, history, callbacks, ... (saved.py)
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from sparkdl.errors import ConflictError, IntegrityError
-from sparkdl.estimator.artifacts import read_objects, write_objects
+from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.estimator.params import CheckedParams
+from sparkdl.estimator.saved import Withheld, load_named, save_named
 from sparkdl.estimator.shipping import loose_by_value
-from sparkdl.lakehouse.bundle import load_bundle, save_bundle
+from sparkdl.estimator.trust import REMEDY, pickle_allowed
+from sparkdl.lakehouse.bundle import load_bundle, read_bundle, save_bundle
 from sparkdl.lakehouse.signature import Signature
 from sparkdl.storage import Storage
 
@@ -44,7 +47,9 @@ class _Writer(MLWriter):
         Raises:
             ConflictError: something is there, and ``overwrite()`` was not called.
             StorageError: it cannot be written.
+            BundleError: a part of it was left in a pickle when it was loaded, so that nothing can be saved of it.
         """
+        self._check()  # before anything is deleted
         where = qualified(self.sparkSession, path)
         root = Storage.of(where)
         if root.exists():
@@ -52,6 +57,9 @@ class _Writer(MLWriter):
                 raise ConflictError(f"{where} exists already: save elsewhere, or call write().overwrite().save(path)")
             root.delete(recursive=True)
         self.saveImpl(where)
+
+    def _check(self) -> None:
+        """Refuse what cannot be saved."""
 
     def _metadata(self, instance: CheckedParams, path: str, extra: Mapping[str, Any]) -> None:
         given = {param.name: value for param, value in instance._paramMap.items()}
@@ -73,12 +81,20 @@ class EstimatorWriter(_Writer):
         self._instance = instance
 
     def saveImpl(self, path: str) -> None:
-        """Write objects first, metadata last."""
+        """Write bundle and objects first, metadata last."""
         given = {param.name: value for param, value in self._instance._paramMap.items()}
         objects = {spec.name: given[spec.name] for spec in self._instance.SPECS if not spec.json and spec.name in given}
-        with loose_by_value(objects):
-            facts = write_objects(objects, Storage.of(path).child("objects"))
-        self._metadata(self._instance, path, {"objects": facts})
+        root = Storage.of(path)
+        section: dict[str, Any] = {}
+        known: dict[int, str] = {}
+        model = objects.get("model")
+        if isinstance(model, torch.nn.Module):
+            with contextlib.suppress(BundleError):  # then it goes into the pickle, and its optimizer with it
+                section["bundle"] = save_bundle(model, root.child("bundle").uri).content_hash
+                section["training"] = model.training
+                known = {id(tensor): name for name, tensor in _tensors(objects.pop("model")).items()}
+        section["objects"] = save_named(objects, root.child("objects"), known)
+        self._metadata(self._instance, path, section)
 
 
 class EstimatorReader(MLReader["TorchEstimator"]):
@@ -94,12 +110,26 @@ class EstimatorReader(MLReader["TorchEstimator"]):
         Raises:
             IntegrityError: a file was altered.
             StorageError: there is nothing.
+            BundleError: a part of it is a pickle, and the caller has not allowed any.
         """
         where, metadata = _read_metadata(self, path)
+        section, model = metadata[_SECTION], None
+        root = Storage.of(where)
+        pickled = section["objects"]["pickled"]
+        allowed = pickle_allowed(self.sparkSession)
+        if pickled and not allowed:
+            raise BundleError(
+                f"{', '.join(pickled)} of {where} are saved as a pickle, which can run any code: {REMEDY}"
+            )
+        if "bundle" in section:
+            model = load_bundle(root.child("bundle").uri, expected_hash=section["bundle"]).model
+            model.train(section["training"])
+        known = _tensors(model) if model is not None else None
+        objects = load_named(root.child("objects"), section["objects"], known, allowed=allowed)
         instance = self._kind()
         instance._resetUid(metadata["uid"])
         instance._set(**metadata["paramMap"])
-        instance._set(**read_objects(Storage.of(where).child("objects"), metadata[_SECTION]["objects"]))
+        instance._set(**objects, **({"model": model} if model is not None else {}))
         return instance
 
 
@@ -109,6 +139,12 @@ class ModelWriter(_Writer):
     def __init__(self, instance: TorchModel) -> None:
         super().__init__()
         self._instance = instance
+
+    def _check(self) -> None:
+        self._instance.getModel()
+        for value in self._instance._objects().values():
+            if isinstance(value, Withheld):
+                raise value.refusal()
 
     def saveImpl(self, path: str) -> None:
         """Write bundle and objects first, metadata last."""
@@ -122,9 +158,7 @@ class ModelWriter(_Writer):
                 allow_pickle=True,
             )
         known = {id(tensor): name for name, tensor in _tensors(model).items()}
-        objects = self._instance._objects()
-        with loose_by_value(objects):
-            facts = write_objects(objects, Storage.of(path).child("objects"), known)
+        facts = save_named(self._instance._objects(), Storage.of(path).child("objects"), known)
         self._metadata(self._instance, path, {"bundle": info.content_hash, "objects": facts})
 
 
@@ -138,14 +172,22 @@ class ModelReader(MLReader["TorchModel"]):
     def load(self, path: str) -> TorchModel:
         """Read it from below ``path``.
 
+        A loss or optimizer that only a pickle holds is left out where the caller has not allowed any: the model scores
+        without, and their getters say so.
+
         Raises:
             IntegrityError: a file was altered.
-            BundleError: a module that the model needs is missing here.
+            BundleError: a module that the model needs is missing here, or the model is a pickle, and the caller has not
+                allowed any.
         """
         where, metadata = _read_metadata(self, path)
-        facts = metadata[_SECTION]
-        bundle = load_bundle(Storage.of(where).child("bundle").uri, expected_hash=facts["bundle"], allow_pickle=True)
-        objects = read_objects(Storage.of(where).child("objects"), facts["objects"], _tensors(bundle.model))
+        facts, root = metadata[_SECTION], Storage.of(where)
+        allowed = pickle_allowed(self.sparkSession)
+        uri = root.child("bundle").uri
+        if not allowed and read_bundle(uri).model["kind"] == "pickle":
+            raise BundleError(f"the model of {where} is saved as a pickle, which can run any code: {REMEDY}")
+        bundle = load_bundle(uri, expected_hash=facts["bundle"], allow_pickle=allowed)
+        objects = load_named(root.child("objects"), facts["objects"], _tensors(bundle.model), allowed=allowed)
         instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
         instance._resetUid(metadata["uid"])
         instance._set(**metadata["paramMap"])

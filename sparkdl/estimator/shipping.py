@@ -26,7 +26,7 @@ import cloudpickle
 from sparkdl.errors import ConfigError
 from sparkdl.observe import logger
 
-__all__ = ["Parcel", "foreign_modules", "loose_by_value", "missing_modules", "pack"]
+__all__ = ["Parcel", "foreign_modules", "is_loose", "loose_by_value", "missing_modules", "pack"]
 
 _EXPECTED = {"sparkdl", "torch", "numpy", "pyspark", "pyarrow", "pandas", "cloudpickle", "torchmetrics", "horovod"}
 """Packages that every worker has, or sparkdl itself would not run there."""
@@ -60,12 +60,12 @@ def pack(value: Any, what: str = "the model, its optimizer or loss") -> Parcel:
         ConfigError: a part of it cannot be pickled, or lies in a module that can travel neither way.
     """
     data = _dumps(value, what)
-    loose = [name for name in foreign_modules(data) if _is_loose(name)]
+    loose = [name for name in foreign_modules(data) if is_loose(name)]
     if loose:
         with _by_value(loose):
             data = _dumps(value, what)
     tops = sorted({name.split(".")[0] for name in foreign_modules(data)})
-    stuck = [name for name in tops if _is_loose(name)]
+    stuck = [name for name in tops if is_loose(name)]
     if stuck:
         raise ConfigError(
             f"{what} needs {stuck[0]!r}, a module of the driver alone that cannot be copied: install it on every worker"
@@ -76,7 +76,7 @@ def pack(value: Any, what: str = "the model, its optimizer or loss") -> Parcel:
 @contextlib.contextmanager
 def loose_by_value(value: Any) -> Iterator[None]:
     """Let whatever pickles ``value`` inside the block take loose modules along."""
-    loose = [name for name in foreign_modules(_dumps(value, "the object")) if _is_loose(name)]
+    loose = [name for name in foreign_modules(_dumps(value, "the object")) if is_loose(name)]
     with _by_value(loose) if loose else contextlib.nullcontext():
         yield
 
@@ -115,7 +115,7 @@ def missing_modules(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def _is_loose(name: str) -> bool:
+def is_loose(name: str) -> bool:
     """Whether a loaded module belongs to no installed package: a user's own file beside a script or a notebook."""
     top = name.split(".")[0]
     file = getattr(sys.modules.get(name), "__file__", None)

@@ -332,6 +332,7 @@ class _Trainer:
         return TrainResult(
             model=run.model,
             history=run.history,
+            optimizer=run.optimizer,
             metrics=metrics,
             monitor=self.judge.monitor,
             best_epoch=stopping.best_epoch,

@@ -20,6 +20,7 @@ class TrainResult:
 
     Attributes:
         model: the trained module of this rank; its weights are those of the best epoch where that was asked for.
+        optimizer: with its state after the last step; None once it has left this rank.
         history: one row a step and one row an epoch, earlier parts of a resumed run included.
         metrics: the row of the epoch the weights belong to: losses and metrics by column name.
         monitor: the column that judged the epochs.
@@ -36,6 +37,7 @@ class TrainResult:
 
     model: torch.nn.Module
     history: History
+    optimizer: torch.optim.Optimizer | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     monitor: str = "loss"
     best_epoch: int | None = None

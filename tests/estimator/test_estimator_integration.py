@@ -9,7 +9,8 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler
 from torch import nn
 
-from sparkdl.errors import ConfigError, DataError, IntegrityError, SchemaError
+import sparkdl
+from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
 from sparkdl.estimator import Store, TorchEstimator, TorchModel
 from sparkdl.shards.write import write_shards
 
@@ -166,6 +167,7 @@ def test_estimator_model_and_pipeline_are_saved_and_loaded(frame, tmp_path):
     again = TorchEstimator.load(str(tmp_path / "estimator"))
     assert again.uid == estimator.uid
     assert again.getOptimizer().param_groups[0]["params"][0] is again.getModel().weight
+    assert not list(tmp_path.rglob("*.pkl"))
     assert torch.equal(weights(again.fit(frame)), weights(estimator.fit(frame)))
 
     fitted = Pipeline(stages=[VectorAssembler(inputCols=list("abcd"), outputCol="x"), estimator]).fit(frame)
@@ -180,9 +182,10 @@ def test_estimator_model_and_pipeline_are_saved_and_loaded(frame, tmp_path):
         fitted.stages[1].save(str(tmp_path / "estimator"))
 
 
-@pytest.mark.parametrize("file", ["weights.safetensors", "code.pkl", "bundle.json"])
+@pytest.mark.parametrize("file", ["weights.safetensors", "objects.json", "code.pkl", "bundle.json"])
 def test_a_saved_model_whose_files_were_altered_is_refused(spark, tmp_path, file):
-    model = TorchModel(model=nn.Linear(2, 1), feature_columns=["a", "b"], label_columns=["y"], optimizer="any")
+    given = {"feature_columns": ["a", "b"], "label_columns": ["y"], "loss": lambda output, label: output}
+    model = TorchModel(model=nn.Linear(2, 1), **given)
     model.save(str(tmp_path / "m"))
     target = next((tmp_path / "m").rglob(file))
     data = bytearray(target.read_bytes())
@@ -190,6 +193,83 @@ def test_a_saved_model_whose_files_were_altered_is_refused(spark, tmp_path, file
     target.write_bytes(data)
     with pytest.raises(IntegrityError):
         TorchModel.load(str(tmp_path / "m"))
+
+
+def test_a_fitted_optimizer_brings_its_moments_and_keeps_them_through_saving(frame, tmp_path):
+    net = nn.Linear(4, 1)
+    model = regression(model=net, optimizer=torch.optim.Adam(net.parameters(), lr=0.1)).fit(frame)
+    weight = model.getModel().weight
+    state = model.getOptimizer().state[weight]
+    assert state["step"] == model.summary.steps
+    assert state["exp_avg"].abs().max() > 0
+    model.save(str(tmp_path / "m"))
+    back = TorchModel.load(str(tmp_path / "m"))
+    again = back.getOptimizer().state[back.getModel().weight]
+    assert all(torch.equal(again[name], state[name]) for name in state)
+    assert not list(tmp_path.rglob("*.pkl"))
+    made = regression(optimizer=lambda model: torch.optim.Adam(model.parameters())).fit(frame)
+    assert made.getOptimizer().state[made.getModel().weight]["step"] == made.summary.steps
+
+
+class Loose(nn.Module):
+    """Of this file, which nobody can import."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def absolute(output, label):
+    return (output - label).abs().mean()
+
+
+def test_a_pickle_is_loaded_only_for_those_who_allow_it(spark, tmp_path, monkeypatch):
+    path = str(tmp_path / "m")
+    columns = {"feature_columns": ["a", "b"], "label_columns": ["y"]}
+    TorchModel(model=Loose(), **columns).save(path)
+    with pytest.raises(BundleError, match=r"allow_pickle\(\).*spark.sparkdl.allowPickle=true.*SPARKDL_ALLOW_PICKLE=1"):
+        TorchModel.load(path)
+    with sparkdl.allow_pickle():
+        assert isinstance(TorchModel.load(path).getModel().layer, nn.Linear)
+        PipelineModel([TorchModel.load(path)]).write().overwrite().save(str(tmp_path / "p"))
+    with pytest.raises(BundleError, match="saved as a pickle"):
+        PipelineModel.load(str(tmp_path / "p"))
+    spark.conf.set("spark.sparkdl.allowPickle", "true")
+    try:
+        assert isinstance(PipelineModel.load(str(tmp_path / "p")).stages[0].getModel().layer, nn.Linear)
+    finally:
+        spark.conf.unset("spark.sparkdl.allowPickle")
+    monkeypatch.setenv("SPARKDL_ALLOW_PICKLE", "1")
+    assert isinstance(TorchModel.load(path).getModel().layer, nn.Linear)
+
+
+def test_a_model_that_can_be_rebuilt_scores_without_its_pickled_loss(spark, tmp_path):
+    path = str(tmp_path / "m")
+    columns = {"feature_columns": ["a", "b"], "label_columns": ["y"]}
+    TorchModel(model=nn.Linear(2, 1), loss=absolute, **columns).save(path)
+    model = TorchModel.load(path)
+    assert model.transform(spark.sql("select 1.0f a, 2.0f b")).count() == 1
+    with pytest.raises(BundleError, match=r"loss of .* saved as a pickle"):
+        model.getLoss()
+    with pytest.raises(BundleError, match=r"drop it with setLoss\(None\)"):
+        model.write().overwrite().save(path)
+    model.setLoss(None).save(str(tmp_path / "again"))
+    with sparkdl.allow_pickle():
+        assert TorchModel.load(path).getLoss()(torch.ones(2), torch.zeros(2)) == 1
+
+
+def test_an_estimator_of_loose_parts_needs_the_same_word(tmp_path):
+    path = str(tmp_path / "e")
+    estimator = regression(loss=absolute, model=Loose())
+    estimator.setOptimizer(torch.optim.SGD(estimator.getModel().parameters(), lr=0.1)).save(path)
+    with pytest.raises(BundleError, match="loss, model, optimizer of"):
+        TorchEstimator.load(path)
+    with sparkdl.allow_pickle():
+        again = TorchEstimator.load(path)
+    assert again.getOptimizer().param_groups[0]["params"][0] is again.getModel().layer.weight
 
 
 def test_parquet_shards_and_a_run_that_resumes(frame, spark, tmp_path):

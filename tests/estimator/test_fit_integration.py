@@ -126,7 +126,7 @@ def test_code_of_a_loose_module_travels_along_and_factories_are_made_on_the_rank
         frame
     )
     assert isinstance(by_factory.getModel(), Doubled)
-    assert by_factory.getOptimizer() is None
+    assert by_factory.getOptimizer().param_groups[0]["params"][0] is by_factory.getModel().layer.weight
 
 
 def test_parameter_groups_schedulers_and_the_learning_rate_are_what_they_were(frame):
