@@ -14,10 +14,17 @@ if TYPE_CHECKING:
     from sparkdl.estimator.model import TorchModel
     from sparkdl.estimator.settings import SparkBackend
     from sparkdl.estimator.store import Store
+    from sparkdl.estimator.tuning import CrossValidator
 
-__all__ = ["SparkBackend", "Store", "TorchEstimator", "TorchModel"]
+__all__ = ["CrossValidator", "SparkBackend", "Store", "TorchEstimator", "TorchModel"]
 
-_HOMES = {"SparkBackend": "settings", "Store": "store", "TorchEstimator": "estimator", "TorchModel": "model"}
+_HOMES = {
+    "CrossValidator": "tuning",
+    "SparkBackend": "settings",
+    "Store": "store",
+    "TorchEstimator": "estimator",
+    "TorchModel": "model",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,29 +6,22 @@ TorchEstimator and Spark ML's column parameters; ``PARAMETERS.md`` beside this f
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.errors import ConfigError, StorageError
-from sparkdl.estimator import settings
-from sparkdl.estimator.data import Prepared, data_key, prepare, prepare_existing
-from sparkdl.estimator.fit import slots_of, train, user_parts
-from sparkdl.estimator.model import TorchModel, model_of
-from sparkdl.estimator.params import CheckedParams, check_conflicts, declare, set_defaults, value_of
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.data import prepare, prepare_existing
+from sparkdl.estimator.fits import Fit, GridFits
+from sparkdl.estimator.model import TorchModel
+from sparkdl.estimator.params import CheckedParams, declare, set_defaults, value_of
 from sparkdl.estimator.persistence import EstimatorReader, EstimatorWriter
-from sparkdl.estimator.probe import floating_dtype
-from sparkdl.estimator.shipping import Parcel, pack
 from sparkdl.estimator.spec import SPECS
-from sparkdl.estimator.store import Store, open_store
-from sparkdl.observe import logger
+from sparkdl.estimator.store import open_store
 from sparkdl.shards.manifest import Manifest, Source
 
 if TYPE_CHECKING:
@@ -77,7 +70,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Iterator[tuple[int, TorchModel]]:
         """Fit one model a param map; maps that differ in training alone share their shards. Thread-safe."""
-        return _Fits(dataset, [self.copy(dict(overrides)) for overrides in paramMaps])
+        return GridFits(dataset, [self.copy(dict(overrides)) for overrides in paramMaps])
 
     def fit_on_parquet(self, params: ParamMap | None = None, dataset_idx: int | None = None) -> TorchModel:
         """Fit to the Parquet files at the store's ``get_train_data_path()``, validating on ``get_val_data_path()``.
@@ -98,7 +91,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
             return estimator._fit(frame)
         if value_of(estimator, "validation") is not None:
             raise ConfigError(f"validation is set, and {held_out} holds validation rows: drop one of the two")
-        fit = _Fit(estimator, spark)
+        fit = Fit(estimator, spark)
         with fit:
             training = fit.prepare(frame)
             fit.keep(prepare(estimator, spark.read.parquet(held_out), fit.store, **fit.sizes))
@@ -120,7 +113,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
             SchemaError: it lacks a column.
         """
         estimator = self.copy(dict(params)) if params else self
-        fit = _Fit(estimator, _session())
+        fit = Fit(estimator, _session())
         with fit:
             held_out = Manifest.load(validation_uri) if validation_uri else None
             manifest = Manifest.load(train_uri)
@@ -145,10 +138,10 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         spark = _session()
         opened = Table(table) if isinstance(table, str) else table
         pinned = opened.version() if version is None else version
-        return _Fit(estimator, spark).run(opened.read(spark, pinned), Source(uri=opened.uri, version=str(pinned)))
+        return Fit(estimator, spark).run(opened.read(spark, pinned), Source(uri=opened.uri, version=str(pinned)))
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
-        return _Fit(self, dataset.sparkSession).run(dataset)
+        return Fit(self, dataset.sparkSession).run(dataset)
 
     def write(self) -> MLWriter:
         """Return a writer: ``write().overwrite().save(path)``."""
@@ -166,107 +159,3 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
 
 def _session() -> SparkSession:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-
-
-class _Fit:
-    """One fit: opens the store, keeps account of what was written, and cleans up."""
-
-    def __init__(self, estimator: TorchEstimator, spark: SparkSession) -> None:
-        check_conflicts(estimator)
-        self.estimator, self.spark = estimator, spark
-        self.parcel: Parcel = pack(user_parts(estimator))
-        self.num_proc = settings.ranks_wanted(estimator) or slots_of(spark)
-        settings.launch_settings(estimator)
-        master = str(spark.conf.get("spark.master", ""))
-        self.store: Store = open_store(estimator.getOrDefault("store"), shared_disk=master.startswith("local"))
-        self.kept: list[Prepared] = []
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """What writing shards depends on besides the parameters."""
-        model = self.estimator.getOrDefault("model")
-        dtype = floating_dtype(model) if isinstance(model, torch.nn.Module) else "float32"
-        return {"num_proc": self.num_proc, "float_dtype": dtype}
-
-    def prepare(self, frame: DataFrame, source: Source | None = None) -> Prepared:
-        """Write the shards of ``frame``."""
-        return self.keep(prepare(self.estimator, frame, self.store, source=source, **self.sizes))
-
-    def keep(self, prepared: Prepared) -> Prepared:
-        """Remember to clean up."""
-        self.kept.append(prepared)
-        return prepared
-
-    def train(self, prepared: Prepared) -> TorchModel:
-        """Train on shards; return the fitted model."""
-        trained = train(self.estimator, prepared, self.parcel, self.spark)
-        return model_of(self.estimator, prepared, trained)
-
-    def run(self, frame: DataFrame, source: Source | None = None) -> TorchModel:
-        """Do all of it."""
-        with self:
-            return self.train(self.prepare(frame, source))
-
-    def __enter__(self) -> _Fit:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            for prepared in self.kept:
-                prepared.discard()
-            self.store.close()
-        except StorageError as error:  # the fit is done, or has an error of its own that matters more
-            logger.warning("intermediate shards were not removed: %s", error)
-
-
-@dataclass
-class _Shared:
-    """Shards of several fits, written by the first and deleted after the last."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    prepared: Prepared | None = None
-    left: int = 0
-    close: Callable[[], None] | None = None
-
-
-class _Fits(Iterator[tuple[int, TorchModel]]):
-    """Fits of one frame, each started by whoever asks for the next; several threads may ask at once."""
-
-    def __init__(self, frame: DataFrame, estimators: Sequence[TorchEstimator]) -> None:
-        self._frame, self._estimators = frame, estimators
-        self._lock = threading.Lock()
-        self._next = 0
-        self._shared: dict[Any, _Shared] = {}
-        for estimator in estimators:
-            self._shared.setdefault(self._key(estimator), _Shared()).left += 1
-
-    def __next__(self) -> tuple[int, TorchModel]:
-        with self._lock:
-            index = self._next
-            if index >= len(self._estimators):
-                raise StopIteration
-            self._next += 1
-        return index, self._fit(self._estimators[index])
-
-    def _key(self, estimator: TorchEstimator) -> Any:
-        model = estimator.getOrDefault("model")
-        dtype = floating_dtype(model) if isinstance(model, torch.nn.Module) else "float32"
-        ranks = settings.ranks_wanted(estimator) or 0
-        return (*data_key(estimator, ranks), dtype, repr(estimator.getOrDefault("store")))
-
-    def _fit(self, estimator: TorchEstimator) -> TorchModel:
-        shared = self._shared[self._key(estimator)]
-        try:
-            fit = _Fit(estimator, self._frame.sparkSession)
-            with shared.lock:
-                if shared.prepared is None:
-                    shared.prepared = fit.prepare(self._frame)
-                    shared.close = fit.__exit__
-                else:
-                    fit.store.close()
-            return fit.train(shared.prepared)
-        finally:
-            with shared.lock:
-                shared.left -= 1
-                if shared.left == 0 and shared.close is not None:
-                    shared.close()

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.estimator import CrossValidator as OneQueue
 from sparkdl.estimator import TorchEstimator, TorchModel
 
 
@@ -196,12 +197,15 @@ def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors):
     folded = vectors.withColumn("fold", F.pmod(F.xxhash64("a"), F.lit(2)).cast("int")).cache()
     common = {"estimator": estimator, "estimatorParamMaps": grid, "evaluator": accuracy}
     found = [
-        CrossValidator(**common, numFolds=2, foldCol="fold", parallelism=parallelism).fit(folded)
-        for parallelism in (1, 2)
+        kind(**common, numFolds=2, foldCol="fold", parallelism=parallelism).fit(folded)
+        for kind, parallelism in ((CrossValidator, 1), (CrossValidator, 2), (OneQueue, 1), (OneQueue, 2))
     ]
-    assert found[0].avgMetrics == found[1].avgMetrics
-    assert isinstance(found[0].bestModel, TorchModel)
+    assert all(one.avgMetrics == found[0].avgMetrics for one in found)
+    assert all(one.stdMetrics == found[0].stdMetrics for one in found)
     assert len(set(found[0].avgMetrics)) > 1
+    best = [one.bestModel for one in found]
+    assert all(isinstance(model, TorchModel) for model in best)
+    assert all(torch.equal(model.getModel()[0].weight, best[0].getModel()[0].weight) for model in best)
     split = TrainValidationSplit(**common, trainRatio=0.7, seed=1, parallelism=2).fit(vectors)
     assert len(split.validationMetrics) == 4
 
