@@ -316,6 +316,19 @@ def read_usage(folder, workload, setting):
     }
 
 
+def read_hold(folder, workload, setting):
+    """Read the whole set once, say its size in MiB, and stay until told to go."""
+    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.config import LoaderConfig
+
+    data = ShardedDataset(f"{folder}/shards", config=LoaderConfig(pool_bytes=1 << 30))
+    for _ in data.loader(batch_size=1024):
+        pass
+    print(round(data.manifest.bytes / 2**20, 1), flush=True)
+    sys.stdin.readline()
+    return 0
+
+
 def _anonymous():
     """Bytes of this process that belong to no file."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
@@ -332,6 +345,7 @@ READERS = {
     "memory": read_memory,
     "first": read_first,
     "usage": read_usage,
+    "hold": read_hold,
 }
 
 
@@ -473,25 +487,44 @@ def measure_first(folder):
 
 
 def measure_memory(folder):
-    """One line: memory of one rank on a set 8 x its pool, and of two ranks on the same set, MiB."""
+    """One line: memory of one rank on a set 8 x its pool, and of two ranks that have the whole set mapped, MiB."""
     from sparkdl.shards.files import write_table_shards
 
     if not (folder / "shards").exists():
         write_table_shards(columns_of("V", 500_000), str(folder / "shards"), labels=["label"])
-    setting = {"pool_bytes": 32 << 20}
-    alone = ask(sys.executable, "usage", folder, "V", **setting)
-    both = [
-        subprocess.Popen(command(sys.executable, "usage", folder, "V", **setting), stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    shared = [json.loads(process.communicate()[0].strip().splitlines()[-1]) for process in both]
     return {
         "workload": "memory of reading, MiB",
-        "one rank": alone,
-        "two ranks, sum": {
-            name: round(sum(one[name] for one in shared), 1) for name in ("rss_grown", "pss_grown", "uss_grown")
-        },
+        "one rank": ask(sys.executable, "usage", folder, "V", pool_bytes=32 << 20),
+        "two ranks": sharing(folder),
     } | provenance()
+
+
+def sharing(folder):
+    """Memory of the set's files in two ranks that have read it whole, summed over both at one moment, MiB.
+
+    The resident size counts a page in each process that has it, the proportional one splits it between them.
+    """
+    ranks = [
+        subprocess.Popen(command(sys.executable, "hold", folder, "V"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    sizes = [json.loads(process.stdout.readline()) for process in ranks]
+    found = [mapped(process.pid, folder / "shards") for process in ranks]
+    for process in ranks:
+        process.communicate(b"\n")
+    return {name: round(sum(one[name] for one in found) / 1024, 1) for name in found[0]} | {"set": sizes[0]}
+
+
+def mapped(pid, folder):
+    """Resident and proportional size of what a process has mapped of the files in a folder, KiB."""
+    sums, inside = {"Rss": 0, "Pss": 0}, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if "-" in name.split(" ")[0]:
+            inside = str(folder) in line
+        elif inside and name in sums:
+            sums[name] += int(value.split()[0])
+    return sums
 
 
 if pytest is not None:
