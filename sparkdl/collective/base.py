@@ -7,7 +7,7 @@ Stage 3 of 5. ``solo.py``, ``ddp.py`` and ``horovod.py`` implement it, and one c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -50,6 +50,18 @@ class GradientSync(Protocol):
         """Wait until every ``param.grad`` holds the mean over all ranks of the local sums.
 
         A parameter without a gradient on some ranks counts as zero there; without one on every rank it stays None.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return, in strings, numbers and lists, what decides how sums are rounded and what was found by measuring."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as ``state_dict`` says, before the first step; every rank calls it with the same ``state``.
+
+        What does not fit any more (other parameters, another world size, settings given since) is left out, and found
+        anew.
         """
         ...
 

@@ -24,6 +24,8 @@ class Bucket:
         params: the parameters, in order.
         flat: memory of their gradients, ``(elements,)``, and of one flag for each.
         wire: where the gradients of this rank are collected: ``flat`` itself, or what an exchange placed instead.
+        share: what gradients are multiplied by on their way to ``wire``, while they stay where they are; None gives
+            them a place in ``flat``.
         missing: gradients that the current backward pass still owes.
         filled: whether the gradients of this step have been collected.
     """
@@ -45,15 +47,27 @@ class Bucket:
         self.missing = len(self.params)
         self.filled = False
 
-    def place(self, wire: torch.Tensor) -> None:
-        """Collect gradients in ``wire``, zeros as long as ``flat``."""
-        self.wire = wire
+    def place(self, wire: torch.Tensor, share: float | None = None) -> None:
+        """Collect gradients, or their ``share``, in ``wire``, zeros as long as ``flat``."""
+        self.wire, self.share = wire, share
         self._sent = self.views if wire is self.flat else self._cut(wire)
 
     def fill(self) -> None:
-        """Copy the local gradients into ``wire``, zeros where there are none, and make each ``param.grad`` a view."""
+        """Copy the local gradients into ``wire``, zeros where there are none."""
         self.filled = True
         self._present = [param.grad is not None for param in self.params]
+        if self.share is None:
+            self._move()
+        else:
+            self._copy(self.share)
+        flags = self.wire[self._end :]
+        if all(self._present):
+            flags.fill_(1.0)
+        else:
+            flags.copy_(torch.tensor(self._present, dtype=flags.dtype))
+
+    def _move(self) -> None:
+        """Copy the gradients, and make each ``param.grad`` a view of ``flat``."""
         targets, sources = [], []
         for param, view, sent in zip(self.params, self.views, self._sent, strict=True):
             grad = param.grad
@@ -66,17 +80,37 @@ class Bucket:
             param.grad = view
         if targets:
             torch._foreach_copy_(targets, sources)
-        flags = self.wire[self._end :]
-        if all(self._present):
-            flags.fill_(1.0)
-        else:
-            flags.copy_(torch.tensor(self._present, dtype=flags.dtype))
+
+    @torch.no_grad()
+    def _copy(self, share: float) -> None:
+        for param, sent in zip(self.params, self._sent, strict=True):
+            if param.grad is None:
+                sent.zero_()
+                continue
+            if param.grad.layout != torch.strided:
+                param.grad = param.grad.to_dense()
+            torch.mul(param.grad, share, out=sent)
+
+    @torch.no_grad()
+    def add(self, other: torch.Tensor) -> None:
+        """Add to the ``share`` of each gradient what another rank collected in its ``wire``, in place.
+
+        One pass over each gradient, which nobody copies back: the memory, not the sums, is what this costs.
+        """
+        assert self.share is not None
+        theirs = self._cut(other)
+        there = [True] * len(theirs) if all(self._present) else (other[self._end :] > 0).tolist()
+        for param, view, added, present in zip(self.params, self.views, theirs, there, strict=True):
+            if param.grad is not None:
+                torch.add(added, param.grad, alpha=self.share, out=param.grad)
+            elif present:
+                param.grad = view.copy_(added)
 
     def publish(self) -> None:
         """Make every ``param.grad`` its part of ``flat``, which now holds means; None where no rank has a gradient."""
         self.missing = len(self.params)
         self.filled = False
-        if all(self._present):
+        if self.share is not None or all(self._present):
             return
         # Only here are the flags read: on a GPU reading means waiting for it.
         anywhere = (self.flat[self._end :] > 0).tolist()

@@ -138,6 +138,13 @@ class TorchCollective(GroupCollective):
             dist.all_gather(parts, padded)
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
+    def gather_equal(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return every rank's ``flat``."""
+        parts = flat.new_empty((self._world.size, flat.numel()))
+        with self.guard("gathering"):
+            dist.all_gather(list(parts.unbind()), flat)
+        return parts
+
     def barrier(self) -> None:
         """Return once every rank has called it."""
         # A reduction of one number: dist.barrier() of gloo looks for dead peers rank by rank, and takes longer.

@@ -6,6 +6,7 @@ tensor is reduced, broadcast and gathered, how it waits, and what its errors loo
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -33,6 +34,7 @@ __all__ = ["GroupCollective", "Pending", "REDUCE_OPS", "widened"]
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
 BROADCAST_BYTES = 64 * 2**20  # tensors are fused up to this: it bounds the staging copy
+IN_ORDER_ELEMENTS = 4096
 MESSAGE_BYTES = 2**30  # backends count the elements of a message in 31 bits
 
 
@@ -117,6 +119,10 @@ class GroupCollective(ABC):
         """Return every rank's ``rows``, which may differ in their first dimension alone."""
 
     @abstractmethod
+    def gather_equal(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return ``(size, elements)``: every rank's ``flat``, 1-d, contiguous and of one length on all ranks."""
+
+    @abstractmethod
     def barrier(self) -> None:
         """Return once every rank has called it."""
 
@@ -178,12 +184,23 @@ class GroupCollective(ABC):
         flat = widened(tensor, op).reshape(-1)
         if weight is not None:
             flat = torch.cat([flat * weight, flat.new_tensor([weight])])
-        self.start_all_reduce(flat, "sum" if op == "mean" else op, "all_reduce").wait()
+        if op in ("sum", "mean") and self._adds_in_order(flat):
+            flat = functools.reduce(torch.add, self.gather_equal(flat))
+        else:
+            self.start_all_reduce(flat, "sum" if op == "mean" else op, "all_reduce").wait()
         if weight is not None:
             flat = flat[:-1] / flat[-1]
         elif op == "mean":
             flat /= self._world.size
         return flat.reshape(tensor.shape).to(reduced_dtype(tensor.dtype, op))
+
+    def _adds_in_order(self, flat: torch.Tensor) -> bool:
+        """Whether to add in the order of the ranks, so that a number's sum does not depend on what travels beside it.
+
+        A ring begins each part of a message at another rank, and three numbers have several sums. For few numbers a
+        gather takes no longer.
+        """
+        return self._world.size > 2 and flat.is_floating_point() and 0 < flat.numel() <= IN_ORDER_ELEMENTS
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return all ranks' values in rank order."""

@@ -10,9 +10,9 @@ batch is empty, or which reaches other parameters than its peers, sends zeros an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -22,7 +22,7 @@ from sparkdl.collective.agree import named_parameters
 from sparkdl.collective.batchnorm import synchronised_batch_norm
 from sparkdl.collective.buckets import Bucket, plan_buckets
 from sparkdl.collective.exchange import Exchange, WireExchange
-from sparkdl.collective.shared import SharedExchange, open_mesh
+from sparkdl.collective.shared import PairExchange, SharedExchange, open_mesh
 from sparkdl.collective.sparse import average_sparse, sparse_parameters
 from sparkdl.collective.tune import Tuner, bucket_candidates
 from sparkdl.config import SyncConfig
@@ -50,6 +50,7 @@ class Reducer:
         self._group = group
         self._model = model
         self._bucket_mib = config.bucket_mib or DEFAULT_BUCKET_MIB
+        self._bucket_mib_given = config.bucket_mib is not None
         self._wire_dtype = WIRE_DTYPES[config.compression]
         self._names = named_parameters(model, optimizer)
         self._params = list(self._names)
@@ -58,6 +59,7 @@ class Reducer:
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {}
         self._buckets: list[Bucket] = []
         self._plans = 0
+        self._chosen: dict[str, float] = {}
         self._order: dict[torch.nn.Parameter, None] = {}
         self._settled = False
         self._local = False
@@ -76,7 +78,7 @@ class Reducer:
             mesh = open_mesh(self._group)
             if mesh is not None:
                 self._group.at_close(mesh.close)
-                return SharedExchange(mesh)
+                return PairExchange(mesh) if mesh.size == 2 else SharedExchange(mesh)
         return WireExchange(self._group, self._wire_dtype)
 
     def _make_tuners(self, config: SyncConfig) -> list[Tuner]:
@@ -84,9 +86,10 @@ class Reducer:
         if not config.tune or torch.are_deterministic_algorithms_enabled():
             return []
         tuners = []
-        if config.bucket_mib is None and isinstance(self._exchange, WireExchange):
+        if not self._bucket_mib_given and isinstance(self._exchange, WireExchange):
             total = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._buckets) / 2**20
             sizes = bucket_candidates(total, self._bucket_mib)
+            self._bucket_mib = sizes[0]  # which leads to the same buckets
             tuners.append(Tuner(self._group, "bucket size, MiB", sizes, self._set_bucket_mib))
         if isinstance(self._exchange, WireExchange):
             tuners += self._group.tuners()
@@ -96,6 +99,7 @@ class Reducer:
         tuner = self._tuners[0]
         tuner.step()
         if tuner.done:
+            self._chosen[tuner.what] = tuner.chosen
             self._tuners.pop(0)
 
     @property
@@ -142,6 +146,35 @@ class Reducer:
         elif self._tuners:
             self._tune()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the layout of the buckets, by which rings of three and more ranks round, and what was measured."""
+        return {
+            "world_size": self._group.world.size,
+            "bucket_mib": self._bucket_mib,
+            "buckets": [[self._names[param] for param in bucket.params] for bucket in self._buckets],
+            "late": [self._names[param] for param in self._late],
+            "settled": self._settled,
+            "chosen": dict(self._chosen),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lay the buckets out as they were, and measure nothing that was measured before."""
+        if not state or state["world_size"] != self._group.world.size:
+            return
+        for tuner in [tuner for tuner in self._tuners if tuner.what in state["chosen"]]:
+            tuner.choose(float(state["chosen"][tuner.what]))
+            self._chosen[tuner.what] = tuner.chosen
+            self._tuners.remove(tuner)
+        by_name = {self._names[param]: param for param in self._dense()}
+        names = [name for bucket in state["buckets"] for name in bucket]
+        if sorted(names) != sorted(by_name) or self._bucket_mib != state["bucket_mib"]:
+            return  # other parameters are trained, or in buckets of another size: the first step shows their order
+        late = set(state["late"])
+        self._ready = [by_name[name] for name in names if name not in late]
+        self._late = [by_name[name] for name in state["late"]]
+        self._settled = bool(state["settled"])
+        self._lay_out([Bucket([by_name[name] for name in bucket]) for bucket in state["buckets"]])
+
     def close(self) -> None:
         """Remove every hook."""
         for handle in self._handles.values():
@@ -177,11 +210,15 @@ class Reducer:
         return max(1, int(self._bucket_mib * 2**20))
 
     def _plan(self, ready: Sequence[torch.nn.Parameter], late: Sequence[torch.nn.Parameter]) -> None:
-        self._ready, self._late = ready, late
+        self._ready, self._late = list(ready), list(late)
+        self._lay_out(plan_buckets(ready, late, cap_bytes=self._cap_bytes()))
+
+    def _lay_out(self, buckets: list[Bucket]) -> None:
+        """Put ``buckets`` in the place of those before; every rank calls it with the same ones."""
         self._plans += 1
         self._exchange.forget(self._buckets)
         self._buckets, self._bucket_of = [], {}
-        self._add(plan_buckets(ready, late, cap_bytes=self._cap_bytes()))
+        self._add(buckets)
 
     def _add(self, buckets: list[Bucket]) -> None:
         self._exchange.place(buckets)

@@ -16,6 +16,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from sparkdl.collective.buckets import Bucket
     from sparkdl.collective.group import GroupCollective
 
-__all__ = ["Mesh", "SharedExchange", "open_mesh"]
+__all__ = ["Mesh", "PairExchange", "SharedExchange", "open_mesh"]
 
 PAGE = mmap.PAGESIZE
+SPIN_SECONDS = 200e-6
 LINE_ELEMENTS = 32  # parts start on a cache line of their own, for any dtype of two bytes or more
 
 
@@ -97,12 +99,14 @@ class Mesh:
     def await_signals(self) -> None:
         """Return once every other rank has signalled once more.
 
+        Looks for a while before it sleeps: a core that sleeps takes longer to wake than most waits last.
+
         Raises:
             ClusterError: a rank has ended, or did not signal within the timeout.
         """
         for rank, peer in self._peers.items():
             try:
-                byte = peer.recv(1)
+                byte = _look(peer) or peer.recv(1)
             except TimeoutError as error:
                 raise self._lost(rank, f"no sign of life for {self._timeout:.0f} s") from error
             except OSError as error:
@@ -147,6 +151,8 @@ class Mesh:
 class SharedExchange:
     """Every rank writes its gradients into a slot of its own, and sums one part of all slots into that of rank 0."""
 
+    _share: float | None = None
+
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._slots: dict[Bucket, list[torch.Tensor]] = {}
@@ -165,7 +171,7 @@ class SharedExchange:
             used = bucket.flat.numel() * bucket.flat.element_size()
             starts = [rank * slot + offset for rank in range(self._mesh.size)]
             self._slots[bucket] = [memory[start : start + used].view(bucket.flat.dtype) for start in starts]
-            bucket.place(self._slots[bucket][self._mesh.rank])
+            bucket.place(self._slots[bucket][self._mesh.rank], self._share)
             offset += size
 
     def begin(self) -> None:
@@ -191,9 +197,13 @@ class SharedExchange:
         mesh.meet()
         for bucket in buckets:
             bucket.flat.copy_(self._slots[bucket][0])
+        self._release()
+
+    def _release(self) -> None:
+        """Tell the others that their slots have been read."""
         with suppress(ClusterError):
             # Nobody waits for this one: a rank that is through with its last step may have hung up by now.
-            mesh.signal()
+            self._mesh.signal()
         self._owed = True
 
     def _settle_debt(self) -> None:
@@ -210,6 +220,36 @@ class SharedExchange:
         """Unmap everything and hang up."""
         self._slots.clear()
         self._mesh.close()
+
+
+class PairExchange(SharedExchange):
+    """Two ranks write halves of their gradients into their slots, and each adds the other's half to its own.
+
+    Both read all of the other's gradients, where ``SharedExchange`` reads one half and copies another; but they meet
+    once, not twice, and the mean is made where the gradient lies: two passes over the gradients instead of three.
+    Halving is exact, and a sum of two has one order.
+    """
+
+    _share = 0.5
+
+    def finish(self, buckets: Sequence[Bucket]) -> None:
+        """Add what the other rank collected."""
+        mesh = self._mesh
+        self._settle_debt()
+        mesh.meet()
+        for bucket in buckets:
+            bucket.add(self._slots[bucket][1 - mesh.rank])
+        self._release()
+
+
+def _look(peer: socket.socket) -> bytes:
+    """Return a byte that arrives soon, or none."""
+    descriptor = peer.fileno()  # of a socket with a timeout, which never blocks by itself
+    until = time.perf_counter() + SPIN_SECONDS
+    while time.perf_counter() < until:
+        with suppress(BlockingIOError):
+            return os.read(descriptor, 1)
+    return b""
 
 
 def _part(elements: int, rank: int, size: int) -> slice:

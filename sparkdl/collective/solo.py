@@ -5,7 +5,7 @@ Enters and leaves: one rank's tensors and objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,12 @@ class _SoloSync:
         yield
 
     def synchronize(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
 
     def close(self) -> None:

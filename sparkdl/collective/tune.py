@@ -37,6 +37,11 @@ class Tuner:
         rest_seconds: seconds to let pass on top, for settings whose change takes time.
         steps: steps to measure each candidate for, after one that does not count.
         clock: returns seconds.
+
+    Attributes:
+        what: the setting's name and unit.
+        chosen: the value that holds once this is done; before, the first candidate.
+        done: whether there is nothing left to measure.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class Tuner:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._group = group
-        self._what = what
+        self.what = what
         self._candidates = list(candidates)
         self._apply = apply
         self._rest = rest_steps
@@ -64,6 +69,7 @@ class Tuner:
         self._last: float | None = None
         self._times: list[list[float]] = []
         self.done = len(self._candidates) < 2
+        self.chosen = self._candidates[0]
         self.seconds_per_step = 0.0
 
     def step(self) -> None:
@@ -86,6 +92,12 @@ class Tuner:
             self._last = self._clock()
         else:
             self._decide()
+
+    def choose(self, value: float) -> None:
+        """Take ``value``, which an earlier part of the run measured to be the best; every rank calls it alike."""
+        if value != self.chosen:
+            self._apply(value)
+        self.chosen, self.done = value, True
 
     def _is_resting(self, now: float) -> bool:
         if self._times:
@@ -110,14 +122,15 @@ class Tuner:
         if means[best] > MARGIN * means[0]:
             best = 0
         self.seconds_per_step = means[best]
+        self.chosen = self._candidates[best]
         if best != len(means) - 1:
             self._apply(self._candidates[best])
         measured = {f"{value:g}": round(1e3 * mean, 3) for value, mean in zip(self._candidates, means, strict=True)}
-        observe.emit("tuned", setting=self._what, chosen=self._candidates[best], step_ms=measured)
+        observe.emit("tuned", setting=self.what, chosen=self.chosen, step_ms=measured)
         observe.logger.info(
             "%s: %g of %s",
-            self._what,
-            self._candidates[best],
+            self.what,
+            self.chosen,
             ", ".join(f"{v} ({ms} ms)" for v, ms in measured.items()),
         )
 

@@ -25,7 +25,7 @@ from safetensors.torch import load as load_safetensors
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError, StorageError
 from sparkdl.observe import emit, logger
-from sparkdl.storage import Storage, xxh3_hex
+from sparkdl.storage import Storage, storage_errors, xxh3_hex
 from sparkdl.train.codec import Layout, decode, encode
 
 __all__ = ["Checkpoint", "Checkpointer"]
@@ -77,6 +77,7 @@ class Checkpointer:
         self._layout: Layout | None = None
         self._entries: dict[int, _Entry] | None = None
         self._abandoned: list[int] = []
+        self._swept = False
         self.stall_seconds = 0.0
 
     def __getstate__(self) -> CheckpointConfig:
@@ -217,8 +218,14 @@ class Checkpointer:
             ready.synchronize()
         data, step = layout.data, int(body["step"])
         name = f"step-{step:010d}.{uuid.uuid4().hex[:8]}.safetensors"
-        with self._folder.child(name).open_output() as file:
-            file.write(data)
+        target = self._folder.child(name)
+        try:
+            with storage_errors(target.uri, "write"), target.open_output() as file:
+                file.write(data)
+        except StorageError:
+            with suppress(StorageError):  # what was half-written would keep a full disk full
+                target.delete()
+            raise
         body |= {"tensors": name, "bytes": len(data), "xxh3": xxh3_hex(data)}
         text = _canonical(body)
         self._folder.child(_file(step)).write_atomic(b'{"checkpoint":%s,"xxh3":"%s"}' % (text, xxh3_hex(text).encode()))
@@ -229,8 +236,8 @@ class Checkpointer:
     def _retain(self, new: _Entry) -> None:
         """Delete all but the last ones and the best; the JSON file first, so that nothing half-deleted is seen."""
         entries = self._index()
+        gone = [entries.pop(step) for step in (*self._abandoned, new.step) if step in entries]
         for step in self._abandoned:  # damaged, and newer than what the run continued from
-            entries.pop(step, None)
             if step != new.step:
                 self._folder.child(_file(step)).delete()
         self._abandoned = []
@@ -241,8 +248,17 @@ class Checkpointer:
             keep.add(max(bests))
         for step in sorted(set(entries) - keep):
             self._folder.child(_file(step)).delete()
-            del entries[step]
-        held = {entry.tensors for entry in entries.values()}  # the rest are leftovers of writers that died
+            gone.append(entries.pop(step))
+        if not self._swept:
+            self._sweep({entry.tensors for entry in entries.values()})
+            self._swept = True
+            return
+        for entry in gone:
+            with suppress(StorageError):
+                self._folder.child(entry.tensors).delete()
+
+    def _sweep(self, held: set[str]) -> None:
+        """Delete tensors that no checkpoint names: leftovers of writers that died; once, since looking takes time."""
         for file in self._folder.list():
             if file.name.startswith("step-") and file.name.endswith(".safetensors") and file.name not in held:
                 with suppress(StorageError):

@@ -74,14 +74,15 @@ class EpochTrainer:
             window.add(loss, batch, step, rate.current)
             if has_metrics and outputs is not None:
                 metrics.update(outputs, batch)
+            rows = batch.global_rows
+            del batch, outputs  # likewise: the optimizer may take the memory
             stepper.update(1.0)
             if clips and stepper.norm is not None:
                 window.add_norm(stepper.norm)
             rate.after_step()
             run.local_loss, run.step = loss, step
             run.batch += 1
-            run.rows += batch.global_rows
-            del batch, outputs
+            run.rows += rows
             for hook in hooks:
                 hook(run)
             if step >= self.pause_at:

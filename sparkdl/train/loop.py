@@ -293,6 +293,7 @@ class _Trainer:
                 "rate": self.rate.state_dict(),
                 "scaler": self.stepper.scaler.state_dict() if self.stepper.scaler is not None else None,
                 "ranks": ranks,
+                "sync": self.sync.state_dict(),
                 "loader": self.train.state_dict(),
                 "run": {"epoch": run.epoch, "batch": run.batch, "step": run.step, "rows": run.rows},
                 "window": self.window.state_dict(),
@@ -317,6 +318,7 @@ class _Trainer:
         self.rate.load_state_dict(state["rate"])
         if self.stepper.scaler is not None and state["scaler"]:
             self.stepper.scaler.load_state_dict(state["scaler"])
+        self.sync.load_state_dict(state.get("sync", {}))
         self.window.load_state_dict(state["window"])
         self.judge.load_state_dict(state["judge"])
         self.hooks.load_state_dict(state["callbacks"])

@@ -6,7 +6,7 @@ size, with exact tails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -70,11 +70,37 @@ class TensorSource:
         if self._position >= len(self):
             self._position = 0
         order, count = self._permutation(), len(self)
-        batches = None if order is None else torch.split(order, self.global_batch_rows)
+        parts = None if order is None else torch.split(order, self.global_batch_rows)
+        take = self._taker()
+        rank, size, whole = self._world.rank, self._world.size, self.global_batch_rows
         while self._position < count:
             step = self._position
-            self._position += 1
-            yield self._batch(step, None if batches is None else batches[step])
+            self._position = step + 1
+            total = min(whole, self._rows - step * whole)
+            first, last = total * rank // size, total * (rank + 1) // size
+            if parts is None:
+                chosen: Any = slice(step * whole + first, step * whole + last)
+            else:
+                chosen = parts[step] if size == 1 else parts[step][first:last]
+            # No name for the tensors here: they are freed as soon as the loop is done with them.
+            yield Batch(
+                take(chosen),
+                step=step,
+                epoch=self._epoch,
+                rows=last - first,
+                global_rows=total,
+                weight=(last - first) * size / total,
+            )
+
+    def _taker(self) -> Callable[[Any], dict[str, torch.Tensor]]:
+        """What takes the chosen rows of every tensor: slices of them, or row numbers on the CPU."""
+        items = list(self._tensors.items())
+        if not self._shuffle:
+            return lambda rows: {name: tensor[rows] for name, tensor in items}
+        if self._on_cpu:
+            gathers = [(name, tensor.index_select) for name, tensor in items]
+            return lambda rows: {name: gather(0, rows) for name, gather in gathers}
+        return lambda rows: {name: tensor.index_select(0, rows.to(tensor.device)) for name, tensor in items}
 
     def set_epoch(self, epoch: int) -> None:
         """Start over at the first batch of ``epoch``."""
@@ -110,21 +136,3 @@ class TensorSource:
             generator = torch.Generator().manual_seed((self._seed << 20) + self._epoch)
             self._order = (self._epoch, torch.randperm(self._rows, generator=generator))
         return self._order[1]
-
-    def _batch(self, step: int, chosen: torch.Tensor | None) -> Batch:
-        """This rank's part of global batch ``step``, whose shuffled rows are ``chosen``."""
-        start = step * self.global_batch_rows
-        total = min(self.global_batch_rows, self._rows - start)
-        rank, size = self._world.rank, self._world.size
-        first, last = total * rank // size, total * (rank + 1) // size
-        rows = last - first
-        if chosen is None:
-            tensors = {name: tensor[start + first : start + last] for name, tensor in self._tensors.items()}
-        else:
-            if size > 1:
-                chosen = chosen[first:last]
-            if self._on_cpu:
-                tensors = {name: tensor.index_select(0, chosen) for name, tensor in self._tensors.items()}
-            else:
-                tensors = {name: t.index_select(0, chosen.to(t.device)) for name, t in self._tensors.items()}
-        return Batch(tensors, epoch=self._epoch, step=step, rows=rows, global_rows=total, weight=rows * size / total)

@@ -7,6 +7,7 @@ batch, and one decision on all ranks when a loss is not finite or a rank wishes 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -21,6 +22,9 @@ __all__ = ["LossWindow"]
 class LossWindow:
     """Collects losses on the device; one all-reduce and one wait for the device a window.
 
+    On the CPU, where nobody waits, numbers are kept instead: fifty small tensors between the large ones of fifty steps
+    keep the allocator from giving each step the memory of the step before, which is still in the cache.
+
     Args:
         collective: the ranks.
         run: whose history gets the rows.
@@ -28,21 +32,23 @@ class LossWindow:
 
     def __init__(self, collective: Collective, run: Run) -> None:
         self._collective, self._run = collective, run
-        self._values: list[torch.Tensor] = []
+        self._device = torch.device(collective.world.device)
+        self._reads = self._device.type == "cpu"
+        self._values: list[Any] = []
         self._facts: list[tuple[int, int, int, int, float]] = []
-        self._norms: list[torch.Tensor] = []
+        self._norms: list[Any] = []
         self.epoch_sum = 0.0
         self.epoch_rows = 0
         self.newest: float | None = None
 
     def add(self, value: torch.Tensor, batch: BatchLike, step: int, lr: float) -> None:
         """Take in one batch's contribution to the loss; ``step`` is the optimizer step it goes into, from 1."""
-        self._values.append(value)
+        self._values.append(value.item() if self._reads else value)
         self._facts.append((step, batch.step, batch.rows, batch.global_rows, lr))
 
     def add_norm(self, norm: torch.Tensor) -> None:
         """Take in the gradient norm of one optimizer step."""
-        self._norms.append(norm)
+        self._norms.append(norm.item() if self._reads else norm)
 
     def start_epoch(self) -> None:
         """Forget the sums of the epoch before."""
@@ -60,12 +66,10 @@ class LossWindow:
             NonFiniteLossError: on every rank, naming the first step, the rank and the batch.
         """
         wish = self._run.wishes()
-        device = torch.device(self._collective.world.device)
-        values = self._values or [torch.zeros((), device=device)]
-        local = torch.stack(values).to(torch.float64)
+        local = self._joined(self._values or [0.0])
         size = self._collective.world.size
         if size > 1:
-            flag = torch.full((1,), 0.0 if wish is None else 1.0, dtype=torch.float64, device=device)
+            flag = torch.full((1,), 0.0 if wish is None else 1.0, dtype=torch.float64, device=self._device)
             *losses, wanted = (self._collective.all_reduce(torch.cat((local, flag)), "sum") / size).tolist()
         else:
             losses, wanted = local.tolist(), 0.0 if wish is None else 1.0
@@ -76,6 +80,11 @@ class LossWindow:
         self._values, self._facts, self._norms = [], [], []
         if wanted:
             self._run.settle_wish(self._collective.all_gather_object(wish) if size > 1 else [wish])
+
+    def _joined(self, values: list[Any]) -> torch.Tensor:
+        if isinstance(values[0], torch.Tensor):
+            return torch.stack(values).to(torch.float64)
+        return torch.tensor(values, dtype=torch.float64, device=self._device)
 
     def _record(self, losses: list[float]) -> None:
         """Add the rows of the window's steps; a step of several batches is their mean by rows."""
@@ -90,7 +99,7 @@ class LossWindow:
                 table[step] = (total + loss * count, so_far + count, rate)
             steps, losses = list(table), [total / count for total, count, _ in table.values()]
             rates = [rate for _, _, rate in table.values()]
-        norms = torch.stack(self._norms).tolist() if self._norms else [math.nan] * len(steps)
+        norms = self._joined(self._norms).tolist() if self._norms else [math.nan] * len(steps)
         epochs = [self._run.epoch] * len(steps)
         self._run.history.add_steps({"step": steps, "epoch": epochs, "loss": losses, "lr": rates, "grad_norm": norms})
         self.newest = losses[-1]

@@ -279,6 +279,19 @@ def test_accumulation_and_the_fp16_scaler_go_on_bit_for_bit(task, train, source,
     assert resumed.history.steps["grad_norm"] == undisturbed.history.steps["grad_norm"]
 
 
+def test_the_fp16_scale_that_overflows_led_to_is_kept(task, train, source, keeper):
+    """Every gradient overflows at first, so that the scale falls; a fresh scaler would skip the next steps again."""
+    parts = {"loss": lambda output, label: 1e3 * (output[:, 0] - label).square().mean()}
+    settings = {"epochs": 2, "precision": "fp16"}
+    undisturbed = train(task(**parts), source(), **settings)
+    with pytest.raises(Interrupted):
+        train(task(**parts), source(), checkpoints=keeper(every_steps=1), callbacks=[RaiseAt(12)], **settings)
+    assert keeper().latest().state["scaler"]["scale"] < 2.0**14
+    resumed = train(task(**parts), source(), checkpoints=keeper(), **settings)
+    assert resumed.resumed_step == 11
+    assert same(resumed.model, undisturbed.model)
+
+
 def test_patience_and_the_best_weights_survive_an_interruption(task, train, source, keeper):
     parts = {
         "optimizer": functools.partial(torch.optim.SGD, lr=0.01),

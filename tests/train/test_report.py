@@ -1,0 +1,52 @@
+"""What a run tells: TensorBoard files that TensorBoard reads."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from sparkdl.config import CheckpointConfig
+from sparkdl.train.callbacks import Callback
+from sparkdl.train.checkpoint import Checkpointer
+
+
+class Interrupted(Exception):
+    pass
+
+
+class RaiseAt(Callback):
+    def on_step_end(self, run):
+        if run.step == 11:
+            raise Interrupted
+
+
+def read(folder):
+    """``(step, value)`` pairs by tag, as TensorBoard shows them."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder), size_guidance={reader.SCALARS: 0})
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_reads_every_step_and_epoch_once_even_of_a_resumed_run(task, train, source, tmp_path):
+    settings = {"epochs": 3, "max_grad_norm": 1.0, "window_steps": 2, "tensorboard_dir": str(tmp_path / "events")}
+    parts = {"optimizer": functools.partial(torch.optim.SGD, lr=0.05), "metrics": {"mae": torch.nn.L1Loss()}}
+    kept = CheckpointConfig(uri=str(tmp_path / "run"), every_steps=5)
+    with pytest.raises(Interrupted):  # steps 11 and before are written, step 10 is the last that is saved
+        train(task(**parts), source(), source(), checkpoints=Checkpointer(kept), callbacks=[RaiseAt()], **settings)
+    result = train(task(**parts), source(), source(), checkpoints=Checkpointer(kept), **settings)
+    assert result.resumed_step == 10
+
+    shown = read(tmp_path / "events")
+    assert set(shown) == {
+        *("step/loss", "step/lr", "step/grad_norm", "epoch/loss", "epoch/mae", "epoch/val_loss", "epoch/val_mae"),
+        *("epoch/lr", "epoch/seconds", "epoch/rows"),
+    }
+    for name in ("loss", "lr", "grad_norm"):
+        assert [step for step, _ in shown[f"step/{name}"]] == list(range(1, 22))
+        assert [value for _, value in shown[f"step/{name}"]] == pytest.approx(list(result.history.steps[name]))
+    for name in ("loss", "val_loss", "val_mae"):
+        wanted = [(row["step"], pytest.approx(row[name])) for row in result.history.epochs]
+        assert shown[f"epoch/{name}"] == wanted
