@@ -34,7 +34,7 @@ def frame_of(spark, workload):
     if workload == "T":
         frame = rows.select(*[F.rand(seed).cast("float").alias(f"x{seed}") for seed in range(40)], label)
     else:
-        numbers = F.transform(F.sequence(F.lit(1), F.lit(128)), lambda i: (F.xxhash64("id", i) / 2**63).cast("float"))
+        numbers = F.transform(F.sequence(F.lit(1), F.lit(128)), lambda i: (F.xxhash64("id", i) / 2.0**63).cast("float"))
         frame = rows.select(numbers.alias("v"), label)
     frame = frame.cache()
     assert frame.count() == WORKLOADS[workload]
