@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from sparkdl.cluster import barrier, local
-from sparkdl.cluster.rendezvous import Service
+from sparkdl.cluster.rendezvous import LateService, Service
 from sparkdl.config import LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.observe import Event
@@ -221,16 +221,17 @@ def _services(backend: str) -> list[Service]:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(_BACKENDS)}: choose one of these")
     services: list[Service] = []
     if backend in ("auto", "torch"):
-        from sparkdl.collective.ddp import TorchRendezvous
-
-        services.append(TorchRendezvous())
+        services.append(_late("ddp", "TorchRendezvous", "torch", "torch.distributed"))
     if backend == "horovod" and find_spec("horovod") is None:
         raise ConfigError("backend='horovod', but horovod is not installed here: install it, or choose 'torch'")
     if backend in ("auto", "horovod") and find_spec("horovod") is not None:
-        from sparkdl.collective.horovod import HorovodRendezvous
-
-        services.append(HorovodRendezvous())
+        services.append(_late("horovod", "HorovodRendezvous", "torch", "horovod.torch"))
     return services
+
+
+def _late(module: str, name: str, *preload: str) -> Service:
+    # torch takes seconds to import: the driver does so while the ranks' processes start, and they while they wait.
+    return LateService(module=f"sparkdl.collective.{module}", name=name, preload=preload)
 
 
 def _active_session() -> SparkSession:

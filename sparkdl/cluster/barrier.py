@@ -12,6 +12,7 @@ import gc
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from sparkdl.cluster.gather import ROW_SCHEMA, GatherJob, StartWatch, attend_gat
 from sparkdl.cluster.link import Ticket
 from sparkdl.cluster.preflight import job_problems
 from sparkdl.cluster.rank import Slot, attend, facts
-from sparkdl.cluster.rendezvous import Service, hosted
+from sparkdl.cluster.rendezvous import Service, hosted, preloads
 from sparkdl.cluster.session import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
 from sparkdl.cluster.supervise import Supervisor
 from sparkdl.cluster.wire import dump_value
@@ -74,7 +75,9 @@ def launch(
         return _launch_gathered(spark, fn, num_proc, config, services, on_event)
     bind_host = bind_address(spark, config)
     keep_output = not is_local(spark)
-    with hosted(services, bind_host, num_proc) as variables, Channel(bind_host, num_proc) as channel:
+    # A module may read its variables when it is imported: with variables of the user's, no import comes before them.
+    early = () if config.env else preloads(services)
+    with Channel(bind_host, num_proc, early) as channel, ExitStack() as held:
         ticket = channel.ticket
 
         def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -85,6 +88,8 @@ def launch(
 
         frame = _frame(spark, num_proc, task, "rank int", profile)
         with _Job(spark, frame.collect, ended) as job:
+            # The services start while the tasks do, and end after them.
+            variables = held.enter_context(hosted(services, bind_host, num_proc))
             return Supervisor(channel, job, config, variables, on_event).run(fn)
 
 

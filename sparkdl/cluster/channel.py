@@ -46,9 +46,15 @@ class Report:
 
 
 class Channel:
-    """Listens on ``bind_host`` for the ``num_proc`` ranks of one run; a context manager that leaves nothing behind."""
+    """Listens on one interface for the ranks of one run; a context manager that leaves nothing behind.
 
-    def __init__(self, bind_host: str, num_proc: int) -> None:
+    Args:
+        bind_host: address to listen on.
+        num_proc: how many ranks there should be.
+        preload: modules that ranks may import while the others are on their way.
+    """
+
+    def __init__(self, bind_host: str, num_proc: int, preload: tuple[str, ...] = ()) -> None:
         try:
             family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
             self._listener = socket.create_server((bind_host, 0), family=family, backlog=max(128, num_proc))
@@ -57,7 +63,7 @@ class Channel:
                 f"the driver cannot listen on {bind_host} ({error}): set driver_host to one of this host's addresses"
             ) from error
         address = (bind_host, int(self._listener.getsockname()[1]))
-        self.ticket = Ticket(address=address, secret=secrets.token_bytes(32), num_proc=num_proc)
+        self.ticket = Ticket(address=address, secret=secrets.token_bytes(32), num_proc=num_proc, preload=preload)
         self._reports: queue.Queue[Report] = queue.Queue(_QUEUE_REPORTS)
         self._connections: dict[int, Connection] = {}
         # When each slot was last heard of: kept here, so that a slow reader of the reports takes nobody for dead.

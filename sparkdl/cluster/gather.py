@@ -26,7 +26,7 @@ import pyarrow
 
 from sparkdl.cluster import rendezvous
 from sparkdl.cluster.order import check_size, make_order
-from sparkdl.cluster.rank import Slot, introduction, perform
+from sparkdl.cluster.rank import Slot, introduction, perform, preload
 from sparkdl.cluster.supervise import is_follow_up, load_or_name, print_lines
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import ClusterError, RankFailedError, SparkdlError
@@ -117,6 +117,7 @@ def attend_gathered(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[
         mine: dict[str, Any] = {}
         try:
             mine = introduction(slot)
+            preload(() if job.config.env else rendezvous.preloads(job.services), slot)
             if slot.number == 0:
                 host = rendezvous.address_of(slot.host)
                 mine["variables"] = stack.enter_context(rendezvous.hosted(job.services, host, job.num_proc))

@@ -38,11 +38,13 @@ class Ticket:
         address: host and port of the driver's channel.
         secret: of this run alone; whoever holds it may take part.
         num_proc: how many ranks there should be.
+        preload: modules to import while the others are on their way.
     """
 
     address: tuple[str, int]
     secret: bytes = field(repr=False)
     num_proc: int
+    preload: tuple[str, ...] = ()
 
 
 class Link:

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from sparkdl.cluster.channel import Channel, Report
 from sparkdl.cluster.link import Ticket
 from sparkdl.cluster.rank import RankEndedError, Slot, attend
-from sparkdl.cluster.rendezvous import Service, hosted
+from sparkdl.cluster.rendezvous import Service, hosted, preloads
 from sparkdl.cluster.resources import host_gpus
 from sparkdl.cluster.supervise import Supervisor
 from sparkdl.config import LaunchConfig
@@ -60,11 +61,10 @@ def launch(
     """
     config = config or LaunchConfig()
     slots = _slots(num_proc, config)
-    with (
-        hosted(services, _LOOPBACK, num_proc) as variables,
-        Channel(_LOOPBACK, num_proc) as channel,
-        _Processes(channel, slots) as processes,
-    ):
+    early = () if config.env else preloads(services)
+    with Channel(_LOOPBACK, num_proc, early) as channel, ExitStack() as held, _Processes(channel, slots) as processes:
+        # The services start while the processes do, and end after them.
+        variables = held.enter_context(hosted(services, _LOOPBACK, num_proc))
         return Supervisor(channel, processes, config, variables, on_event).run(fn)
 
 
@@ -138,8 +138,8 @@ class _Processes:
     def __enter__(self) -> _Processes:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for process in self._processes if kind is None else ():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)
         self.cancel()

@@ -7,13 +7,14 @@ error, at the driver; environment, output streams and threads as they were, for 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import os
 import platform
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +26,17 @@ from sparkdl.cluster.wire import dump_value, load_value
 from sparkdl.errors import ClusterError
 from sparkdl.world import World
 
-__all__ = ["RankEndedError", "Reporter", "Slot", "attend", "facts", "introduction", "perform", "restored_environment"]
+__all__ = [
+    "RankEndedError",
+    "Reporter",
+    "Slot",
+    "attend",
+    "facts",
+    "introduction",
+    "perform",
+    "preload",
+    "restored_environment",
+]
 
 _BURST_BYTES = 4 << 20
 _MAX_TRACEBACK_CHARACTERS = 64 << 10
@@ -81,6 +92,7 @@ def attend(ticket: Ticket, slot: Slot) -> None:
     failed = True
     try:
         link.send(introduction(slot))
+        preload(ticket.preload, slot)
         order, function = link.wait_for_order()
         failed = not perform(link, slot, order, function)
     except (Stopped, KeyboardInterrupt):
@@ -91,6 +103,16 @@ def attend(ticket: Ticket, slot: Slot) -> None:
         link.leave()
     if failed:
         raise RankEndedError(f"the rank in slot {slot.number} failed or was ended: the driver has its error")
+
+
+def preload(names: Sequence[str], slot: Slot) -> None:
+    """Import ``names`` while there is nothing else to do; the function that needs one that fails will say so itself."""
+    missing = [name for name in names if name not in sys.modules]
+    if missing:
+        with restored_environment(resources.thread_variables(_threads(slot), os.environ)):
+            for name in missing:
+                with suppress(Exception):
+                    importlib.import_module(name)
 
 
 class Reporter(Protocol):

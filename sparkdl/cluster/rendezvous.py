@@ -6,17 +6,29 @@ the environment that ``hvd.init()`` and ``dist.init_process_group()`` read, and 
 
 from __future__ import annotations
 
+import importlib
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import psutil
 
 from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.world import World
 
-__all__ = ["Service", "address_of", "environment", "hosted", "interface_to", "own_address_to", "worlds"]
+__all__ = [
+    "LateService",
+    "Service",
+    "address_of",
+    "environment",
+    "hosted",
+    "interface_to",
+    "own_address_to",
+    "preloads",
+    "worlds",
+]
 
 
 class Service(Protocol):
@@ -29,6 +41,40 @@ class Service(Protocol):
     def stop(self) -> None:
         """Close the server; idempotent."""
         ...
+
+
+@dataclass(kw_only=True, slots=True)
+class LateService:
+    """A service whose module is imported when it starts, by which time the ranks' processes are starting as well.
+
+    Attributes:
+        module: where the service's class is.
+        name: of the class, which takes no arguments.
+        preload: modules that ranks which use the service will import; they do so while they wait for each other.
+    """
+
+    module: str
+    name: str
+    preload: tuple[str, ...] = ()
+    _service: Any = field(default=None, init=False, repr=False)
+
+    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
+        """Import and start the service; return its variables."""
+        self.stop()
+        self._service = getattr(importlib.import_module(self.module), self.name)()
+        variables: dict[str, str] = self._service.start(bind_host, world_size)
+        return variables
+
+    def stop(self) -> None:
+        """Close the service; idempotent."""
+        if self._service is not None:
+            self._service.stop()
+            self._service = None
+
+
+def preloads(services: Sequence[Service]) -> tuple[str, ...]:
+    """Return the modules that ranks may import before they are told what to run, each once."""
+    return tuple(dict.fromkeys(name for one in services if isinstance(one, LateService) for name in one.preload))
 
 
 @contextmanager

@@ -1,17 +1,27 @@
 """Launch -> first all-reduce -> every rank's value, on 2 ranks: ours beside horovod.spark.run and TorchDistributor.
 
-Each contender runs in a fresh process on ``local[2]``. Cold is its first launch in a session that has run one Spark
-job without Python; warm the median of the later ones. One JSON line per workload; also a script.
+Every contender is a process of its own with a ``local[2]`` session that has run one Spark job without Python. Cold is
+the first launch of a session; warm the median of the later ones. The contenders take turns, one launch each, so that
+whatever else the machine does meets them all. Ours runs as the README advises, with prewarmed Python workers, and again
+with Spark's default workers.
+
+Each figure is printed as a JSON line when it stands, each ratio when both its sides do; also a script:
+
+    python tests/bench/bench_launch.py --cold_rounds 3 --warm_rounds 4
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,7 +34,7 @@ import json, os, sys, time
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
 builder = builder.config("spark.driver.memory", "1g").config("spark.ui.showConsoleProgress", "false")
-for setting in sys.argv[2:]:
+for setting in sys.argv[1:]:
     builder = builder.config(*setting.split("=", 1))
 spark = builder.getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
@@ -45,96 +55,160 @@ def with_horovod():
     hvd.shutdown()
     return total
 
-def measure(launch, check):
-    seconds = []
-    for _ in range(int(sys.argv[1])):
+def measure(launch, expected):
+    # One launch for each line on stdin, the import of the launcher being part of the first.
+    print("READY", flush=True)
+    for _ in sys.stdin:
         start = time.perf_counter()
-        values = launch()
-        seconds.append(time.perf_counter() - start)
-        assert check(values), values
+        value = launch()
+        seconds = time.perf_counter() - start
+        assert value == expected, value
+        print("SECONDS " + json.dumps(seconds), flush=True)
     spark.stop()
-    print("SECONDS " + json.dumps(seconds), flush=True)
 """
 OURS = """
-from sparkdl.runner import run
-measure(lambda: run({function}, num_proc=2, backend={backend!r}), lambda values: values == [2.0, 2.0])
+def launch():
+    from sparkdl.runner import run
+    return run({function}, num_proc=2, backend={backend!r})
+measure(launch, [2.0, 2.0])
 """
 HOROVOD_SPARK = """
-import horovod.spark
-measure(lambda: horovod.spark.run(with_horovod, num_proc=2, verbose=0), lambda values: values == [2.0, 2.0])
+def launch():
+    import horovod.spark
+    return horovod.spark.run(with_horovod, num_proc=2, verbose=0)
+measure(launch, [2.0, 2.0])
 """
 DISTRIBUTOR = """
-from pyspark.ml.torch.distributor import TorchDistributor
-distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
-measure(lambda: distributor.run(with_torch), lambda value: value == 2.0)
+def launch():
+    from pyspark.ml.torch.distributor import TorchDistributor
+    return TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(with_torch)
+measure(launch, 2.0)
 """
 DAEMON = "spark.python.daemon.module=sparkdl.cluster.daemon"
+PEERS = ("horovod.spark.run", "TorchDistributor")
+OUR_LAUNCHES_A_TURN = 5
 
 
-def seconds_of(python: Path | str, program: str, launches: int, *settings: str) -> list[float]:
-    """Run ``program`` in a fresh interpreter; return the seconds of each of its launches."""
-    env = {**os.environ, "PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
-    env["PATH"] = f"{Path(python).parent}{os.pathsep}{env['PATH']}"
-    if python != sys.executable:
-        env.pop("PYTHONPATH", None)
-    command = [str(python), "-c", COMMON + program, str(launches), *settings]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
-    if "SECONDS " not in done.stdout:
-        raise RuntimeError(f"a contender failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    return list(json.loads(done.stdout.rpartition("SECONDS ")[2].splitlines()[0]))
+class Contender:
+    """One launcher in a process and a session of its own; a context manager."""
+
+    def __init__(self, python: Path | str, program: str, *settings: str) -> None:
+        self._python, self._program, self._settings = python, COMMON + program, settings
+
+    def __enter__(self) -> Contender:
+        env = {**os.environ, "PYSPARK_PYTHON": str(self._python), "PYSPARK_DRIVER_PYTHON": str(self._python)}
+        env["PATH"] = f"{Path(self._python).parent}{os.pathsep}{env['PATH']}"
+        if self._python != sys.executable:
+            env.pop("PYTHONPATH", None)
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [str(self._python), "-c", self._program, *self._settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=env,
+        )
+        self._wait_for("READY")
+        return self
+
+    def launch(self) -> float:
+        """Launch once; return the seconds it took."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._wait_for("SECONDS "))
+
+    def _wait_for(self, word: str) -> str:
+        for line in self._process.stdout:
+            if line.startswith(word):
+                return line.removeprefix(word)
+        self._errors.seek(0)
+        raise RuntimeError(f"a contender failed:\n{self._errors.read()[-6000:]}")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
 
 
-def measure(our_launches: int = 21, peer_launches: int = 4) -> list[dict[str, object]]:
-    """Run all contenders; return a row per workload and peer."""
+def contenders() -> dict[str, Contender]:
+    """Return the launchers by name, peers first."""
     sys.path.insert(0, str(HERE))
     from peers import interpreter
 
-    peers = {
-        "horovod.spark.run": seconds_of(interpreter(), HOROVOD_SPARK, peer_launches),
-        "TorchDistributor": seconds_of(sys.executable, DISTRIBUTOR, peer_launches),
+    found = {
+        "horovod.spark.run": Contender(interpreter(), HOROVOD_SPARK),
+        "TorchDistributor": Contender(sys.executable, DISTRIBUTOR),
     }
-    ours = {
-        f"{backend}{', prewarmed' if settings else ''}": seconds_of(
-            sys.executable, OURS.format(function=f"with_{backend}", backend=backend), our_launches, *settings
-        )
-        for settings in ((), (DAEMON,))
-        for backend in ("torch", "horovod")
-    }
+    for settings in ((DAEMON,), ()):
+        for backend in ("torch", "horovod"):
+            name = f"sparkdl, {backend}, {'prewarmed' if settings else 'default'} workers"
+            program = OURS.format(function=f"with_{backend}", backend=backend)
+            found[name] = Contender(sys.executable, program, *settings)
+    return found
+
+
+def measure(cold_rounds: int = 3, warm_rounds: int = 4) -> Iterator[dict[str, object]]:
+    """Yield a row for each contender whenever its figure changes, then a row for each pair."""
+    everybody = contenders()
+    seconds = {which: {name: [] for name in everybody} for which in ("cold", "warm")}
+    with ExitStack() as sessions:
+        for turn in range(cold_rounds):
+            for name, contender in everybody.items():
+                last = turn == cold_rounds - 1  # These sessions stay for the warm launches.
+                with ExitStack() as alone:
+                    (sessions if last else alone).enter_context(contender)
+                    seconds["cold"][name].append(contender.launch())
+                yield _row("cold", name, seconds)
+        for _ in range(warm_rounds):
+            for name, contender in everybody.items():
+                launches = 1 if name in PEERS else OUR_LAUNCHES_A_TURN
+                seconds["warm"][name] += [contender.launch() for _ in range(launches)]
+                yield _row("warm", name, seconds)
+    for which in ("cold", "warm"):
+        for name in everybody:
+            if name not in PEERS:
+                yield from (_row(which, name, seconds, peer) for peer in PEERS)
+
+
+def _row(which: str, name: str, seconds: dict[str, dict[str, list[float]]], peer: str = "") -> dict[str, object]:
+    """Return the figure of ``name``, beside that of ``peer`` if one is given."""
+    mine, theirs = seconds[which][name], seconds[which].get(peer, [])
+    row: dict[str, object] = {"workload": f"launch to first all-reduce, 2 ranks, {which}", "contender": name}
+    row |= {"median_seconds": round(statistics.median(mine), 3), "spread": [round(min(mine), 3), round(max(mine), 3)]}
+    row |= {"launches": len(mine), "load": round(os.getloadavg()[0], 1)}
+    if peer:
+        row |= {"peer": peer, "ratio": round(statistics.median(theirs) / statistics.median(mine), 1)}
+        row |= {"peer_median_seconds": round(statistics.median(theirs), 3)}
+        row |= {"peer_spread": [round(min(theirs), 3), round(max(theirs), 3)], **_about()}
+    return row
+
+
+def _about() -> dict[str, object]:
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout
-    about = {
-        "git": git.strip(),
-        "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("pyspark", "torch", "horovod")}
-        | {"python": platform.python_version()},
-    }
-    rows: list[dict[str, object]] = []
-    for name, mine in ours.items():
-        for peer, theirs in peers.items():
-            for temperature, pick in (("cold", slice(0, 1)), ("warm", slice(1, None))):
-                a, b = statistics.median(mine[pick]), statistics.median(theirs[pick])
-                rows.append(
-                    {
-                        "workload": f"launch to first all-reduce, 2 ranks, {temperature}",
-                        "ours": name,
-                        "peer": peer,
-                        "ratio": round(b / a, 1),
-                        "our_seconds": round(a, 3),
-                        "peer_seconds": round(b, 3),
-                        "our_spread": [round(min(mine[pick]), 3), round(max(mine[pick]), 3)],
-                        "peer_spread": [round(min(theirs[pick]), 3), round(max(theirs[pick]), 3)],
-                        **about,
-                    }
-                )
-    return rows
+    versions = {name: version(name) for name in ("pyspark", "torch", "horovod")}
+    versions["python"] = platform.python_version()
+    return {"git": git.strip(), "cores": os.cpu_count(), "versions": versions}
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(1800)
 def test_launch():
+    rows = []
     for row in measure():
-        print(json.dumps(row))
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    assert {row["peer"] for row in rows if "peer" in row} == set(PEERS)
 
 
 if __name__ == "__main__":
-    for line in measure():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cold_rounds", type=int, default=3, help="fresh sessions of each contender")
+    parser.add_argument("--warm_rounds", type=int, default=4, help="turns of warm launches")
+    for line in measure(**vars(parser.parse_args())):
         print(json.dumps(line), flush=True)

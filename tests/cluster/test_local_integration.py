@@ -14,6 +14,7 @@ import pytest
 
 from sparkdl import observe
 from sparkdl.cluster import local
+from sparkdl.cluster.rendezvous import LateService
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import LaunchTimeoutError, PreflightError, RankFailedError
 from sparkdl.runner import run
@@ -162,6 +163,23 @@ def test_runs_below_zero_need_no_spark_and_both_backends_work():
         return total.item(), "pyspark" in sys.modules
 
     assert run(train, num_proc=-2, log_to_driver=False) == [(2.0, False)] * 2
+
+
+def test_ranks_load_torch_while_they_wait_unless_variables_come_first():
+    def loaded(world):
+        return "torch" in sys.modules, os.environ["OPENBLAS_NUM_THREADS"]
+
+    cores = str(len(os.sched_getaffinity(0)))
+    services = [LateService(module="sparkdl.collective.ddp", name="TorchRendezvous", preload=("torch", "no_such"))]
+    assert local.launch(loaded, num_proc=1, services=services, config=QUICK) == [(True, cores)]
+    config = LaunchConfig(env={"TORCH_LOGS": ""}, log_to_driver=False)
+    assert local.launch(loaded, num_proc=1, services=services, config=config) == [(False, cores)]
+
+
+def test_a_service_that_does_not_start_leaves_no_process():
+    services = [LateService(module="no.such.module", name="Nothing")]
+    with pytest.raises(ModuleNotFoundError):
+        local.launch(lambda world: None, num_proc=2, services=services, config=QUICK)
 
 
 @pytest.mark.slow

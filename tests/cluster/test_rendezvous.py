@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import pytest
 from hypothesis import given
@@ -81,3 +82,20 @@ def test_the_interface_is_the_one_of_the_route_and_the_users_choice_wins():
 def test_a_name_that_does_not_resolve_is_refused_with_the_setting():
     with pytest.raises(ClusterError, match=r"'no\.such\.host\.invalid' cannot be resolved .* spark\.driver\.host"):
         rendezvous.address_of("no.such.host.invalid")
+
+
+def test_a_late_service_is_imported_when_it_starts_and_says_what_ranks_may_load(tmp_path, monkeypatch):
+    (tmp_path / "late_home.py").write_text(
+        "class Home:\n"
+        "    def start(self, bind_host, world_size): return {'HOME_OF': f'{bind_host} {world_size}'}\n"
+        "    def stop(self): Home.stopped = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    late = rendezvous.LateService(module="late_home", name="Home", preload=("json", "late_home"))
+    assert "late_home" not in sys.modules
+    with rendezvous.hosted([late], "h", 3) as variables:
+        assert variables == {"HOME_OF": "h 3"}
+        home = sys.modules.pop("late_home").Home
+        assert not hasattr(home, "stopped")
+    assert home.stopped
+    assert rendezvous.preloads([late, Recorder("A", []), late]) == ("json", "late_home")
