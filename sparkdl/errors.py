@@ -87,7 +87,25 @@ class WorldSizeError(ClusterError):
 
 
 class LaunchTimeoutError(ClusterError):
-    """Ranks did not start, or did not end, within the time they were given."""
+    """Ranks did not start, or did not end, within the time they were given.
+
+    Attributes:
+        rank: the first one that holds the others up; None where ranks did not start.
+        rank_traceback: where that rank was when the time was up, empty when it did not answer.
+        log_tail: that rank's last lines of output, at most 100.
+    """
+
+    def __init__(
+        self, message: str, rank: int | None = None, rank_traceback: str = "", log_tail: tuple[str, ...] = ()
+    ) -> None:
+        self.message = message
+        self.rank = rank
+        self.rank_traceback = rank_traceback
+        self.log_tail = tuple(log_tail)
+        super().__init__(message, rank, rank_traceback, self.log_tail)
+
+    def __str__(self) -> str:
+        return self.message + _details(self.rank, self.rank_traceback, self.log_tail)
 
 
 class CancelledError(ClusterError):
@@ -112,13 +130,17 @@ class RankFailedError(ClusterError):
         super().__init__(rank, cause, rank_traceback, self.log_tail)
 
     def __str__(self) -> str:
-        text = f"rank {self.rank} failed: {self.cause}"
-        if self.rank_traceback:
-            text += f"\n\nTraceback of rank {self.rank}:\n{self.rank_traceback.rstrip()}"
-        if self.log_tail:
-            lines = "\n".join(self.log_tail)
-            text += f"\n\nLast {len(self.log_tail)} lines of rank {self.rank}:\n{lines}"
-        return text
+        return f"rank {self.rank} failed: {self.cause}" + _details(self.rank, self.rank_traceback, self.log_tail)
+
+
+def _details(rank: int | None, traceback: str, log_tail: tuple[str, ...]) -> str:
+    text = ""
+    if traceback:
+        text += f"\n\nTraceback of rank {rank}:\n{traceback.rstrip()}"
+    if log_tail:
+        lines = "\n".join(log_tail)
+        text += f"\n\nLast {len(log_tail)} lines of rank {rank}:\n{lines}"
+    return text
 
 
 class TrainingError(SparkdlError, RuntimeError):

@@ -77,7 +77,7 @@ def launch(
     keep_output = not is_local(spark)
     # A module may read its variables when it is imported: with variables of the user's, no import comes before them.
     early = () if config.env else preloads(services)
-    with Channel(bind_host, num_proc, early) as channel, ExitStack() as held:
+    with Channel(bind_host, num_proc, early, config.silence_seconds) as channel, ExitStack() as held:
         ticket = channel.ticket
 
         def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

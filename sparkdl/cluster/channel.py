@@ -9,6 +9,7 @@ import contextlib
 import queue
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -30,8 +31,9 @@ class Report:
     """Something that happened.
 
     Attributes:
-        kind: what a rank sent (``hello``, ``log``, ``event``, ``beat``, ``result``, ``error``, ``stopped``), or
-            ``lost`` when its connection ended without a good-bye, or what the launcher put in (``ended``).
+        kind: what a rank sent (``hello``, ``log``, ``event``, ``beat``, ``result``, ``error``, ``stopped``,
+            ``where``), or ``lost`` when its connection ended without a good-bye, ``silent`` when nothing went through
+            it, or what the launcher put in (``ended``).
         slot: which slot it is about, None for the launcher's own reports.
         time: when it arrived, by the driver's monotonic clock, seconds.
         message: the fields that were sent.
@@ -52,9 +54,12 @@ class Channel:
         bind_host: address to listen on.
         num_proc: how many ranks there should be.
         preload: modules that ranks may import while the others are on their way.
+        silence_seconds: a rank that takes in nothing for this long counts as dead, and one that says nothing can.
     """
 
-    def __init__(self, bind_host: str, num_proc: int, preload: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, bind_host: str, num_proc: int, preload: tuple[str, ...] = (), silence_seconds: float = 60.0
+    ) -> None:
         try:
             family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
             self._listener = socket.create_server((bind_host, 0), family=family, backlog=max(128, num_proc))
@@ -63,7 +68,14 @@ class Channel:
                 f"the driver cannot listen on {bind_host} ({error}): set driver_host to one of this host's addresses"
             ) from error
         address = (bind_host, int(self._listener.getsockname()[1]))
-        self.ticket = Ticket(address=address, secret=secrets.token_bytes(32), num_proc=num_proc, preload=preload)
+        self.ticket = Ticket(
+            address=address,
+            secret=secrets.token_bytes(32),
+            num_proc=num_proc,
+            preload=preload,
+            beat_seconds=min(5.0, silence_seconds / 4),
+        )
+        self._silence_seconds = silence_seconds
         self._reports: queue.Queue[Report] = queue.Queue(_QUEUE_REPORTS)
         self._connections: dict[int, Connection] = {}
         # When each slot was last heard of: kept here, so that a slow reader of the reports takes nobody for dead.
@@ -97,14 +109,21 @@ class Channel:
             break
 
     def send(self, slot: int, message: Mapping[str, Any], parts: list[memoryview] | None = None) -> None:
-        """Send to the rank in ``slot``; one that is gone reports itself as lost."""
+        """Send to the rank in ``slot``; one that is gone, or takes in nothing, is reported as lost or silent."""
         connection = self._connections.get(slot)
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                if parts is None:
-                    connection.send(message)
-                else:
-                    connection.send_value(message, parts)
+        if connection is None:
+            return
+        try:
+            if parts is None:
+                connection.send(message)
+            else:
+                connection.send_value(message, parts)
+        except BlockingIOError:
+            why = f"took in nothing for {self._silence_seconds:g} s"
+            self.put(Report(kind="silent", slot=slot, message={"why": why}))
+            connection.close()
+        except OSError:
+            pass  # Its own thread reports the loss.
 
     def stop_all(self, grace_seconds: float) -> None:
         """Tell every rank that is still connected to end."""
@@ -151,6 +170,8 @@ class Channel:
     def _serve(self, sock: socket.socket) -> None:
         try:
             keep_alive(sock)
+            # A rank that is frozen fills its buffers: without a limit, the driver would wait with it.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._silence_seconds))
             connection = Connection(sock, self.ticket.secret, server=True)
             message, _ = connection.receive()
             slot = int(message["slot"])
@@ -161,6 +182,7 @@ class Channel:
             self._strangers.release()
         with self._lock:
             self._connections[slot] = connection
+            self._heard[slot] = time.monotonic()
             if self._closing:
                 connection.close()
         self.put(Report(kind="hello", slot=slot, message=message))
@@ -182,3 +204,7 @@ class Channel:
                 self.put(Report(kind="left", slot=slot))
                 return
             self.put(Report(kind=str(message["kind"]), slot=slot, message=message, parts=parts))
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))

@@ -9,10 +9,13 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sparkdl.cluster.wire import Connection
@@ -22,7 +25,6 @@ __all__ = ["EXIT_DRIVER_GONE", "EXIT_STOPPED", "Link", "Stopped", "Ticket", "kee
 
 EXIT_DRIVER_GONE = 75
 EXIT_STOPPED = 76
-_BEAT_SECONDS = 5.0
 _CONNECT_SECONDS = 20.0
 
 
@@ -39,12 +41,14 @@ class Ticket:
         secret: of this run alone; whoever holds it may take part.
         num_proc: how many ranks there should be.
         preload: modules to import while the others are on their way.
+        beat_seconds: between two signs of life.
     """
 
     address: tuple[str, int]
     secret: bytes = field(repr=False)
     num_proc: int
     preload: tuple[str, ...] = ()
+    beat_seconds: float = 5.0
 
 
 class Link:
@@ -56,6 +60,7 @@ class Link:
 
     def __init__(self, ticket: Ticket) -> None:
         host, port = ticket.address
+        self._beat_seconds = ticket.beat_seconds
         try:
             sock = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
             keep_alive(sock)
@@ -70,6 +75,7 @@ class Link:
         self._released = threading.Event()
         self._state = threading.Lock()
         self._running = self._leaving = self.stopped = False
+        self._at_work: int | None = None
         for target in (self._listen, self._beat):
             threading.Thread(target=target, name=f"sparkdl-link{target.__name__}", daemon=True).start()
 
@@ -102,6 +108,7 @@ class Link:
             Stopped: the driver ended the run.
         """
         in_main = threading.current_thread() is threading.main_thread()
+        self._at_work = threading.get_ident()
         try:
             with self._state:
                 if self.stopped:
@@ -130,6 +137,8 @@ class Link:
                     self._ordered.set()
                 elif message["kind"] == "bye":
                     return
+                elif message["kind"] == "where":
+                    self.send({"kind": "where", "traceback": self._where()})
                 elif message["kind"] == "stop":
                     self._stop(float(message["grace_seconds"]))
         except (OSError, ClusterError):
@@ -139,6 +148,13 @@ class Link:
             self._leaving = True
             self._ordered.set()
             self._released.set()
+
+    def _where(self) -> str:
+        """Return the stack of the thread that runs the function, as far as it is the function's own."""
+        frame = sys._current_frames().get(self._at_work or 0)
+        stack = traceback.extract_stack(frame) if frame is not None else []
+        ours = [number for number, entry in enumerate(stack) if Path(entry.filename).parent == Path(__file__).parent]
+        return "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :]))
 
     def _stop(self, grace_seconds: float) -> None:
         with self._state:
@@ -154,7 +170,7 @@ class Link:
             os._exit(EXIT_STOPPED)
 
     def _beat(self) -> None:
-        while not self._released.wait(_BEAT_SECONDS):
+        while not self._released.wait(self._beat_seconds):
             self.send({"kind": "beat", "time": time.time()})
 
 

@@ -62,7 +62,11 @@ def launch(
     config = config or LaunchConfig()
     slots = _slots(num_proc, config)
     early = () if config.env else preloads(services)
-    with Channel(_LOOPBACK, num_proc, early) as channel, ExitStack() as held, _Processes(channel, slots) as processes:
+    with (
+        Channel(_LOOPBACK, num_proc, early, config.silence_seconds) as channel,
+        ExitStack() as held,
+        _Processes(channel, slots) as processes,
+    ):
         # The services start while the processes do, and end after them.
         variables = held.enter_context(hosted(services, _LOOPBACK, num_proc))
         return Supervisor(channel, processes, config, variables, on_event).run(fn)

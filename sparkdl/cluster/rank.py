@@ -252,6 +252,8 @@ def _taken_apart(value: Any) -> list[memoryview]:
 
 def _report(link: Reporter, error: BaseException, tail: list[str]) -> None:
     """Send ``error`` with its traceback and, where it can be pickled, itself."""
+    if isinstance(error, MemoryError):
+        traceback.clear_frames(error.__traceback__)  # What the function holds is what the report needs.
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next  # The user's own frames are what helps the user.

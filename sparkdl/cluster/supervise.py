@@ -5,6 +5,7 @@ Enters: a channel and what should run. Leaves: the values in rank order, or an e
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import deque
@@ -21,10 +22,12 @@ from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, LaunchTimeoutError, RankFailedError, WorldSizeError
 from sparkdl.observe import Event
 
-__all__ = ["Host", "Supervisor", "is_follow_up", "load_or_name", "print_lines"]
+__all__ = ["Host", "Supervisor", "is_follow_up", "is_waiting", "load_or_name", "print_lines"]
 
 _TICK_SECONDS = 0.25
 _SECOND_LOOK_SECONDS = 1.5
+_ANSWER_SECONDS = 1.0
+_COLLECTIVES = ("/torch/distributed/", "/horovod/torch/", "/sparkdl/collective/")
 _FOLLOW_UP = (
     "connection closed by peer",
     "connection reset",
@@ -62,6 +65,7 @@ class _Seat:
     rank: int = -1
     value: list[bytearray] | None = None
     failure: Report | None = None
+    where: str = ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
 
 
@@ -139,17 +143,32 @@ class Supervisor:
             self._raise_failure()
             now = time.monotonic()
             limit = self._config.timeout_seconds
-            waiting = sorted(seat.rank for seat in self._seats.values() if seat.value is None)
+            waiting = any(seat.value is None for seat in self._seats.values())
             if limit is not None and now - start > limit and waiting:
-                raise LaunchTimeoutError(
-                    f"rank {', '.join(map(str, waiting))} of {self._num_proc} did not return within {limit:g} s and "
-                    f"was ended: raise timeout, or find out what it waits for"
-                )
+                raise self._overdue(limit)
             for slot, seat in self._seats.items():
                 if seat.value is None and self._channel.silence(slot) > self._config.silence_seconds:
                     why = f"gave no sign of life for {self._config.silence_seconds:g} s"
-                    seat.failure = Report(kind="lost", message={"why": why})
+                    seat.failure = Report(kind="silent", message={"why": why})
                     raise self._error(seat)
+
+    def _overdue(self, limit: float) -> LaunchTimeoutError:
+        """Ask the ranks that are still at work where they are; name the first that does not wait for another one."""
+        slots = [slot for slot, seat in self._seats.items() if seat.value is None]
+        for slot in slots:
+            self._channel.send(slot, {"kind": "where"})
+        late = sorted((self._seats[slot] for slot in slots), key=lambda seat: seat.rank)
+        until = time.monotonic() + _ANSWER_SECONDS
+        while not all(seat.where for seat in late) and time.monotonic() < until:
+            self._take(self._channel.next(0.05))
+        first = min(late, key=lambda seat: (is_waiting(seat.where), seat.rank))
+        return LaunchTimeoutError(
+            f"rank {', '.join(str(seat.rank) for seat in late)} of {self._num_proc} did not return within {limit:g} s "
+            f"and was ended: raise timeout, or find out what rank {first.rank} waits for",
+            first.rank,
+            first.where,
+            tuple(first.tail),
+        )
 
     def _take(self, report: Report | None) -> None:
         """Note one report."""
@@ -170,7 +189,9 @@ class Supervisor:
                 self._on_event(report.message["event"])
         elif report.kind == "result":
             seat.value = report.parts
-        elif report.kind == "error" or (report.kind in ("lost", "stopped") and seat.value is None):
+        elif report.kind == "where":
+            seat.where = str(report.message["traceback"])
+        elif report.kind == "error" or (report.kind in ("lost", "silent", "stopped") and seat.value is None):
             seat.failure = seat.failure or report
 
     def _seat(self, report: Report) -> None:
@@ -222,9 +243,15 @@ class Supervisor:
             error = RankFailedError(seat.rank, report.message["cause"], report.message["traceback"], tuple(tail))
             error.__cause__ = _original(report.parts)
             return error
+        process = f"the process (pid {seat.hello['pid']} on {seat.hello['host']})"
+        why = str(report.message.get("why", "its process ended"))
+        if report.kind == "silent":
+            cause = (
+                f"{process} {why}: it is stopped, starved of CPU or memory, or cut off; silence_seconds sets the limit"
+            )
+            return RankFailedError(seat.rank, cause, "", tuple(seat.tail))
         slot = next(number for number, other in self._seats.items() if other is seat)
-        how = self._host.post_mortem(slot) or str(report.message.get("why", "its process ended"))
-        cause = f"the process (pid {seat.hello['pid']} on {seat.hello['host']}) died without an exception: {how}"
+        cause = f"{process} died without an exception: {self._host.post_mortem(slot) or why}"
         return RankFailedError(seat.rank, cause, "", tuple(seat.tail))
 
     def _end(self) -> None:
@@ -265,6 +292,12 @@ def load_or_name(rank: int, parts: list[bytearray]) -> Any:
         raise RankFailedError(rank, why) from error
 
 
+def is_waiting(where: str) -> bool:
+    """Whether a rank whose stack is ``where`` waits for other ranks: the one they all wait for is elsewhere."""
+    files = re.findall(r'^  File "([^"]+)"', where, re.MULTILINE)
+    return any(part in file for file in files[-3:] for part in _COLLECTIVES)
+
+
 def is_follow_up(cause: str) -> bool:
     """Whether ``cause`` is what a rank says when another one is gone: not a headline while there is a better one."""
     lower = cause.lower()
@@ -274,7 +307,7 @@ def is_follow_up(cause: str) -> bool:
 def _is_cause(report: Report | None) -> bool:
     if report is None or report.kind == "stopped":
         return False
-    return report.kind == "lost" or not is_follow_up(str(report.message.get("cause", "")))
+    return report.kind in ("lost", "silent") or not is_follow_up(str(report.message.get("cause", "")))
 
 
 def _original(parts: list[bytearray]) -> BaseException | None:

@@ -214,23 +214,100 @@ def test_memory_that_runs_out_is_a_failure_like_any_other(spark):
         barrier.launch(spark, eat, num_proc=2, config=QUICK)
 
 
+@pytest.mark.slow
+def test_a_rank_that_freezes_is_named_and_ended(spark):
+    pids = {}
+
+    def freeze():
+        import torch
+        import torch.distributed as dist
+
+        observe.emit("pid", pid=os.getpid())
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if os.environ["RANK"] == "1":
+            print("freezing")
+            time.sleep(0.7)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.all_reduce(torch.ones(1))
+
+    config = LaunchConfig(silence_seconds=2.0, stop_grace_seconds=0.5, log_to_driver=False)
+    with pytest.raises(RankFailedError, match=r"rank 1 failed: .* gave no sign of life for 2 s") as caught:
+        run(
+            freeze,
+            num_proc=2,
+            spark=spark,
+            config=config,
+            on_event=lambda event: pids.update({event["rank"]: event["pid"]}),
+        )
+    assert caught.value.log_tail[-1] == "freezing"
+    assert gone_within([pids[1]])
+    assert run(lambda: 1, num_proc=2, spark=spark, config=QUICK) == [1, 1]
+
+
+def test_parameters_of_other_shapes_name_the_ranks_that_differ(spark):
+    def train():
+        import torch
+
+        from sparkdl.collective import open_collective
+        from sparkdl.world import World
+
+        world = World.from_env()
+        model = torch.nn.Linear(3, 4 + world.rank)
+        print("built")
+        collective = open_collective(world, backend="torch")
+        collective.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(RankFailedError, match=r"weight is \(4, 3\).*rank 1 has weight \(5, 3\)") as caught:
+        run(train, num_proc=2, spark=spark, config=QUICK)
+    assert caught.value.log_tail[-1] == "built"
+    assert "in train" in caught.value.rank_traceback
+
+
+def test_a_port_of_the_users_own_that_is_taken_is_told_as_it_is(spark):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        def join():
+            import datetime
+
+            import torch.distributed as dist
+
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")
+            method, rank = f"tcp://127.0.0.1:{port}", int(os.environ["RANK"])
+            ten = datetime.timedelta(seconds=10)
+            dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2, timeout=ten)
+
+        with pytest.raises(RankFailedError, match=rf"(?i)rank 0 failed: .*{port}.*address already in use"):
+            run(join, num_proc=2, spark=spark, config=QUICK)
+
+
 def test_a_value_that_cannot_be_pickled_is_named(spark):
     with pytest.raises(RankFailedError, match=r"_thread\.lock, cannot be pickled .* return plain data"):
         barrier.launch(spark, lambda world: threading.Lock(), num_proc=2, config=QUICK)
 
 
 def test_a_function_that_hangs_is_ended_at_its_timeout(spark):
-    pids = []
+    pids = {}
     config = LaunchConfig(timeout_seconds=1.0, stop_grace_seconds=0.5, log_to_driver=False)
 
     def stay(world):
         observe.emit("pid", pid=os.getpid())
         if world.rank == 1:
+            print("so far")
             hang()
 
-    with pytest.raises(LaunchTimeoutError, match="rank 1 of 2 did not return within 1 s"):
-        barrier.launch(spark, stay, num_proc=2, config=config, on_event=lambda event: pids.append(event["pid"]))
+    def heard(event):
+        pids[event["rank"]] = event["pid"]
+
+    with pytest.raises(LaunchTimeoutError, match="rank 1 of 2 did not return within 1 s") as caught:
+        barrier.launch(spark, stay, num_proc=2, config=config, on_event=heard)
     assert len(pids) == 2
+    assert caught.value.rank == 1
+    assert caught.value.log_tail[0] == "so far"
+    assert caught.value.rank_traceback.splitlines()[0].endswith("in stay")
+    assert "time.sleep(1)" in caught.value.rank_traceback
+    assert gone_within([pids[1]])
 
 
 def test_a_stage_of_another_size_is_refused(spark, monkeypatch):

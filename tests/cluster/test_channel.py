@@ -66,6 +66,17 @@ def test_a_rank_that_says_good_bye_is_not_lost(channel):
     assert channel.next(0.2) is None
 
 
+def test_a_rank_that_takes_nothing_in_does_not_hold_the_driver_up():
+    with Channel("127.0.0.1", 1, silence_seconds=0.3) as channel:
+        rank = client(channel)
+        rank.send({"kind": "hello", "slot": 0})
+        assert channel.next(10).kind == "hello"
+        channel.send(0, {"kind": "go"}, [memoryview(bytearray(64 << 20))])
+        report = channel.next(10)
+        assert (report.kind, report.message["why"]) == ("silent", "took in nothing for 0.3 s")
+        rank.close()
+
+
 def test_many_silent_strangers_do_not_keep_a_rank_out_for_ever(channel):
     strangers = [socket.create_connection(channel.ticket.address) for _ in range(80)]
     for stranger in strangers:

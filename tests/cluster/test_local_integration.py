@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -62,6 +64,43 @@ def test_a_function_that_hangs_is_ended_at_its_timeout():
     config = LaunchConfig(timeout_seconds=0.5, stop_grace_seconds=0.3, log_to_driver=False)
     with pytest.raises(LaunchTimeoutError, match=r"rank 0, 1 of 2 did not return within 0\.5 s"):
         local.launch(lambda world: hang(), num_proc=2, config=config)
+
+
+def test_memory_that_runs_out_is_told_with_traceback_and_lines():
+    def eat(world):
+        if world.rank == 0:
+            hang()
+        process, before = psutil.Process(), resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (process.memory_info().vms + (64 << 20), before[1]))
+        try:
+            print("hungry")
+            pieces = []
+            while True:  # To the very last byte not even Python itself could still note where it happened.
+                pieces.append(bytearray(1 << 20))
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+    with pytest.raises(RankFailedError, match=r"rank 1 failed: MemoryError") as caught:
+        local.launch(eat, num_proc=2, config=QUICK)
+    assert "in eat" in caught.value.rank_traceback
+    assert caught.value.log_tail == ("hungry",)
+
+
+def test_of_ranks_that_hang_the_one_the_others_wait_for_is_named():
+    def train():
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1:
+            hang()
+        dist.all_reduce(torch.ones(1))
+
+    config = LaunchConfig(timeout_seconds=5.0, stop_grace_seconds=0.3, log_to_driver=False)
+    with pytest.raises(LaunchTimeoutError, match=r"rank 0, 1 of 2 .* what rank 1 waits for") as caught:
+        run(train, num_proc=-2, config=config)
+    assert "in hang" in pickle.loads(pickle.dumps(caught.value)).rank_traceback
 
 
 def test_finally_blocks_run_when_a_run_is_ended(tmp_path):
