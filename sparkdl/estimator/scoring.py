@@ -6,9 +6,6 @@ a DataFrame with the predictions, whose schema is known before anything runs.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import shutil
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -21,9 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sparkdl.config import ScoreConfig
-from sparkdl.errors import ConfigError, StorageError
+from sparkdl.errors import ConfigError
 from sparkdl.estimator.columns import Roles, plan_columns
 from sparkdl.estimator.heads import Head, Heads
+from sparkdl.estimator.leases import Lease, sweep
 from sparkdl.estimator.params import CheckedParams
 from sparkdl.estimator.probe import Probe, floating_dtype, probe
 from sparkdl.estimator.shipping import loose_by_value
@@ -49,10 +47,12 @@ class Published:
     Attributes:
         source: a bundle's URI, or the module itself, which then travels with every task.
         signature: of its wanted outputs.
+        lease: of the bundle's folder; None without.
     """
 
     source: str | torch.nn.Module
     signature: Signature
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,24 @@ def publish(
     chosen.eval()
     answer = replace(signature, outputs=tuple(_output(signature, head) for head in heads))
     name = f"model-{uuid.uuid4().hex}"
+    sweep()
     if home is not None:
-        uri = Storage.of(home).child("models").child(name).uri
-        atexit.register(_remove, uri)
+        folder = uri = Storage.of(home).child("models").child(name).uri
     elif str(spark.conf.get("spark.master", "")).startswith("local"):
         folder = tempfile.mkdtemp(prefix="sparkdl-model-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         uri = f"{folder}/{name}"
     else:
         return Published(chosen, answer)
-    with loose_by_value(chosen):
-        save_bundle(chosen, uri, signature=answer, allow_pickle=True)
-    return Published(uri, answer)
-
-
-def _remove(uri: str) -> None:
-    with contextlib.suppress(StorageError):
-        Storage.of(uri).delete(recursive=True)
+    lease = Lease(folder)
+    try:
+        with loose_by_value(chosen):
+            save_bundle(chosen, uri, signature=answer, allow_pickle=True)
+    except BaseException:
+        lease.end()
+        raise
+    published = Published(uri, answer, lease)
+    lease.belongs_to(published)
+    return published
 
 
 def _output(signature: Signature, head: Head) -> TensorField:
@@ -222,6 +223,8 @@ def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], b
         config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),
         allow_pickle=True,
     )
+    if published.lease is not None:
+        published.lease.hold(scored)
     if vectors or not any(one.vector for one in wanted):
         return scored
     turned = {one.column: array_to_vector(F.col(f"`{one.column}`")) for one in wanted if one.vector}

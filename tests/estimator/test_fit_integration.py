@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.errors import ConfigError, RankFailedError
+from sparkdl.errors import ConfigError, PreflightError, RankFailedError
 from sparkdl.estimator import SparkBackend, TorchEstimator
 from sparkdl.train.callbacks import Callback
 
@@ -188,3 +188,60 @@ def test_transformations_are_applied_before_rows_become_shards(frame):
     assert estimator(Net(), num_proc=1, **given).fit(frame).summary.metrics["loss"] < 3
     with pytest.raises(ConfigError, match="give one, too"):
         estimator(transformation_removed_fields=["c"]).fit(frame)
+
+
+def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame, tmp_path, monkeypatch):
+    from sparkdl.estimator import fit, shipping
+
+    (tmp_path / "driver_only_net.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
+    facts = tmp_path / "driver_only_net-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: driver_only_net\nVersion: 1.0\n")
+    (facts / "top_level.txt").write_text("driver_only_net\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shipping._distributed.cache_clear()
+    monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
+    try:
+        import driver_only_net
+
+        with pytest.raises(ConfigError, match=r"needs 'driver_only_net', which workers cannot import: install it"):
+            estimator(driver_only_net.Net(3, 1)).fit(frame)
+    finally:
+        shipping._distributed.cache_clear()
+
+
+def test_after_a_failure_as_many_ranks_go_on_as_there_are_slots_but_not_fewer_than_the_least(spark):
+    from sparkdl.estimator.fit import _ranks_left
+
+    assert _ranks_left(spark, 1, 1) == 1
+    assert _ranks_left(spark, 4, 2) == 2
+    with pytest.raises(PreflightError, match=r"2 slots are left for at least 3 ranks: add workers or lower"):
+        _ranks_left(spark, 4, 3)
+
+
+class Total(nn.Module):
+    """Takes rows of any length, padded with zeros, and no mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, values):
+        return self.scale * values.float().sum(1)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "bytes"])
+def test_rows_of_varying_length_reach_a_model_that_takes_no_mask(spark, kind):
+    lengths = [1, 2, 3, 5, 8, 4] * 8
+    if kind == "ragged":
+        rows = [([float(n)] * n, 2.0 * n * n) for n in lengths]
+        df = spark.createDataFrame(rows, "v array<float>, y float")
+    else:
+        df = spark.createDataFrame([(bytes([n]) * n, 2.0 * n * n) for n in lengths], "v binary, y float")
+    net = Total()
+    given = {"feature_cols": ["v"], "optimizer": torch.optim.SGD(net.parameters(), lr=1e-4), "num_proc": 1}
+    model = estimator(net, batch_size=7, epochs=8, **given).fit(df)
+    scale = model.getModel().scale.item()
+    assert model.history["loss"].iloc[-1] < model.history["loss"].iloc[0]
+    for row in model.transform(df).collect():
+        assert row["y__output"] == pytest.approx(scale * sum(row["v"]), rel=1e-5)

@@ -1,5 +1,9 @@
 """The fitted model as a transformer: schemas, types, streams, pipelines, searches."""
 
+import gc
+import time
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -243,3 +247,28 @@ def test_sparse_and_dense_vectors_are_one_to_the_model(spark):
     out = model.transform(df).toPandas()
     dense = torch.tensor(np.stack([x.toArray() for x in out["x"]]), dtype=torch.float32)
     assert np.allclose(out["y__output"], net(dense).detach()[:, 0], atol=1e-6)
+
+
+def test_the_file_of_a_model_goes_with_the_last_frame_that_can_read_it(spark, frame):
+    from sparkdl.estimator import leases
+
+    def swept():
+        gc.collect()
+        spark._jvm.java.lang.System.gc()
+        leases.sweep()
+        return not Path(folder).exists()
+
+    before = {lease.uri for lease in leases._leases}
+    derived = around(nn.Linear(3, 1), predictionCol="p").transform(frame).select("p").where("p is not null")
+    (folder,) = {lease.uri for lease in leases._leases} - before
+    assert not any(swept() for _ in range(3))  # the model is gone, and a frame made of its frame is not
+    assert derived.count() == 300
+    derived.createOrReplaceTempView("scored")
+    del derived
+    assert not any(swept() for _ in range(3))
+    assert spark.table("scored").count() == 300
+    spark.catalog.dropTempView("scored")
+    deadline = time.monotonic() + 60
+    while not swept():
+        assert time.monotonic() < deadline, f"{folder} is still there"
+        time.sleep(0.2)
