@@ -65,21 +65,22 @@ class EpochTrainer:
     def _single(self) -> Iterator[None]:
         run, stepper, rate, window, metrics = self._run, self._stepper, self._rate, self._window, self.metrics
         place, total, hooks = self._place, run.steps_per_epoch, self._step_end
+        add, update, note, after_step = stepper.add, stepper.update, window.add, rate.after_step
         has_metrics, clips = bool(metrics), run.config.max_grad_norm is not None
         for given in self._source:
             batch = place(given)
             del given  # the source may fill the same memory, still in the cache, with the next batch
-            loss, outputs = stepper.add(batch, 1.0, last=True)
+            loss, outputs = add(batch, 1.0, last=True)
             step = run.step + 1
-            window.add(loss, batch, step, rate.current)
+            note(loss, batch, step, rate.current)
             if has_metrics and outputs is not None:
                 metrics.update(outputs, batch)
             rows = batch.global_rows
             del batch, outputs  # likewise: the optimizer may take the memory
-            stepper.update(1.0)
+            update(1.0)
             if clips and stepper.norm is not None:
                 window.add_norm(stepper.norm)
-            rate.after_step()
+            after_step()
             run.local_loss, run.step = loss, step
             run.batch += 1
             run.rows += rows

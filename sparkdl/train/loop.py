@@ -149,9 +149,8 @@ class _Trainer:
         self.judge = Judge(config, self.evaluate.metrics, collective, parts.model, self.checkpoints)
         self.judge.check_monitor(task, validates=self.validation is not None, rate=self.rate)
         self.reporter = Reporter(self.run, self.window)
-        step_end = [*self.hooks.step_end, *self.reporter.step_end]
         self.epoch_trainer = EpochTrainer(
-            self.train, place, self.stepper, self.rate, self.window, metrics, self.run, step_end
+            self.train, place, self.stepper, self.rate, self.window, metrics, self.run, self.hooks.step_end
         )
 
     # --- the course ---------------------------------------------------------------------------------------------
@@ -195,6 +194,7 @@ class _Trainer:
         """Train what is left of one epoch, validate, judge, save."""
         run, started = self.run, time.perf_counter()
         self.hooks.call("on_epoch_start", run)
+        self.reporter.epoch_starts()
         self._set_pause()
         for _ in self.epoch_trainer:
             self._pause()
@@ -236,11 +236,15 @@ class _Trainer:
             pauses.append(_next_multiple(step, self._save_every))
         if maximum is not None:
             pauses.append(maximum)
+        if self.reporter.look_at is not None:
+            pauses.append(self.reporter.look_at)
         self.epoch_trainer.pause_at = min(pauses)
 
     def _pause(self) -> None:
         """Look at the losses of all ranks and save, as far as it is time."""
         run, every = self.run, self._save_every
+        if self.reporter.look_at is not None and run.step >= self.reporter.look_at:
+            self.reporter.look()
         due = every is not None and run.step % every == 0 and run.batch < self.steps_per_epoch
         if due or run.step % self.config.window_steps == 0:
             self.window.flush()

@@ -70,7 +70,9 @@ class Objective:
         if not self._settled:
             self._settle(batch)
         if self._simple:
-            value = self.heads[0].mean(_only(outputs, self.labels), batch)
+            if type(outputs) is not torch.Tensor:
+                outputs = _only(outputs, self.labels)
+            value = self.heads[0].mean(outputs, batch)
             return value if batch.weight == 1.0 else value * batch.weight
         terms = self._terms(outputs, batch, whole=self._world_size == 1)
         divisors = self._global_divisors([divisor for _, divisor in terms if divisor is not None])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sparkdl.config import TrainConfig
@@ -28,6 +28,9 @@ class Reporter:
     An event holds ``phase`` (``"train"`` or ``"validate"``), ``epoch`` (from 0), ``epochs``, ``batch`` and ``batches``
     (of the epoch or the validation), ``step``, ``loss`` (of the newest window, else of the newest batch on rank 0),
     ``lr``, ``rows``, ``rows_per_second`` (all ranks) and ``eta_seconds`` (to the end of the last epoch).
+
+    Attributes:
+        look_at: the optimizer step after which to call ``look``; None on other ranks than 0.
     """
 
     def __init__(self, run: Run, window: LossWindow) -> None:
@@ -36,16 +39,27 @@ class Reporter:
         self._active = run.world.is_leader
         self._next = 0.0
         self._marks: list[tuple[float, int, int]] = []
-        self._started = time.perf_counter()
+        self._seen = (0.0, 0)
+        self.look_at: int | None = None
 
-    @property
-    def step_end(self) -> list[Callable[[Run], None]]:
-        """What to call after each step: nothing but on rank 0."""
-        return [self._step_end] if self._active else []
+    def epoch_starts(self) -> None:
+        """Before the first step of an epoch, or of the rest of one."""
+        if self._active:
+            self._seen = (time.perf_counter(), self._run.step)
+            self.look_at = self._run.step + 1
 
-    def _step_end(self, run: Run) -> None:
-        if time.perf_counter() >= self._next:
-            self._emit("train", run.batch, run.steps_per_epoch)
+    def look(self) -> None:
+        """Emit if it is time, at the step ``look_at``; decide, by how long the last steps took, at which to look next.
+
+        Asking for the time after every step would cost small steps more than all the rest of the reporting.
+        """
+        now, step = time.perf_counter(), self._run.step
+        if now >= self._next:
+            self._emit("train", self._run.batch, self._run.steps_per_epoch)
+        (before, since), self._seen = self._seen, (now, step)
+        stride = max(1, step - since)
+        wanted = (self._next - now) * stride / max(now - before, 1e-9)
+        self.look_at = step + max(1, min(int(wanted), 2 * stride))  # doubled at most: steps may become slower
 
     def validation_done(self, batch: int, batches: int) -> None:
         """After each validation batch."""

@@ -107,6 +107,7 @@ class Stepper:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(device.type) if config.precision == "fp16" else None
         self.norm: torch.Tensor | None = None
+        self._is_plain = config.precision == "fp32" and objective is not None
         self.divides = objective is None or not objective.only_sums
         optimizer.zero_grad(set_to_none=True)
 
@@ -122,6 +123,11 @@ class Stepper:
             The batch's loss on this rank, detached, such that its mean over ranks is the loss of the global batch; and
             the model's outputs, None where there is no row.
         """
+        if self._is_plain and last and share == 1.0 and batch.rows:  # what follows, without what does not apply
+            outputs = self._call(self._net, batch)
+            loss = self._objective(outputs, batch)  # type: ignore[misc]
+            loss.backward()
+            return loss.detach(), outputs
         if batch.rows == 0 and not self._sync.forward_is_collective:
             if self._objective is not None:
                 self._objective.skip(batch)

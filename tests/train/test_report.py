@@ -50,3 +50,13 @@ def test_tensorboard_reads_every_step_and_epoch_once_even_of_a_resumed_run(task,
     for name in ("loss", "val_loss", "val_mae"):
         wanted = [(row["step"], pytest.approx(row[name])) for row in result.history.epochs]
         assert shown[f"epoch/{name}"] == wanted
+
+
+def test_progress_is_told_once_an_interval_and_at_the_end_of_the_epoch(task, train, source, events):
+    train(task(), source(1), epochs=1, steps_per_epoch=100, progress_seconds=1000)
+    assert [event["step"] for event in events if event["kind"] == "progress"] == [1, 100]
+
+
+def test_every_step_is_told_where_no_interval_is_wanted(task, train, source, events):
+    train(task(), source(), epochs=1, progress_seconds=0)
+    assert [event["step"] for event in events if event["kind"] == "progress"] == [1, 2, 3, 4, 5, 6, 7, 7]
