@@ -34,7 +34,7 @@ RATES = {"0.5 Gbit/s": "500mbit", "1 Gbit/s": "1gbit", "10 Gbit/s": "10gbit"}
 BUCKETS_MIB = (0.0, 1.0, 2.5, 5.0, 10.0, 25.0)  # 0: every gradient is a message of its own
 PASSES = (1, 2, 4, 8)
 WAYS = ("sparkdl torch", "sparkdl horovod", "DistributedDataParallel")
-ITERATIONS = 6
+ROUNDS, ITERATIONS = 2, 3
 LAYERS, WIDTH, ROWS = 24, 512, 128  # 6.3 million parameters, 24 MiB of gradients
 
 
@@ -91,7 +91,12 @@ def shape(names, links, rate):
         sh("tc", "-n", name, "qdisc", "replace", "dev", link, "root", "tbf", *limits)
 
 
-def serve(names, links):
+def arguments(names, links, rates):
+    """What the processes of a run are told."""
+    return ["--namespaces", *names, "--links", *links, "--rates", *rates]
+
+
+def serve(names, links, rates):
     """Run in the first namespace: host the rendezvous, start a rank in each namespace, print their rows."""
     from sparkdl.collective.ddp import TorchRendezvous
     from sparkdl.collective.horovod import HorovodRendezvous, is_installed
@@ -104,7 +109,7 @@ def serve(names, links):
     try:
         for rank, link in enumerate(links):
             own = {"RANK": str(rank), "GLOO_SOCKET_IFNAME": link, "HOROVOD_GLOO_IFACE": link}
-            command = [sys.executable, __file__, "--rank", str(rank), "--namespaces", *names, "--links", *links]
+            command = [sys.executable, __file__, "--rank", str(rank), *arguments(names, links, rates)]
             # A host name that leads to the host's own address: Horovod binds its data connections to nothing else.
             named = ["unshare", "--uts", "sh", "-c", f'hostname {HOSTS[rank]} && exec "$0" "$@"', *command]
             inside = ["ip", "netns", "exec", names[rank], *named]
@@ -169,8 +174,11 @@ def iterations(way, world, bucket_mib, passes, count):
     return times[-count:]
 
 
-def rank_main(names, links):
-    """Run in a rank: all sweeps; rank 0 shapes the network between them, and prints."""
+def rank_main(names, links, rates):
+    """Run in a rank: all sweeps; rank 0 shapes the network between them, and prints.
+
+    The ways take turns at each setting, and each setting has several turns: other load on the machine hits all alike.
+    """
     import torch.distributed as dist
 
     from sparkdl.collective.horovod import is_installed
@@ -181,16 +189,20 @@ def rank_main(names, links):
     world = World(rank=rank, size=2, node_rank=rank, num_nodes=2)
     dist.init_process_group("gloo")
     ways = [way for way in WAYS if is_installed() or "horovod" not in way]
-    for label, rate in RATES.items():
+    plan = [("bucket", way, size, 1, ITERATIONS) for size in BUCKETS_MIB for way in ways]
+    plan += [("accumulation", way, 5.0, passes, 8) for passes in PASSES for way in ways]
+    for label in rates:
         if rank == 0:
-            shape(names, links, rate)
+            shape(names, links, RATES[label])
         dist.barrier()
-        plan = [("bucket", way, size, 1, ITERATIONS) for way in ways for size in BUCKETS_MIB]
-        plan += [("accumulation", way, 5.0, passes, 8) for way in ways for passes in PASSES]
-        for sweep_name, way, size, passes, count in plan:
-            times = iterations(way, world, size, passes, count)
-            if rank == 0:
-                print(json.dumps(row(sweep_name, label, way, size, passes, times)), flush=True)
+        times = {setting: [] for setting in plan}
+        for _ in range(ROUNDS):
+            for setting in plan:
+                _, way, size, passes, count = setting
+                times[setting] += iterations(way, world, size, passes, count)
+        if rank == 0:
+            for (sweep_name, way, size, passes, _), found in times.items():
+                print(json.dumps(row(sweep_name, label, way, size, passes, found)), flush=True)
     dist.destroy_process_group()
 
 
@@ -245,10 +257,10 @@ def draw(rows):
     figure.savefig(RESULTS / "accumulation.png", dpi=110)
 
 
-def measure():
-    """All sweeps; returns their rows."""
+def measure(rates=tuple(RATES)):
+    """All sweeps at ``rates``; returns their rows."""
     with two_hosts() as (names, links):
-        command = [sys.executable, __file__, "--serve", "--namespaces", *names, "--links", *links]
+        command = [sys.executable, __file__, "--serve", *arguments(names, links, rates)]
         # A group of its own, so that whatever it started ends with it.
         child = subprocess.Popen(
             ["ip", "netns", "exec", names[0], *command], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -289,21 +301,26 @@ def main():
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--namespaces", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--links", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--rates", nargs="+", choices=list(RATES), default=list(RATES), help="network speeds to measure"
+    )
     parser.add_argument("--draw", type=Path, metavar="FILE", help="only draw the rows of an earlier run")
-    arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.namespaces, arguments.links)
-    elif arguments.rank is not None:
-        rank_main(arguments.namespaces, arguments.links)
-    elif arguments.draw:
-        draw([json.loads(line) for line in arguments.draw.read_text().splitlines()])
+    given = parser.parse_args()
+    if given.serve:
+        serve(given.namespaces, given.links, given.rates)
+    elif given.rank is not None:
+        rank_main(given.namespaces, given.links, given.rates)
+    elif given.draw:
+        draw([json.loads(line) for line in given.draw.read_text().splitlines()])
     elif not usable():
         sys.exit(
             "bench_bandwidth needs root, ip, tc and unshare: apt-get install iproute2 util-linux, then run it as root"
         )
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        draw(measure())
+        rows = measure(given.rates)
+        if len(given.rates) == len(RATES):
+            draw(rows)
 
 
 if __name__ == "__main__":
