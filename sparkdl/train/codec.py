@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ _DTYPES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
 }
+_PLAIN = frozenset({type(None), bool, str, int})
 _MARKS = {"tensor", "array", "tuple", "map", "bytes", "float"}
 
 
@@ -76,17 +77,23 @@ class _Encoder:
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, tuple):
-            return {"$tuple": [self.encode(part, f"{path}.{i}") for i, part in enumerate(value)]}
+            return {"$tuple": self._sequence(value, path)}
         if isinstance(value, list):
-            return [self.encode(part, f"{path}.{i}") for i, part in enumerate(value)]
+            return self._sequence(value, path)
         raise CheckpointError(
             f"the state {path.lstrip('.')!r} is a {type(value).__name__}, which a checkpoint cannot hold without "
             "pickle: keep numbers, strings, tensors, lists and dicts in state_dict()"
         )
 
+    def _sequence(self, value: Sequence[Any], path: str) -> list[Any]:
+        # Most of a state is plain, and training waits: no call and no path for what needs none.
+        return [part if type(part) in _PLAIN else self.encode(part, f"{path}.{i}") for i, part in enumerate(value)]
+
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: self.encode(part, f"{path}.{key}") for key, part in value.items()}
+        if all(isinstance(key, str) and key[:1] != "$" for key in value):
+            return {
+                key: part if type(part) in _PLAIN else self.encode(part, f"{path}.{key}") for key, part in value.items()
+            }
         pairs = [[self.encode(key, path), self.encode(part, f"{path}.{key}")] for key, part in value.items()]
         return {"$map": pairs}
 

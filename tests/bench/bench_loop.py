@@ -85,7 +85,8 @@ class Stalls(Callback):
         self.last = time.perf_counter()
 
     def on_checkpoint(self, run):
-        self.marked.append(len(self.steps))
+        if run.batch:  # at the end of an epoch the next step also holds the start of another
+            self.marked.append(len(self.steps))
 
     def on_step_end(self, run):
         now = time.perf_counter()
