@@ -68,6 +68,10 @@ def run(
     The function finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... and Horovod's variables in its environment, and
     may call ``hvd.init()`` or ``torch.distributed.init_process_group()`` itself. Groups that it leaves open are closed.
 
+    On Spark Connect values, output and events come back as rows of the Spark job: values pass through the server's
+    memory (``spark.driver.maxResultSize`` bounds them), output and events arrive when the job ends. Where executors
+    reach the client, ``config=LaunchConfig(driver_host=...)`` with its address makes values direct and output live.
+
     Args:
         fn: the function; cloudpickled, so closures and notebook cells are fine.
         args: its positional arguments.
