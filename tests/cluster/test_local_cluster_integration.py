@@ -1,0 +1,77 @@
+"""``local-cluster``: one host, but executors in processes of their own, each with one slot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json, os
+from pyspark.sql import SparkSession
+from sparkdl.cluster import barrier
+from sparkdl.config import LaunchConfig
+from sparkdl.errors import PreflightError, RankFailedError
+from sparkdl.runner import run
+
+session = (
+    SparkSession.builder.master("local-cluster[2,1,512]")
+    .config("spark.driver.memory", "512m").config("spark.executor.memory", "512m")
+    .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    .getOrCreate()
+)
+results = {}
+
+def reduce_all():
+    import torch, torch.distributed as dist
+    print("speaking")
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return [int(os.environ["RANK"]), total.item(), os.getppid()]
+
+results["reduced"] = run(reduce_all, num_proc=2, backend="torch")
+try:
+    run(reduce_all, num_proc=3)
+except PreflightError as error:
+    results["refused"] = str(error)
+
+def die(world):
+    import time
+    if world.rank == 1:
+        print("the last words")
+        time.sleep(0.7)  # for the line to leave the process
+        os._exit(9)
+    time.sleep(60)
+
+try:
+    barrier.launch(session, die, num_proc=2, config=LaunchConfig(log_to_driver=False))
+except RankFailedError as error:
+    results["died"] = [error.rank, list(error.log_tail)]
+results["again"] = run(lambda: int(os.environ["RANK"]), num_proc=2)
+session.stop()
+print("RESULTS " + json.dumps(results))
+"""
+
+
+def test_ranks_in_executors_of_their_own(tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(SCRIPT)
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=env, cwd=tmp_path
+    )
+    assert "RESULTS" in done.stdout, done.stderr[-6000:]
+    results = json.loads(done.stdout.rpartition("RESULTS ")[2])
+    assert [row[:2] for row in results["reduced"]] == [[0, 2.0], [1, 2.0]]
+    assert len({daemon for _, _, daemon in results["reduced"]}) == 2, "each executor has a Python daemon of its own"
+    assert "[rank 1] speaking\n" in done.stdout
+    assert "num_proc=3 ranks do not fit the cluster's 2 task slots" in results["refused"]
+    assert results["died"] == [1, ["the last words"]]
+    assert results["again"] == [0, 1]
