@@ -2,7 +2,12 @@
 
 Enters: buckets of this rank. Leaves: their means. Ranks of one host would send every gradient through the loopback
 device, which copies it four times and takes the cores from training while it does. Here each rank collects its
-gradients in memory that all of them map, sums one part of it for everybody, and copies the other parts.
+gradients in memory that all of them map, sums one part of it for everybody, and copies the other parts. Two ranks, for
+whom that is one pass over the gradients too many, add to their own gradients what they read of the other's.
+
+What is left is the memory's speed and the wait for the slower rank. For 5 MiB of gradients and steps of 27 ms (MLP at
+batch 512, 2 ranks on 2 cores): 0.4 ms to copy, 0.4 ms to add, 0.5 ms by which both push the training's own data out of
+the cache, 0.4-0.8 ms of waiting, of which looking before sleeping saves up to half.
 
 The memory is a memfd, which has no name and leaves nothing behind when a rank is killed. It travels, like the signals
 "filled", "summed" and "copied", over Unix sockets between the ranks, so that a rank which dies is noticed at once.

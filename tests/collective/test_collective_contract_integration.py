@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
@@ -81,17 +82,23 @@ def gradients(collective, *, empty_rank):
             loss.backward()
         sync.synchronize()
         steps.append([None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()])
+    state = json.loads(json.dumps(sync.state_dict()))
     sync.close()
-    return [p.tolist() for p in start], steps
+    again = collective.wrap(model, optimizer)
+    again.load_state_dict(state)
+    kept = again.state_dict() == state
+    again.close()
+    return [p.tolist() for p in start], steps, kept
 
 
 @every_case
 @pytest.mark.parametrize("empty_rank", [None, 0, 1])
 def test_gradients_are_the_mean_of_what_ranks_have(run_collective, backend, size, empty_rank):
     values = run_collective(partial(gradients, empty_rank=empty_rank), size, backend)
-    starts = [start for start, _ in values]
+    starts = [start for start, _, _ in values]
     assert all(start == starts[0] for start in starts), "wrap() starts every rank from rank 0's weights"
-    for _, steps in values:
+    for _, steps, kept in values:
+        assert kept, "what was learned of the order of gradients is kept"
         for step, (everywhere, first, nobody) in enumerate(steps):
             inputs = [rank + 1 + step for rank in range(size) if rank != empty_rank]
             if inputs:
