@@ -112,7 +112,7 @@ def launch(rank, backend, size):
     return local.launch(rank, num_proc=size, config=config, services=[Rendezvous()])
 
 
-@pytest.mark.parametrize("backend", ["torch", HOROVOD])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), HOROVOD])
 def test_three_ranks_over_sockets_go_on_bit_for_bit_in_the_middle_of_an_epoch(backend, tmp_path):
     for (weights, losses, _), (weights_again, losses_again, step) in launch(
         resumed_and_undisturbed(backend, tmp_path), backend, 3
