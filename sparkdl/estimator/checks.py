@@ -10,14 +10,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pyspark.sql import DataFrame
 
-from sparkdl.errors import ConfigError, DataError, SparkdlError
+from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.estimator.columns import Roles
 from sparkdl.estimator.probe import Output
 from sparkdl.shards.manifest import ColumnStats, Manifest
 from sparkdl.train.labels import label_kind
 
-__all__ = ["check_classes", "check_loss", "check_rows", "check_steps", "check_values"]
+__all__ = ["check_classes", "check_frame", "check_loss", "check_rows", "check_steps", "check_values"]
+
+
+def check_frame(what: str, given: Any) -> None:
+    """Refuse what is no DataFrame of Spark.
+
+    Raises:
+        SchemaError: names the type, and the remedy for pandas.
+    """
+    if not isinstance(given, DataFrame):
+        kind = f"{type(given).__module__}.{type(given).__qualname__}"
+        raise SchemaError(f"{what} takes a Spark DataFrame, not a {kind}: make one with spark.createDataFrame(...)")
 
 
 def check_rows(train: Manifest, validation: Manifest | None, *, num_proc: int, wanted: Any) -> None:

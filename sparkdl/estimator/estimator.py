@@ -15,6 +15,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.checks import check_frame
 from sparkdl.estimator.data import prepare, prepare_existing
 from sparkdl.estimator.fits import Fit, GridFits
 from sparkdl.estimator.model import TorchModel
@@ -61,11 +62,12 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
             params: a param map that overrides this estimator's values, or a list of them, which gives a list of models.
 
         Raises:
-            SchemaError: a column is missing or of a type that cannot be used.
+            SchemaError: a column is missing or of a type that cannot be used, or ``dataset`` is not Spark's.
             DataError: the rows do not fit the model, the loss or the number of ranks.
             ConfigError: parameters do not fit each other or the model.
             RankFailedError: a rank failed more often than max_failures allows.
         """
+        check_frame("fit", dataset)
         return super().fit(dataset, params)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Iterator[tuple[int, TorchModel]]:

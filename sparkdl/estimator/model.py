@@ -17,6 +17,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.checks import check_frame
 from sparkdl.estimator.heads import Head
 from sparkdl.estimator.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.persistence import ModelReader, ModelWriter
@@ -88,6 +89,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             ConfigError: the model or the names of its columns are not set.
             SchemaError: an input column is missing or of another kind, or an output column is there already.
         """
+        check_frame("transform", dataset)
         return super().transform(dataset, params)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 
 from sparkdl.cluster.session import is_connect
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.estimator.checks import check_frame
 from sparkdl.estimator.estimator import TorchEstimator
 from sparkdl.estimator.fits import GridFits
 from sparkdl.observe import logger
@@ -50,6 +51,7 @@ class CrossValidator(tuning.CrossValidator):
     """
 
     def _fit(self, dataset: DataFrame) -> tuning.CrossValidatorModel:
+        check_frame("fit", dataset)
         for name in ("estimator", "estimatorParamMaps", "evaluator"):
             if not self.isDefined(name):
                 raise ConfigError(f"CrossValidator has no {name}: set it before fit")

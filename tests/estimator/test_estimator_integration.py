@@ -140,6 +140,7 @@ def test_what_cannot_work_is_refused_before_a_rank_starts(frame, monkeypatch):
     from sparkdl.estimator import fit
 
     monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
+    bad(pd.DataFrame({"a": [1.0]}), regression(), SchemaError, r"not a pandas.*createDataFrame")
     bad(frame, regression(feature_cols=["a", "zz"]), SchemaError, "'zz' is missing")
     bad(frame, regression(feature_cols=["a", "b"]), ConfigError, r"cannot be called with features \(-1, 2\)")
     bad(frame, regression(loss=None), ConfigError, "loss is not given")

@@ -12,7 +12,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import DenseVector, Vectors
-from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import functions as F
 from torch import nn
 
@@ -194,7 +194,7 @@ def test_a_fitted_pipeline_scores_the_same_after_saving(frame, tmp_path):
     assert after.sort(keys).select("prediction").collect() == before.sort(keys).select("prediction").collect()
 
 
-def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors):
+def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors, tmp_path):
     estimator = classifier()
     grid = ParamGridBuilder().addGrid(estimator.batch_size, [16, 64]).addGrid(estimator.epochs, [1, 3]).build()
     accuracy = MulticlassClassificationEvaluator(labelCol="k", metricName="accuracy")
@@ -210,6 +210,10 @@ def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors):
     best = [one.bestModel for one in found]
     assert all(isinstance(model, TorchModel) for model in best)
     assert all(torch.equal(model.getModel()[0].weight, best[0].getModel()[0].weight) for model in best)
+    found[-1].write().overwrite().save(str(tmp_path / "search"))
+    again = CrossValidatorModel.load(str(tmp_path / "search"))
+    assert again.avgMetrics == found[0].avgMetrics
+    assert torch.equal(again.bestModel.getModel()[0].weight, best[0].getModel()[0].weight)
     split = TrainValidationSplit(**common, trainRatio=0.7, seed=1, parallelism=2).fit(vectors)
     assert len(split.validationMetrics) == 4
 
