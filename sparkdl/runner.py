@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
@@ -246,11 +247,14 @@ def _active_session() -> SparkSession:
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], world: World) -> T:
     """Call a user's function on a rank, and close the groups it leaves open: the worker will be used again."""
+    held: AbstractContextManager[None] = nullcontext()
     if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-        from sparkdl.collective.ddp import allow_rejoining
+        from sparkdl.collective.ddp import allow_rejoining, kept_groups
 
         allow_rejoining()  # the driver's store outlives a group: a second init_process_group() must not find the first
-    value = fn(*args, **kwargs)
+        held = kept_groups()
+    with held:
+        value = fn(*args, **kwargs)
     horovod = sys.modules.get("horovod.torch")
     if horovod is not None and horovod.is_initialized():
         horovod.shutdown()

@@ -24,7 +24,7 @@ from sparkdl.collective.route import interface_towards
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["TorchCollective", "TorchRendezvous", "allow_rejoining"]
+__all__ = ["TorchCollective", "TorchRendezvous", "allow_rejoining", "kept_groups"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
@@ -244,6 +244,31 @@ def allow_rejoining() -> None:
 
     meet_in_rounds.in_rounds = True  # type: ignore[attr-defined]
     handlers["env"] = meet_in_rounds
+
+
+@contextmanager
+def kept_groups() -> Iterator[None]:
+    """Hold every process group that is made inside the block until its end, destroyed or not.
+
+    A DistributedDataParallel that outlives ``destroy_process_group()`` is the last to hold its group. It then waits for
+    the group's thread with the interpreter's lock in its hands, while that thread may want the lock to let go of its
+    last all-reduce: the process freezes for good (torch 2.13, about every fiftieth short run). A reference
+    from Python is dropped without the lock.
+    """
+    module: Any = dist.distributed_c10d
+    kept: list[Any] = []
+    make = module._new_process_group_helper
+
+    def make_and_keep(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        kept.append(made)
+        return made
+
+    module._new_process_group_helper = make_and_keep
+    try:
+        yield
+    finally:
+        module._new_process_group_helper = make
 
 
 def _first_line(error: BaseException) -> str:

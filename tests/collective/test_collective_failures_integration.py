@@ -140,6 +140,33 @@ def test_a_process_group_of_the_user_is_joined_and_left_standing(ranks):
     assert run_hosted(ranks, "torch", own_torch_group) == [[("torch", 4.0)] * 3] * 2
 
 
+def outlives_its_group(world):
+    """Plain torch code whose model is freed after its group, right behind the last all-reduce, again and again."""
+    import torch.distributed as dist
+
+    from sparkdl.collective.ddp import allow_rejoining, kept_groups
+
+    def train():
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.ones(64, 2)).sum().backward()
+            optimizer.step()
+        dist.destroy_process_group()
+
+    allow_rejoining()
+    for _ in range(25):
+        with kept_groups():
+            train()
+    return "done"
+
+
+def test_a_model_that_outlives_its_group_does_not_freeze_the_process(ranks):
+    assert run_hosted(ranks, "torch", outlives_its_group) == ["done"] * 2
+
+
 def own_horovod(world):
     import horovod.torch as hvd
 
