@@ -252,8 +252,8 @@ def kept_groups() -> Iterator[None]:
 
     A DistributedDataParallel that outlives ``destroy_process_group()`` is the last to hold its group. It then waits for
     the group's thread with the interpreter's lock in its hands, while that thread may want the lock to let go of its
-    last all-reduce: the process freezes for good (torch 2.13, about every fiftieth short run). A reference
-    from Python is dropped without the lock.
+    last all-reduce: the process freezes for good (torch 2.13, within a dozen short runs). A reference from Python is
+    dropped without the lock.
     """
     module: Any = dist.distributed_c10d
     kept: list[Any] = []
