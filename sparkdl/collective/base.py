@@ -43,13 +43,17 @@ class GradientSync(Protocol):
         ...
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Backward passes inside only add to the local gradients; nothing travels."""
+        """Backward passes inside only add to the local gradients; nothing travels.
+
+        Behind it every ``param.grad`` has memory of its own, so that the next pass adds to each of them once.
+        """
         ...
 
     def synchronize(self) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks of the local sums.
 
         A parameter without a gradient on some ranks counts as zero there; without one on every rank it stays None.
+        Every ``param.grad`` then has memory of its own: what changes gradients in place changes each of them once.
         """
         ...
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Bucket", "plan_buckets"]
+__all__ = ["Bucket", "plan_buckets", "separate"]
 
 ALIGN_BYTES = 64
 MAX_BUCKET_ELEMENTS = 2**31 - 1
@@ -52,14 +52,18 @@ class Bucket:
         self.wire, self.share = wire, share
         self._sent = self.views if wire is self.flat else self._cut(wire)
 
-    def fill(self) -> None:
-        """Copy the local gradients into ``wire``, zeros where there are none."""
+    def fill(self, held: set[int]) -> None:
+        """Copy the local gradients into ``wire``, zeros where there are none.
+
+        Args:
+            held: addresses of the memory that gradients of this step lie in; those of this bucket are added.
+        """
         self.filled = True
         self._present = [param.grad is not None for param in self.params]
         if self.share is None:
             self._move()
         else:
-            self._copy(self.share)
+            self._copy(self.share, held)
         flags = self.wire[self._end :]
         if all(self._present):
             flags.fill_(1.0)
@@ -82,14 +86,19 @@ class Bucket:
             torch._foreach_copy_(targets, sources)
 
     @torch.no_grad()
-    def _copy(self, share: float) -> None:
-        for param, sent in zip(self.params, self._sent, strict=True):
-            if param.grad is None:
+    def _copy(self, share: float, held: set[int]) -> None:
+        for param, view, sent in zip(self.params, self.views, self._sent, strict=True):
+            grad = param.grad
+            if grad is None:
                 sent.zero_()
                 continue
-            if param.grad.layout != torch.strided:
-                param.grad = param.grad.to_dense()
-            torch.mul(param.grad, share, out=sent)
+            if grad.layout != torch.strided:
+                grad = param.grad = grad.to_dense()
+            memory = grad.untyped_storage().data_ptr()
+            if memory in held and grad is not view:
+                grad = param.grad = view.copy_(grad)  # ``add`` would change another gradient with this one
+            held.add(memory)
+            torch.mul(grad, share, out=sent)
 
     @torch.no_grad()
     def add(self, other: torch.Tensor) -> None:
@@ -137,6 +146,35 @@ def _is_dense(param: torch.Tensor) -> bool:
             return False
         expected *= length
     return True
+
+
+@torch.no_grad()
+def separate(params: Sequence[torch.nn.Parameter]) -> None:
+    """Copy gradients that overlap another one in memory.
+
+    Autograd gives two parameters the same memory where their gradients are views of one tensor, as in
+    ``a.view(-1) + b.view(-1)``. Whatever changes gradients in place, a further backward pass or clipping by a norm,
+    would then change them twice.
+    """
+    grads = [param.grad for param in params if param.grad is not None and param.grad.layout is torch.strided]
+    if len({grad.untyped_storage().data_ptr() for grad in grads}) == len(grads):
+        return
+    by_memory: dict[int, list[tuple[int, int, torch.nn.Parameter]]] = {}
+    for param in params:
+        grad = param.grad
+        if grad is not None and grad.layout is torch.strided and grad.numel():
+            extent = sum((length - 1) * stride for length, stride in zip(grad.shape, grad.stride(), strict=True)) + 1
+            start = grad.data_ptr()
+            end = start + extent * grad.element_size()
+            by_memory.setdefault(grad.untyped_storage().data_ptr(), []).append((start, end, param))
+    for spans in by_memory.values():
+        spans.sort(key=lambda span: span[:2])
+        furthest = 0
+        for start, end, param in spans:
+            if start < furthest:
+                assert param.grad is not None
+                param.grad = param.grad.clone()
+            furthest = max(furthest, end)
 
 
 def plan_buckets(

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from sparkdl import observe
 from sparkdl.collective.agree import named_parameters
 from sparkdl.collective.batchnorm import synchronised_batch_norm
-from sparkdl.collective.buckets import Bucket, plan_buckets
+from sparkdl.collective.buckets import Bucket, plan_buckets, separate
 from sparkdl.collective.exchange import Exchange, WireExchange
 from sparkdl.collective.shared import PairExchange, SharedExchange, open_mesh
 from sparkdl.collective.sparse import average_sparse, sparse_parameters
@@ -130,6 +130,7 @@ class Reducer:
             yield
         finally:
             self._local = before
+        separate(self._params)
 
     def synchronize(self) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks."""
@@ -227,6 +228,7 @@ class Reducer:
 
     def _reset(self) -> None:
         self._launched = 0
+        self._held: set[int] = set()
         self._arrived: set[torch.nn.Parameter] = set()
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
@@ -252,7 +254,7 @@ class Reducer:
         # Every rank launches the buckets in the order of the list, whatever order they filled in.
         if self._launched == 0:
             self._exchange.begin()
-        bucket.fill()
+        bucket.fill(self._held)
         self._exchange.start(bucket, f"bucket.{self._plans}.{self._launched}")
         self._launched += 1
 

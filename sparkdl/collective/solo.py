@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from sparkdl.collective.agree import pickled, unpickled
+from sparkdl.collective.agree import named_parameters, pickled, unpickled
 from sparkdl.collective.base import GradientSync, ReduceOp
+from sparkdl.collective.buckets import separate
 from sparkdl.collective.group import check_reduction, reduced_dtype, widened
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError, WorldSizeError
@@ -26,15 +27,17 @@ class _SoloSync:
 
     forward_is_collective = False
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model = model
+        self._params = list(named_parameters(model, optimizer))
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         yield
+        separate(self._params)
 
     def synchronize(self) -> None:
-        pass
+        separate(self._params)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -86,7 +89,7 @@ class SoloCollective:
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: SyncConfig | None = None
     ) -> GradientSync:
         """Return ``model`` as it is: one rank has nothing to send, so nothing in ``config`` applies."""
-        return _SoloSync(model)
+        return _SoloSync(model, optimizer)
 
     def close(self, *, failed: bool = False) -> None:
         """Nothing to leave."""

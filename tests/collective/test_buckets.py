@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.collective.buckets import Bucket, plan_buckets
+from sparkdl.collective.buckets import Bucket, plan_buckets, separate
 
 
 def parameter(*shape, dtype=torch.float32):
@@ -41,7 +41,7 @@ def test_gradients_become_views_that_share_the_strides_of_their_parameter():
     bucket = Bucket([odd, image])
     odd.grad, image.grad = torch.ones(3), torch.randn(4, 3, 2, 2)
     kept = image.grad.clone()
-    bucket.fill()
+    bucket.fill(set())
     assert image.grad.stride() == image.stride()
     assert torch.equal(image.grad, kept)
     assert image.grad.data_ptr() % 64 == bucket.flat.data_ptr() % 64
@@ -53,7 +53,25 @@ def test_zeros_and_no_gradient_are_told_apart():
     zero, none = parameter(2), parameter(2)
     bucket = Bucket([zero, none])
     zero.grad = torch.zeros(2)
-    bucket.fill()
+    bucket.fill(set())
     bucket.publish()
     assert zero.grad is not None
     assert none.grad is None
+
+
+def test_gradients_that_overlap_are_separated_and_neighbours_stay_where_they_are():
+    a, b, c, d, e = (parameter(4) for _ in range(5))
+    whole = torch.arange(8.0)
+    a.grad, b.grad, c.grad = whole[:4], whole[4:], whole[2:6]
+    d.grad, e.grad = torch.ones(4), torch.sparse_coo_tensor([[1]], [2.0], (4,), check_invariants=True)
+    separate([a, b, c, d, e])
+    assert a.grad.data_ptr() == whole.data_ptr()
+    for param in (b, c):
+        param.grad.mul_(10)
+    assert a.grad.tolist() == [0, 1, 2, 3]
+    assert b.grad.tolist() == [40, 50, 60, 70]
+    assert c.grad.tolist() == [20, 30, 40, 50]
+    assert e.grad.to_dense().tolist() == [0, 2, 0, 0]
+    places = [param.grad.data_ptr() for param in (a, b, d)]
+    separate([a, b, d])
+    assert [param.grad.data_ptr() for param in (a, b, d)] == places

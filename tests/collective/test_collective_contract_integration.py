@@ -8,6 +8,8 @@ from functools import partial
 import pytest
 import torch
 
+from sparkdl.config import SyncConfig
+
 CASES = [("solo", 1), *[(backend, size) for backend in ("torch", "horovod") for size in (1, 2, 3)]]
 every_case = pytest.mark.parametrize(("backend", "size"), CASES, ids=lambda value: str(value))
 
@@ -107,3 +109,45 @@ def test_gradients_are_the_mean_of_what_ranks_have(run_collective, backend, size
                 assert everywhere is None
             assert first == (None if empty_rank == 0 else pytest.approx([(1 + step) / size] * 2))
             assert nobody is None
+
+
+def overlapping(collective):
+    """Two parameters whose gradients autograd makes views of one tensor: in one bucket, in one each, over a wire."""
+    settings = SyncConfig(), SyncConfig(bucket_mib=1e-5), SyncConfig(shared_memory=False)
+    return [overlapping_steps(collective, config) for config in settings]
+
+
+def overlapping_steps(collective, config):
+    rank = collective.world.rank
+    one, two = (torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64)) for _ in range(2))
+    model = torch.nn.ParameterList([one, two])
+    sync = collective.wrap(model, torch.optim.SGD([one, two], lr=1.0), config)
+    steps, factors = [], torch.arange(1.0, 5.0, dtype=torch.float64) * (rank + 1)
+
+    def backward():
+        ((one.view(-1) + two.view(-1)) * factors).sum().backward()
+
+    shared = []
+    for passes in (2, 1, 1):
+        one.grad = two.grad = None
+        for _ in range(passes - 1):
+            with sync.accumulate():
+                backward()
+                shared.append(one.grad.data_ptr() == two.grad.data_ptr())
+        backward()
+        sync.synchronize()
+        for param in (one, two):
+            param.grad.mul_(2.0)  # as clipping does
+        steps.append([param.grad.flatten().tolist() for param in (one, two)])
+    sync.close()
+    return shared, steps
+
+
+@every_case
+def test_gradients_in_the_same_memory_count_once(run_collective, backend, size):
+    mean = sum(rank + 1 for rank in range(size)) / size
+    for ways in run_collective(overlapping, size, backend):
+        for shared, steps in ways:
+            assert shared == [True], "torch no longer gives these two the same memory: find another pair"
+            for passes, grads in zip((2, 1, 1), steps, strict=True):
+                assert grads == [pytest.approx([2 * passes * mean * factor for factor in (1, 2, 3, 4)])] * 2
