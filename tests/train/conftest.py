@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,9 @@ from sparkdl.train.loop import fit
 from sparkdl.train.memory import TensorSource
 from sparkdl.train.task import Task
 from sparkdl.world import SOLO
+
+if str(Path(__file__).parent) not in sys.path:
+    sys.path.insert(0, str(Path(__file__).parent))  # for train_helpers
 
 
 @pytest.fixture
@@ -86,7 +91,3 @@ def events():
     before = observe.set_sink(lambda event: seen.append(dict(event)))
     yield seen
     observe.set_sink(before)
-
-
-def weights(model):
-    return torch.cat([tensor.detach().double().flatten() for tensor in model.state_dict().values()])

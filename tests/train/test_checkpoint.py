@@ -11,24 +11,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from train_helpers import Interrupted, RaiseAt, state_equal
 
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint import Checkpointer
-
-
-class Interrupted(Exception):
-    pass
-
-
-class RaiseAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, run):
-        if run.step == self.step:
-            raise Interrupted
 
 
 @pytest.fixture
@@ -37,10 +25,6 @@ def keeper(tmp_path):
         return Checkpointer(CheckpointConfig(uri=str(tmp_path / "run"), **config))
 
     return make
-
-
-def same(left, right):
-    return all(torch.equal(a, b) for a, b in zip(left.state_dict().values(), right.state_dict().values(), strict=True))
 
 
 def messy_state():
@@ -259,7 +243,7 @@ def test_a_run_that_was_cut_off_anywhere_goes_on_bit_for_bit(task, train, source
         run(RaiseAt(cut), checkpoints=keeper(every_steps=1, keep_last=2))
     resumed, drawn_again = run(checkpoints=keeper())
     assert resumed.resumed_step == cut - 1
-    assert same(resumed.model, undisturbed.model)
+    assert state_equal(resumed.model, undisturbed.model)
     assert drawn_again == drawn
     for column in ("step", "epoch", "loss", "lr"):
         assert resumed.history.steps[column] == undisturbed.history.steps[column]
@@ -275,7 +259,7 @@ def test_accumulation_and_the_fp16_scaler_go_on_bit_for_bit(task, train, source,
         train(task(dropout=0.2), source(), checkpoints=keeper(every_steps=1), callbacks=[RaiseAt(3)], **settings)
     resumed = train(task(dropout=0.2), source(), checkpoints=keeper(), **settings)
     assert resumed.resumed_step == 2
-    assert same(resumed.model, undisturbed.model)
+    assert state_equal(resumed.model, undisturbed.model)
     assert resumed.history.steps["grad_norm"] == undisturbed.history.steps["grad_norm"]
 
 
@@ -289,7 +273,7 @@ def test_the_fp16_scale_that_overflows_led_to_is_kept(task, train, source, keepe
     assert keeper().latest().state["scaler"]["scale"] < 2.0**14
     resumed = train(task(**parts), source(), checkpoints=keeper(), **settings)
     assert resumed.resumed_step == 11
-    assert same(resumed.model, undisturbed.model)
+    assert state_equal(resumed.model, undisturbed.model)
 
 
 def test_patience_and_the_best_weights_survive_an_interruption(task, train, source, keeper):
@@ -306,7 +290,7 @@ def test_patience_and_the_best_weights_survive_an_interruption(task, train, sour
     assert resumed.resumed_step > (undisturbed.best_epoch + 1) * 7
     assert resumed.best_epoch == undisturbed.best_epoch
     assert resumed.stop_reason == undisturbed.stop_reason
-    assert same(resumed.model, undisturbed.model)
+    assert state_equal(resumed.model, undisturbed.model)
     assert resumed.metrics["val_loss"] == undisturbed.metrics["val_loss"]
 
 
@@ -314,9 +298,9 @@ def test_a_finished_run_is_not_trained_again_but_may_be_prolonged(task, train, s
     first = train(task(), source(), epochs=2, checkpoints=keeper())
     again = train(task(), source(), epochs=2, checkpoints=keeper())
     assert (again.steps, again.resumed_step, len(again.history)) == (14, 14, 2)
-    assert same(again.model, first.model)
+    assert state_equal(again.model, first.model)
     longer = train(task(), source(), epochs=3, checkpoints=keeper())
-    assert same(longer.model, train(task(), source(), epochs=3).model)
+    assert state_equal(longer.model, train(task(), source(), epochs=3).model)
 
 
 def test_a_run_that_was_ended_inside_an_epoch_goes_on_there(task, train, source, keeper):
@@ -324,7 +308,7 @@ def test_a_run_that_was_ended_inside_an_epoch_goes_on_there(task, train, source,
     longer = train(task(), source(), source(), epochs=3, checkpoints=keeper())
     whole = train(task(), source(), source(), epochs=3)
     assert longer.resumed_step == 10
-    assert same(longer.model, whole.model)
+    assert state_equal(longer.model, whole.model)
     assert longer.history.column("val_loss") == whole.history.column("val_loss")
     assert longer.history.column("loss") == whole.history.column("loss")
 

@@ -9,21 +9,11 @@ import uuid
 import fsspec.config
 import pytest
 import torch
+from train_helpers import Interrupted, RaiseAt, state_equal
 
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import CheckpointError
-from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint import Checkpointer
-
-
-class Interrupted(Exception):
-    pass
-
-
-class RaiseAt(Callback):
-    def on_step_end(self, run):
-        if run.step == 11:
-            raise Interrupted
 
 
 @pytest.fixture
@@ -49,7 +39,7 @@ def test_a_run_goes_on_from_s3_bit_for_bit_and_past_a_damaged_object(task, train
     config = CheckpointConfig(uri=f"s3://{name}/run", every_steps=5, keep_last=2)
     undisturbed = train(task(dropout=0.5), source(), epochs=2)
     with pytest.raises(Interrupted):
-        train(task(dropout=0.5), source(), epochs=2, checkpoints=Checkpointer(config), callbacks=[RaiseAt()])
+        train(task(dropout=0.5), source(), epochs=2, checkpoints=Checkpointer(config), callbacks=[RaiseAt(11)])
 
     keys = [entry["Key"] for entry in client.list_objects_v2(Bucket=name)["Contents"]]
     assert [key for key in keys if key.endswith(".json")] == ["run/step-0000000007.json", "run/step-0000000010.json"]
@@ -60,8 +50,7 @@ def test_a_run_goes_on_from_s3_bit_for_bit_and_past_a_damaged_object(task, train
 
     resumed = train(task(dropout=0.5), source(), epochs=2, checkpoints=Checkpointer(config))
     assert resumed.resumed_step == 7
-    for mine, wanted in zip(resumed.model.parameters(), undisturbed.model.parameters(), strict=True):
-        assert torch.equal(mine, wanted)
+    assert state_equal(resumed.model, undisturbed.model)
 
 
 @pytest.fixture

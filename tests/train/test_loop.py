@@ -8,6 +8,7 @@ import math
 import cloudpickle
 import pytest
 import torch
+from train_helpers import state_equal
 
 from sparkdl.errors import ConfigError, NonFiniteLossError
 from sparkdl.train.callbacks import Callback
@@ -22,10 +23,6 @@ def by_hand(model, optimizer, loss_of, source, epochs):
             loss_of(model, batch).backward()
             optimizer.step()
     return model
-
-
-def state_equal(left, right):
-    return all(torch.equal(a, b) for a, b in zip(left.state_dict().values(), right.state_dict().values(), strict=True))
 
 
 def test_weights_equal_those_of_a_loop_written_by_hand_bit_for_bit(task, train, source):

@@ -7,16 +7,15 @@ cut 103 rows into six whole ones and one of a single row, so that ranks have une
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 
 import cloudpickle
 import pytest
 import torch
+from train_helpers import NEEDS_HOROVOD, Interrupted, RaiseAt, launch, linear_data
 
-from sparkdl.cluster import local
 from sparkdl.collective import open_collective
-from sparkdl.config import CheckpointConfig, LaunchConfig, SyncConfig, TrainConfig
+from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
 from sparkdl.errors import SparkdlError
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint import Checkpointer
@@ -27,17 +26,14 @@ from sparkdl.world import SOLO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-HOROVOD = pytest.param(
-    ("horovod", 2), marks=pytest.mark.skipif(not importlib.util.find_spec("horovod"), reason="Horovod is not installed")
-)
+HOROVOD = pytest.param(("horovod", 2), marks=NEEDS_HOROVOD)
 GROUPS = [pytest.param(("torch", 2), marks=pytest.mark.slow), ("torch", 3), HOROVOD]
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def data(dtype=torch.float64):
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(103, 5, generator=generator, dtype=torch.float64)
-    y = x @ torch.randn(5, generator=generator, dtype=torch.float64)
+    linear, generator = linear_data(torch.float64)
+    x, y = linear["x"], linear["y"]
     tokens = torch.randint(0, 4, (103, 6), generator=generator)
     tokens[torch.rand(103, 6, generator=generator) < 0.3] = -100
     weight = torch.rand(103, generator=generator, dtype=torch.float64)
@@ -247,19 +243,6 @@ def misfit(world, collective, folder):
         return f"{type(error).__name__}: {error}"
 
 
-class Interrupted(Exception):
-    pass
-
-
-class RaiseAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, run):
-        if run.step == self.step:
-            raise Interrupted
-
-
 def dropped():
     return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).double()
 
@@ -302,18 +285,8 @@ def alone():
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
 def together(request, tmp_path_factory):
     backend, size = request.param
-    if backend == "torch":
-        from sparkdl.collective.ddp import TorchRendezvous as Rendezvous
-    else:
-        from sparkdl.collective.horovod import HorovodRendezvous as Rendezvous
     folder = tmp_path_factory.mktemp("checkpoints")
-    ranks = local.launch(
-        every_case(backend, folder),
-        num_proc=size,
-        config=LaunchConfig(cpus_per_rank=1, timeout_seconds=200),
-        services=[Rendezvous()],
-    )
-    return ranks, folder
+    return launch(every_case(backend, folder), backend, size), folder
 
 
 def assert_same(found, wanted, **tolerance):

@@ -6,20 +6,10 @@ import functools
 
 import pytest
 import torch
+from train_helpers import Interrupted, RaiseAt
 
 from sparkdl.config import CheckpointConfig
-from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint import Checkpointer
-
-
-class Interrupted(Exception):
-    pass
-
-
-class RaiseAt(Callback):
-    def on_step_end(self, run):
-        if run.step == 11:
-            raise Interrupted
 
 
 def read(folder):
@@ -35,7 +25,7 @@ def test_tensorboard_reads_every_step_and_epoch_once_even_of_a_resumed_run(task,
     parts = {"optimizer": functools.partial(torch.optim.SGD, lr=0.05), "metrics": {"mae": torch.nn.L1Loss()}}
     kept = CheckpointConfig(uri=str(tmp_path / "run"), every_steps=5)
     with pytest.raises(Interrupted):  # steps 11 and before are written, step 10 is the last that is saved
-        train(task(**parts), source(), source(), checkpoints=Checkpointer(kept), callbacks=[RaiseAt()], **settings)
+        train(task(**parts), source(), source(), checkpoints=Checkpointer(kept), callbacks=[RaiseAt(11)], **settings)
     result = train(task(**parts), source(), source(), checkpoints=Checkpointer(kept), **settings)
     assert result.resumed_step == 10
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 
 import cloudpickle
 import pytest
 import torch
+from train_helpers import NEEDS_HOROVOD, Interrupted, RaiseAt, launch, linear_data
 
 from sparkdl import observe
-from sparkdl.cluster import local
 from sparkdl.collective import open_collective
-from sparkdl.config import CheckpointConfig, LaunchConfig, SyncConfig, TrainConfig
-from sparkdl.train.callbacks import Callback
+from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
 from sparkdl.train.checkpoint import Checkpointer
 from sparkdl.train.loop import fit
 from sparkdl.train.memory import TensorSource
@@ -22,29 +20,8 @@ from sparkdl.train.task import Task
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-HOROVOD = pytest.param(
-    "horovod", marks=pytest.mark.skipif(not importlib.util.find_spec("horovod"), reason="Horovod is not installed")
-)
+HOROVOD = pytest.param("horovod", marks=NEEDS_HOROVOD)
 SOCKETS = SyncConfig(shared_memory=False, bucket_mib=0.01)  # seven buckets
-
-
-class Interrupted(Exception):
-    pass
-
-
-class RaiseAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, run):
-        if run.step == self.step:
-            raise Interrupted
-
-
-def data():
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(103, 5, generator=generator)
-    return {"x": x, "y": x @ torch.randn(5, generator=generator)}
 
 
 def model(width=60):
@@ -73,7 +50,7 @@ def train(world, collective, *, sync, width=60, epochs=3, folder=None, stop=None
     )
     result = fit(
         task,
-        TensorSource(data(), global_batch_rows=17, world=world),
+        TensorSource(linear_data()[0], global_batch_rows=17, world=world),
         collective=collective,
         config=TrainConfig(epochs=epochs, sync=sync),
         checkpoints=Checkpointer(CheckpointConfig(uri=f"{folder}", every_steps=5)) if folder else None,
@@ -101,15 +78,6 @@ def resumed_and_undisturbed(backend, folder):
         return undisturbed, resumed
 
     return rank
-
-
-def launch(rank, backend, size):
-    if backend == "torch":
-        from sparkdl.collective.ddp import TorchRendezvous as Rendezvous
-    else:
-        from sparkdl.collective.horovod import HorovodRendezvous as Rendezvous
-    config = LaunchConfig(cpus_per_rank=1, timeout_seconds=100)
-    return local.launch(rank, num_proc=size, config=config, services=[Rendezvous()])
 
 
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), HOROVOD])
