@@ -14,18 +14,20 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import shutil
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import torch
 from safetensors.torch import load as load_tensors
-from safetensors.torch import load_file
-from safetensors.torch import save as save_tensors
+from safetensors.torch import load_file, save_file
 
 from sparkdl.errors import BundleError, IntegrityError
 from sparkdl.lakehouse.folder import file_hash
-from sparkdl.storage import Storage
+from sparkdl.storage import Storage, storage_errors
 
 __all__ = [
     "Artifacts",
@@ -70,8 +72,38 @@ def write_file(file: Storage, data: bytes) -> dict[str, Any]:
 
 
 def write_tensors(file: Storage, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Write tensors as safetensors; return the file's size and hash."""
-    return write_file(file, save_tensors(tensors))
+    """Write tensors as safetensors, out of the memory where they lie; return the file's size and hash.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    local = file.local_path()
+    with storage_errors(file.uri, "write"):
+        if local is not None:
+            local.parent.mkdir(parents=True, exist_ok=True)
+            return _saved(tensors, local)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / TENSORS
+            fact = _saved(tensors, path)
+            with path.open("rb") as source, file.open_output() as sink:
+                shutil.copyfileobj(source, sink, 4 << 20)
+            return fact
+
+
+def _saved(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, Any]:
+    taken: set[int] = set()
+    save_file({name: _alone(tensor, taken) for name, tensor in tensors.items()}, path)
+    return {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+
+
+def _alone(tensor: torch.Tensor, taken: set[int]) -> torch.Tensor:
+    """The tensor on the CPU, contiguous, in memory that no other one has: safetensors refuses what overlaps."""
+    tensor = tensor.detach().cpu().contiguous()
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != tensor.nbytes or storage.data_ptr() in taken:
+        return tensor.clone()
+    taken.add(storage.data_ptr())
+    return tensor
 
 
 def read_tensors(file: Storage, fact: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -149,7 +181,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return ("known", self._known[id(value)])
         if id(value) not in self._seen:
             name = str(len(self.tensors))
-            self.tensors[name] = value.detach().cpu().contiguous().clone()
+            self.tensors[name] = value.detach()
             kind = "parameter" if isinstance(value, torch.nn.Parameter) else "tensor"
             # The value itself is kept, too: an id is only unique while its object lives.
             self._seen[id(value)] = (value, (kind, name, bool(value.requires_grad)))

@@ -24,9 +24,10 @@ from sparkdl.estimator.adapters import MinibatchStep, adapted_loss, adapted_metr
 from sparkdl.estimator.checks import check_classes, check_loss, check_rows, check_steps, check_values
 from sparkdl.estimator.data import Prepared
 from sparkdl.estimator.params import CheckedParams, value_of
+from sparkdl.estimator.parcel import Parcel
 from sparkdl.estimator.probe import Probe, probe
 from sparkdl.estimator.ranks import FINAL_ERRORS, open_and_train
-from sparkdl.estimator.shipping import Parcel, missing_modules, pack
+from sparkdl.estimator.shipping import missing_modules, pack
 from sparkdl.estimator.slots import application_of, gate_of
 from sparkdl.estimator.views import Views, attach_views, detach_views
 from sparkdl.observe import logger, span
@@ -290,8 +291,8 @@ def _launch(
     for attempt in range(failures + 1):
         try:
             with _seats(spark, ranks, options["config"].start_timeout_seconds), _progress(params, run_id) as progress:
-                reports = run(open_and_train, (parcel.data,), num_proc=ranks, spark=spark, on_event=progress, **options)
-            return reports, ranks
+                made = run(open_and_train, (parcel,), num_proc=ranks, spark=spark, on_event=progress, **options)
+            return [report.open(share=True) for report in made], ranks
         except (RankFailedError, LaunchTimeoutError) as error:
             cause = error.cause.partition(":")[0] if isinstance(error, RankFailedError) else ""
             if attempt == failures or cause in FINAL_ERRORS:

@@ -18,8 +18,9 @@ from sparkdl.estimator.data import Prepared, data_key, prepare
 from sparkdl.estimator.fit import slots_of, train, user_parts
 from sparkdl.estimator.model import TorchModel, model_of
 from sparkdl.estimator.params import CheckedParams, check_conflicts
+from sparkdl.estimator.parcel import Parcel
 from sparkdl.estimator.probe import floating_dtype
-from sparkdl.estimator.shipping import Parcel, pack
+from sparkdl.estimator.shipping import pack
 from sparkdl.estimator.store import Store, open_store
 from sparkdl.observe import logger
 from sparkdl.shards.manifest import Source

@@ -15,7 +15,6 @@ A file can therefore name only what is installed, and make only losses, optimize
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from sparkdl.estimator.settings import SparkBackend
 from sparkdl.estimator.shipping import is_loose
 from sparkdl.estimator.store import Store
 from sparkdl.estimator.summary import TrainingSummary
+from sparkdl.lakehouse.importing import resolve
 
 __all__ = ["Decoder", "Encoder", "NotPlain"]
 
@@ -54,7 +54,7 @@ class Encoder:
         known: by ``id``, tensors that the reader will have from elsewhere, and their names.
 
     Attributes:
-        tensors: by name, those that were met and are not known.
+        tensors: by name, those that were met and are not known, in the memory that they have: write them, or copy them.
     """
 
     def __init__(self, known: Mapping[int, str] | None = None) -> None:
@@ -109,7 +109,7 @@ class Encoder:
         if type(value) is not torch.Tensor or value.requires_grad or not is_plain_tensor(value):
             raise NotPlain("a tensor that is computed or trained")
         name = str(len(self.tensors))
-        self.tensors[name] = value.detach().cpu().contiguous().clone()
+        self.tensors[name] = value.detach()
         return {_TAG: "tensor", "name": name}
 
     def _optimizer(self, value: torch.optim.Optimizer) -> Any:
@@ -270,18 +270,7 @@ def _is_standard(module: str) -> bool:
 def _find(path: str) -> Any:
     """The function or class at an import path; only what was defined there, and nothing of the standard library."""
     module, _, name = path.partition(":")
-    found: Any = None
-    if not _is_standard(module):
-        try:
-            found = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except ImportError as cause:
-            raise BundleError(
-                f"the saved objects need {module}, which is missing here ({cause}): install it"
-            ) from cause
-        except AttributeError:
-            found = None
+    found = None if _is_standard(module) else resolve(path, "a saved object")
     if not (inspect.isfunction(found) or inspect.isclass(found)) or (found.__module__, found.__qualname__) != (
         module,
         name,

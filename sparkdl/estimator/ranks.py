@@ -1,15 +1,15 @@
 """What the estimator runs on a rank: opens the parcel and hands it to the worker.
 
-Enters: the bytes of a ``RankJob``. Leaves: the rank's report. It imports no Spark, so that a rank loads it at no cost.
+Enters: a ``RankJob`` in a parcel. Leaves: the rank's report in another. It imports no Spark, so that a rank loads it
+at no cost.
 """
 
 from __future__ import annotations
 
 import os
 
-import cloudpickle
-
-from sparkdl.worker import RankReport, run_rank
+from sparkdl.estimator.parcel import Parcel
+from sparkdl.worker import run_rank
 from sparkdl.world import World
 
 __all__ = ["FINAL_ERRORS", "open_and_train"]
@@ -18,11 +18,11 @@ FINAL_ERRORS = ("ConfigError", "SchemaError", "DataError", "IntegrityError", "No
 """What a rank raises that another attempt would raise again."""
 
 
-def open_and_train(data: bytes) -> RankReport:
+def open_and_train(parcel: Parcel) -> Parcel:
     """Train as the rank that the environment names.
 
     Raises:
         ModuleNotFoundError: the parcel needs a module that this worker lacks.
         SparkdlError: whatever the stages refuse.
     """
-    return run_rank(World.from_env(os.environ), cloudpickle.loads(data))
+    return Parcel.of(run_rank(World.from_env(os.environ), parcel.open(share=True)))

@@ -1,6 +1,6 @@
 """Makes one parcel of what the ranks need, and sees to it that they can open it.
 
-Enters: a job with the user's model, optimizer, loss and callbacks. Leaves: its bytes, in one pickle, so that an
+Enters: a job with the user's model, optimizer, loss and callbacks. Leaves: a ``Parcel``, one pickle, so that an
 optimizer stays bound to its model's parameters. Classes and functions of a script, a notebook or a loose module travel
 with it, since a worker could not import them; those of installed packages are imported there.
 """
@@ -17,36 +17,20 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.parcel import Parcel
 from sparkdl.observe import logger
 
-__all__ = ["Parcel", "foreign_modules", "is_loose", "loose_by_value", "missing_modules", "pack"]
+__all__ = ["foreign_modules", "is_loose", "loose_by_value", "missing_modules", "pack"]
 
 _EXPECTED = {"sparkdl", "torch", "numpy", "pyspark", "pyarrow", "pandas", "cloudpickle", "torchmetrics", "horovod"}
 """Packages that every worker has, or sparkdl itself would not run there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A pickled value.
-
-    Attributes:
-        data: the pickle.
-        modules: top-level modules outside the standard library that the workers must be able to import to open it.
-    """
-
-    data: bytes
-    modules: tuple[str, ...]
-
-    def open(self) -> Any:
-        """Return a fresh copy of the value."""
-        return cloudpickle.loads(self.data)
 
 
 def pack(value: Any, what: str = "the model, its optimizer or loss") -> Parcel:
@@ -59,31 +43,31 @@ def pack(value: Any, what: str = "the model, its optimizer or loss") -> Parcel:
     Raises:
         ConfigError: a part of it cannot be pickled, or lies in a module that can travel neither way.
     """
-    data = _dumps(value, what)
-    loose = [name for name in foreign_modules(data) if is_loose(name)]
+    parcel = _packed(value, what)
+    loose = [name for name in foreign_modules(parcel.data) if is_loose(name)]
     if loose:
         with _by_value(loose):
-            data = _dumps(value, what)
-    tops = sorted({name.split(".")[0] for name in foreign_modules(data)})
+            parcel = _packed(value, what)
+    tops = sorted({name.split(".")[0] for name in foreign_modules(parcel.data)})
     stuck = [name for name in tops if is_loose(name)]
     if stuck:
         raise ConfigError(
             f"{what} needs {stuck[0]!r}, a module of the driver alone that cannot be copied: install it on every worker"
         )
-    return Parcel(data, tuple(top for top in tops if top not in _EXPECTED))
+    return replace(parcel, modules=tuple(top for top in tops if top not in _EXPECTED))
 
 
 @contextlib.contextmanager
 def loose_by_value(value: Any) -> Iterator[None]:
     """Let whatever pickles ``value`` inside the block take loose modules along."""
-    loose = [name for name in foreign_modules(_dumps(value, "the object")) if is_loose(name)]
+    loose = [name for name in foreign_modules(_packed(value, "the object").data) if is_loose(name)]
     with _by_value(loose) if loose else contextlib.nullcontext():
         yield
 
 
-def _dumps(value: Any, what: str) -> bytes:
+def _packed(value: Any, what: str) -> Parcel:
     try:
-        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+        return Parcel.of(value)
     except Exception as cause:
         raise ConfigError(
             f"{what} cannot travel to the ranks ({type(cause).__name__}: {cause}): keep locks, sessions and open files "

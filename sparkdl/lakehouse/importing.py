@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdl.errors import BundleError
 
-__all__ = ["build", "path_of"]
+__all__ = ["build", "path_of", "resolve"]
 
 
 def path_of(factory: str | Callable[..., nn.Module]) -> str:
@@ -36,7 +36,7 @@ def path_of(factory: str | Callable[..., nn.Module]) -> str:
                 f"the model factory {path} cannot be imported by another process: move it to the top level of a module "
                 "that is installed on the workers, or use allow_pickle=True"
             )
-    found = _find(path)
+    found = resolve(path)
     if not isinstance(factory, str) and found is not factory:
         raise BundleError(f"the import path {path} leads to another object than the one given: give its true path")
     return path
@@ -53,7 +53,7 @@ def build(path: str, arguments: Mapping[str, Any], trusted: Sequence[str] = ()) 
     Raises:
         BundleError: it cannot be imported, is nothing that makes a model, or fails.
     """
-    found = _find(path)
+    found = resolve(path)
     if not _makes_a_model(found) and path.partition(":")[0] not in trusted:
         raise BundleError(
             f"{path} is neither a torch.nn.Module class nor a function annotated to return one: annotate it, or load "
@@ -71,7 +71,16 @@ def build(path: str, arguments: Mapping[str, Any], trusted: Sequence[str] = ()) 
     return model
 
 
-def _find(path: str) -> Any:
+def resolve(path: str, needed_by: str = "the model") -> Any:
+    """Import what ``"package.module:Name"`` names, whatever it is.
+
+    Args:
+        path: the import path.
+        needed_by: what cannot do without it, for the message.
+
+    Raises:
+        BundleError: the path is malformed, its module is not installed here, or it lacks the name.
+    """
     module, separator, name = path.partition(":")
     if not separator or not module or not name:
         raise BundleError(f"the import path {path!r} does not look like 'package.module:Name': write it so")
@@ -81,11 +90,12 @@ def _find(path: str) -> Any:
             found = getattr(found, part)
     except ImportError as cause:
         raise BundleError(
-            f"the model needs the module {module}, which cannot be imported here ({cause}): install it on every worker"
+            f"{needed_by} needs the module {module}, which cannot be imported here ({cause}): install it where "
+            f"{needed_by} is loaded"
         ) from cause
     except AttributeError as cause:
         raise BundleError(
-            f"the module {module} has no {name!r}: install the version of {module} that the model was saved with"
+            f"the module {module} has no {name!r}: install the version of {module} that {needed_by} was saved with"
         ) from cause
     return found
 

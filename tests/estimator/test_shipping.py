@@ -1,3 +1,4 @@
+import pickle
 import subprocess
 import sys
 import threading
@@ -46,8 +47,8 @@ def test_a_loose_module_travels_with_the_model(loose, tmp_path):
     parcel = pack(model)
     assert parcel.modules == ()
     file = tmp_path / "parcel"
-    file.write_bytes(parcel.data)
-    script = f"import cloudpickle, torch; print(cloudpickle.load(open({str(file)!r}, 'rb'))(torch.ones(1, 2)).item())"
+    file.write_bytes(pickle.dumps(parcel))
+    script = f"import pickle, torch; print(pickle.load(open({str(file)!r}, 'rb')).open()(torch.ones(1, 2)).item())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/", check=True)
     assert float(done.stdout) == pytest.approx(model(torch.ones(1, 2)).item(), rel=1e-5)
     assert cloudpickle.list_registry_pickle_by_value() == registered

@@ -260,7 +260,7 @@ def test_a_missing_module_is_named_with_the_remedy(own, tmp_path, monkeypatch):
     save_bundle(own.Net(3), str(tmp_path / "a"), factory=own.Net, arguments={"width": 3})
     monkeypatch.delitem(sys.modules, "own_models_for_bundle")
     (tmp_path / "own_models_for_bundle.py").unlink()
-    with pytest.raises(BundleError, match=r"needs the module own_models_for_bundle.*install it on every worker"):
+    with pytest.raises(BundleError, match=r"needs the module own_models_for_bundle.*install it where"):
         load_bundle(str(tmp_path / "a"))
 
 
