@@ -24,6 +24,7 @@ from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.estimator.params import CheckedParams
 from sparkdl.estimator.saved import Withheld, load_named, save_named
 from sparkdl.estimator.shipping import loose_by_value
+from sparkdl.estimator.swap import replacement
 from sparkdl.estimator.trust import REMEDY, pickle_allowed
 from sparkdl.lakehouse.bundle import load_bundle, read_bundle, save_bundle
 from sparkdl.lakehouse.signature import Signature
@@ -42,21 +43,20 @@ class _Writer(MLWriter):
     """Refuses or replaces what is there, without a JVM: it works on Spark Connect, too."""
 
     def save(self, path: str) -> None:
-        """Save below ``path``.
+        """Save below ``path``; what ``overwrite()`` replaces stays until all of its successor is written.
 
         Raises:
             ConflictError: something is there, and ``overwrite()`` was not called.
             StorageError: it cannot be written.
             BundleError: a part of it was left in a pickle when it was loaded, so that nothing can be saved of it.
         """
-        self._check()  # before anything is deleted
+        self._check()  # before anything is written
         where = qualified(self.sparkSession, path)
         root = Storage.of(where)
-        if root.exists():
-            if not self.shouldOverwrite:
-                raise ConflictError(f"{where} exists already: save elsewhere, or call write().overwrite().save(path)")
-            root.delete(recursive=True)
-        self.saveImpl(where)
+        if root.exists() and not self.shouldOverwrite:
+            raise ConflictError(f"{where} exists already: save elsewhere, or call write().overwrite().save(path)")
+        with replacement(root) as work:
+            self.saveImpl(work.uri)
 
     def _check(self) -> None:
         """Refuse what cannot be saved."""

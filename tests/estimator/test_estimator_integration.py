@@ -10,7 +10,7 @@ from pyspark.ml.feature import VectorAssembler
 from torch import nn
 
 import sparkdl
-from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
+from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError, StorageError
 from sparkdl.estimator import Store, TorchEstimator, TorchModel
 from sparkdl.shards.write import write_shards
 
@@ -210,6 +210,31 @@ def test_a_fitted_optimizer_brings_its_moments_and_keeps_them_through_saving(fra
     assert not list(tmp_path.rglob("*.pkl"))
     made = regression(optimizer=lambda model: torch.optim.Adam(model.parameters())).fit(frame)
     assert made.getOptimizer().state[made.getModel().weight]["step"] == made.summary.steps
+
+
+def test_a_save_that_fails_midway_leaves_the_saved_model_as_it_was(spark, tmp_path, monkeypatch):
+    from sparkdl.estimator import persistence
+
+    path = str(tmp_path / "m")
+    old = TorchModel(model=nn.Linear(2, 1), feature_columns=["a", "b"], label_columns=["y"])
+    old.save(path)
+    before = {file.relative_to(tmp_path): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+    def full(*_, **__):
+        raise StorageError("cannot write: the device is full")
+
+    monkeypatch.setattr(persistence.DefaultParamsWriter, "saveMetadata", full)
+    other = TorchModel(model=nn.Linear(2, 1), feature_columns=["a", "b"], label_columns=["y"])
+    with pytest.raises(StorageError, match="the device is full"):
+        other.write().overwrite().save(path)
+    with pytest.raises(StorageError, match="the device is full"):
+        other.save(str(tmp_path / "new"))
+    assert {file.relative_to(tmp_path): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    monkeypatch.undo()
+    assert torch.equal(weights(TorchModel.load(path)), weights(old))
+    other.write().overwrite().save(path)
+    assert torch.equal(weights(TorchModel.load(path)), weights(other))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m"]
 
 
 class Loose(nn.Module):
