@@ -9,6 +9,7 @@ of them win after all, its own final fit is made. With parallelism 1 one thing f
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections import deque
@@ -20,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 from pyspark.ml import tuning
 from pyspark.ml.base import Estimator, Model
+from pyspark.ml.util import DefaultParamsReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -77,6 +79,42 @@ class CrossValidator(tuning.CrossValidator):
                     f"fold {fold} of foldCol {column!r} leaves 0 rows on one side: spread the rows over folds"
                 )
         return [(dataset.filter(F.col(column) != fold), dataset.filter(F.col(column) == fold)) for fold in range(count)]
+
+    def write(self) -> MLWriter:
+        """Return Spark's writer of a search: ``write().overwrite().save(path)``.
+
+        Raises:
+            ConfigError: the grid holds a value that Spark cannot write.
+        """
+        for param, value in (pair for one in self.getEstimatorParamMaps() for pair in one.items()):
+            try:
+                json.dumps(None if isinstance(value, MLWritable) else value)
+            except TypeError as cause:
+                raise ConfigError(
+                    f"estimatorParamMaps holds {param.name}={value!r}, and Spark writes grids as JSON ({cause}): save "
+                    "the estimator and the best model instead"
+                ) from cause
+        return tuning.CrossValidatorWriter(self)
+
+    @classmethod
+    def read(cls) -> tuning.CrossValidatorReader:
+        """Return a reader: ``read().load(path)``."""
+        return _SearchReader(cls)
+
+
+class _SearchReader(tuning.CrossValidatorReader):
+    """Reads a search as Spark does; Spark itself takes a class outside of pyspark.ml for one that the JVM has saved."""
+
+    def load(self, path: str) -> CrossValidator:
+        """Read it from below ``path``."""
+        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        _, estimator, evaluator, maps = tuning._ValidatorSharedReadWrite.load(
+            path, self.sparkSession, {**metadata, "class": "pyspark.ml.tuning.CrossValidator"}
+        )
+        search = cast(CrossValidator, self.cls(estimator=estimator, estimatorParamMaps=maps, evaluator=evaluator))
+        search._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(search, metadata, skipParams=["estimatorParamMaps"])
+        return search
 
 
 class _Search:

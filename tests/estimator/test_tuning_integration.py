@@ -4,14 +4,17 @@ import threading
 import time
 
 import pytest
-from pyspark.ml import Estimator, Model
-from pyspark.ml.evaluation import Evaluator
+import torch
+from pyspark.ml import Estimator, Model, Pipeline
+from pyspark.ml.evaluation import Evaluator, RegressionEvaluator
 from pyspark.ml.param import Param, Params
 from pyspark.ml.tuning import CrossValidator as SparksOwn
+from pyspark.ml.tuning import ParamGridBuilder
 from pyspark.sql import functions as F
+from torch import nn
 
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator import CrossValidator
+from sparkdl.estimator import CrossValidator, TorchEstimator
 
 FITS, LOCK = [], threading.Lock()
 
@@ -144,3 +147,31 @@ def test_folds_are_those_of_spark_and_bad_ones_are_refused(rows):
         validator._checked_folds(rows.where("fold != 1"))
     with pytest.raises(ConfigError, match="has no estimator"):
         validator.fit(rows)
+
+
+def test_a_search_is_saved_and_loaded_before_it_was_fitted(spark, tmp_path):
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    estimator = TorchEstimator(model=net, optimizer=optimizer, loss=nn.MSELoss(), feature_cols=["a", "b"], epochs=3)
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).addGrid(estimator.feature_cols, [["a"]]).build()
+    search = CrossValidator(
+        estimator=Pipeline(stages=[estimator]),
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(labelCol="y"),
+        numFolds=4,
+        parallelism=2,
+    )
+    search.save(str(tmp_path / "search"))
+    again = CrossValidator.load(str(tmp_path / "search"))
+    assert type(again) is CrossValidator
+    assert (again.uid, again.getNumFolds(), again.getParallelism()) == (search.uid, 4, 2)
+    (stage,) = again.getEstimator().getStages()
+    assert torch.equal(stage.getModel().weight, net.weight)
+    assert again.getEstimatorParamMaps() == grid
+    assert stage.copy(again.getEstimatorParamMaps()[1]).getEpochs() == 2
+    whole = Pipeline(stages=[search])
+    whole.save(str(tmp_path / "pipeline"))
+    assert Pipeline.load(str(tmp_path / "pipeline")).getStages()[0].getNumFolds() == 4
+    grid[0][estimator.loss] = nn.L1Loss()
+    with pytest.raises(ConfigError, match=r"loss=L1Loss\(\), and Spark writes grids as JSON"):
+        search.setEstimatorParamMaps(grid).save(str(tmp_path / "other"))
