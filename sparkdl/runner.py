@@ -10,12 +10,14 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from sparkdl.cluster import barrier, local
-from sparkdl.cluster.rendezvous import LateService, Service
+from sparkdl.cluster.services import LateService, Service
+from sparkdl.collective.first_group import before_first_group
+from sparkdl.collective.horovod_store import HorovodRendezvous
 from sparkdl.config import LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.observe import Event
@@ -98,14 +100,15 @@ def run(
     if unknown:
         raise ConfigError(f"run() has no keyword {', '.join(unknown)}: it has {', '.join(RunSettings.__annotations__)}")
     config = _config(env, use_gpu, settings)
-    services = _services(backend)
+    services, preload = _services(backend)
+    settled: dict[str, Any] = {"config": config, "services": services, "preload": preload}
+    settled["on_event"] = settings.get("on_event")
     job = functools.partial(_call, fn, tuple(args), dict(kwargs or {}))
-    on_event = settings.get("on_event")
     if num_proc is not None and num_proc < 0:
-        return local.launch(job, num_proc=-num_proc, config=config, services=services, on_event=on_event)
+        return local.launch(job, num_proc=-num_proc, **settled)
     spark = settings.get("spark") or _active_session()
     ranks = num_proc or barrier.slots(spark, config)
-    return barrier.launch(spark, job, num_proc=ranks, config=config, services=services, on_event=on_event)
+    return barrier.launch(spark, job, num_proc=ranks, **settled)
 
 
 class FrameSettings(RunSettings, total=False):
@@ -221,22 +224,31 @@ def _config(env: Mapping[str, str] | None, use_gpu: bool | None, settings: RunSe
     return replace(config, **changes)
 
 
-def _services(backend: str) -> list[Service]:
+def _services(backend: str) -> tuple[list[Service], list[str]]:
+    """Return the servers that ranks meet at, and the modules they will import if they use them."""
     if backend not in _BACKENDS:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(_BACKENDS)}: choose one of these")
     services: list[Service] = []
+    preload: list[str] = []
     if backend in ("auto", "torch"):
-        services.append(_late("ddp", "TorchRendezvous", "torch", "torch.distributed"))
+        # torch takes seconds to import: its store runs beside rank 0, which loads torch in any case if it is needed.
+        services.append(
+            LateService(
+                module="sparkdl.collective.torch_store",
+                name="TorchRendezvous",
+                address="MASTER_ADDR",
+                port="MASTER_PORT",
+                needs=("torch", "torch.distributed"),
+                variables={"TORCHELASTIC_USE_AGENT_STORE": "True"},
+            )
+        )
+        preload += ["torch", "torch.distributed"]
     if backend == "horovod" and find_spec("horovod") is None:
         raise ConfigError("backend='horovod', but horovod is not installed here: install it, or choose 'torch'")
     if backend in ("auto", "horovod") and find_spec("horovod") is not None:
-        services.append(_late("horovod", "HorovodRendezvous", "torch", "horovod.torch"))
-    return services
-
-
-def _late(module: str, name: str, *preload: str) -> Service:
-    # torch takes seconds to import: the driver does so while the ranks' processes start, and they while they wait.
-    return LateService(module=f"sparkdl.collective.{module}", name=name, preload=preload)
+        services.append(HorovodRendezvous())
+        preload.append("horovod.torch")
+    return services, preload
 
 
 def _active_session() -> SparkSession:
@@ -247,13 +259,9 @@ def _active_session() -> SparkSession:
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], world: World) -> T:
     """Call a user's function on a rank, and close the groups it leaves open: the worker will be used again."""
-    held: AbstractContextManager[None] = nullcontext()
-    if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-        from sparkdl.collective.ddp import allow_rejoining, kept_groups
-
-        allow_rejoining()  # the driver's store outlives a group: a second init_process_group() must not find the first
-        held = kept_groups()
-    with held:
+    with ExitStack() as stack:
+        if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
+            stack.enter_context(before_first_group(functools.partial(_prepare_groups, stack)))
         value = fn(*args, **kwargs)
     horovod = sys.modules.get("horovod.torch")
     if horovod is not None and horovod.is_initialized():
@@ -262,3 +270,10 @@ def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], w
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
     return value
+
+
+def _prepare_groups(stack: ExitStack) -> None:
+    from sparkdl.collective.ddp import allow_rejoining, kept_groups
+
+    allow_rejoining()  # the store outlives a group: a second init_process_group() must not find the first
+    stack.enter_context(kept_groups())

@@ -21,10 +21,10 @@ from sparkdl.cluster.gather import ROW_SCHEMA, GatherJob, StartWatch, attend_gat
 from sparkdl.cluster.link import Ticket
 from sparkdl.cluster.preflight import job_problems
 from sparkdl.cluster.rank import Slot, attend, facts
-from sparkdl.cluster.rendezvous import Service, hosted, preloads
+from sparkdl.cluster.services import LateService, Service, hosted, likely
 from sparkdl.cluster.session import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
 from sparkdl.cluster.supervise import Supervisor
-from sparkdl.cluster.wire import dump_value
+from sparkdl.cluster.wire import dump_function
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import LaunchTimeoutError, PreflightError
 from sparkdl.observe import Event
@@ -46,6 +46,7 @@ def launch(
     num_proc: int,
     config: LaunchConfig | None = None,
     services: Sequence[Service] = (),
+    preload: Sequence[str] = (),
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Any]:
     """Run ``fn(world)`` in the ``num_proc`` tasks of a barrier stage.
@@ -55,7 +56,8 @@ def launch(
         fn: what every rank runs; cloudpickled, so closures and lambdas are fine.
         num_proc: number of ranks.
         config: launch settings; None takes the defaults.
-        services: servers to hold on the driver while the ranks run.
+        services: servers to hold while the ranks run: on the driver, or beside rank 0 where they are ``LateService``.
+        preload: modules that the ranks import while they wait for each other, where ``fn`` seems to use them.
         on_event: called on this thread with every event that a rank emits.
 
     Returns:
@@ -65,32 +67,45 @@ def launch(
         RankFailedError: a rank raised or died; names the first one at fault, with its last 100 lines of output.
         LaunchTimeoutError: ranks did not start, or did not return, in time.
         PreflightError: the cluster cannot run the job.
+        ConfigError: ``fn`` refers to something that cannot leave this process.
         WorldSizeError: the stage has another number of tasks than was asked for.
         KeyboardInterrupt: Ctrl-C on the driver, after every rank was ended.
     """
     config = config or LaunchConfig()
     profile = _profile(spark, config)
     _preflight(spark, num_proc, config, profile)
-    if config.gather_rendezvous or (config.gather_rendezvous is None and is_connect(spark) and not config.driver_host):
-        return _launch_gathered(spark, fn, num_proc, config, services, on_event)
-    bind_host = bind_address(spark, config)
-    keep_output = not is_local(spark)
+    function = dump_function(fn)
     # A module may read its variables when it is imported: with variables of the user's, no import comes before them.
-    early = () if config.env else preloads(services)
-    with Channel(bind_host, num_proc, early, config.silence_seconds) as channel, ExitStack() as held:
-        ticket = channel.ticket
+    early = () if config.env else likely(preload, function[0])
+    if config.gather_rendezvous or (config.gather_rendezvous is None and is_connect(spark) and not config.driver_host):
+        parts = [bytearray(part) for part in function]
+        job = GatherJob(
+            num_proc=num_proc, function=parts, services=services, preload=early, versions=facts(), config=config
+        )
+        return _launch_gathered(spark, job, profile, on_event)
+    bind_host = bind_address(spark, config)
+    late = [service for service in services if isinstance(service, LateService)]
+    channel = Channel(
+        bind_host, num_proc, config.silence_seconds, preload=early, services=late, interface=config.interface
+    )
+    with channel, ExitStack() as held:
+        # The services of the driver are up before the ranks are told of them, and end after them.
+        variables = held.enter_context(hosted([one for one in services if one not in late], bind_host, num_proc))
+        with _start(spark, channel, profile) as running:
+            return Supervisor(channel, running, config, variables, on_event).run(function)
 
-        def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-            return run_task(ticket, batches, keep_output)
 
-        def ended(job: _Job) -> None:
-            channel.put(Report(kind="ended", message={"error": job.error}))
+def _start(spark: SparkSession, channel: Channel, profile: ResourceProfile | None) -> _Job:
+    """Start the stage whose tasks report to ``channel``."""
+    ticket, keep_output = channel.ticket, not is_local(spark)
 
-        frame = _frame(spark, num_proc, task, "rank int", profile)
-        with _Job(spark, frame.collect, ended) as job:
-            # The services start while the tasks do, and end after them.
-            variables = held.enter_context(hosted(services, bind_host, num_proc))
-            return Supervisor(channel, job, config, variables, on_event).run(fn)
+    def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        return run_task(ticket, batches, keep_output)
+
+    def ended(job: _Job) -> None:
+        channel.put(Report(kind="ended", message={"error": job.error}))
+
+    return _Job(spark, _frame(spark, ticket.num_proc, task, "rank int", profile).collect, ended)
 
 
 def slots(spark: SparkSession, config: LaunchConfig | None = None) -> int:
@@ -156,6 +171,7 @@ def _slot(keep_output: bool) -> tuple[Slot, BarrierTaskContext]:
         number=context.partitionId(),
         host=hosts[context.partitionId()],
         found_size=len(hosts),
+        peers=tuple(hosts),
         gpus=tuple(gpus.addresses) if gpus else (),
         cpus=context.cpus(),
         keep_output=keep_output,
@@ -197,20 +213,17 @@ def _freeze() -> None:
 
 def _launch_gathered(
     spark: SparkSession,
-    fn: Callable[[World], Any],
-    num_proc: int,
-    config: LaunchConfig,
-    services: Sequence[Service],
+    job: GatherJob,
+    profile: ResourceProfile | None,
     on_event: Callable[[Event], None] | None,
 ) -> list[Any]:
-    function = [bytearray(part) for part in dump_value(fn)]
     keep_output = not is_local(spark)
-    job = GatherJob(num_proc=num_proc, function=function, services=services, versions=facts(), config=config)
 
     def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         return run_gathered(job, batches, keep_output)
 
-    frame = _frame(spark, num_proc, task, ROW_SCHEMA, _profile(spark, config))
+    num_proc, config = job.num_proc, job.config
+    frame = _frame(spark, num_proc, task, ROW_SCHEMA, profile)
     watch = StartWatch(num_proc)
     connect: Any = spark if is_connect(spark) else None
     if connect is not None:

@@ -12,11 +12,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.cluster.link import Ticket, keep_alive
+from sparkdl.cluster.services import Service
 from sparkdl.cluster.wire import Connection, WireError
 from sparkdl.errors import ClusterError
 
@@ -53,12 +54,21 @@ class Channel:
     Args:
         bind_host: address to listen on.
         num_proc: how many ranks there should be.
-        preload: modules that ranks may import while the others are on their way.
         silence_seconds: a rank that takes in nothing for this long counts as dead, and one that says nothing can.
+        preload: modules that ranks may import while the others are on their way.
+        services: to be held beside slot 0.
+        interface: that the ranks talk over; None leaves it to the route.
     """
 
     def __init__(
-        self, bind_host: str, num_proc: int, preload: tuple[str, ...] = (), silence_seconds: float = 60.0
+        self,
+        bind_host: str,
+        num_proc: int,
+        silence_seconds: float = 60.0,
+        *,
+        preload: Sequence[str] = (),
+        services: Sequence[Service] = (),
+        interface: str | None = None,
     ) -> None:
         try:
             family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
@@ -72,7 +82,9 @@ class Channel:
             address=address,
             secret=secrets.token_bytes(32),
             num_proc=num_proc,
-            preload=preload,
+            preload=tuple(preload),
+            services=tuple(services),
+            interface=interface,
             beat_seconds=min(5.0, silence_seconds / 4),
         )
         self._silence_seconds = silence_seconds

@@ -24,12 +24,12 @@ from typing import Any, Protocol
 
 import pyarrow
 
-from sparkdl.cluster import rendezvous
 from sparkdl.cluster.order import check_size, make_order
 from sparkdl.cluster.rank import Slot, introduction, perform, preload
+from sparkdl.cluster.services import Service
 from sparkdl.cluster.supervise import is_follow_up, load_or_name, print_lines
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import ClusterError, RankFailedError, SparkdlError
+from sparkdl.errors import ClusterError, RankFailedError
 from sparkdl.observe import Event
 
 __all__ = ["ROW_SCHEMA", "GatherJob", "StartWatch", "attend_gathered", "failure_in", "values_of"]
@@ -65,13 +65,15 @@ class GatherJob:
         num_proc: number of ranks.
         function: as ``dump_value`` took it apart.
         services: to be held by the task of slot 0.
+        preload: modules to import while the others are on their way.
         versions: what the client has installed.
         config: the launch settings.
     """
 
     num_proc: int
     function: list[bytearray]
-    services: Sequence[rendezvous.Service]
+    services: Sequence[Service]
+    preload: Sequence[str]
     versions: Mapping[str, str]
     config: LaunchConfig
 
@@ -114,20 +116,13 @@ def attend_gathered(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[
     check_size(slot.number, slot.found_size, job.num_proc)
     rows = _Rows()
     with ExitStack() as stack:
-        mine: dict[str, Any] = {}
-        try:
-            mine = introduction(slot)
-            preload(() if job.config.env else rendezvous.preloads(job.services), slot)
-            if slot.number == 0:
-                host = rendezvous.address_of(slot.host)
-                mine["variables"] = stack.enter_context(rendezvous.hosted(job.services, host, job.num_proc))
-        except SparkdlError as error:
-            mine["problem"] = f"{type(error).__name__}: {error}"
+        mine = introduction(slot, job.services, job.config.interface, stack)
+        preload(job.preload, slot)
         hellos = [json.loads(text) for text in context.allGather(json.dumps(mine))]
         problem = next((hello["problem"] for hello in hellos if "problem" in hello), None)
         if problem:
             raise ClusterError(problem)
-        order = make_order(hellos, job.versions, hellos[0]["variables"], job.config)
+        order = make_order(hellos, job.versions, hellos[0].get("variables", {}), job.config)
         rank = order["worlds"][slot.number]["rank"]
         if not perform(rows, slot, order, job.function):
             if is_follow_up(str((rows.error or {}).get("cause", ""))):

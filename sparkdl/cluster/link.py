@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparkdl.cluster.services import Service
 from sparkdl.cluster.wire import Connection
 from sparkdl.errors import ClusterError
 
@@ -41,6 +42,8 @@ class Ticket:
         secret: of this run alone; whoever holds it may take part.
         num_proc: how many ranks there should be.
         preload: modules to import while the others are on their way.
+        services: to be held beside slot 0, until every rank has returned.
+        interface: that the ranks talk over; None leaves it to the route.
         beat_seconds: between two signs of life.
     """
 
@@ -48,6 +51,8 @@ class Ticket:
     secret: bytes = field(repr=False)
     num_proc: int
     preload: tuple[str, ...] = ()
+    services: tuple[Service, ...] = ()
+    interface: str | None = None
     beat_seconds: float = 5.0
 
 
@@ -72,6 +77,7 @@ class Link:
             ) from error
         self._order: tuple[dict[str, Any], list[bytearray]] | None = None
         self._ordered = threading.Event()
+        self._done = threading.Event()
         self._released = threading.Event()
         self._state = threading.Lock()
         self._running = self._leaving = self.stopped = False
@@ -121,6 +127,10 @@ class Link:
         if self.stopped:
             raise Stopped
 
+    def wait_until_done(self) -> None:
+        """Wait until every rank has returned, or the run has ended."""
+        self._done.wait()
+
     def leave(self) -> None:
         """Wait until the driver has read everything, then hang up."""
         self._leaving = True
@@ -135,6 +145,8 @@ class Link:
                 if message["kind"] == "go":
                     self._order = message, parts
                     self._ordered.set()
+                elif message["kind"] == "done":
+                    self._done.set()
                 elif message["kind"] == "bye":
                     return
                 elif message["kind"] == "where":
@@ -146,8 +158,8 @@ class Link:
                 os._exit(EXIT_DRIVER_GONE)
         finally:
             self._leaving = True
-            self._ordered.set()
-            self._released.set()
+            for event in (self._ordered, self._done, self._released):
+                event.set()
 
     def _where(self) -> str:
         """Return the stack of the thread that runs the function, as far as it is the function's own."""
@@ -163,6 +175,7 @@ class Link:
                 # A real signal: unlike an interrupt set from Python, it also wakes a sleeping system call.
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         self._ordered.set()
+        self._done.set()
         threading.Thread(target=self._end, args=(grace_seconds,), daemon=True).start()
 
     def _end(self, grace_seconds: float) -> None:

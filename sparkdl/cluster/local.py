@@ -19,9 +19,10 @@ from typing import Any
 from sparkdl.cluster.channel import Channel, Report
 from sparkdl.cluster.link import Ticket
 from sparkdl.cluster.rank import RankEndedError, Slot, attend
-from sparkdl.cluster.rendezvous import Service, hosted, preloads
 from sparkdl.cluster.resources import host_gpus
+from sparkdl.cluster.services import LateService, Service, hosted, likely
 from sparkdl.cluster.supervise import Supervisor
+from sparkdl.cluster.wire import dump_function
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import PreflightError, RankFailedError
 from sparkdl.observe import Event
@@ -39,6 +40,7 @@ def launch(
     num_proc: int,
     config: LaunchConfig | None = None,
     services: Sequence[Service] = (),
+    preload: Sequence[str] = (),
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Any]:
     """Run ``fn(world)`` in ``num_proc`` fresh processes of this machine.
@@ -48,6 +50,7 @@ def launch(
         num_proc: number of ranks.
         config: launch settings; None takes the defaults.
         services: servers to hold on the loopback interface while the ranks run.
+        preload: modules that the ranks import while they wait for each other, where ``fn`` seems to use them.
         on_event: called on this thread with every event that a rank emits.
 
     Returns:
@@ -57,19 +60,21 @@ def launch(
         RankFailedError: a rank raised or died; names the first one at fault, with its last 100 lines of output.
         LaunchTimeoutError: ranks did not start, or did not return, in time.
         PreflightError: this host has fewer GPUs than the ranks need.
+        ConfigError: ``fn`` refers to something that cannot leave this process.
         KeyboardInterrupt: Ctrl-C on the driver, after every rank was ended.
     """
     config = config or LaunchConfig()
     slots = _slots(num_proc, config)
-    early = () if config.env else preloads(services)
-    with (
-        Channel(_LOOPBACK, num_proc, early, config.silence_seconds) as channel,
-        ExitStack() as held,
-        _Processes(channel, slots) as processes,
-    ):
-        # The services start while the processes do, and end after them.
-        variables = held.enter_context(hosted(services, _LOOPBACK, num_proc))
-        return Supervisor(channel, processes, config, variables, on_event).run(fn)
+    function = dump_function(fn)
+    early = () if config.env else likely(preload, function[0])
+    late = [service for service in services if isinstance(service, LateService)]
+    channel = Channel(
+        _LOOPBACK, num_proc, config.silence_seconds, preload=early, services=late, interface=config.interface
+    )
+    with channel, ExitStack() as held:
+        variables = held.enter_context(hosted([one for one in services if one not in late], _LOOPBACK, num_proc))
+        with _Processes(channel, slots) as processes:
+            return Supervisor(channel, processes, config, variables, on_event).run(function)
 
 
 def _slots(num_proc: int, config: LaunchConfig) -> list[Slot]:

@@ -22,6 +22,7 @@ from sparkdl import observe
 from sparkdl.cluster import rendezvous, resources
 from sparkdl.cluster.capture import Capture, RateLimit
 from sparkdl.cluster.link import Link, Stopped, Ticket
+from sparkdl.cluster.services import Service, hosted
 from sparkdl.cluster.wire import dump_value, load_value
 from sparkdl.errors import ClusterError
 from sparkdl.world import World
@@ -56,6 +57,7 @@ class Slot:
         number: position among the slots of the job (a barrier task's partition).
         host: name or address under which other hosts reach this one.
         found_size: number of slots as seen from here.
+        peers: ``host`` of every slot, as far as it is known here.
         gpus: GPU addresses assigned here, as Spark names them.
         cpus: CPUs assigned here.
         keep_output: whether the process's own output gets the lines as well.
@@ -64,6 +66,7 @@ class Slot:
     number: int
     host: str
     found_size: int
+    peers: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     cpus: int = 1
     keep_output: bool = False
@@ -90,17 +93,20 @@ def attend(ticket: Ticket, slot: Slot) -> None:
     """
     link = Link(ticket)
     failed = True
-    try:
-        link.send(introduction(slot))
-        preload(ticket.preload, slot)
-        order, function = link.wait_for_order()
-        failed = not perform(link, slot, order, function)
-    except (Stopped, KeyboardInterrupt):
-        link.send({"kind": "stopped"})
-    except Exception as error:
-        _report(link, error, [])
-    finally:
-        link.leave()
+    with ExitStack() as stack:
+        stack.callback(link.leave)
+        try:
+            hello = introduction(slot, ticket.services, ticket.interface, stack)
+            link.send(hello)
+            preload(ticket.preload, slot)
+            order, function = link.wait_for_order()
+            failed = not perform(link, slot, order, function)
+            if "variables" in hello and not failed:
+                link.wait_until_done()  # Others may still use what is hosted here.
+        except (Stopped, KeyboardInterrupt):
+            link.send({"kind": "stopped"})
+        except Exception as error:
+            _report(link, error, [])
     if failed:
         raise RankEndedError(f"the rank in slot {slot.number} failed or was ended: the driver has its error")
 
@@ -136,19 +142,29 @@ class Reporter(Protocol):
         ...
 
 
-def introduction(slot: Slot) -> dict[str, Any]:
-    """Return what the rank in ``slot`` has to say of itself before it is told its place."""
-    return {
+def introduction(slot: Slot, services: Sequence[Service], interface: str | None, stack: ExitStack) -> dict[str, Any]:
+    """Return what the rank in ``slot`` has to say of itself before it is told its place.
+
+    Slot 0 starts ``services``, which end with ``stack``; their variables are part of what it says. Where the rank
+    cannot take part, ``problem`` says why.
+    """
+    hello: dict[str, Any] = {
         "kind": "hello",
         "slot": slot.number,
         "host": slot.host,
         "found_size": slot.found_size,
         "pid": os.getpid(),
         "facts": facts(),
-        "gpus": resources.physical_gpus(slot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": _threads(slot),
     }
+    try:
+        gpus = resources.physical_gpus(slot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        hello |= {"gpus": gpus, "cores": len(os.sched_getaffinity(0)), "threads": _threads(slot)}
+        if slot.number == 0 and services:
+            host = rendezvous.meeting_address(slot.host, slot.peers, interface)
+            hello["variables"] = stack.enter_context(hosted(services, host, slot.found_size))
+    except Exception as error:
+        hello["problem"] = f"the rank on {slot.host} cannot take part ({type(error).__name__}): {error}"
+    return hello
 
 
 def _threads(slot: Slot) -> int:

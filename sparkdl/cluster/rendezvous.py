@@ -1,17 +1,13 @@
-"""How ranks find each other: who is on which host, by which interface, and which servers the driver holds for them.
+"""How ranks find each other: who is on which host, at which address, by which interface.
 
-Enters: the hosts that the slots of a job run on, and the services a collective needs. Leaves: one ``World`` per slot,
-the environment that ``hvd.init()`` and ``dist.init_process_group()`` read, and servers that are up before any rank is.
+Enters: the hosts that the slots of a job run on. Leaves: one ``World`` per slot, the environment that ``hvd.init()``
+and ``dist.init_process_group()`` read, addresses and interfaces.
 """
 
 from __future__ import annotations
 
-import importlib
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -19,73 +15,13 @@ from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.world import World
 
 __all__ = [
-    "LateService",
-    "Service",
     "address_of",
     "environment",
-    "hosted",
     "interface_to",
+    "meeting_address",
     "own_address_to",
-    "preloads",
     "worlds",
 ]
-
-
-class Service(Protocol):
-    """A server that ranks meet at, such as torch's store or Horovod's rendezvous."""
-
-    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
-        """Listen on ``bind_host`` and no other interface; return the variables by which ranks find the server."""
-        ...
-
-    def stop(self) -> None:
-        """Close the server; idempotent."""
-        ...
-
-
-@dataclass(kw_only=True, slots=True)
-class LateService:
-    """A service whose module is imported when it starts, by which time the ranks' processes are starting as well.
-
-    Attributes:
-        module: where the service's class is.
-        name: of the class, which takes no arguments.
-        preload: modules that ranks which use the service will import; they do so while they wait for each other.
-    """
-
-    module: str
-    name: str
-    preload: tuple[str, ...] = ()
-    _service: Any = field(default=None, init=False, repr=False)
-
-    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
-        """Import and start the service; return its variables."""
-        self.stop()
-        self._service = getattr(importlib.import_module(self.module), self.name)()
-        variables: dict[str, str] = self._service.start(bind_host, world_size)
-        return variables
-
-    def stop(self) -> None:
-        """Close the service; idempotent."""
-        if self._service is not None:
-            self._service.stop()
-            self._service = None
-
-
-def preloads(services: Sequence[Service]) -> tuple[str, ...]:
-    """Return the modules that ranks may import before they are told what to run, each once."""
-    return tuple(dict.fromkeys(name for one in services if isinstance(one, LateService) for name in one.preload))
-
-
-@contextmanager
-def hosted(services: Sequence[Service], bind_host: str, world_size: int) -> Iterator[dict[str, str]]:
-    """Run ``services`` for the block; yield what they want ranks to have in their environment."""
-    variables: dict[str, str] = {}
-    with ExitStack() as stack:
-        for service in services:
-            stack.callback(service.stop)
-            variables.update(service.start(bind_host, world_size))
-        yield variables
 
 
 def worlds(hosts: Sequence[str], devices: Sequence[str] | None = None) -> list[World]:
@@ -173,14 +109,39 @@ def interface_to(host: str) -> str:
     raise ClusterError(f"no network interface has the address {address}: name one with LaunchConfig(interface=...)")
 
 
+def meeting_address(here: str, peers: Sequence[str], interface: str | None) -> str:
+    """Return the address of this host, which its peers know as ``here``, at which they are to meet.
+
+    It lies on ``interface`` if one is named, on the route to the first other host of ``peers`` if there is one, and on
+    the loopback interface otherwise. Not what the host's own name leads to: that is 127.0.1.1 on many.
+
+    Raises:
+        ConfigError: this host has no such interface, or the interface has no address.
+        ClusterError: there is no route.
+    """
+    if interface is None:
+        away = next((host for host in peers if host != here), None)
+        return "127.0.0.1" if away is None else own_address_to(away)
+    _check_interface(interface)
+    found = {known.family: known.address for known in reversed(psutil.net_if_addrs()[interface])}
+    address = found.get(socket.AF_INET) or found.get(socket.AF_INET6)
+    if address is None:
+        raise ConfigError(f"interface={interface!r} has no IP address here: name one that has")
+    return address.partition("%")[0]
+
+
+def _check_interface(name: str) -> None:
+    if name not in psutil.net_if_addrs():
+        have = ", ".join(sorted(psutil.net_if_addrs()))
+        raise ConfigError(f"interface={name!r} is not one of this host's ({have}): name one of these")
+
+
 def interface_variables(name: str, known: Mapping[str, str]) -> dict[str, str]:
     """Bind gloo, NCCL and Horovod to interface ``name``, where the user has not bound them already.
 
     Raises:
         ConfigError: this host has no such interface.
     """
-    if name not in psutil.net_if_addrs():
-        have = ", ".join(sorted(psutil.net_if_addrs()))
-        raise ConfigError(f"interface={name!r} is not one of this host's ({have}): name one of these")
+    _check_interface(name)
     wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
     return {variable: name for variable in wanted if not known.get(variable)}

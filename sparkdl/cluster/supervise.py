@@ -17,7 +17,7 @@ from sparkdl.cluster.capture import TAIL_LINES
 from sparkdl.cluster.channel import Channel, Report
 from sparkdl.cluster.order import check_size, make_order
 from sparkdl.cluster.rank import facts
-from sparkdl.cluster.wire import dump_value, load_value
+from sparkdl.cluster.wire import load_value
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, LaunchTimeoutError, RankFailedError, WorldSizeError
 from sparkdl.observe import Event
@@ -95,8 +95,8 @@ class Supervisor:
         self._seats: dict[int, _Seat] = {}
         self._ended: Report | None = None
 
-    def run(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Run ``function`` on every rank; return the values in rank order.
+    def run(self, function: list[memoryview]) -> list[Any]:
+        """Run ``function``, as ``dump_value`` took it apart, on every rank; return the values in rank order.
 
         Raises:
             RankFailedError: a rank raised or died; every other rank was ended.
@@ -104,11 +104,11 @@ class Supervisor:
             WorldSizeError: more or fewer ranks run than were asked for.
             PreflightError: a worker has other versions than the driver.
         """
-        parts = dump_value(function)
         try:
             self._gather()
-            self._order(parts)
+            self._order(function)
             self._watch()
+            self._channel.send(0, {"kind": "done"})  # Slot 0 may hold services that the others used until now.
         except BaseException:
             self._end()
             raise
@@ -130,7 +130,8 @@ class Supervisor:
     def _order(self, parts: list[memoryview]) -> None:
         """Check what the ranks said of themselves, tell each its place, and let them start."""
         slots = [self._seats[slot] for slot in range(self._num_proc)]
-        order = make_order([seat.hello for seat in slots], facts(), self._variables, self._config)
+        variables = {**self._variables, **slots[0].hello.get("variables", {})}
+        order = make_order([seat.hello for seat in slots], facts(), variables, self._config)
         for slot, seat in enumerate(slots):
             seat.rank = order["worlds"][slot]["rank"]
             self._channel.send(slot, order, parts)
@@ -197,6 +198,8 @@ class Supervisor:
     def _seat(self, report: Report) -> None:
         slot = -1 if report.slot is None else report.slot
         check_size(slot, int(report.message["found_size"]), self._num_proc)
+        if "problem" in report.message:
+            raise ClusterError(str(report.message["problem"]))
         if slot in self._seats:
             raise WorldSizeError(f"two ranks say that they are slot {slot} of {self._num_proc}: the stage ran twice")
         self._seats[slot] = _Seat(hello=report.message, rank=slot)

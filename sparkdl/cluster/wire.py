@@ -26,9 +26,9 @@ from typing import Any
 
 import cloudpickle
 
-from sparkdl.errors import ClusterError
+from sparkdl.errors import ClusterError, ConfigError
 
-__all__ = ["Connection", "WireError", "dump_value", "load_value"]
+__all__ = ["Connection", "WireError", "dump_function", "dump_value", "load_value"]
 
 _HEADER = struct.Struct("!BI")
 _TAG_BYTES = 16
@@ -48,6 +48,21 @@ def dump_value(value: Any) -> list[memoryview]:
     buffers: list[pickle.PickleBuffer] = []
     head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return [memoryview(head), *(buffer.raw() for buffer in buffers)]
+
+
+def dump_function(function: Any) -> list[memoryview]:
+    """Return a function that is to travel, with all that it refers to, as ``dump_value`` does.
+
+    Raises:
+        ConfigError: it refers to something that cannot leave this process.
+    """
+    try:
+        return dump_value(function)
+    except Exception as error:
+        raise ConfigError(
+            f"the function, or something it refers to or is given, cannot be sent to the ranks ({error}): open "
+            f"sessions, files, sockets and locks inside the function, and pass it plain data"
+        ) from error
 
 
 def load_value(parts: list[bytearray]) -> Any:

@@ -1,6 +1,24 @@
-"""Stage 3 of 5: gradients of each rank in, gradients all ranks agree on out."""
+"""Stage 3 of 5: gradients of each rank in, gradients all ranks agree on out.
 
-from sparkdl.collective.base import Collective, GradientSync, ReduceOp
-from sparkdl.collective.open import open_collective
+The names are loaded when they are first used: the driver hosts a rendezvous of this room without loading torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.collective.base import Collective, GradientSync, ReduceOp
+    from sparkdl.collective.open import open_collective
 
 __all__ = ["Collective", "GradientSync", "ReduceOp", "open_collective"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "open" if name == "open_collective" else "base"
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,13 +1,12 @@
 """The collective over ``torch.distributed``: gloo between CPUs, NCCL between GPUs.
 
-Enters: a world, and the address of a store that the driver hosts (``TorchRendezvous``). Leaves: a ``Collective``.
+Enters: a world, and the address of a store (``TorchRendezvous``). Leaves: a ``Collective``.
 A process group that user code made already is used as it is, and left standing.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,48 +20,13 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from sparkdl.collective.environment import environment
 from sparkdl.collective.group import GroupCollective, Pending, never_came
 from sparkdl.collective.route import interface_towards
+from sparkdl.collective.torch_store import TorchRendezvous
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
 __all__ = ["TorchCollective", "TorchRendezvous", "allow_rejoining", "kept_groups"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-
-
-class TorchRendezvous:
-    """The store where ranks find each other, hosted by the driver and up before any rank starts.
-
-    It listens on one interface, on a socket that is bound before its port is told to anybody.
-    """
-
-    def __init__(self) -> None:
-        self._store: TCPStore | None = None
-
-    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
-        """Listen on ``bind_host``; return the variables with which ranks, and plain torch code in them, connect.
-
-        Raises:
-            ClusterError: the address cannot be bound.
-        """
-        self.stop()
-        try:
-            family = socket.getaddrinfo(bind_host, 0, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.bind((bind_host, 0))
-            listener.listen(4 * world_size + 16)
-        except OSError as error:
-            raise ClusterError(
-                f"no store can listen on {bind_host} ({error}): name an address of this host's own interfaces"
-            ) from error
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            bind_host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        return {"MASTER_ADDR": bind_host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-
-    def stop(self) -> None:
-        """Stop listening. Idempotent."""
-        self._store = None
 
 
 class _Work:

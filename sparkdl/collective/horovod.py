@@ -22,16 +22,14 @@ import torch
 from sparkdl import observe
 from sparkdl.collective.environment import environment
 from sparkdl.collective.group import GroupCollective, Pending, never_came
-from sparkdl.collective.http_store import HttpStore, call_roll
+from sparkdl.collective.horovod_store import CYCLE_MS, HorovodRendezvous
+from sparkdl.collective.http_store import call_roll
 from sparkdl.collective.route import interface_towards
 from sparkdl.collective.tune import Tuner
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
 __all__ = ["HorovodCollective", "HorovodRendezvous", "HostNameError", "built_with", "is_installed"]
-
-CYCLE_MS = 5.0
-"""How often Horovod's thread looks for work, ms, where nobody chose: see ``HorovodCollective``."""
 
 CYCLES_MS = (1.0, 2.5, 10.0)
 RESTARTS_PAY_AFTER_SECONDS = 60.0
@@ -76,35 +74,6 @@ def _hvd() -> Any:
             f"backend='horovod' needs horovod.torch, which does not load ({type(error).__name__}: {error}): build it "
             "with docker/horovod/build_wheel.sh, or choose backend='torch'"
         ) from error
-
-
-class HorovodRendezvous:
-    """The key-value store where Horovod's ranks find each other, hosted by the driver on one interface."""
-
-    def __init__(self) -> None:
-        self._store: HttpStore | None = None
-
-    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
-        """Listen on ``bind_host``; return the variables with which ``hvd.init()`` in a rank connects.
-
-        Raises:
-            ClusterError: the address cannot be bound.
-        """
-        self.stop()
-        self._store = HttpStore(bind_host, backlog=4 * world_size + 16)
-        return {
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": bind_host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._store.port),
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_CYCLE_TIME": str(CYCLE_MS),
-        }
-
-    def stop(self) -> None:
-        """Stop listening. Idempotent."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
 
 
 class _Handle:

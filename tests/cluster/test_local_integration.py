@@ -16,9 +16,8 @@ import pytest
 
 from sparkdl import observe
 from sparkdl.cluster import local
-from sparkdl.cluster.rendezvous import LateService
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import LaunchTimeoutError, PreflightError, RankFailedError
+from sparkdl.errors import ClusterError, LaunchTimeoutError, PreflightError, RankFailedError
 from sparkdl.runner import run
 
 QUICK = LaunchConfig(stop_grace_seconds=0.3, log_to_driver=False)
@@ -204,21 +203,41 @@ def test_runs_below_zero_need_no_spark_and_both_backends_work():
     assert run(train, num_proc=-2, log_to_driver=False) == [(2.0, False)] * 2
 
 
-def test_ranks_load_torch_while_they_wait_unless_variables_come_first():
-    def loaded(world):
-        return "torch" in sys.modules, os.environ["OPENBLAS_NUM_THREADS"]
+def test_ranks_load_what_they_seem_to_need_while_they_wait_unless_variables_come_first():
+    def needs_torch(world):
+        loaded = "torch" in sys.modules
+
+        return loaded, os.environ["OPENBLAS_NUM_THREADS"]
 
     cores = str(len(os.sched_getaffinity(0)))
-    services = [LateService(module="sparkdl.collective.ddp", name="TorchRendezvous", preload=("torch", "no_such"))]
-    assert local.launch(loaded, num_proc=1, services=services, config=QUICK) == [(True, cores)]
+    names = ("torch", "no_such")
+    assert local.launch(needs_torch, num_proc=1, preload=names, config=QUICK) == [(True, cores)]
+    assert local.launch(lambda world: "torch" in sys.modules, num_proc=1, preload=names, config=QUICK) == [True]
     config = LaunchConfig(env={"TORCH_LOGS": ""}, log_to_driver=False)
-    assert local.launch(loaded, num_proc=1, services=services, config=config) == [(False, cores)]
+    assert local.launch(needs_torch, num_proc=1, preload=names, config=config) == [(False, cores)]
+
+
+def test_a_function_that_needs_no_torch_loads_none():
+    code = (
+        "import sys\n"
+        "from sparkdl.runner import run\n"
+        "look = lambda: [name for name in list(sys.modules) if name[:4] in ('torc', 'horo', 'pysp')]\n"
+        "print(run(look, num_proc=-2), look())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[[], []] []\n", done.stderr
 
 
 def test_a_service_that_does_not_start_leaves_no_process():
-    services = [LateService(module="no.such.module", name="Nothing")]
-    with pytest.raises(ModuleNotFoundError):
-        local.launch(lambda world: None, num_proc=2, services=services, config=QUICK)
+    class Broken:
+        def start(self, bind_host, world_size):
+            raise ClusterError("no")
+
+        def stop(self):
+            pass
+
+    with pytest.raises(ClusterError, match="no"):
+        local.launch(lambda world: None, num_proc=2, services=[Broken()], config=QUICK)
 
 
 @pytest.mark.slow

@@ -58,7 +58,8 @@ def test_ranks_on_two_hosts_find_each_other_over_the_cable(tmp_path):
         "import pickle, sys\n"
         "from sparkdl.cluster.channel import Channel\n"
         "from sparkdl.cluster.supervise import Supervisor\n"
-        "from sparkdl.cluster.rendezvous import hosted\n"
+        "from sparkdl.cluster.wire import dump_value\n"
+        "from sparkdl.cluster.services import hosted\n"
         "from sparkdl.collective.ddp import TorchRendezvous\n"
         "from sparkdl.config import LaunchConfig\n"
         "class Nobody:\n"
@@ -73,7 +74,7 @@ def test_ranks_on_two_hosts_find_each_other_over_the_cable(tmp_path):
         "with hosted([TorchRendezvous()], '10.77.0.1', 2) as variables, Channel('10.77.0.1', 2) as channel:\n"
         "    open(sys.argv[1], 'wb').write(pickle.dumps(channel.ticket))\n"
         "    open(sys.argv[1] + '.done', 'w').close()\n"
-        "    print(Supervisor(channel, Nobody(), LaunchConfig(), variables).run(reduce))\n"
+        "    print(Supervisor(channel, Nobody(), LaunchConfig(), variables).run(dump_value(reduce)))\n"
     )
     rank = (
         "import pickle, sys, time, os\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import pytest
 from hypothesis import given
@@ -42,35 +41,6 @@ def test_horovods_cross_communicators_join_the_equal_local_ranks(hosts):
         assert sorted(group) == [(position, len(group)) for position in range(len(group))]
 
 
-class Recorder:
-    def __init__(self, name, log, fail=False):
-        self.name, self.log, self.fail = name, log, fail
-
-    def start(self, bind_host, world_size):
-        self.log.append(f"start {self.name}")
-        if self.fail:
-            raise ClusterError("no")
-        return {self.name: f"{bind_host} {world_size}"}
-
-    def stop(self):
-        self.log.append(f"stop {self.name}")
-
-
-def test_services_run_for_the_block_and_stop_in_reverse():
-    log = []
-    with rendezvous.hosted([Recorder("A", log), Recorder("B", log)], "h", 2) as variables:
-        assert variables == {"A": "h 2", "B": "h 2"}
-        assert log == ["start A", "start B"]
-    assert log[2:] == ["stop B", "stop A"]
-
-
-def test_a_service_that_does_not_start_takes_the_others_with_it():
-    log = []
-    with pytest.raises(ClusterError), rendezvous.hosted([Recorder("A", log), Recorder("B", log, fail=True)], "h", 2):
-        pytest.fail("the block was entered")
-    assert log == ["start A", "start B", "stop B", "stop A"]
-
-
 def test_the_interface_is_the_one_of_the_route_and_the_users_choice_wins():
     assert rendezvous.interface_to("127.0.0.1") == "lo"
     variables = rendezvous.interface_variables("lo", {"NCCL_SOCKET_IFNAME": "ib0"})
@@ -84,18 +54,9 @@ def test_a_name_that_does_not_resolve_is_refused_with_the_setting():
         rendezvous.address_of("no.such.host.invalid")
 
 
-def test_a_late_service_is_imported_when_it_starts_and_says_what_ranks_may_load(tmp_path, monkeypatch):
-    (tmp_path / "late_home.py").write_text(
-        "class Home:\n"
-        "    def start(self, bind_host, world_size): return {'HOME_OF': f'{bind_host} {world_size}'}\n"
-        "    def stop(self): Home.stopped = True\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    late = rendezvous.LateService(module="late_home", name="Home", preload=("json", "late_home"))
-    assert "late_home" not in sys.modules
-    with rendezvous.hosted([late], "h", 3) as variables:
-        assert variables == {"HOME_OF": "h 3"}
-        home = sys.modules.pop("late_home").Home
-        assert not hasattr(home, "stopped")
-    assert home.stopped
-    assert rendezvous.preloads([late, Recorder("A", []), late]) == ("json", "late_home")
+def test_ranks_meet_on_the_route_to_another_host_or_on_the_loopback_interface():
+    assert rendezvous.meeting_address("a", ("a", "a"), None) == "127.0.0.1"
+    assert rendezvous.meeting_address("a", ("a", "127.0.0.1"), None) == "127.0.0.1"
+    assert rendezvous.meeting_address("a", ("a", "a"), "lo") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"interface='nope0' is not one of this host's"):
+        rendezvous.meeting_address("a", ("a", "b"), "nope0")
