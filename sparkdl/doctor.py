@@ -17,6 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,18 +51,28 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """Yield every check, cheapest first; the all-reduces start Spark and come last."""
+    """Yield every check; the all-reduces come last, in a Spark whose JVM starts while torch is being loaded."""
     yield _python()
     yield _java()
     yield _package("pyspark", SPARK_VERSIONS, "pip install 'sparkdl[spark]'")
-    yield _package("torch", None, "pip install torch==2.13.0")
-    yield _horovod()
     yield _package("pyarrow", None, "pip install 'pyarrow>=24'")
     yield _package("deltalake", None, "pip install 'deltalake>=1.6'")
     yield _shadow()
     yield _slots()
-    yield _gpus()
-    yield from _all_reduces()
+    with suppress(ImportError):
+        # What Spark and torch both import is loaded before: two threads in one package can lock each other out.
+        importlib.import_module("pyspark.sql")
+        importlib.import_module("pandas")
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparkdl-doctor") as pool:
+        starting = pool.submit(_session)
+        try:
+            yield _package("torch", None, "pip install torch==2.13.0")
+            yield _horovod()
+            yield _gpus()
+            yield from _all_reduces(starting)
+        finally:
+            if starting.exception() is None:
+                starting.result().stop()
 
 
 def _python() -> Check:
@@ -152,25 +164,23 @@ def _gpus() -> Check:
     return Check(name="GPUs", found=", ".join(names) or "none", ok=True if names else None, remedy="optional")
 
 
-def _all_reduces() -> Iterator[Check]:
+def _all_reduces(starting: Future[Any]) -> Iterator[Check]:
     backends = ["torch"]
     if importlib.util.find_spec("horovod") is not None:
         backends.append("horovod")
     try:
-        session = _session()
+        session = starting.result()
     except Exception as error:
         found = f"Spark did not start: {_first_line(error)}"
         for backend in backends:
             yield Check(name=f"all-reduce ({backend})", found=found, ok=False, remedy="see the lines above")
         return
-    try:
-        for backend in backends:
-            yield _all_reduce(session, backend)
-    finally:
-        session.stop()
+    for backend in backends:
+        yield _all_reduce(session, backend)
 
 
 def _session() -> Any:
+    """Start Spark, and its Python workers: one process loads torch for all of them, while this one loads it too."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the workers take any python3 on the PATH
@@ -180,10 +190,18 @@ def _session() -> Any:
         .appName("sparkdl doctor")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.python.daemon.module", "sparkdl.cluster.daemon")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")  # it lives for seconds
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    with suppress(Exception):  # What is wrong with the workers, the all-reduces will tell.
+        session.range(0, RANKS, 1, RANKS).mapInArrow(_unchanged, "id long").collect()
     return session
+
+
+def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+    return batches
 
 
 def _all_reduce(session: Any, backend: str) -> Check:
