@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
 from sparkdl.estimator.columns import ColumnPlan, plan_columns
 from sparkdl.estimator.params import CheckedParams, value_of
+from sparkdl.estimator.probe import Probe
 from sparkdl.estimator.settings import roles_of, seed_of, shard_config
 from sparkdl.estimator.store import Store
 from sparkdl.observe import span
@@ -49,6 +50,7 @@ class Prepared:
         pinned: whether they come from a pinned table version, and may serve the next fit.
         ours: whether this fit wrote them, and so may delete them.
         seconds: spent on writing.
+        probes: by ``id``, the models of fits on these shards, and how each is called.
     """
 
     plan: ColumnPlan
@@ -58,6 +60,7 @@ class Prepared:
     pinned: bool = False
     ours: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
+    probes: dict[int, tuple[Any, Probe]] = field(default_factory=dict)
 
     def discard(self) -> None:
         """Delete what the store's policy does not keep."""

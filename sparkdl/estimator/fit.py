@@ -137,11 +137,11 @@ def train(params: CheckedParams, prepared: Prepared, parcel: Parcel, spark: Spar
         _check_steps(params, prepared, num_proc)
         parts: UserParts = parcel.open()
         model = _built(parts.model)
-        found = _probe(model, prepared)
+        found = _shared_probe(params.getOrDefault("model"), model, prepared)
         _check_importable(parcel, spark)
     job, run_id = _job(params, prepared, parts, found)
     with span("launch", seconds):
-        reports, ranks = _launch(params, pack(job), spark, num_proc, run_id)
+        reports, ranks = _launch(params, pack(job, like=parcel), spark, num_proc, run_id)
     leader = reports[0]
     if isinstance(job.task.model, torch.nn.Module):
         detach_views(job.task.model)
@@ -176,6 +176,15 @@ def _built(given: Any) -> torch.nn.Module:
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module, or a function that makes one")
     return model
+
+
+def _shared_probe(given: Any, model: torch.nn.Module, prepared: Prepared) -> Probe:
+    """Probe ``model``, a copy of ``given``, once for all fits that share model and shards."""
+    if not isinstance(given, torch.nn.Module):
+        return _probe(model, prepared)
+    if id(given) not in prepared.probes:
+        prepared.probes[id(given)] = given, _probe(model, prepared)
+    return prepared.probes[id(given)][1]
 
 
 def _probe(model: torch.nn.Module, prepared: Prepared) -> Probe:

@@ -33,16 +33,20 @@ _EXPECTED = {"sparkdl", "torch", "numpy", "pyspark", "pyarrow", "pandas", "cloud
 """Packages that every worker has, or sparkdl itself would not run there."""
 
 
-def pack(value: Any, what: str = "the model, its optimizer or loss") -> Parcel:
+def pack(value: Any, what: str = "the model, its optimizer or loss", like: Parcel | None = None) -> Parcel:
     """Pickle ``value``, with the source of every loose module that it needs.
 
     Args:
         value: anything.
         what: it is, for the error.
+        like: a parcel of the same code, which was looked through already.
 
     Raises:
         ConfigError: a part of it cannot be pickled, or lies in a module that can travel neither way.
     """
+    if like is not None:
+        with _by_value(list(like.loose)) if like.loose else contextlib.nullcontext():
+            return replace(_packed(value, what), modules=like.modules, loose=like.loose)
     parcel = _packed(value, what)
     loose = [name for name in foreign_modules(parcel.data) if is_loose(name)]
     if loose:
@@ -54,7 +58,7 @@ def pack(value: Any, what: str = "the model, its optimizer or loss") -> Parcel:
         raise ConfigError(
             f"{what} needs {stuck[0]!r}, a module of the driver alone that cannot be copied: install it on every worker"
         )
-    return replace(parcel, modules=tuple(top for top in tops if top not in _EXPECTED))
+    return replace(parcel, modules=tuple(top for top in tops if top not in _EXPECTED), loose=tuple(loose))
 
 
 @contextlib.contextmanager

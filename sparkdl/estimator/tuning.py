@@ -2,9 +2,10 @@
 
 Enters: what Spark's own class takes. Leaves: Spark's ``CrossValidatorModel`` with the same metrics. Spark runs the
 folds one after another and the final fit alone, so slots stand idle at the end of each fold and for the whole of the
-final fit. Here whoever is free takes the next fit of any fold while the model before is still being evaluated, and the
-last fold is dealt best first: once only also-rans are left, the final fit of the leader starts beside them. Should one
-of them win after all, its own final fit is made. With parallelism 1 one thing follows another.
+final fit. Here whoever is free takes the next fit of any fold while the model before is still being evaluated. The last
+two folds are dealt together, the best candidate's fits first: once only also-rans are left, the final fit of the leader
+starts beside them. Should one of them win after all, its own final fit is made. With parallelism 1 one thing follows
+another.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, cast
@@ -57,16 +57,25 @@ class CrossValidator(tuning.CrossValidator):
         for name in ("estimator", "estimatorParamMaps", "evaluator"):
             if not self.isDefined(name):
                 raise ConfigError(f"CrossValidator has no {name}: set it before fit")
-        search = _Search(self, dataset, self._checked_folds(dataset))
-        best, averages, deviations = search.run()
+        search = _Search(self, dataset, list(self._folds(dataset)))
+        best, averages, deviations = search.run(lambda: self._check_folds(dataset))
         models: Any = search.models if self.getCollectSubModels() else None
         return self._copyValues(tuning.CrossValidatorModel(best, averages, models, deviations))
 
-    def _checked_folds(self, dataset: DataFrame) -> list[Fold]:
-        """Spark's folds; those of a column are checked by one job, where Spark runs two a fold."""
+    def _folds(self, dataset: DataFrame) -> Iterator[Fold]:
+        """Spark's folds; no job runs."""
+        column = self.getFoldCol()
+        if not column:
+            yield from self._kFold(dataset)
+            return
+        for fold in range(self.getNumFolds()):
+            yield dataset.filter(F.col(column) != fold), dataset.filter(F.col(column) == fold)
+
+    def _check_folds(self, dataset: DataFrame) -> None:
+        """Check the folds of a column by one job, where Spark runs two a fold."""
         column, count = self.getFoldCol(), self.getNumFolds()
         if not column:
-            return list(self._kFold(dataset))
+            return
         sizes = {row[0]: row[1] for row in dataset.groupBy(column).count().collect()}
         strangers = [fold for fold in sizes if fold is None or not 0 <= fold < count]
         if strangers:
@@ -78,7 +87,6 @@ class CrossValidator(tuning.CrossValidator):
                 raise DataError(
                     f"fold {fold} of foldCol {column!r} leaves 0 rows on one side: spread the rows over folds"
                 )
-        return [(dataset.filter(F.col(column) != fold), dataset.filter(F.col(column) == fold)) for fold in range(count)]
 
     def write(self) -> MLWriter:
         """Return Spark's writer of a search: ``write().overwrite().save(path)``.
@@ -131,8 +139,9 @@ class _Search:
         self.metrics, self._known = np.zeros(shape), np.zeros(shape, dtype=bool)
         self.models: list[list[Model | None]] = [[None] * shape[1] for _ in folds]
         self._undealt = [list(range(len(self._maps))) for _ in folds]
-        self._queue = deque(fold for fold in range(len(folds)) for _ in self._maps)
-        self._workers = min(owner.getParallelism(), len(self._queue))
+        self._workers = min(owner.getParallelism(), self._left())
+        # Folds that are dealt together: two at the end, if another one has ranked the candidates before.
+        self._apart = len(folds) - (2 if len(folds) > 2 else 1)
         # Fits of the grid that the other workers get done while one makes the final fit, on k / (k - 1) as many rows.
         self._last_call = (self._workers - 1) * len(folds) / max(1, len(folds) - 1)
         self._lock = threading.Lock()
@@ -142,8 +151,12 @@ class _Search:
         self._tag = f"sparkdl-search-{uuid.uuid4().hex}"
         self._stopped = False
 
-    def run(self) -> tuple[Model, list[float], list[float]]:
-        """Make all fits; return the final model, and mean and deviation of each candidate's metric."""
+    def run(self, check: Callable[[], None]) -> tuple[Model, list[float], list[float]]:
+        """Make all fits; return the final model, and mean and deviation of each candidate's metric.
+
+        Args:
+            check: raises if the folds are not what they should be; no fit starts before it has returned.
+        """
         from pyspark import inheritable_thread_target
 
         inheriting = inheritable_thread_target(self._spark)
@@ -154,6 +167,9 @@ class _Search:
             evaluate = inheriting(self._evaluate)
             self._judge = lambda made: judges.submit(evaluate, made)
             self._prepare = lambda fits: judges.submit(inheriting(fits.begin))
+            if self._workers > 1:
+                self._prepare(self._folds[0])
+            check()
             pool = stack.enter_context(ThreadPoolExecutor(self._workers, thread_name_prefix="sparkdl-search"))
             stack.callback(self._stop)
             workers = [pool.submit(inheriting(self._work)) for _ in range(self._workers)]
@@ -179,8 +195,8 @@ class _Search:
         pending: Future[None] | None = None
         try:
             while True:
-                if pending is not None and (self._workers < 2 or len(self._queue) <= self._last_call):
-                    pending.result()  # who leads must be known now
+                if pending is not None and self._must_know():
+                    pending.result()
                 job = self._next()
                 made = job() if job is not None else None
                 if pending is not None:
@@ -192,41 +208,61 @@ class _Search:
             self._stop()
             raise
 
+    def _left(self) -> int:
+        """How many fits of the grid are still to be dealt."""
+        return sum(map(len, self._undealt))
+
+    def _must_know(self) -> bool:
+        """Whether the next thing to do depends on the metric of the last one."""
+        with self._lock:
+            final_call = self._ahead is None and self._left() <= self._last_call
+            return self._workers < 2 or (final_call and self._leader() is None)
+
     def _next(self) -> Callable[[], tuple[int, int, Model] | None] | None:
         with self._lock:
             if self._stopped:
                 return None
-            leader = self._leader() if self._ahead is None and len(self._queue) <= self._last_call else None
+            leader = self._leader() if self._ahead is None and self._left() <= self._last_call else None
             if leader is not None:
                 self._ahead = (leader, None)
                 return lambda: self._finish_ahead(leader)
-            if not self._queue:
+            if not self._left():
                 return None
-            fold = self._queue.popleft()
-            index = self._choose(fold)
-            upcoming = (*self._folds, self._last)[fold + 1]
-            if self._workers > 1 and len(self._undealt[fold]) == min(self._workers, len(self._maps)) - 1:
-                self._prepare(upcoming)  # its shards are written beside the last fits of this fold
+            fold, index = self._deal()
+            if self._workers > 1:
+                self._prepare_ahead(fold)
             return lambda: (fold, index, self._folds[fold].fit(index))
 
     def _leader(self) -> int | None:
         """The candidate to bet on: the best so far, its metric known in every fold; None while none is."""
         counts = self._known.sum(axis=0)
-        if self._workers < 2 or counts.min() < len(self._folds) - 1 or np.isnan(self.metrics).any():
+        if self._workers < 2 or counts.min() < max(1, len(self._folds) - 2) or np.isnan(self.metrics).any():
             return None
-        totals = self.metrics.sum(axis=0) / np.maximum(counts, 1)
-        best = int(np.argmax(totals) if self._evaluator.isLargerBetter() else np.argmin(totals))
+        best = self._best(self.metrics.sum(axis=0, keepdims=True) / counts)
         return best if counts[best] == len(self._folds) else None
 
-    def _choose(self, fold: int) -> int:
-        """Deal one candidate of a fold: in the last fold the best so far, elsewhere the next."""
-        left = self._undealt[fold]
-        if fold < len(self._folds) - 1:
-            return left.pop(0)
-        means = self.metrics.sum(axis=0) / np.maximum(self._known.sum(axis=0), 1)
-        chosen = max(left, key=lambda index: means[index] if self._evaluator.isLargerBetter() else -means[index])
-        left.remove(chosen)
-        return chosen
+    def _deal(self) -> tuple[int, int]:
+        """Fold and candidate of the next fit: the grid in its order, but the best so far first in the last folds."""
+        fold = next(fold for fold, left in enumerate(self._undealt) if left)
+        if fold < self._apart:
+            return fold, self._undealt[fold].pop(0)
+        counts, sign = self._known.sum(axis=0), 1 if self._evaluator.isLargerBetter() else -1
+        means = sign * self.metrics.sum(axis=0) / np.maximum(counts, 1)
+        left = {index for undealt in self._undealt[fold:] for index in undealt}
+        index = max(sorted(left), key=lambda one: (counts[one] > 0, means[one]))
+        fold = next(one for one, undealt in enumerate(self._undealt) if index in undealt)
+        self._undealt[fold].remove(index)
+        return fold, index
+
+    def _prepare_ahead(self, fold: int) -> None:
+        """Write shards that will soon be needed beside the fits that come before; to be called once a fit dealt."""
+        left = self._left()
+        if fold < self._apart and len(self._undealt[fold]) == min(self._workers, len(self._maps)) - 1:
+            together = slice(fold + 1, None if fold + 1 == self._apart else fold + 2)
+            for fits in self._folds[together]:
+                self._prepare(fits)
+        if left == min(len(self._maps), self._workers + 1) and fold >= self._apart:
+            self._prepare(self._last)
 
     def _evaluate(self, made: tuple[int, int, Model]) -> None:
         fold, index, model = made
@@ -250,7 +286,7 @@ class _Search:
     def _stop(self) -> None:
         """Deal no more, and end the fits that run: after an error, or Ctrl-C."""
         with self._lock:
-            running = not self._stopped and (bool(self._queue) or not self._known.all())
+            running = not self._stopped and (self._left() > 0 or not self._known.all())
             self._stopped = True
         if running:
             _cancel(self._spark, self._tag)

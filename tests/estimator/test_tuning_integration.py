@@ -84,7 +84,7 @@ def search(rows, monkeypatch):
                 frames[number][0].fold_number = frames[number][1].fold_number = number
             return list(frames.values())
 
-        monkeypatch.setattr(CrossValidator, "_checked_folds", folds)
+        monkeypatch.setattr(CrossValidator, "_folds", folds)
         estimator = Guess(seconds)
         maps = [{estimator.index: index} for index in range(len(table))]
         evaluator = Quality(table, larger)
@@ -115,6 +115,7 @@ def test_the_final_fit_of_the_leader_starts_beside_the_also_rans(search, rows):
     search(STEADY, 2, seconds=0.1).fit(rows)
     last = [index for fold, index in FITS if fold == 2]
     assert last[0] == 1  # the best so far is dealt first
+    assert [index for fold, index in FITS if fold != "all"][-2:] == [2, 2]  # and the worst last, in both folds
     assert FITS.index(("all", 1)) < FITS.index((2, last[-1])) + 1
     assert [fit for fit in FITS if fit[0] == "all"] == [("all", 1)]
 
@@ -136,15 +137,16 @@ def test_an_error_of_a_fit_ends_the_search(search, rows):
 
 def test_folds_are_those_of_spark_and_bad_ones_are_refused(rows):
     validator = CrossValidator(numFolds=3, foldCol="fold")
-    mine, sparks = validator._checked_folds(rows), SparksOwn(numFolds=3, foldCol="fold")._kFold(rows)
+    validator._check_folds(rows)
+    mine, sparks = list(validator._folds(rows)), SparksOwn(numFolds=3, foldCol="fold")._kFold(rows)
     for one, other in zip(mine, sparks, strict=True):
         assert [frame.orderBy("id").collect() for frame in one] == [frame.orderBy("id").collect() for frame in other]
     with pytest.raises(DataError, match=r"holds 7, allowed are 0\.\.2"):
-        validator._checked_folds(rows.withColumn("fold", F.lit(7)))
+        validator._check_folds(rows.withColumn("fold", F.lit(7)))
     with pytest.raises(DataError, match="fold 0"):
-        validator._checked_folds(rows.withColumn("fold", F.lit(0)))
+        validator._check_folds(rows.withColumn("fold", F.lit(0)))
     with pytest.raises(DataError, match="fold 1"):
-        validator._checked_folds(rows.where("fold != 1"))
+        validator._check_folds(rows.where("fold != 1"))
     with pytest.raises(ConfigError, match="has no estimator"):
         validator.fit(rows)
 
