@@ -43,7 +43,9 @@ class Bucket:
         self.flat = torch.zeros(end + len(self.params), dtype=first.dtype, device=first.device)
         self.views = self._cut(self.flat)
         self.place(self.flat)
-        self._present: list[bool] = []
+        self._theirs: list[torch.Tensor] = []
+        self._all_present = True
+        self._flags_are_set = False
         self.missing = len(self.params)
         self.filled = False
 
@@ -51,32 +53,35 @@ class Bucket:
         """Collect gradients, or their ``share``, in ``wire``, zeros as long as ``flat``."""
         self.wire, self.share = wire, share
         self._sent = self.views if wire is self.flat else self._cut(wire)
+        self._flags, self._flags_are_set = wire[self._end :], False
 
-    def fill(self, held: set[int]) -> None:
-        """Copy the local gradients into ``wire``, zeros where there are none.
+    def face(self, other: torch.Tensor) -> None:
+        """Add, from now on, what another rank collects in ``other``, its ``wire``."""
+        self._theirs, self._their_flags = self._cut(other), other[self._end :]
 
-        Args:
-            held: addresses of the memory that gradients of this step lie in; those of this bucket are added.
-        """
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Copy the local gradients into ``wire``, zeros where there are none."""
         self.filled = True
-        self._present = [param.grad is not None for param in self.params]
-        if self.share is None:
-            self._move()
-        else:
-            self._copy(self.share, held)
-        flags = self.wire[self._end :]
-        if all(self._present):
-            flags.fill_(1.0)
-        else:
-            flags.copy_(torch.tensor(self._present, dtype=flags.dtype))
+        absent = self._move() if self.share is None else self._copy(self.share)
+        self._all_present = not absent
+        if absent:
+            flags = torch.ones(len(self.params), dtype=self._flags.dtype)
+            flags[absent] = 0.0
+            self._flags.copy_(flags)
+            self._flags_are_set = False
+        elif not self._flags_are_set:
+            self._flags.fill_(1.0)
+            self._flags_are_set = self.share is not None  # elsewhere they are summed in place
 
-    def _move(self) -> None:
-        """Copy the gradients, and make each ``param.grad`` a view of ``flat``."""
-        targets, sources = [], []
-        for param, view, sent in zip(self.params, self.views, self._sent, strict=True):
+    def _move(self) -> list[int]:
+        """Copy the gradients, and make each ``param.grad`` a view of ``flat``; return which there are none of."""
+        targets, sources, absent = [], [], []
+        for index, (param, view, sent) in enumerate(zip(self.params, self.views, self._sent, strict=True)):
             grad = param.grad
             if grad is None:
                 sent.zero_()
+                absent.append(index)
                 continue
             if grad is not sent:
                 targets.append(sent)
@@ -84,34 +89,34 @@ class Bucket:
             param.grad = view
         if targets:
             torch._foreach_copy_(targets, sources)
+        return absent
 
-    @torch.no_grad()
-    def _copy(self, share: float, held: set[int]) -> None:
-        for param, view, sent in zip(self.params, self.views, self._sent, strict=True):
+    def _copy(self, share: float) -> list[int]:
+        """Copy the ``share`` of the gradients, which stay where they are; return which there are none of."""
+        absent = []
+        for index, (param, sent) in enumerate(zip(self.params, self._sent, strict=True)):
             grad = param.grad
             if grad is None:
                 sent.zero_()
+                absent.append(index)
                 continue
-            if grad.layout != torch.strided:
+            if grad.layout is not torch.strided:
                 grad = param.grad = grad.to_dense()
-            memory = grad.untyped_storage().data_ptr()
-            if memory in held and grad is not view:
-                grad = param.grad = view.copy_(grad)  # ``add`` would change another gradient with this one
-            held.add(memory)
             torch.mul(grad, share, out=sent)
+        return absent
 
     @torch.no_grad()
-    def add(self, other: torch.Tensor) -> None:
-        """Add to the ``share`` of each gradient what another rank collected in its ``wire``, in place.
+    def add(self) -> None:
+        """Add to the ``share`` of each gradient what the rank this one faces has collected, in place.
 
         One pass over each gradient, which nobody copies back: the memory, not the sums, is what this costs.
         """
         assert self.share is not None
-        theirs = self._cut(other)
-        there = [True] * len(theirs) if all(self._present) else (other[self._end :] > 0).tolist()
-        for param, view, added, present in zip(self.params, self.views, theirs, there, strict=True):
-            if param.grad is not None:
-                torch.add(added, param.grad, alpha=self.share, out=param.grad)
+        there = [True] * len(self.params) if self._all_present else (self._their_flags > 0).tolist()
+        for param, view, added, present in zip(self.params, self.views, self._theirs, there, strict=True):
+            grad = param.grad
+            if grad is not None:
+                torch.add(added, grad, alpha=self.share, out=grad)
             elif present:
                 param.grad = view.copy_(added)
 
@@ -119,7 +124,7 @@ class Bucket:
         """Make every ``param.grad`` its part of ``flat``, which now holds means; None where no rank has a gradient."""
         self.missing = len(self.params)
         self.filled = False
-        if self.share is not None or all(self._present):
+        if self.share is not None or self._all_present:
             return
         # Only here are the flags read: on a GPU reading means waiting for it.
         anywhere = (self.flat[self._end :] > 0).tolist()
@@ -148,7 +153,6 @@ def _is_dense(param: torch.Tensor) -> bool:
     return True
 
 
-@torch.no_grad()
 def separate(params: Sequence[torch.nn.Parameter]) -> None:
     """Copy gradients that overlap another one in memory.
 
@@ -156,9 +160,19 @@ def separate(params: Sequence[torch.nn.Parameter]) -> None:
     ``a.view(-1) + b.view(-1)``. Whatever changes gradients in place, a further backward pass or clipping by a norm,
     would then change them twice.
     """
-    grads = [param.grad for param in params if param.grad is not None and param.grad.layout is torch.strided]
-    if len({grad.untyped_storage().data_ptr() for grad in grads}) == len(grads):
-        return
+    found = 0
+    places = set()
+    for param in params:
+        grad = param.grad
+        if grad is not None and grad.layout is torch.strided:
+            places.add(grad.untyped_storage().data_ptr())
+            found += 1
+    if len(places) < found:
+        _separate(params)
+
+
+@torch.no_grad()
+def _separate(params: Sequence[torch.nn.Parameter]) -> None:
     by_memory: dict[int, list[tuple[int, int, torch.nn.Parameter]]] = {}
     for param in params:
         grad = param.grad

@@ -18,7 +18,13 @@ __all__ = ["Exchange", "WireExchange"]
 
 
 class Exchange(Protocol):
-    """Carries the buckets of one reducer; every rank calls the same methods in the same order."""
+    """Carries the buckets of one reducer; every rank calls the same methods in the same order.
+
+    Attributes:
+        overlaps: whether buckets are to start while the backward pass goes on, each as soon as it is full.
+    """
+
+    overlaps: bool
 
     def place(self, buckets: Sequence[Bucket]) -> None:
         """Give each new bucket the memory that its gradients are collected in, ``bucket.place(wire)``."""
@@ -56,6 +62,8 @@ class WireExchange:
         group: the ranks.
         dtype: what float32 and float64 gradients travel as; None sends them whole.
     """
+
+    overlaps = True
 
     def __init__(self, group: GroupCollective, dtype: torch.dtype | None) -> None:
         self._group = group

@@ -6,10 +6,15 @@ The design follows Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2: gr
 the order in which the backward pass produces them, and a full bucket is reduced at once. It differs in one point that
 exact tails need: the passes of a step are joined by ``synchronize()``, not by the forward pass, so a rank whose local
 batch is empty, or which reaches other parameters than its peers, sends zeros and no rank waits for ever.
+
+Ranks that share memory and the cores they compute on have nothing to overlap: what copies and adds is what computes.
+Their buckets start in ``synchronize()``, all at once, and no hook sits on a parameter. Small calls between the large
+matrix products of a backward pass find their code gone from the cache and take ten times as long as in a row.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -55,21 +60,25 @@ class Reducer:
         self._names = named_parameters(model, optimizer)
         self._params = list(self._names)
         self._sparse = sparse_parameters(model)
-        self._handles: dict[torch.nn.Parameter, RemovableHandle] = {}
+        self._trained: dict[torch.nn.Parameter, None] = {}
+        self._handles: list[RemovableHandle] = []
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {}
         self._buckets: list[Bucket] = []
         self._plans = 0
         self._chosen: dict[str, float] = {}
         self._order: dict[torch.nn.Parameter, None] = {}
-        self._settled = False
         self._local = False
         self._reset()
         self._undo_batch_norm: Callable[[], None] | None = None
         if config.sync_batch_norm:
             self._undo_batch_norm = synchronised_batch_norm(model, group)
-        self._hook_trainable()
         self._exchange = self._open_exchange(config)
-        self._plan(ready=list(reversed(self._dense())), late=[])
+        self._settled = not self._exchange.overlaps  # what starts behind the backward pass needs no order
+        self._adopt_trainable()
+        # A backward pass ends with the first layers: what starts meanwhile starts with the last ones, and what starts
+        # behind it with those that are still in the cache.
+        dense = self._dense()
+        self._plan(ready=dense[::-1] if self._exchange.overlaps else dense, late=[])
         self._tuners = self._make_tuners(config)
 
     def _open_exchange(self, config: SyncConfig) -> Exchange:
@@ -135,9 +144,12 @@ class Reducer:
     def synchronize(self) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks."""
         self._adopt_unfrozen()
+        if not self._exchange.overlaps:
+            separate(self._params)  # they are averaged where they are
         for bucket in self._buckets[self._launched :]:
             self._launch(bucket)
-        average_sparse(self._group, [p for p in self._params if p in self._sparse], self._wire_dtype)
+        if self._sparse:
+            average_sparse(self._group, [p for p in self._params if p in self._sparse], self._wire_dtype)
         self._exchange.finish(self._buckets)
         for bucket in self._buckets:
             bucket.publish()
@@ -154,7 +166,7 @@ class Reducer:
             "bucket_mib": self._bucket_mib,
             "buckets": [[self._names[param] for param in bucket.params] for bucket in self._buckets],
             "late": [self._names[param] for param in self._late],
-            "settled": self._settled,
+            "settled": self._settled and self._exchange.overlaps,
             "chosen": dict(self._chosen),
         }
 
@@ -173,12 +185,12 @@ class Reducer:
         late = set(state["late"])
         self._ready = [by_name[name] for name in names if name not in late]
         self._late = [by_name[name] for name in state["late"]]
-        self._settled = bool(state["settled"])
+        self._settled = bool(state["settled"]) or not self._exchange.overlaps
         self._lay_out([Bucket([by_name[name] for name in bucket]) for bucket in state["buckets"]])
 
     def close(self) -> None:
         """Remove every hook."""
-        for handle in self._handles.values():
+        for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._exchange.close()
@@ -188,26 +200,29 @@ class Reducer:
             self._undo_batch_norm = None
 
     def _dense(self) -> list[torch.nn.Parameter]:
-        return [param for param in self._params if param in self._handles and param not in self._sparse]
+        return [param for param in self._params if param in self._trained and param not in self._sparse]
 
-    def _hook_trainable(self) -> list[torch.nn.Parameter]:
-        """Hook the parameters that take gradients and are not hooked yet; return them."""
-        fresh = [param for param in self._params if param.requires_grad and param not in self._handles]
-        for param in fresh:
-            self._handles[param] = _hook(param, self._on_gradient)
+    def _adopt_trainable(self) -> list[torch.nn.Parameter]:
+        """Take in the parameters that take gradients and did not so far; return them."""
+        fresh = [param for param in self._params if param.requires_grad and param not in self._trained]
+        self._trained |= dict.fromkeys(fresh)
+        if self._exchange.overlaps:
+            self._handles += [_hook(param, self._on_gradient) for param in fresh]
         return fresh
 
     def _adopt_unfrozen(self) -> None:
         """Parameters that were unfrozen since the last step get buckets at the end, and a better place next step."""
-        if len(self._handles) == len(self._params):
+        if len(self._trained) == len(self._params):
             return
-        fresh = [param for param in self._hook_trainable() if param not in self._sparse]
+        fresh = [param for param in self._adopt_trainable() if param not in self._sparse]
         if fresh:
             self._add(plan_buckets([], fresh, cap_bytes=self._cap_bytes()))
-            self._settled = False
+            self._settled = not self._exchange.overlaps
             self._order = {}
 
     def _cap_bytes(self) -> int:
+        if not self._exchange.overlaps:
+            return sys.maxsize  # one bucket: cutting pays where the first ones leave early
         return max(1, int(self._bucket_mib * 2**20))
 
     def _plan(self, ready: Sequence[torch.nn.Parameter], late: Sequence[torch.nn.Parameter]) -> None:
@@ -228,7 +243,6 @@ class Reducer:
 
     def _reset(self) -> None:
         self._launched = 0
-        self._held: set[int] = set()
         self._arrived: set[torch.nn.Parameter] = set()
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
@@ -254,7 +268,7 @@ class Reducer:
         # Every rank launches the buckets in the order of the list, whatever order they filled in.
         if self._launched == 0:
             self._exchange.begin()
-        bucket.fill(self._held)
+        bucket.fill()
         self._exchange.start(bucket, f"bucket.{self._plans}.{self._launched}")
         self._launched += 1
 

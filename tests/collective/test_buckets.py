@@ -41,7 +41,7 @@ def test_gradients_become_views_that_share_the_strides_of_their_parameter():
     bucket = Bucket([odd, image])
     odd.grad, image.grad = torch.ones(3), torch.randn(4, 3, 2, 2)
     kept = image.grad.clone()
-    bucket.fill(set())
+    bucket.fill()
     assert image.grad.stride() == image.stride()
     assert torch.equal(image.grad, kept)
     assert image.grad.data_ptr() % 64 == bucket.flat.data_ptr() % 64
@@ -53,7 +53,7 @@ def test_zeros_and_no_gradient_are_told_apart():
     zero, none = parameter(2), parameter(2)
     bucket = Bucket([zero, none])
     zero.grad = torch.zeros(2)
-    bucket.fill(set())
+    bucket.fill()
     bucket.publish()
     assert zero.grad is not None
     assert none.grad is None

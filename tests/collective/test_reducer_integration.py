@@ -168,12 +168,19 @@ def twice(collective, *, shared):
     sync = collective.wrap(layer, torch.optim.SGD(layer.parameters(), lr=0.1), SyncConfig(shared_memory=shared))
     sync.model(torch.ones(1, 4)).sum().backward()
     sync.model(torch.ones(1, 4)).sum().backward()
+    sync.synchronize()
+    return layer.weight.grad[0].tolist()
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "sockets"])
-def test_a_second_backward_pass_outside_accumulate_is_refused(run_collective, shared):
+def test_a_second_backward_pass_outside_accumulate_is_refused_where_the_first_was_sent(run_collective):
     with pytest.raises(ConfigError, match=r"accumulate\(\)"):
-        run_collective(partial(twice, shared=shared), 2, "torch")
+        run_collective(partial(twice, shared=False), 2, "torch")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_second_backward_pass_counts_where_nothing_was_sent(run_collective, size):
+    for grad in run_collective(partial(twice, shared=True), size, "torch"):
+        assert grad == [2.0] * 4
 
 
 def accumulated(collective, *, set_to_none):
