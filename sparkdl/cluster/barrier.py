@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["launch", "slots"]
 
+_UNHEARD_SECONDS = 5.0
+
 
 def launch(
     spark: SparkSession,
@@ -282,10 +284,11 @@ class _Job:
                         f"the ranks did not start within {config.start_timeout_seconds:g} s: free slots on the "
                         f"cluster, lower num_proc, or raise start_timeout"
                     )
-            if config.timeout_seconds is not None and now - started > config.timeout_seconds:
+            # The ranks look at the clock themselves, and say where they are; unless nothing interrupts them.
+            if config.timeout_seconds is not None and now - started > config.timeout_seconds + _UNHEARD_SECONDS:
                 raise LaunchTimeoutError(
-                    f"the ranks did not return within {config.timeout_seconds:g} s and were ended: raise timeout, or "
-                    f"find out what they wait for"
+                    f"the ranks did not return within {config.timeout_seconds:g} s, could not be interrupted, and were "
+                    f"ended: raise timeout, or name driver_host, so that they can be asked where they are"
                 )
         if self.error is not None:
             raise self.error

@@ -137,6 +137,13 @@ class Channel:
         except OSError:
             pass  # Its own thread reports the loss.
 
+    def hang_up(self, slot: int) -> None:
+        """Expect nothing more of the rank in ``slot``; it ends when it notices."""
+        with self._lock:
+            connection = self._connections.pop(slot, None)
+        if connection is not None:
+            connection.close()
+
     def stop_all(self, grace_seconds: float) -> None:
         """Tell every rank that is still connected to end."""
         for slot in list(self._connections):
@@ -145,6 +152,10 @@ class Channel:
     def silence(self, slot: int) -> float:
         """How long nothing has come from the rank in ``slot``, seconds."""
         return time.monotonic() - self._heard.get(slot, time.monotonic())
+
+    def hears(self, slot: int) -> bool:
+        """Whether the rank in ``slot`` is connected now."""
+        return slot in self._connections
 
     @property
     def connected(self) -> int:

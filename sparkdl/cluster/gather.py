@@ -4,8 +4,9 @@ Enters: a barrier task's context and what it is to run. Leaves: rows of ``(rank,
 puts together again: values in pieces of 4 MiB, output lines, events.
 
 One allGather, a second long, carries what ranks say of themselves and where the services are, which the task of slot 0
-hosts. What is different from the channel: output and events arrive when the job ends, a failure is told by the text of
-the exception that fails its task, and Spark, not the client, ends the other ranks, within about three seconds.
+hosts. What is different from the channel: output and events arrive when the job ends; a failure is told by the text of
+the exception that fails its task, and so is a rank's own look at the clock when its time is up; Spark, not the client,
+ends the other ranks, within about three seconds. A rank that nothing interrupts, or a frozen one, is ended, not named.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import base64
 import contextlib
 import json
 import re
+import signal
+import threading
 import time
 import zlib
 from collections import deque
@@ -24,12 +27,14 @@ from typing import Any, Protocol
 
 import pyarrow
 
+from sparkdl.cluster.capture import TAIL_LINES
+from sparkdl.cluster.link import Stopped, stack_of
 from sparkdl.cluster.order import check_size, make_order
 from sparkdl.cluster.rank import Slot, introduction, perform, preload
 from sparkdl.cluster.services import Service
-from sparkdl.cluster.supervise import is_follow_up, load_or_name, print_lines
+from sparkdl.cluster.supervise import is_follow_up, is_waiting, load_or_name, print_lines
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import ClusterError, RankFailedError
+from sparkdl.errors import ClusterError, LaunchTimeoutError, RankFailedError
 from sparkdl.observe import Event
 
 __all__ = ["ROW_SCHEMA", "GatherJob", "StartWatch", "attend_gathered", "failure_in", "values_of"]
@@ -79,14 +84,29 @@ class GatherJob:
 
 
 class _Rows:
-    """Stands where a link to the driver would: it keeps what the rank reports until the task may hand out rows."""
+    """Stands where a link to the driver would: it keeps what the rank reports until the task may hand out rows.
 
-    stopped = False
+    Args:
+        limit_seconds: after which the function is interrupted; None lets it run.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_seconds: float | None) -> None:
+        self._limit_seconds = limit_seconds
         self.messages: deque[Mapping[str, Any]] = deque(maxlen=_MAX_MESSAGES)
         self.error: Mapping[str, Any] | None = None
         self.parts: list[memoryview] = []
+        self.where: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the function was interrupted."""
+        return self.where is not None
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines of output."""
+        lines = [line for message in self.messages if message["kind"] == "log" for line in message["lines"]]
+        return lines[-TAIL_LINES:]
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Keep a log or event message; the oldest go first when there are too many."""
@@ -102,9 +122,36 @@ class _Rows:
         else:
             self.parts = parts
 
-    def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing interrupts here but Spark itself."""
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within the block, the function is interrupted when its time is up.
+
+        Raises:
+            Stopped: it was.
+        """
+        if self._limit_seconds is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        over = threading.Event()
+        watch = threading.Thread(target=self._interrupt, args=(over, self._limit_seconds), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+        if self.stopped:
+            raise Stopped
+
+    def _interrupt(self, over: threading.Event, limit_seconds: float) -> None:
+        if over.wait(limit_seconds):
+            return
+        main = threading.main_thread().ident or 0
+        where = stack_of(main)
+        # Spark names the first task that fails: a rank that waits for others lets the one they wait for be it.
+        if not over.wait(_FOLLOW_UP_SECONDS if is_waiting(where) else 0.0):
+            self.where = where
+            signal.pthread_kill(main, signal.SIGINT)
 
 
 def attend_gathered(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[pyarrow.RecordBatch]:
@@ -114,7 +161,7 @@ def attend_gathered(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[
         ClusterError: the function failed here; the text carries the whole report for the client.
     """
     check_size(slot.number, slot.found_size, job.num_proc)
-    rows = _Rows()
+    rows = _Rows(job.config.timeout_seconds)
     with ExitStack() as stack:
         mine = introduction(slot, job.services, job.config.interface, stack)
         preload(job.preload, slot)
@@ -124,7 +171,13 @@ def attend_gathered(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[
             raise ClusterError(problem)
         order = make_order(hellos, job.versions, hellos[0].get("variables", {}), job.config)
         rank = order["worlds"][slot.number]["rank"]
-        if not perform(rows, slot, order, job.function):
+        try:
+            succeeded = perform(rows, slot, order, job.function)
+        except Stopped:
+            limit = job.config.timeout_seconds
+            late = {"cause": f"it did not return within {limit:g} s", "limit": limit, "tail": rows.tail}
+            raise ClusterError(_marked(rank, {**late, "traceback": rows.where})) from None
+        if not succeeded:
             if is_follow_up(str((rows.error or {}).get("cause", ""))):
                 time.sleep(_FOLLOW_UP_SECONDS)  # Spark names the first task that fails: let the one at fault be it.
             raise ClusterError(_marked(rank, rows.error or {}))
@@ -154,18 +207,25 @@ def _marked(rank: int, error: Mapping[str, Any]) -> str:
             break
         tail.insert(0, line)
     cause = str(error.get("cause", "unknown"))
-    report = {"rank": rank, "cause": cause, "traceback": error.get("traceback", ""), "tail": tail}
+    report = {**error, "rank": rank, "cause": cause, "traceback": error.get("traceback", ""), "tail": tail}
     packed = base64.b64encode(zlib.compress(json.dumps(report).encode())).decode()
     return f"rank {rank} failed: {cause[:500]} [sparkdl-failure:{packed}]"
 
 
-def failure_in(text: str) -> RankFailedError | None:
+def failure_in(text: str) -> ClusterError | None:
     """Return the failure that a task's exception carries in its ``text``, if it carries one."""
     found = _MARK.search(text)
     if found is None:
         return None
     report = json.loads(zlib.decompress(base64.b64decode(found[1])))
-    return RankFailedError(report["rank"], report["cause"], report["traceback"], tuple(report["tail"]))
+    rank, details = report["rank"], (report["traceback"], tuple(report["tail"]))
+    if "limit" not in report:
+        return RankFailedError(rank, report["cause"], *details)
+    message = (
+        f"rank {rank} did not return within {report['limit']:g} s, and every rank was ended: raise timeout, or find "
+        f"out what rank {rank} waits for"
+    )
+    return LaunchTimeoutError(message, rank, *details)
 
 
 def values_of(

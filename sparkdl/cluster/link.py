@@ -18,15 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparkdl.cluster.memory import look
 from sparkdl.cluster.services import Service
 from sparkdl.cluster.wire import Connection
 from sparkdl.errors import ClusterError
 
-__all__ = ["EXIT_DRIVER_GONE", "EXIT_STOPPED", "Link", "Stopped", "Ticket", "keep_alive"]
+__all__ = ["EXIT_DRIVER_GONE", "EXIT_STOPPED", "Link", "Stopped", "Ticket", "keep_alive", "stack_of"]
 
 EXIT_DRIVER_GONE = 75
 EXIT_STOPPED = 76
 _CONNECT_SECONDS = 20.0
+_LOOK_SECONDS = 0.25
+_TOLD_SHARE = 1 / 50
 
 
 class Stopped(BaseException):
@@ -82,8 +85,12 @@ class Link:
         self._state = threading.Lock()
         self._running = self._leaving = self.stopped = False
         self._at_work: int | None = None
-        for target in (self._listen, self._beat):
-            threading.Thread(target=target, name=f"sparkdl-link{target.__name__}", daemon=True).start()
+        threading.Thread(target=self._listen, name="sparkdl-link-listen", daemon=True).start()
+
+    def introduce(self, hello: Mapping[str, Any]) -> None:
+        """Send the first message, by which the driver knows this rank, and signs of life from now on."""
+        self.send(hello)
+        threading.Thread(target=self._beat, name="sparkdl-link-beat", daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send ``message``; a driver that is gone ends this process elsewhere, so a failed send is not an error."""
@@ -150,7 +157,7 @@ class Link:
                 elif message["kind"] == "bye":
                     return
                 elif message["kind"] == "where":
-                    self.send({"kind": "where", "traceback": self._where()})
+                    self.send({"kind": "where", "traceback": stack_of(self._at_work), "memory": look()})
                 elif message["kind"] == "stop":
                     self._stop(float(message["grace_seconds"]))
         except (OSError, ClusterError):
@@ -160,13 +167,6 @@ class Link:
             self._leaving = True
             for event in (self._ordered, self._done, self._released):
                 event.set()
-
-    def _where(self) -> str:
-        """Return the stack of the thread that runs the function, as far as it is the function's own."""
-        frame = sys._current_frames().get(self._at_work or 0)
-        stack = traceback.extract_stack(frame) if frame is not None else []
-        ours = [number for number, entry in enumerate(stack) if Path(entry.filename).parent == Path(__file__).parent]
-        return "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :]))
 
     def _stop(self, grace_seconds: float) -> None:
         with self._state:
@@ -183,8 +183,23 @@ class Link:
             os._exit(EXIT_STOPPED)
 
     def _beat(self) -> None:
-        while not self._released.wait(self._beat_seconds):
-            self.send({"kind": "beat", "time": time.time()})
+        """Give signs of life, more often while memory comes and goes: the last one before a kill should say why."""
+        told: dict[str, int] = {}
+        next_beat = 0.0
+        while not self._released.wait(min(self._beat_seconds, _LOOK_SECONDS)):
+            memory = look()
+            moved = abs(memory.get("free", 0) - told.get("free", 0)) > memory.get("limit", 0) * _TOLD_SHARE
+            if moved or time.monotonic() >= next_beat:
+                self.send({"kind": "beat", "time": time.time(), "memory": memory, "where": stack_of(self._at_work)})
+                told, next_beat = memory, time.monotonic() + self._beat_seconds
+
+
+def stack_of(thread: int | None) -> str:
+    """Return the stack of ``thread``, which runs a rank's function, as far as it is the function's own."""
+    frame = sys._current_frames().get(thread or 0)
+    stack = traceback.extract_stack(frame) if frame is not None else []
+    ours = [number for number, entry in enumerate(stack) if Path(entry.filename).parent == Path(__file__).parent]
+    return "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :]))
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -22,6 +22,7 @@ from sparkdl import observe
 from sparkdl.cluster import rendezvous, resources
 from sparkdl.cluster.capture import Capture, RateLimit
 from sparkdl.cluster.link import Link, Stopped, Ticket
+from sparkdl.cluster.memory import look
 from sparkdl.cluster.services import Service, hosted
 from sparkdl.cluster.wire import dump_value, load_value
 from sparkdl.errors import ClusterError
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 _BURST_BYTES = 4 << 20
+_RESERVE_BYTES = 4 << 20
 _MAX_TRACEBACK_CHARACTERS = 64 << 10
 _MAX_EXCEPTION_BYTES = 1 << 20
 _COMPARED = ("sparkdl", "torch", "horovod")
@@ -97,7 +99,7 @@ def attend(ticket: Ticket, slot: Slot) -> None:
         stack.callback(link.leave)
         try:
             hello = introduction(slot, ticket.services, ticket.interface, stack)
-            link.send(hello)
+            link.introduce(hello)
             preload(ticket.preload, slot)
             order, function = link.wait_for_order()
             failed = not perform(link, slot, order, function)
@@ -155,6 +157,7 @@ def introduction(slot: Slot, services: Sequence[Service], interface: str | None,
         "found_size": slot.found_size,
         "pid": os.getpid(),
         "facts": facts(),
+        "memory": look(),
     }
     try:
         gpus = resources.physical_gpus(slot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -181,6 +184,7 @@ def perform(link: Reporter, slot: Slot, order: Mapping[str, Any], function: list
     everybody = [World(**world) for world in order["worlds"]]
     settings = order["settings"]
     capture = None
+    reserve = bytearray(_RESERVE_BYTES)  # given up when memory runs out, for the report to have some
     try:
         with ExitStack() as stack:
             variables = _variables(slot, order, everybody)
@@ -201,6 +205,7 @@ def perform(link: Reporter, slot: Slot, order: Mapping[str, Any], function: list
         _report(link, KeyboardInterrupt("raised in the rank itself"), list(capture.tail) if capture else [])
         return False
     except BaseException as error:
+        reserve.clear()
         _report(link, error, list(capture.tail) if capture else [])
         return False
     link.send_value({"kind": "result"}, parts)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from sparkdl.cluster.capture import TAIL_LINES
 from sparkdl.cluster.channel import Channel, Report
+from sparkdl.cluster.memory import explain
 from sparkdl.cluster.order import check_size, make_order
 from sparkdl.cluster.rank import facts
 from sparkdl.cluster.wire import load_value
@@ -66,6 +67,8 @@ class _Seat:
     value: list[bytearray] | None = None
     failure: Report | None = None
     where: str = ""
+    memory: Mapping[str, int] | None = None
+    beat: Report | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
 
 
@@ -156,12 +159,8 @@ class Supervisor:
     def _overdue(self, limit: float) -> LaunchTimeoutError:
         """Ask the ranks that are still at work where they are; name the first that does not wait for another one."""
         slots = [slot for slot, seat in self._seats.items() if seat.value is None]
-        for slot in slots:
-            self._channel.send(slot, {"kind": "where"})
+        self._ask(slots)
         late = sorted((self._seats[slot] for slot in slots), key=lambda seat: seat.rank)
-        until = time.monotonic() + _ANSWER_SECONDS
-        while not all(seat.where for seat in late) and time.monotonic() < until:
-            self._take(self._channel.next(0.05))
         first = min(late, key=lambda seat: (is_waiting(seat.where), seat.rank))
         return LaunchTimeoutError(
             f"rank {', '.join(str(seat.rank) for seat in late)} of {self._num_proc} did not return within {limit:g} s "
@@ -170,6 +169,17 @@ class Supervisor:
             first.where,
             tuple(first.tail),
         )
+
+    def _ask(self, slots: Sequence[int]) -> None:
+        """Ask the ranks in ``slots`` where they are and what they hold, and wait a moment for their answers."""
+        for slot in slots:
+            self._seats[slot].memory = None
+            self._channel.send(slot, {"kind": "where"})
+        until = time.monotonic() + _ANSWER_SECONDS
+        while any(self._seats[slot].memory is None for slot in slots if self._channel.hears(slot)):
+            if time.monotonic() > until:
+                return
+            self._take(self._channel.next(0.05))
 
     def _take(self, report: Report | None) -> None:
         """Note one report."""
@@ -190,8 +200,10 @@ class Supervisor:
                 self._on_event(report.message["event"])
         elif report.kind == "result":
             seat.value = report.parts
+        elif report.kind == "beat":
+            seat.beat = report
         elif report.kind == "where":
-            seat.where = str(report.message["traceback"])
+            seat.where, seat.memory = str(report.message["traceback"]), report.message["memory"]
         elif report.kind == "error" or (report.kind in ("lost", "silent", "stopped") and seat.value is None):
             seat.failure = seat.failure or report
 
@@ -243,7 +255,10 @@ class Supervisor:
             raise AssertionError("only a seat with a failure is asked for its error")
         if report.kind == "error":
             tail = report.message["tail"] or list(seat.tail)
-            error = RankFailedError(seat.rank, report.message["cause"], report.message["traceback"], tuple(tail))
+            trace = str(report.message["traceback"])
+            if "\n  File " not in trace and seat.beat is not None:  # no memory was left to note where it happened
+                trace += f"(at its last sign of life it was here)\n{seat.beat.message['where']}"
+            error = RankFailedError(seat.rank, report.message["cause"], trace, tuple(tail))
             error.__cause__ = _original(report.parts)
             return error
         process = f"the process (pid {seat.hello['pid']} on {seat.hello['host']})"
@@ -252,13 +267,31 @@ class Supervisor:
             cause = (
                 f"{process} {why}: it is stopped, starved of CPU or memory, or cut off; silence_seconds sets the limit"
             )
-            return RankFailedError(seat.rank, cause, "", tuple(seat.tail))
-        slot = next(number for number, other in self._seats.items() if other is seat)
-        cause = f"{process} died without an exception: {self._host.post_mortem(slot) or why}"
-        return RankFailedError(seat.rank, cause, "", tuple(seat.tail))
+        else:
+            slot = next(number for number, other in self._seats.items() if other is seat)
+            cause = f"{process} died without an exception: {self._host.post_mortem(slot) or why}"
+        known, where = self._last_words(seat, report.time)
+        return RankFailedError(seat.rank, f"{cause}; {known}" if known else cause, where, tuple(seat.tail))
+
+    def _last_words(self, seat: _Seat, time_of_end: float) -> tuple[str, str]:
+        """Return what is known of the memory of a rank that cannot say it any more, and where it was."""
+        if seat.beat is None:
+            return "", ""
+        host = seat.hello["host"]
+        beside = [slot for slot, other in self._seats.items() if other is not seat and other.hello["host"] == host]
+        self._ask(beside)
+        looks = [memory for slot in beside if (memory := self._seats[slot].memory)]
+        after = max(looks, key=lambda memory: memory["kills"], default={})
+        age = max(time_of_end - seat.beat.time, 0.0)
+        where = str(seat.beat.message["where"])
+        known = explain(seat.hello.get("memory", {}), seat.beat.message["memory"], after, age)
+        return known, f"(where it was {age:.1f} s before)\n{where}" if where else ""
 
     def _end(self) -> None:
         """End every rank, gently for the length of the grace, then for good."""
+        for slot, seat in self._seats.items():
+            if seat.failure is not None and seat.failure.kind == "silent":
+                self._channel.hang_up(slot)  # It would not hear it.
         grace = self._config.stop_grace_seconds
         self._channel.stop_all(grace)
         until = time.monotonic() + grace + 1.0

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sparkdl import observe
-from sparkdl.cluster import barrier
+from sparkdl.cluster import barrier, supervise
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import (
     CancelledError,
@@ -105,6 +105,71 @@ def test_threads_follow_spark_task_cpus_and_the_user_wins(spark):
     env = {"OMP_NUM_THREADS": "2"}
     assert run(threads, num_proc=2, spark=spark, env=env, log_to_driver=False) == [(2, "2")] * 2
     assert run(threads, num_proc=2, spark=spark, log_to_driver=False) == [(1, "1")] * 2
+
+
+def test_the_pool_of_a_reused_worker_grows_to_what_the_user_asks_and_no_further(spark):
+    def work():
+        import torch
+
+        before = len(os.listdir("/proc/self/task"))
+        for _ in range(3):
+            torch.ones(1 << 22).add_(1).sum()
+        return os.getpid(), len(os.listdir("/proc/self/task")) - before
+
+    def grown(threads):
+        env = {"OMP_NUM_THREADS": str(threads)}
+        return run(work, num_proc=2, spark=spark, env=env, log_to_driver=False)
+
+    first, second, third = grown(1), grown(3), grown(1)
+    assert [threads for _, threads in first] == [0, 0]
+    assert [threads for _, threads in second] == [2, 2]
+    assert [threads for _, threads in third] == [0, 0]
+    assert {pid for pid, _ in first} == {pid for pid, _ in second} == {pid for pid, _ in third}
+
+
+def test_more_threads_than_cores_are_told(spark, caplog):
+    env = {"OMP_NUM_THREADS": "64"}
+    run(lambda: None, num_proc=2, spark=spark, env=env, log_to_driver=False)
+    assert "want 128 threads, but it has" in caplog.text
+    assert "lower num_proc, spark.task.cpus or OMP_NUM_THREADS" in caplog.text
+    caplog.clear()
+    run(lambda: None, num_proc=2, spark=spark, log_to_driver=False)
+    assert "threads, but it has" not in caplog.text
+
+
+def test_what_only_cloudpickle_carries_goes_both_ways(spark):
+    offset = 10
+
+    class Scale:
+        def __init__(self, by):
+            self.by = by
+
+        def __call__(self, x):
+            return self.by * x + offset
+
+    def work(scale, also):
+        rank = int(os.environ["RANK"])
+        return scale, lambda x: scale(x) + also(rank), Scale(rank), Scale
+
+    for rank, (scale, inner, made, kind) in enumerate(
+        run(work, (Scale(2),), {"also": lambda x: -x}, num_proc=2, spark=spark, log_to_driver=False)
+    ):
+        assert (scale(1), inner(1), made(1)) == (12, 12 - rank, rank + 10)
+        assert type(made) is kind is Scale, "a class comes back as itself"
+
+
+def test_what_cannot_be_sent_is_refused_before_a_job_starts(spark):
+    for thing in (threading.Lock(), socket.socket(), spark, (n for n in "generator")):
+        with pytest.raises(ConfigError, match=r"cannot be sent to the ranks .* inside the function"):
+            run(lambda x: None, (thing,), num_proc=2, spark=spark)
+    assert run(lambda: 1, num_proc=2, spark=spark, log_to_driver=False) == [1, 1]
+
+
+def test_a_worker_with_another_version_is_refused_by_name(spark, monkeypatch):
+    here = supervise.facts()
+    monkeypatch.setattr(supervise, "facts", lambda: {**here, "torch": "1.0"})
+    with pytest.raises(PreflightError, match=r"torch is [\d.+a-z]+ on \S+ but 1\.0 on the driver"):
+        run(lambda: None, num_proc=2, spark=spark, config=QUICK)
 
 
 def test_a_function_opens_torch_and_horovod_groups_itself(spark):
@@ -214,7 +279,6 @@ def test_memory_that_runs_out_is_a_failure_like_any_other(spark):
         barrier.launch(spark, eat, num_proc=2, config=QUICK)
 
 
-@pytest.mark.slow
 def test_a_rank_that_freezes_is_named_and_ended(spark):
     pids = {}
 
@@ -226,13 +290,13 @@ def test_a_rank_that_freezes_is_named_and_ended(spark):
         dist.init_process_group("gloo")
         dist.all_reduce(torch.ones(1))
         if os.environ["RANK"] == "1":
-            print("freezing")
-            time.sleep(0.7)
+            os.write(1, b"freezing\n")
+            time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGSTOP)
         dist.all_reduce(torch.ones(1))
 
-    config = LaunchConfig(silence_seconds=2.0, stop_grace_seconds=0.5, log_to_driver=False)
-    with pytest.raises(RankFailedError, match=r"rank 1 failed: .* gave no sign of life for 2 s") as caught:
+    config = LaunchConfig(silence_seconds=1.5, stop_grace_seconds=0.3, log_to_driver=False)
+    with pytest.raises(RankFailedError, match=r"rank 1 failed: .* gave no sign of life for 1.5 s") as caught:
         run(
             freeze,
             num_proc=2,

@@ -56,7 +56,27 @@ def attempt(name, *args, **kwargs):
 
 attempt("raised", fail, num_proc=2, config=LaunchConfig())
 attempt("refused", fail, num_proc=3, config=LaunchConfig())
-attempt("timed out", lambda world: time.sleep(60), num_proc=2, config=LaunchConfig(timeout_seconds=1.0))
+
+def hang(world):
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    if world.rank == 1:
+        print("so far")
+        time.sleep(60)
+    dist.all_reduce(torch.ones(1))
+
+from sparkdl.runner import _services
+attempt("timed out", hang, num_proc=2, config=LaunchConfig(timeout_seconds=5.0), services=_services("torch")[0])
+
+def deaf(world):
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+attempt("unheard", deaf, num_proc=2, config=LaunchConfig(timeout_seconds=1.0))
 print("RESULTS " + json.dumps(results))
 session.stop()
 """
@@ -78,4 +98,7 @@ def test_connect_with_and_without_a_channel(tmp_path):
     assert results["raised"][:3] == ["RankFailedError", 1, ["the last words"]]
     assert "ValueError: no good" in results["raised"][3]
     assert results["refused"][0] == "PreflightError"
-    assert results["timed out"][0] == "LaunchTimeoutError"
+    assert results["timed out"][:3] == ["LaunchTimeoutError", 1, ["so far"]]
+    assert "rank 1 did not return within 5 s" in results["timed out"][3]
+    assert results["unheard"][0] == "LaunchTimeoutError"
+    assert "could not be interrupted" in results["unheard"][3]

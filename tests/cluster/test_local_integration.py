@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -57,6 +59,7 @@ def test_a_rank_that_dies_is_named_with_how_it_ended(end, words):
     with pytest.raises(RankFailedError, match=f"rank 1 failed: the process .* {words}") as caught:
         local.launch(die, num_proc=2, config=QUICK)
     assert caught.value.log_tail == ("about to die",)
+    assert re.search(r"s before, it held \d+ MiB, and .* GiB were free there", caught.value.cause)
 
 
 def test_a_function_that_hangs_is_ended_at_its_timeout():
@@ -81,6 +84,67 @@ def test_memory_that_runs_out_is_told_with_traceback_and_lines():
 
     with pytest.raises(RankFailedError, match=r"rank 1 failed: MemoryError") as caught:
         local.launch(eat, num_proc=2, config=QUICK)
+    assert "in eat" in caught.value.rank_traceback
+    assert caught.value.log_tail == ("hungry",)
+
+
+def test_memory_that_runs_out_to_the_last_byte_is_told_with_the_place():
+    def eat(world):
+        if world.rank == 0:
+            hang()
+        process, before = psutil.Process(), resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (process.memory_info().vms + (64 << 20), before[1]))
+        pieces, size = [], 1 << 20
+        print("hungry")
+        while size:
+            try:
+                pieces.append(bytearray(size))
+            except MemoryError:
+                size //= 2
+        pieces += [object() for _ in range(1 << 60)]
+
+    with pytest.raises(RankFailedError, match=r"rank 1 failed: MemoryError") as caught:
+        local.launch(eat, num_proc=2, config=QUICK)
+    assert "in eat" in caught.value.rank_traceback
+    assert caught.value.log_tail == ("hungry",)
+
+
+@pytest.fixture
+def small_container():
+    """A control group of 300 MiB, where this user may make one."""
+    old, new = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    folder, limit = (old, "memory.limit_in_bytes") if old.is_dir() else (new, "memory.max")
+    folder = folder / f"sparkdl-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(300 << 20))
+        (folder / "cgroup.procs").write_text("")
+    except OSError:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        pytest.skip("this user may not make control groups")
+    yield folder
+    deadline = time.monotonic() + 10
+    while folder.is_dir() and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        time.sleep(0.05)
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_the_reason(small_container):
+    def eat(world):
+        if world.rank == 0:
+            hang()
+        (small_container / "cgroup.procs").write_text(str(os.getpid()))
+        print("hungry")
+        pieces = []
+        while True:
+            pieces.append(b"x" * (4 << 20))
+            time.sleep(0.02)
+
+    with pytest.raises(RankFailedError, match=r"rank 1 failed: the process .* killed by SIGKILL") as caught:
+        local.launch(eat, num_proc=2, config=QUICK)
+    assert "killed a process there for want of memory" in caught.value.cause
     assert "in eat" in caught.value.rank_traceback
     assert caught.value.log_tail == ("hungry",)
 
@@ -226,6 +290,28 @@ def test_a_function_that_needs_no_torch_loads_none():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[[], []] []\n", done.stderr
+
+
+def test_classes_and_functions_of_a_script_or_notebook_go_both_ways(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dataclasses import dataclass\n"
+        "from enum import Enum\n"
+        "from sparkdl.runner import run\n"
+        "class Color(Enum):\n"
+        "    RED = 1\n"
+        "@dataclass\n"
+        "class Point:\n"
+        "    x: int\n"
+        "    color: Color\n"
+        "    def twice(self): return helper(self.x)\n"
+        "def helper(x): return 2 * x\n"
+        "def work(point): return Point(point.twice(), Color.RED), helper\n"
+        "for point, function in run(work, (Point(3, Color.RED),), num_proc=-2):\n"
+        "    print(type(point) is Point, point, point.color is Color.RED, function(5))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True Point(x=6, color=<Color.RED: 1>) True 10\n" * 2, done.stderr
 
 
 def test_a_service_that_does_not_start_leaves_no_process():
