@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 
 import pytest
@@ -35,13 +36,20 @@ def exchange(collective):
     seen["half"] = collective.all_reduce(torch.ones(3, dtype=torch.bfloat16)).tolist()
     seen["mean of ints"] = collective.all_reduce(torch.tensor([rank]), "mean").item()
     seen["weighted"] = collective.all_reduce(torch.tensor([float(rank)]), "mean", weight=float(rank + 1)).item()
+    time.sleep(0.05 if rank == root else 0.0)
+    seen["entered"] = time.monotonic()  # one clock for all processes of a host
     collective.barrier()
+    seen["left"] = time.monotonic()
     return seen
 
 
 @every_case
 def test_every_operation_agrees(run_collective, backend, size):
-    for rank, seen in enumerate(run_collective(exchange, size, backend)):
+    values = run_collective(exchange, size, backend)
+    assert min(seen["left"] for seen in values) >= max(seen["entered"] for seen in values), (
+        "nobody leaves a barrier early"
+    )
+    for rank, seen in enumerate(values):
         last, everyone = size - 1, range(size)
         assert seen["name"] == backend
         assert (seen["rank"], seen["size"]) == (rank, size)

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from train_helpers import Interrupted, RaiseAt, state_equal
 
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import CheckpointError, ConfigError
+from sparkdl.storage import LocalStorage
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint import Checkpointer
 
@@ -111,6 +113,18 @@ def test_a_snapshot_does_not_change_with_the_tensors(keeper):
     saver.close()
     for step in range(1, 6):
         assert keeper().load(step).state["w"].unique().tolist() == [step]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(keeper, monkeypatch):
+    may_write = threading.Event()
+    writes = LocalStorage.write_atomic
+    monkeypatch.setattr(LocalStorage, "write_atomic", lambda self, data: may_write.wait(20) and writes(self, data))
+    saver = keeper()
+    saver.save({"w": torch.ones(3)}, step=1, epoch=0)
+    assert keeper().steps() == []
+    may_write.set()
+    saver.close()
+    assert keeper().steps() == [1]
 
 
 def test_what_cannot_be_held_without_pickle_is_refused_by_its_path(keeper):

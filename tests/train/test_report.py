@@ -47,6 +47,17 @@ def test_progress_is_told_once_an_interval_and_at_the_end_of_the_epoch(task, tra
     assert [event["step"] for event in events if event["kind"] == "progress"] == [1, 100]
 
 
+def test_progress_tells_steps_loss_rate_of_rows_and_time_left(task, train, source, events):
+    result = train(task(), source(), epochs=2, progress_seconds=0, window_steps=1)
+    told = [event for event in events if event["kind"] == "progress"]
+    halfway, last = next(event for event in told if event["step"] == 7), told[-1]
+    assert (halfway["epoch"], halfway["batch"], halfway["batches"], halfway["rows"]) == (0, 7, 7, 103)
+    assert (last["epoch"], last["epochs"], last["step"], last["rows"], last["eta_seconds"]) == (1, 2, 14, 206, 0.0)
+    assert halfway["rows_per_second"] > 0
+    assert halfway["eta_seconds"] > 0
+    assert last["loss"] == pytest.approx(result.history.steps["loss"][-1])
+
+
 def test_every_step_is_told_where_no_interval_is_wanted(task, train, source, events):
     train(task(), source(), epochs=1, progress_seconds=0)
     assert [event["step"] for event in events if event["kind"] == "progress"] == [1, 2, 3, 4, 5, 6, 7, 7]

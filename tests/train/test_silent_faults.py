@@ -105,6 +105,19 @@ def test_the_learning_rate_is_multiplied_only_when_asked_and_says_so(caplog):
     assert "learning rate 0.1 -> 0.4 (scale_lr: 4 ranks)" in caplog.text
 
 
+def test_warm_up_climbs_evenly_and_schedulers_step_when_they_were_told_to(task, train, source):
+    def rates(**settings):
+        parts = {"optimizer": functools.partial(torch.optim.SGD, lr=0.08)}
+        parts["scheduler"] = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        parts["scheduler_interval"] = settings.pop("interval", "epoch")
+        result = train(task(**parts), source(60), epochs=3, **settings)  # two steps an epoch
+        return list(result.history.steps["lr"])
+
+    assert rates() == pytest.approx([0.08, 0.08, 0.04, 0.04, 0.02, 0.02])
+    assert rates(interval="step") == pytest.approx([0.08, 0.04, 0.02, 0.01, 0.005, 0.0025])
+    assert rates(warmup_steps=4) == pytest.approx([0.02, 0.04, 0.03, 0.04, 0.02, 0.02])
+
+
 @pytest.mark.parametrize("scheduler", [None, lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5)])
 @pytest.mark.parametrize("warmup", [0, 5])
 def test_a_scaled_learning_rate_fits_the_world_a_run_resumes_in(scheduler, warmup):
