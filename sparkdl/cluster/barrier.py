@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["launch", "slots"]
+__all__ = ["check", "launch", "slots"]
 
 _UNHEARD_SECONDS = 5.0
 
@@ -108,6 +108,16 @@ def _start(spark: SparkSession, channel: Channel, profile: ResourceProfile | Non
         channel.put(Report(kind="ended", message={"error": job.error}))
 
     return _Job(spark, _frame(spark, ticket.num_proc, task, "rank int", profile).collect, ended)
+
+
+def check(spark: SparkSession, num_proc: int, config: LaunchConfig | None = None) -> None:
+    """Refuse what ``launch`` would refuse, before work is put into what the ranks shall read.
+
+    Raises:
+        PreflightError: the cluster cannot run ``num_proc`` ranks.
+    """
+    config = config or LaunchConfig()
+    _preflight(spark, num_proc, config, _profile(spark, config))
 
 
 def slots(spark: SparkSession, config: LaunchConfig | None = None) -> int:

@@ -30,9 +30,11 @@ __all__ = [
     "functions",
     "integer",
     "loss_or_losses",
+    "model",
     "number",
     "numbers_list",
     "only",
+    "optimizer",
     "refused",
     "shapes",
     "store",
@@ -173,6 +175,20 @@ def functions(name: str, value: Any) -> list[Callable[..., Any]]:
     return found
 
 
+def model(name: str, value: Any) -> Any:
+    """A module, or a function that makes one."""
+    if not callable(value):  # a module is callable, too
+        raise _wrong(name, value, "a torch.nn.Module, or a function that makes one")
+    return value
+
+
+def optimizer(name: str, value: Any) -> Any:
+    """An optimizer, or a function from the model to one."""
+    if not (callable(value) or callable(getattr(value, "step", None))):
+        raise _wrong(name, value, "a torch.optim.Optimizer, or a function from the model to one")
+    return value
+
+
 def loss_or_losses(name: str, value: Any) -> Any:
     """One loss for all labels, or a list with one a label."""
     found = functions(name, value)
@@ -205,7 +221,7 @@ def anything_in(*allowed: Any) -> Converter:
 def backend(name: str, value: Any) -> Any:
     """A collective's name, or an object in the manner of Horovod's SparkBackend."""
     if isinstance(value, str):
-        return anything_in("auto", "horovod", "torch", "solo")(name, value)
+        return anything_in("auto", "horovod", "torch")(name, value)
     if not callable(getattr(value, "num_processes", None)):
         raise _wrong(name, value, "'auto', 'horovod', 'torch', or a sparkdl.estimator.SparkBackend")
     return value

@@ -38,6 +38,12 @@ _DATA_PARAMS = (
 )
 
 
+_WRITING_PARAMS = (
+    *("transformation_fn", "transformation_edit_fields", "transformation_removed_fields", "partitions_per_process"),
+    *("continuous_cols", "categorical_cols", "feature_dtypes", "label_shapes", "compress_sparse_cols"),
+)
+
+
 @dataclass
 class Prepared:
     """The shards of one fit.
@@ -134,13 +140,7 @@ def prepare_existing(
         SchemaError: they lack a column.
         ConfigError: a parameter asks for something that only writing could do.
     """
-    for name in (
-        "transformation_fn",
-        "partitions_per_process",
-        "continuous_cols",
-        "categorical_cols",
-        "feature_dtypes",
-    ):
+    for name in _WRITING_PARAMS:
         if params.isSet(name):
             raise ConfigError(
                 f"{name} works while shards are written, and these exist already: drop it, or use fit(df)"

@@ -14,7 +14,7 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, StorageError
 from sparkdl.estimator.checks import check_frame
 from sparkdl.estimator.data import prepare, prepare_existing
 from sparkdl.estimator.fits import Fit, GridFits
@@ -87,7 +87,10 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         if given is None:
             raise ConfigError("fit_on_parquet reads from a store, and none is set: set store, or use fit(df)")
         store = open_store(given, shared_disk=True)
-        frame = spark.read.parquet(store.get_train_data_path(dataset_idx))
+        training_rows = store.get_train_data_path(dataset_idx)
+        if not store.exists(training_rows):
+            raise StorageError(f"there is nothing at {training_rows}: write Parquet files there, or use fit(df)")
+        frame = spark.read.parquet(training_rows)
         held_out = store.get_val_data_path(dataset_idx)
         if not store.exists(held_out):
             return estimator._fit(frame)

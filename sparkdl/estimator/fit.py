@@ -33,14 +33,19 @@ from sparkdl.estimator.views import Views, attach_views, detach_views
 from sparkdl.observe import logger, span
 from sparkdl.progress import Progress
 from sparkdl.runner import run
+from sparkdl.train.judge import settled_monitor
 from sparkdl.train.loss import Objective
-from sparkdl.train.task import Task, takes_no_arguments
+from sparkdl.train.metrics import MetricSet
+from sparkdl.train.task import Task, check_optimizer, takes_no_arguments
 from sparkdl.worker import RankJob, RankReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Trained", "UserParts", "slots_of", "train", "user_parts"]
+
+_REPLACEMENT_SECONDS = 10.0
+"""How long a cluster has for a new executor before a fit goes on with fewer ranks."""
 
 
 @dataclass
@@ -140,8 +145,10 @@ def train(params: CheckedParams, prepared: Prepared, parcel: Parcel, spark: Spar
         found = _shared_probe(params.getOrDefault("model"), model, prepared)
         _check_importable(parcel, spark)
     job, run_id = _job(params, prepared, parts, found)
+    sent = pack(job, like=parcel)
+    _check_parts(job, model)  # after packing: it makes what only the ranks shall make
     with span("launch", seconds):
-        reports, ranks = _launch(params, pack(job, like=parcel), spark, num_proc, run_id)
+        reports, ranks = _launch(params, sent, spark, num_proc, run_id)
     leader = reports[0]
     if isinstance(job.task.model, torch.nn.Module):
         detach_views(job.task.model)
@@ -150,6 +157,15 @@ def train(params: CheckedParams, prepared: Prepared, parcel: Parcel, spark: Spar
     return Trained(
         model, _stepped(parts.optimizer, model, leader), found, leader, ranks, run_id, seconds | leader.seconds
     )
+
+
+def _check_parts(job: RankJob, model: torch.nn.Module) -> None:
+    """Refuse an optimizer that is not the model's, and a monitor that no epoch will have."""
+    task = job.task
+    if isinstance(task.optimizer, torch.optim.Optimizer):
+        check_optimizer(task.optimizer, model)
+    metrics = MetricSet(task.metrics, task.labels, torch.device("cpu"))
+    settled_monitor(job.train, metrics, task, validates=job.validation_uri is not None)
 
 
 def _stepped(given: Any, model: torch.nn.Module, leader: RankReport) -> torch.optim.Optimizer | None:
@@ -294,7 +310,7 @@ def _launch(
     """Run the ranks; after a failure again, from the last checkpoint, with fewer ranks if slots are gone."""
     options = settings.launch_settings(params)
     failures, least = params.getOrDefault("max_failures"), params.getOrDefault("min_num_proc") or num_proc
-    if options["backend"] == "solo" or (options["backend"] == "auto" and num_proc == 1):
+    if options["backend"] == "auto" and num_proc == 1:
         options["backend"] = "torch"  # the cheapest meeting place where there is nobody to meet
     ranks = num_proc
     for attempt in range(failures + 1):
@@ -308,7 +324,7 @@ def _launch(
                 raise
             headline = str(error).splitlines()[0]
             logger.warning("attempt %d of %d failed (%s): trying again", attempt + 1, failures + 1, headline)
-            ranks = _ranks_left(spark, num_proc, least)
+            ranks = _ranks_left(spark, num_proc, least, options["config"].start_timeout_seconds)
     raise ClusterError("unreachable: the last attempt returns or raises")
 
 
@@ -320,8 +336,14 @@ def _progress(params: CheckedParams, run_id: str) -> Progress:
     return Progress("lines", name=run_id)  # fits side by side, as of a CrossValidator, would draw over each other's bar
 
 
-def _ranks_left(spark: SparkSession, wanted: int, least: int) -> int:
-    slots = slots_of(spark)
+def _ranks_left(spark: SparkSession, wanted: int, least: int, timeout: float) -> int:
+    """How many ranks the next attempt can have; an executor that was lost gets a while to come back."""
+    began = time.monotonic()
+    while (slots := slots_of(spark)) < wanted and not str(spark.conf.get("spark.master", "")).startswith("local["):
+        waited = time.monotonic() - began
+        if waited > timeout or (slots >= least and waited > _REPLACEMENT_SECONDS):
+            break
+        time.sleep(0.5)
     if slots < least:
         raise PreflightError(f"{slots} slots are left for at least {least} ranks: add workers or lower min_num_proc")
     return min(wanted, slots)

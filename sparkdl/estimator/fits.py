@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdl.cluster import barrier
 from sparkdl.errors import StorageError
 from sparkdl.estimator import settings
 from sparkdl.estimator.data import Prepared, data_key, prepare
@@ -39,9 +40,11 @@ class Fit:
         self.estimator, self.spark = estimator, spark
         self.parcel: Parcel = pack(user_parts(estimator))
         self.num_proc = settings.ranks_wanted(estimator) or slots_of(spark)
-        settings.launch_settings(estimator)
+        launch = settings.launch_settings(estimator)
+        barrier.check(spark, self.num_proc, launch["config"])
         master = str(spark.conf.get("spark.master", ""))
         self.store: Store = open_store(estimator.getOrDefault("store"), shared_disk=master.startswith("local"))
+        settings.check_used(estimator, self.store)
         self.kept: list[Prepared] = []
 
     @property

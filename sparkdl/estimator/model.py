@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pyspark.ml import Model
-from pyspark.ml.param import Params
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
 
@@ -117,7 +116,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     def copy(self, extra: Any = None) -> TorchModel:
         """Return a copy that shares the module, with other parameters."""
-        that = Params.copy(self, extra)
+        that: TorchModel = super().copy(extra)
         that._published, that._lock, that._home = self._published, self._lock, self._home
         return that
 

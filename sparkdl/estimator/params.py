@@ -37,6 +37,20 @@ class CheckedParams(Params):
         check_conflicts(self)
         return self
 
+    def copy(self: Any, extra: Any = None) -> Any:
+        """Return a copy with the values of a param map.
+
+        Raises:
+            ConfigError: a key is no ``Param``, or a value is not what its parameter takes.
+        """
+        for key in extra or ():
+            if not isinstance(key, Param):
+                raise ConfigError(
+                    f"the param map holds the key {key!r}, a {type(key).__name__}: give the Param, as in "
+                    "{estimator.epochs: 3}"
+                )
+        return super().copy(extra)
+
     def set(self, param: Param[Any], value: Any) -> None:
         """Set one parameter of this instance.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from sparkdl.errors import BundleError, ConflictError, IntegrityError
+from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError, StorageError
 from sparkdl.estimator.params import CheckedParams
 from sparkdl.estimator.saved import Withheld, load_named, save_named
 from sparkdl.estimator.shipping import loose_by_value
@@ -41,6 +41,8 @@ _SECTION = "sparkdl"
 
 class _Writer(MLWriter):
     """Refuses or replaces what is there, without a JVM: it works on Spark Connect, too."""
+
+    _stage = ""
 
     def save(self, path: str) -> None:
         """Save below ``path``; what ``overwrite()`` replaces stays until all of its successor is written.
@@ -68,13 +70,15 @@ class _Writer(MLWriter):
             instance,
             path,
             self.sparkSession,
-            extraMetadata={_SECTION: dict(extra)},
+            extraMetadata={_SECTION: {"stage": self._stage, **extra}},
             paramMap={name: value for name, value in given.items() if name in plain},
         )
 
 
 class EstimatorWriter(_Writer):
     """Writes an estimator."""
+
+    _stage = "TorchEstimator"
 
     def __init__(self, instance: TorchEstimator) -> None:
         super().__init__()
@@ -110,9 +114,10 @@ class EstimatorReader(MLReader["TorchEstimator"]):
         Raises:
             IntegrityError: a file was altered.
             StorageError: there is nothing.
+            ConfigError: something else was saved there.
             BundleError: a part of it is a pickle, and the caller has not allowed any.
         """
-        where, metadata = _read_metadata(self, path)
+        where, metadata = _read_metadata(self, path, "TorchEstimator")
         section, model = metadata[_SECTION], None
         root = Storage.of(where)
         pickled = section["objects"]["pickled"]
@@ -135,6 +140,8 @@ class EstimatorReader(MLReader["TorchEstimator"]):
 
 class ModelWriter(_Writer):
     """Writes a fitted model."""
+
+    _stage = "TorchModel"
 
     def __init__(self, instance: TorchModel) -> None:
         super().__init__()
@@ -177,10 +184,12 @@ class ModelReader(MLReader["TorchModel"]):
 
         Raises:
             IntegrityError: a file was altered.
+            StorageError: there is nothing.
+            ConfigError: something else was saved there.
             BundleError: a module that the model needs is missing here, or the model is a pickle, and the caller has not
                 allowed any.
         """
-        where, metadata = _read_metadata(self, path)
+        where, metadata = _read_metadata(self, path, "TorchModel")
         facts, root = metadata[_SECTION], Storage.of(where)
         allowed = pickle_allowed(self.sparkSession)
         uri = root.child("bundle").uri
@@ -194,11 +203,16 @@ class ModelReader(MLReader["TorchModel"]):
         return instance
 
 
-def _read_metadata(reader: MLReader[Any], path: str) -> tuple[str, dict[str, Any]]:
+def _read_metadata(reader: MLReader[Any], path: str, stage: str) -> tuple[str, dict[str, Any]]:
     where = qualified(reader.sparkSession, path)
+    if not Storage.of(where).child("metadata").exists():
+        raise StorageError(f"{where} holds no saved {stage}: check the path, or save one there first")
     metadata = DefaultParamsReader.loadMetadata(where, reader.sparkSession)
     if _SECTION not in metadata:
         raise IntegrityError(f"the metadata of {where} names no artifacts: it was altered, or not saved by sparkdl")
+    found = metadata[_SECTION].get("stage", stage)
+    if found != stage:
+        raise ConfigError(f"{where} holds a saved {found}, not a {stage}: call {found}.load(path)")
     return where, metadata
 
 

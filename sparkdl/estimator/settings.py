@@ -20,7 +20,18 @@ from sparkdl.estimator.store import Store
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage
 
-__all__ = ["SparkBackend", "launch_settings", "loader_configs", "roles_of", "shard_config", "train_config"]
+__all__ = [
+    "SparkBackend",
+    "check_used",
+    "checkpoint_config",
+    "launch_settings",
+    "loader_configs",
+    "ranks_wanted",
+    "roles_of",
+    "seed_of",
+    "shard_config",
+    "train_config",
+]
 
 DEFAULT_TIMEOUT = 600.0
 
@@ -165,6 +176,34 @@ def checkpoint_config(params: CheckedParams, store: Store, run_id: str) -> Check
         every_steps=get("checkpoint_every"),
         keep_last=get("keep_checkpoints"),
     )
+
+
+def check_used(params: CheckedParams, store: Store) -> None:
+    """Refuse parameters that were set and would have no effect, given the others.
+
+    Raises:
+        ConfigError: names both and says which to change.
+    """
+    get, given = params.getOrDefault, params.isSet
+    if given("min_num_proc") and not get("max_failures"):
+        raise ConfigError(
+            f"min_num_proc={get('min_num_proc')} counts after a failure, and max_failures={get('max_failures')} allows "
+            "none: raise max_failures, or drop min_num_proc"
+        )
+    if given("keep_checkpoints") and checkpoint_config(params, store, "run") is None:
+        raise ConfigError(
+            f"keep_checkpoints={get('keep_checkpoints')}, and none are written without store, checkpoint_every or "
+            "max_failures: set one of them, or drop keep_checkpoints"
+        )
+    if get("shuffle_buffer_size") and not get("shuffle"):
+        raise ConfigError(
+            f"shuffle_buffer_size={get('shuffle_buffer_size')} and shuffle=False contradict each other: drop one"
+        )
+    started = None if isinstance(get("backend"), str) else getattr(get("backend"), "start_timeout", None)
+    if given("timeout") and started:
+        raise ConfigError(
+            f"timeout={get('timeout'):g} and start_timeout={started:g} of the backend name the same thing: drop one"
+        )
 
 
 def launch_settings(params: CheckedParams) -> dict[str, Any]:

@@ -62,9 +62,9 @@ def _ours(name: str, default: Any, unit: str, converter: c.Converter, effect: st
 
 # fmt: off
 _WHAT = (
-    _horovod("model", None, "torch.nn.Module", c.any_value, json=False,
+    _horovod("model", None, "torch.nn.Module", c.model, json=False,
           effect="The model to train; it is copied, never trained in place."),
-    _horovod("optimizer", None, "optimizer or function", c.any_value, json=False,
+    _horovod("optimizer", None, "optimizer or function", c.optimizer, json=False,
           effect="An optimizer bound to the model's parameters (its groups and state travel with the model), or a"
           " function"
           " from the model to one."),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["score"]
 
 _PACK = "__sparkdl_pack_"
+_PLAIN = "__sparkdl_column_"
 _MASK = "__valid"
 _LARGEST_MODULE = 512 << 20
 _SPARK: dict[str, T.DataType] = {
@@ -184,9 +185,11 @@ class _Transport:
         single = [name for name in signature.columns if name not in where]
         passed = [name for name in kept if name not in where and name not in single]
         select = [F.array(*[F.col(_quoted(name)) for name in names]).alias(pack) for pack, names in packs.items()]
-        select += [F.col(_quoted(name)) for name in [*single, *passed]]
-        returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, name) for name in kept)
-        plans = tuple(_input_plan(field, signature, where, packs) for field in signature.inputs)
+        # Spark's mapInArrow takes a dot in a name for a path into a struct.
+        called = {name: f"{_PLAIN}{n}" if "." in name else name for n, name in enumerate([*single, *passed])}
+        select += [F.col(_quoted(name)).alias(alias) for name, alias in called.items()]
+        returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, called[name]) for name in kept)
+        plans = tuple(_input_plan(field, signature, where, packs, called) for field in signature.inputs)
         return cls(select=select, inputs=plans, kept=returned)
 
 
@@ -210,7 +213,11 @@ def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str
 
 
 def _input_plan(
-    field: TensorField, signature: Signature, where: Mapping[str, tuple[str, int]], packs: Mapping[str, Sequence[str]]
+    field: TensorField,
+    signature: Signature,
+    where: Mapping[str, tuple[str, int]],
+    packs: Mapping[str, Sequence[str]],
+    called: Mapping[str, str],
 ) -> InputPlan:
     owner = field.name.removesuffix(_MASK)
     if owner != field.name and any(one.name == owner and None in one.shape for one in signature.inputs):
@@ -221,7 +228,7 @@ def _input_plan(
         )
     parts: list[Part] = []
     for name in field.columns:
-        column, place = where.get(name, (name, -1))
+        column, place = where[name] if name in where else (called[name], -1)
         if parts and place >= 0 and parts[-1].column == column:
             last = parts[-1]
             parts[-1] = Part(column, (*(last.picked or ()), place), (*last.names, name))

@@ -246,7 +246,8 @@ class Converter:
             return shape
         if int(np.prod(shape)) != int(np.prod(planned)) or (len(shape) == len(planned) and shape != planned):
             raise SchemaError(
-                f"column {spec.name!r} has a row of shape {shape}, expected {planned}: declare it as ragged"
+                f"column {spec.name!r} has a row of shape {shape}, expected {planned}: correct the shape given, or "
+                "declare it as ragged"
             )
         return planned
 

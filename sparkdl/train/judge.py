@@ -20,7 +20,26 @@ from sparkdl.train.schedule import LearningRate
 from sparkdl.train.stopping import Stopping
 from sparkdl.train.task import Task
 
-__all__ = ["Judge"]
+__all__ = ["Judge", "settled_monitor"]
+
+
+def settled_monitor(config: TrainConfig, metrics: MetricSet, task: Task, *, validates: bool) -> str:
+    """The column by which epochs are judged.
+
+    Raises:
+        ConfigError: no epoch will have such a column.
+    """
+    monitor = config.monitor or ("val_loss" if validates else "loss")
+    name = monitor.removeprefix("val_")
+    if name != monitor and not validates:
+        raise ConfigError(f"monitor={monitor!r} needs validation data, and there is none: give some")
+    known = [*metrics.names, "loss"]
+    known += [f"{label}_loss" for label in task.labels] if len(task.labels) > 1 and validates else []
+    if not config.train_metrics and name == monitor:
+        known = ["loss"]
+    if not any(name == column or name.startswith(f"{column}_") for column in known):
+        raise ConfigError(f"monitor={monitor!r} is no column of an epoch: choose one of {sorted(known)}")
+    return monitor
 
 
 class Judge:
@@ -56,16 +75,8 @@ class Judge:
             ConfigError: no epoch will have such a column.
         """
         config = self._config
-        self.monitor = config.monitor or ("val_loss" if validates else "loss")
+        self.monitor = settled_monitor(config, self._metrics, task, validates=validates)
         name = self.monitor.removeprefix("val_")
-        if name != self.monitor and not validates:
-            raise ConfigError(f"monitor={self.monitor!r} needs validation data, and there is none: give some")
-        known = [*self._metrics.names, "loss"]
-        known += [f"{label}_loss" for label in task.labels] if len(task.labels) > 1 and validates else []
-        if not config.train_metrics and name == self.monitor:
-            known = ["loss"]
-        if not any(name == column or name.startswith(f"{column}_") for column in known):
-            raise ConfigError(f"monitor={self.monitor!r} is no column of an epoch: choose one of {sorted(known)}")
         higher = self._metrics.higher_is_better(name)
         mode = config.monitor_mode
         self.stopping.mode = mode if mode != "auto" else "max" if higher else "min"

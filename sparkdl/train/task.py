@@ -17,7 +17,7 @@ import torch
 from sparkdl.errors import ConfigError
 from sparkdl.train.result import TrainResult
 
-__all__ = ["Parts", "Task", "TrainResult", "build_parts"]
+__all__ = ["Parts", "Task", "TrainResult", "build_parts", "check_optimizer", "takes_no_arguments"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,6 +150,16 @@ def _optimizer(task: Task, model: torch.nn.Module) -> torch.optim.Optimizer:
         given = _made("optimizer", given, model.parameters() if is_class else model)
     if not isinstance(given, torch.optim.Optimizer):
         raise ConfigError(f"optimizer is a {type(given).__name__}: give a torch.optim.Optimizer or what makes one")
+    check_optimizer(given, model)
+    return given
+
+
+def check_optimizer(given: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """Refuse an optimizer that cannot train ``model`` on several ranks.
+
+    Raises:
+        ConfigError: it is bound to another model, or needs a closure.
+    """
     own = {id(parameter) for parameter in model.parameters()}
     strangers = sum(id(p) not in own for group in given.param_groups for p in group["params"])
     if strangers:
@@ -163,7 +173,6 @@ def _optimizer(task: Task, model: torch.nn.Module) -> torch.optim.Optimizer:
             f"{type(given).__name__} evaluates the loss several times a step, which synchronised training does not: "
             "choose an optimizer whose step() needs no closure"
         )
-    return given
 
 
 def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -10,7 +10,15 @@ from pyspark.ml.feature import VectorAssembler
 from torch import nn
 
 import sparkdl
-from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError, StorageError
+from sparkdl.errors import (
+    BundleError,
+    ConfigError,
+    DataError,
+    IntegrityError,
+    PreflightError,
+    SchemaError,
+    StorageError,
+)
 from sparkdl.estimator import Store, TorchEstimator, TorchModel
 from sparkdl.shards.write import write_shards
 
@@ -141,6 +149,13 @@ def test_what_cannot_work_is_refused_before_a_rank_starts(frame, monkeypatch):
 
     monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
     bad(pd.DataFrame({"a": [1.0]}), regression(), SchemaError, r"not a pandas.*createDataFrame")
+    other = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
+    bad(frame, regression(optimizer=other), ConfigError, "2 parameters of the optimizer are not among the 2 of")
+    bad(frame, regression(monitor="accuracy"), ConfigError, r"monitor='accuracy' is no column .* \['loss'\]")
+    bad(frame, regression(monitor="val_loss"), ConfigError, "needs validation data")
+    bad(frame, regression(num_proc=3), PreflightError, "num_proc=3 ranks do not fit the cluster's 2")
+    bad(frame, regression(min_num_proc=1), ConfigError, "max_failures=0 allows none")
+    bad(frame, regression(loss=[nn.MSELoss()] * 2), ConfigError, "2 entries for 1 labels")
     bad(frame, regression(feature_cols=["a", "zz"]), SchemaError, "'zz' is missing")
     bad(frame, regression(feature_cols=["a", "b"]), ConfigError, r"cannot be called with features \(-1, 2\)")
     bad(frame, regression(loss=None), ConfigError, "loss is not given")
@@ -181,6 +196,10 @@ def test_estimator_model_and_pipeline_are_saved_and_loaded(frame, tmp_path):
     assert list((tmp_path / "pipeline").rglob("*.safetensors"))
     with pytest.raises(OSError, match="overwrite"):
         fitted.stages[1].save(str(tmp_path / "estimator"))
+    with pytest.raises(ConfigError, match=r"holds a saved TorchEstimator, not a TorchModel: call TorchEstimator.load"):
+        TorchModel.load(str(tmp_path / "estimator"))
+    with pytest.raises(StorageError, match="holds no saved TorchEstimator"):
+        TorchEstimator.load(str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "objects.json", "code.pkl", "bundle.json"])
@@ -300,6 +319,8 @@ def test_an_estimator_of_loose_parts_needs_the_same_word(tmp_path):
 
 def test_parquet_shards_and_a_run_that_resumes(frame, spark, tmp_path):
     store = Store.create(str(tmp_path))
+    with pytest.raises(StorageError, match=r"there is nothing at .*intermediate_train_data"):
+        regression(store=store).fit_on_parquet()
     frame.write.parquet(store.get_train_data_path())
     frame.limit(50).write.parquet(store.get_val_data_path())
     estimator = regression(store=store, run_id="r1", epochs=1, num_proc=1)

@@ -213,10 +213,10 @@ def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame,
 def test_after_a_failure_as_many_ranks_go_on_as_there_are_slots_but_not_fewer_than_the_least(spark):
     from sparkdl.estimator.fit import _ranks_left
 
-    assert _ranks_left(spark, 1, 1) == 1
-    assert _ranks_left(spark, 4, 2) == 2
+    assert _ranks_left(spark, 1, 1, 5) == 1
+    assert _ranks_left(spark, 4, 2, 5) == 2
     with pytest.raises(PreflightError, match=r"2 slots are left for at least 3 ranks: add workers or lower"):
-        _ranks_left(spark, 4, 3)
+        _ranks_left(spark, 4, 3, 5)
 
 
 class Total(nn.Module):

@@ -59,6 +59,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         ({"validation": 1.0}, r"does not lie in \[0, 1\)"),
         ({"validation": []}, "a fraction of the rows"),
         ({"backend": "mpi"}, "not one of"),
+        ({"backend": "solo"}, "not one of"),
         ({"backend": 3}, "SparkBackend"),
         ({"precision": "fp8"}, "not one of"),
         ({"feature_cols": ["a", "a"]}, "more than once"),
@@ -66,6 +67,8 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         ({"input_shapes": [[-1, -1]]}, "only the batch may be -1"),
         ({"loss_weights": [0.0]}, "nothing to learn"),
         ({"loss": 3}, "a function"),
+        ({"model": "net"}, "model='net' is a str: give a torch.nn.Module"),
+        ({"optimizer": "adam"}, "optimizer='adam' is a str: give a torch.optim.Optimizer"),
         ({"feature_dtypes": {"a": "complex64"}}, "not one of"),
         ({"gradient_compression": "int8"}, "not one of"),
         ({"max_grad_norm": 0}, "above 0"),
@@ -93,6 +96,8 @@ def test_refusals_hold_on_every_way_to_set_a_value():
     ):
         with pytest.raises(ConfigError, match="below 1"):
             attempt()
+    with pytest.raises(ConfigError, match="the key 'epochs', a str: give the Param"):
+        estimator.copy({"epochs": 2})
 
 
 @pytest.mark.parametrize(("ours", "alias"), ALIASES.items())

@@ -106,6 +106,17 @@ def test_an_integer_label_does_not_round_scores_and_the_rows_stay(frame):
     assert np.allclose(out["k__output"], expected(net, frame, ["n", *"abc"])[:, 0], atol=1e-5)
 
 
+def test_names_with_dots_are_names(frame):
+    dotted = frame.select(*(F.col(name).alias(f"t.{name}") for name in "abny"))
+    net = nn.Linear(3, 1)
+    vectors = dotted.withColumn("t.v", F.array("`t.a`", "`t.b`"))
+    model = TorchModel(model=net, feature_columns=["t.a", "t.b", "t.n"], label_columns=["t.y"])
+    out = model.transform(vectors).toPandas()
+    assert list(out.columns) == [*vectors.columns, "t.y__output"]
+    assert np.allclose(out["t.y__output"], expected(net, frame, "abn")[:, 0], atol=1e-5)
+    assert [list(row) for row in out["t.v"]] == out[["t.a", "t.b"]].to_numpy().tolist()
+
+
 def test_wrong_columns_are_refused_at_once(frame):
     with pytest.raises(SchemaError, match="'zz' is missing"):
         around(nn.Linear(1, 1), feature_columns=["zz"]).transform(frame)
