@@ -1,13 +1,13 @@
 """Launch -> first all-reduce -> every rank's value, on 2 ranks: ours beside horovod.spark.run and TorchDistributor.
 
 Every contender is a process of its own with a ``local[2]`` session that has run one Spark job without Python. Cold is
-the first launch of a session; warm the median of the later ones. The contenders take turns, one launch each, so that
-whatever else the machine does meets them all. Ours runs as the README advises, with prewarmed Python workers, and again
-with Spark's default workers.
+the first launch of a session; warm the median of the later ones. The contenders take turns, a session each, so that
+whatever else the machine does meets them all, and a round is only begun when there is time for it. Ours runs as the
+README advises, with prewarmed Python workers, and again with Spark's default workers.
 
-Each figure is printed as a JSON line when it stands, each ratio when both its sides do; also a script:
+Each figure is printed as a JSON line as it comes, the ratios at the end of each round; also a script:
 
-    python tests/bench/bench_launch.py --cold_rounds 3 --warm_rounds 4
+    python tests/bench/bench_launch.py --budget_seconds 220
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
@@ -153,27 +153,26 @@ def contenders() -> dict[str, Contender]:
     return found
 
 
-def measure(cold_rounds: int = 3, warm_rounds: int = 4) -> Iterator[dict[str, object]]:
-    """Yield a row for each contender whenever its figure changes, then a row for each pair."""
+def measure(budget_seconds: float = 220.0) -> Iterator[dict[str, object]]:
+    """Yield a row for each contender whenever its figures change, and for each pair at the end of each round."""
     everybody = contenders()
     seconds = {which: {name: [] for name in everybody} for which in ("cold", "warm")}
-    with ExitStack() as sessions:
-        for turn in range(cold_rounds):
-            for name, contender in everybody.items():
-                last = turn == cold_rounds - 1  # These sessions stay for the warm launches.
-                with ExitStack() as alone:
-                    (sessions if last else alone).enter_context(contender)
-                    seconds["cold"][name].append(contender.launch())
+    began = time.monotonic()
+    longest = 0.0
+    while time.monotonic() - began + longest < budget_seconds:
+        round_began = time.monotonic()
+        for name, contender in everybody.items():
+            with contender:
+                seconds["cold"][name].append(contender.launch())
                 yield _row("cold", name, seconds)
-        for _ in range(warm_rounds):
-            for name, contender in everybody.items():
                 launches = 1 if name in PEERS else OUR_LAUNCHES_A_TURN
                 seconds["warm"][name] += [contender.launch() for _ in range(launches)]
                 yield _row("warm", name, seconds)
-    for which in ("cold", "warm"):
-        for name in everybody:
-            if name not in PEERS:
-                yield from (_row(which, name, seconds, peer) for peer in PEERS)
+        longest = max(longest, time.monotonic() - round_began)
+        for which in ("cold", "warm"):
+            for name in everybody:
+                if name not in PEERS:
+                    yield from (_row(which, name, seconds, peer) for peer in PEERS)
 
 
 def _row(which: str, name: str, seconds: dict[str, dict[str, list[float]]], peer: str = "") -> dict[str, object]:
@@ -208,7 +207,6 @@ def test_launch():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cold_rounds", type=int, default=3, help="fresh sessions of each contender")
-    parser.add_argument("--warm_rounds", type=int, default=4, help="turns of warm launches")
+    parser.add_argument("--budget_seconds", type=float, default=220.0, help="after which no round is begun")
     for line in measure(**vars(parser.parse_args())):
         print(json.dumps(line), flush=True)
