@@ -251,6 +251,11 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         for name in ("start_timeout_seconds", "timeout_seconds", "silence_seconds", "log_kib_per_second"):
             value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            require(
+                number or (value is None and name == "timeout_seconds"),
+                f"{name}={value!r} is a {type(value).__name__}: give a number",
+            )
             require(value is None or value > 0, f"{name}={value} must be above 0: leave it out for the default")
         require(self.stop_grace_seconds >= 0, f"stop_grace_seconds={self.stop_grace_seconds} must not be negative")
         require(

@@ -99,6 +99,7 @@ def run(
     unknown = sorted(set(settings) - set(RunSettings.__annotations__))
     if unknown:
         raise ConfigError(f"run() has no keyword {', '.join(unknown)}: it has {', '.join(RunSettings.__annotations__)}")
+    _check_call(fn, args, kwargs, num_proc)
     config = _config(env, use_gpu, settings)
     services, preload = _services(backend)
     settled: dict[str, Any] = {"config": config, "services": services, "preload": preload}
@@ -205,6 +206,20 @@ def _with_loader(
     return fn(ShardedDataset(uri, config=config).loader(world=World.from_env(), **reading), *args, **kwargs)
 
 
+def _check_call(fn: Any, args: Any, kwargs: Any, num_proc: Any) -> None:
+    if not callable(fn):
+        raise ConfigError(f"fn={fn!r} is a {type(fn).__name__}: give the function that every rank is to run")
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise ConfigError(f"args={args!r} is a {type(args).__name__}: give a tuple, for one argument args=(value,)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ConfigError(f"kwargs={kwargs!r} is a {type(kwargs).__name__}: give a dict of keyword arguments")
+    if num_proc is not None and (not isinstance(num_proc, int) or isinstance(num_proc, bool) or num_proc == 0):
+        raise ConfigError(
+            f"num_proc={num_proc!r} is no number of ranks: give one above 0, one below 0 for processes of this host, "
+            f"or None for every slot"
+        )
+
+
 def _config(env: Mapping[str, str] | None, use_gpu: bool | None, settings: RunSettings) -> LaunchConfig:
     from dataclasses import replace
 
@@ -218,6 +233,8 @@ def _config(env: Mapping[str, str] | None, use_gpu: bool | None, settings: RunSe
         if keyword in settings:
             changes[name] = settings[keyword]  # type: ignore[literal-required]
     if env is not None:
+        if not isinstance(env, Mapping):
+            raise ConfigError(f"env={env!r} is a {type(env).__name__}: give a dict of variables")
         changes["env"] = {**config.env, **env}
     if use_gpu is not None:
         changes["gpus_per_rank"] = (config.gpus_per_rank or 1) if use_gpu else 0

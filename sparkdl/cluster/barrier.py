@@ -328,4 +328,4 @@ class _Job:
         crash = text.find("Fatal Python error")
         if crash >= 0:
             return text[crash : crash + 4000].partition("\tat ")[0].strip()
-        return "it exited, was killed, or ran out of memory (its executor's log may say more)"
+        return "it exited, crashed, was killed, or ran out of memory (a crash leaves its stack in the executor's log)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import io
 import os
 import select
@@ -102,12 +103,18 @@ class Capture:
         os.close(write_end)
         # Streams over the bare descriptors 1 and 2: a logging handler that keeps one still works after the block.
         sys.stdout, sys.stderr = (_line_buffered(descriptor) for descriptor in (1, 2))
+        # The stack of a crash must not go into a pipe that nobody reads any more; Spark may have a place for it.
+        self._shows_crashes = not faulthandler.is_enabled()
+        if self._shows_crashes:
+            faulthandler.enable(self._saved[1])
         self._reader = threading.Thread(target=self._read, name="sparkdl-capture", daemon=True)
         self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         _flush()
+        if self._shows_crashes:
+            faulthandler.disable()
         sys.stdout, sys.stderr = self._streams
         for descriptor, saved in zip((1, 2), self._saved, strict=True):
             os.dup2(saved, descriptor)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sparkdl.cluster.memory import look
 from sparkdl.cluster.services import Service
 from sparkdl.cluster.wire import Connection
@@ -162,7 +164,7 @@ class Link:
                     self._stop(float(message["grace_seconds"]))
         except (OSError, ClusterError):
             if not self._leaving and self._ordered.is_set():
-                os._exit(EXIT_DRIVER_GONE)
+                _leave_now(EXIT_DRIVER_GONE)
         finally:
             self._leaving = True
             for event in (self._ordered, self._done, self._released):
@@ -180,7 +182,7 @@ class Link:
 
     def _end(self, grace_seconds: float) -> None:
         if not self._released.wait(grace_seconds):
-            os._exit(EXIT_STOPPED)
+            _leave_now(EXIT_STOPPED)
 
     def _beat(self) -> None:
         """Give signs of life, more often while memory comes and goes: the last one before a kill should say why."""
@@ -192,6 +194,14 @@ class Link:
             if moved or time.monotonic() >= next_beat:
                 self.send({"kind": "beat", "time": time.time(), "memory": memory, "where": stack_of(self._at_work)})
                 told, next_beat = memory, time.monotonic() + self._beat_seconds
+
+
+def _leave_now(code: int) -> None:
+    """End this process and whatever its function has started, without another word."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(code)
 
 
 def stack_of(thread: int | None) -> str:

@@ -154,11 +154,10 @@ class _Processes:
         self.cancel()
 
     def cancel(self) -> None:
-        """Kill what still runs, with all that it started in its session."""
+        """Kill what still runs, and all that the ranks have started in their sessions and left behind."""
         for process in self._processes:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for thread in self._threads:
             thread.join(timeout=5)

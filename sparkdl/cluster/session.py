@@ -49,18 +49,26 @@ def cluster_facts(spark: Session, profile: Any = None) -> ClusterFacts:
     Args:
         spark: the session.
         profile: the JVM's resource profile that the ranks will run under; None takes the default one.
+
+    Raises:
+        PreflightError: the session has been stopped.
     """
     master = _setting(spark, "spark.master", "") or None
     facts: dict[str, Any] = {
         "master": master,
-        "dynamic_allocation": _setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true",
+        # Spark ignores the setting where the driver is the only executor, and cluster-wide defaults often set it.
+        "dynamic_allocation": not is_local(spark)
+        and _setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true",
         "task_cpus": int(_setting(spark, "spark.task.cpus", "1")),
         "task_gpus": float(_setting(spark, "spark.task.resource.gpu.amount", "0")),
     }
     if is_connect(spark):
         match = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master or "")
         return ClusterFacts(**facts, slots=int(match[1]) if match else None)
-    scheduler: Any = spark.sparkContext._jsc.sc()  # The one place that looks behind the session.
+    behind: Any = spark.sparkContext._jsc  # The one place that looks behind the session.
+    if behind is None:
+        raise PreflightError("this Spark session has been stopped: make a new one with SparkSession.builder")
+    scheduler = behind.sc()
     default = scheduler.resourceProfileManager().defaultResourceProfile()
     if profile is not None:
         scheduler.resourceProfileManager().addResourceProfile(profile)

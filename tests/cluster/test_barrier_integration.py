@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -56,11 +57,18 @@ def hang():
             print("not listening")
 
 
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def gone_within(pids, seconds=15.0):
     deadline = time.monotonic() + seconds
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not any(psutil.pid_exists(pid) for pid in pids)
+    return not any(map(is_alive, pids))
 
 
 def test_every_rank_knows_its_place(spark):
@@ -358,20 +366,21 @@ def test_a_function_that_hangs_is_ended_at_its_timeout(spark):
     def stay(world):
         observe.emit("pid", pid=os.getpid())
         if world.rank == 1:
+            observe.emit("child", pid=subprocess.Popen(["sleep", "300"]).pid)
             print("so far")
             hang()
 
     def heard(event):
-        pids[event["rank"]] = event["pid"]
+        pids[event["kind"], event["rank"]] = event["pid"]
 
     with pytest.raises(LaunchTimeoutError, match="rank 1 of 2 did not return within 1 s") as caught:
         barrier.launch(spark, stay, num_proc=2, config=config, on_event=heard)
-    assert len(pids) == 2
+    assert len(pids) == 3
     assert caught.value.rank == 1
     assert caught.value.log_tail[0] == "so far"
     assert caught.value.rank_traceback.splitlines()[0].endswith("in stay")
     assert "time.sleep(1)" in caught.value.rank_traceback
-    assert gone_within([pids[1]])
+    assert gone_within([pids["pid", 1], pids["child", 1]])
 
 
 def test_a_stage_of_another_size_is_refused(spark, monkeypatch):
@@ -480,8 +489,13 @@ def test_a_port_that_is_taken_disturbs_nobody(spark):
         assert run(functools.partial(int, "4"), num_proc=2, spark=spark, log_to_driver=False) == [4, 4]
 
 
-def test_unknown_keywords_and_backends_are_refused(spark):
-    with pytest.raises(ConfigError, match="no keyword verbose"):
-        run(lambda: None, num_proc=2, spark=spark, verbose=1)
-    with pytest.raises(ConfigError, match="backend='mpi' is not one of"):
-        run(lambda: None, num_proc=2, spark=spark, backend="mpi")
+def test_a_session_that_was_stopped_is_told_as_one():
+    class Stopped:
+        class conf:
+            get = staticmethod(lambda name, default=None: default)
+
+        class sparkContext:
+            _jsc = None
+
+    with pytest.raises(PreflightError, match="this Spark session has been stopped"):
+        run(lambda: 1, num_proc=2, spark=Stopped())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import re
@@ -19,7 +20,7 @@ import pytest
 from sparkdl import observe
 from sparkdl.cluster import local
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import ClusterError, LaunchTimeoutError, PreflightError, RankFailedError
+from sparkdl.errors import ClusterError, ConfigError, LaunchTimeoutError, PreflightError, RankFailedError
 from sparkdl.runner import run
 
 QUICK = LaunchConfig(stop_grace_seconds=0.3, log_to_driver=False)
@@ -30,6 +31,13 @@ def _no_process_is_left():
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def hang():
@@ -45,7 +53,7 @@ def hang():
     [
         (lambda: os._exit(3), "exit code 3"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL, which is also .* memory runs out"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by SIGSEGV"),
+        (lambda: ctypes.string_at(0), r"killed by SIGSEGV\n(.*\n)*.*Segmentation fault\n(.*\n)*.* in die\n"),
     ],
 )
 def test_a_rank_that_dies_is_named_with_how_it_ended(end, words):
@@ -147,6 +155,49 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_the_reaso
     assert "killed a process there for want of memory" in caught.value.cause
     assert "in eat" in caught.value.rank_traceback
     assert caught.value.log_tail == ("hungry",)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_what_a_rank_has_started_ends_with_it(returns, tmp_path):
+    def start(world):
+        child = subprocess.Popen(["sleep", "300"])
+        (tmp_path / str(world.rank)).write_text(str(child.pid))
+        return None if returns else hang()
+
+    config = LaunchConfig(timeout_seconds=1.0, stop_grace_seconds=0.3, log_to_driver=False)
+    if returns:
+        local.launch(start, num_proc=2, config=config)
+    else:
+        with pytest.raises(LaunchTimeoutError):
+            local.launch(start, num_proc=2, config=config)
+    deadline = time.monotonic() + 10
+    pids = [int((tmp_path / str(rank)).read_text()) for rank in (0, 1)]
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"fn": 5}, "fn=5 is a int: give the function"),
+        ({"args": "ab"}, r"args='ab' is a str: give a tuple, for one argument args=\(value,\)"),
+        ({"args": 7}, "args=7 is a int: give a tuple"),
+        ({"kwargs": [1]}, r"kwargs=\[1\] is a list: give a dict"),
+        ({"num_proc": 0}, "num_proc=0 is no number of ranks"),
+        ({"num_proc": True}, "num_proc=True is no number of ranks"),
+        ({"num_proc": 2.0}, "num_proc=2.0 is no number of ranks"),
+        ({"env": ["A=1"]}, r"env=\['A=1'\] is a list: give a dict"),
+        ({"env": {"A": 1}}, "values that are not strings"),
+        ({"timeout": "5"}, "timeout_seconds='5' is a str: give a number"),
+        ({"start_timeout": None}, "start_timeout_seconds=None is a NoneType: give a number"),
+        ({"backend": "mpi"}, "backend='mpi' is not one of"),
+        ({"verbose": 1}, "no keyword verbose"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        run(**{"fn": lambda: None, "num_proc": -2, **wrong})
 
 
 def test_of_ranks_that_hang_the_one_the_others_wait_for_is_named():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.cluster.gather import _marked, failure_in
-from sparkdl.cluster.session import as_cluster_error
+from sparkdl.cluster.session import as_cluster_error, cluster_facts
 from sparkdl.cluster.supervise import is_follow_up
 from sparkdl.errors import CancelledError, ClusterError, PreflightError, RankFailedError
 
@@ -27,6 +27,18 @@ def test_known_messages_become_typed_errors_with_a_remedy(text, kind, words):
     assert type(error) is kind
     assert words in str(error)
     assert error.__cause__ is original
+
+
+def test_dynamic_allocation_matters_only_where_spark_heeds_it():
+    class Settings(dict):
+        def get(self, name, default=None):
+            return super().get(name, default)
+
+    Session = type("Session", (), {"__module__": "pyspark.sql.connect.session"})
+    for master, heeded in (("local[2]", False), ("local-cluster[2,1,512]", True), ("yarn", True)):
+        session = Session()
+        session.conf = Settings({"spark.master": master, "spark.dynamicAllocation.enabled": "true"})
+        assert cluster_facts(session).dynamic_allocation is heeded
 
 
 def test_what_is_not_sparks_stays_as_it_is():
