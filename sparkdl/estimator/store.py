@@ -69,7 +69,7 @@ class Store:
         """Make a store at a path or URI; the folder itself appears with the first file.
 
         Args:
-            prefix_path: of a filesystem that the driver and every worker reach.
+            prefix_path: of a filesystem that the driver and every worker reach; ``dbfs:/x`` is its mount ``/dbfs/x``.
             options: ``keep_shards``, ``train_path``, ``val_path``, ``runs_path``, ``save_runs``.
 
         Raises:
@@ -79,7 +79,10 @@ class Store:
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ConfigError(f"Store.create takes no option {unknown[0]!r}: choose among {', '.join(known)}")
-        return Store(prefix_path=os.fspath(prefix_path), **options)
+        prefix = os.fspath(prefix_path)
+        if prefix.startswith("dbfs:/"):
+            prefix = f"/dbfs/{prefix.removeprefix('dbfs:/').lstrip('/')}"
+        return Store(prefix_path=prefix, **options)
 
     def shards_uri(self, key: str) -> str:
         """Where the shard set of ``key`` lies."""

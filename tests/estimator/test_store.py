@@ -13,6 +13,11 @@ def test_everything_lies_below_the_prefix_under_horovods_names(tmp_path):
     assert Store.create(str(tmp_path), train_path="/elsewhere").get_train_data_path() == "/elsewhere"
 
 
+@pytest.mark.parametrize("prefix", ["dbfs:/mnt/x", "dbfs:///mnt/x", "/dbfs/mnt/x"])
+def test_databricks_own_paths_are_those_of_its_mount(prefix):
+    assert Store.create(prefix).get_runs_path() == "/dbfs/mnt/x/runs"
+
+
 def test_a_bad_option_or_name_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no option 'save'"):
         Store.create(str(tmp_path), save=True)
