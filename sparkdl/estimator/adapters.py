@@ -60,7 +60,7 @@ def adapted_metrics(given: Any, labels: Sequence[str]) -> dict[str, Any]:
         labels: the label columns.
 
     Raises:
-        ConfigError: a group has neither one entry nor one a label.
+        ConfigError: a group has neither one entry nor one a label, or an entry is nothing that computes.
     """
     if not given:
         return {}
@@ -76,6 +76,11 @@ def adapted_metrics(given: Any, labels: Sequence[str]) -> dict[str, Any]:
                 f"a group of metrics has {len(entries)} entries for {len(labels)} labels: give one, or one a label"
             )
         for label, entry in zip(labels, entries * len(labels), strict=False):
+            if not (callable(entry) or _is_metric(entry)):
+                raise ConfigError(
+                    f"metrics holds {entry!r}, a {type(entry).__name__}: give torchmetrics objects, or functions of "
+                    "(output, label)"
+                )
             name = _fresh(_name_of(entry), by_label[label])
             by_label[label][name] = entry if _is_metric(entry) else LikeOutput(entry)
     return by_label[labels[0]] if len(labels) == 1 else by_label

@@ -26,6 +26,7 @@ __all__ = [
     "compile_mode",
     "compression",
     "dtypes",
+    "edit_fields",
     "function",
     "functions",
     "integer",
@@ -158,6 +159,17 @@ def shapes(name: str, value: Any) -> list[list[int]]:
             raise ConfigError(f"{name} holds {list(shape)}: only the batch may be -1, the other sizes are 1 or more")
         found.append(list(shape))
     return found
+
+
+def edit_fields(name: str, value: Any) -> list[tuple[Any, ...]]:
+    """Columns that a transformation makes: (name, numpy dtype, shape, nullable) each."""
+    good = isinstance(value, Sequence) and not isinstance(value, str)
+    for one in value if good else [value]:
+        if not isinstance(one, Sequence) or isinstance(one, str) or len(one) != 4:
+            raise _wrong(
+                name, one, "a list of (name, numpy dtype, shape, nullable), such as [('x', 'float32', (), True)]"
+            )
+    return [tuple(one) for one in value]
 
 
 def function(name: str, value: Any) -> Callable[..., Any]:

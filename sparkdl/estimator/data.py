@@ -180,14 +180,16 @@ def _both(
     for part, future in parts.items():
         error = future.exception()
         results[part] = error if error is not None else future.result()
-    train, validation = results["train"], results["validation"]
-    if isinstance(train, BaseException):
-        raise train
-    if isinstance(validation, DataError) and "0 rows" in str(validation):
-        return train, Manifest(rows=0, bytes=0, shards=(), tensors=())
-    if isinstance(validation, BaseException):
-        raise validation
-    return train, validation
+    return _or_empty(results["train"]), _or_empty(results["validation"])
+
+
+def _or_empty(written: Manifest | BaseException) -> Manifest:
+    """What was written; a part without rows is refused later, by an error that knows of the split."""
+    if isinstance(written, DataError) and "0 rows" in str(written):
+        return Manifest(rows=0, bytes=0, shards=(), tensors=())
+    if isinstance(written, BaseException):
+        raise written
+    return written
 
 
 def _inheriting(df: DataFrame, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,13 +243,16 @@ def _transformed(params: CheckedParams, df: DataFrame) -> DataFrame:
     for edit in edits or ():
         name, dtype, shape, nullable = edit
         fields[name] = T.StructField(name, _spark_type(name, dtype, tuple(shape or ())), bool(nullable))
-    names = list(fields)
+    given, names = df.columns, list(fields)
 
     def apply(frames: Any) -> Any:
         for frame in frames:
+            frame.columns = given
             yield function(frame)[names]
 
-    return df.mapInPandas(apply, T.StructType(list(fields.values())))
+    # Spark's mapInPandas takes a dot in a name for a path into a struct.
+    plain = df.toDF(*(f"column_{n}" for n in range(len(given))))
+    return plain.mapInPandas(apply, T.StructType(list(fields.values())))
 
 
 def _spark_type(name: str, dtype: Any, shape: tuple[Any, ...]) -> T.DataType:

@@ -160,8 +160,11 @@ def train(params: CheckedParams, prepared: Prepared, parcel: Parcel, spark: Spar
 
 
 def _check_parts(job: RankJob, model: torch.nn.Module) -> None:
-    """Refuse an optimizer that is not the model's, and a monitor that no epoch will have."""
+    """Refuse a model with nothing to train, an optimizer that is not its own, a monitor that no epoch will have."""
     task = job.task
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        count = sum(1 for _ in model.parameters())
+        raise ConfigError(f"0 of the model's {count} parameters require a gradient: unfreeze what shall be trained")
     if isinstance(task.optimizer, torch.optim.Optimizer):
         check_optimizer(task.optimizer, model)
     metrics = MetricSet(task.metrics, task.labels, torch.device("cpu"))

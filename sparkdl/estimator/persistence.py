@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from sparkdl.estimator.estimator import TorchEstimator
     from sparkdl.estimator.model import TorchModel
 
-__all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter"]
+__all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "StageWriter"]
 
 _SECTION = "sparkdl"
 
 
-class _Writer(MLWriter):
+class StageWriter(MLWriter):
     """Refuses or replaces what is there, without a JVM: it works on Spark Connect, too."""
 
     _stage = ""
@@ -75,7 +75,7 @@ class _Writer(MLWriter):
         )
 
 
-class EstimatorWriter(_Writer):
+class EstimatorWriter(StageWriter):
     """Writes an estimator."""
 
     _stage = "TorchEstimator"
@@ -138,7 +138,7 @@ class EstimatorReader(MLReader["TorchEstimator"]):
         return instance
 
 
-class ModelWriter(_Writer):
+class ModelWriter(StageWriter):
     """Writes a fitted model."""
 
     _stage = "TorchModel"

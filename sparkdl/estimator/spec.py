@@ -115,7 +115,7 @@ _COLUMNS = (
           effect="Dtype of a column's tensor; by default floats take the model's dtype and integers stay integers."),
     _horovod("transformation_fn", None, "function", c.function, json=False,
           effect="From a pandas DataFrame to one, applied once, while shards are written."),
-    _horovod("transformation_edit_fields", None, "list of 4-tuples", c.any_value, json=False,
+    _horovod("transformation_edit_fields", None, "list of 4-tuples", c.edit_fields, json=False,
           effect="(name, numpy dtype, shape, nullable) of each column that transformation_fn adds or changes."),
     _horovod("transformation_removed_fields", None, "list of columns", c.columns,
           effect="Columns that transformation_fn removes."),

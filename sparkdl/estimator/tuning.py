@@ -30,6 +30,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator.checks import check_frame
 from sparkdl.estimator.estimator import TorchEstimator
 from sparkdl.estimator.fits import GridFits
+from sparkdl.estimator.persistence import StageWriter
 from sparkdl.observe import logger
 
 __all__ = ["CrossValidator"]
@@ -89,12 +90,24 @@ class CrossValidator(tuning.CrossValidator):
                 )
 
     def write(self) -> MLWriter:
-        """Return Spark's writer of a search: ``write().overwrite().save(path)``.
+        """Return a writer: ``write().overwrite().save(path)``."""
+        return _SearchWriter(self)
 
-        Raises:
-            ConfigError: the grid holds a value that Spark cannot write.
-        """
-        for param, value in (pair for one in self.getEstimatorParamMaps() for pair in one.items()):
+    @classmethod
+    def read(cls) -> tuning.CrossValidatorReader:
+        """Return a reader: ``read().load(path)``."""
+        return _SearchReader(cls)
+
+
+class _SearchWriter(StageWriter):
+    """Writes a search as Spark does, beside what is there already."""
+
+    def __init__(self, instance: CrossValidator) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def _check(self) -> None:
+        for param, value in (pair for one in self._instance.getEstimatorParamMaps() for pair in one.items()):
             try:
                 json.dumps(None if isinstance(value, MLWritable) else value)
             except TypeError as cause:
@@ -102,12 +115,10 @@ class CrossValidator(tuning.CrossValidator):
                     f"estimatorParamMaps holds {param.name}={value!r}, and Spark writes grids as JSON ({cause}): save "
                     "the estimator and the best model instead"
                 ) from cause
-        return tuning.CrossValidatorWriter(self)
 
-    @classmethod
-    def read(cls) -> tuning.CrossValidatorReader:
-        """Return a reader: ``read().load(path)``."""
-        return _SearchReader(cls)
+    def saveImpl(self, path: str) -> None:
+        """Write estimator, evaluator and grid."""
+        tuning.CrossValidatorWriter(self._instance).session(self.sparkSession).saveImpl(path)
 
 
 class _SearchReader(tuning.CrossValidatorReader):

@@ -106,3 +106,5 @@ def test_horovods_groups_of_metrics_become_named_ones():
     assert adapted_metrics(None, ["y"]) == {}
     with pytest.raises(ConfigError, match="one, or one a label"):
         adapted_metrics([[mae, mae]], ["a", "b", "c"])
+    with pytest.raises(ConfigError, match="metrics holds 'mse', a str: give torchmetrics objects"):
+        adapted_metrics(["mse"], ["y"])

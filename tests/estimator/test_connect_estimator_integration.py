@@ -15,7 +15,11 @@ import json, sys
 import torch
 from torch import nn
 from pyspark.sql import SparkSession, functions as F
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.tuning import ParamGridBuilder
 from sparkdl import TorchEstimator, TorchModel
+from sparkdl.estimator import CrossValidator
 
 session = SparkSession.builder.remote("local[2]").getOrCreate()
 assert type(session).__module__.startswith("pyspark.sql.connect")
@@ -31,19 +35,29 @@ error = scored.select(F.avg(F.abs(F.col("y") - F.col("y__output")))).first()[0]
 model.write().session(session).overwrite().save(sys.argv[1] + "/model")
 again = TorchModel.read().session(session).load(sys.argv[1] + "/model").transform(df)
 same = again.select(F.avg(F.abs(F.col("y") - F.col("y__output")))).first()[0]
-print("RESULTS " + json.dumps([error, same, model.summary.num_proc, scored.dtypes[-1]]))
+evaluator = RegressionEvaluator(labelCol="y", predictionCol="y__output")
+estimator = TorchEstimator(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), loss=nn.MSELoss(),
+                           feature_cols=list("abc"), label_cols=["y"], num_proc=1, verbose=0, store=sys.argv[1])
+grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 4]).build()
+search = CrossValidator(estimator=Pipeline(stages=[estimator]), estimatorParamMaps=grid, evaluator=evaluator,
+                        numFolds=2, parallelism=2)
+search.save(sys.argv[1] + "/search")
+search.write().overwrite().save(sys.argv[1] + "/search")
+metrics = [float(one) for one in CrossValidator.load(sys.argv[1] + "/search").fit(df).avgMetrics]
+print("RESULTS " + json.dumps([error, same, model.summary.num_proc, scored.dtypes[-1], metrics]))
 session.stop()
 """
 
 
 @pytest.mark.slow
-def test_fit_transform_save_and_load(tmp_path):
+def test_fit_transform_search_save_and_load(tmp_path):
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
     assert "RESULTS" in done.stdout, done.stderr[-6000:]
-    error, same, ranks, column = json.loads(done.stdout.rpartition("RESULTS ")[2].splitlines()[0])
+    error, same, ranks, column, metrics = json.loads(done.stdout.rpartition("RESULTS ")[2].splitlines()[0])
     assert error < 0.1
     assert same == pytest.approx(error, rel=1e-6)
     assert ranks == 2
     assert column == ["y__output", "float"]
+    assert metrics[1] < metrics[0]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler
+from pyspark.sql import functions as F_
 from torch import nn
 
 import sparkdl
@@ -151,6 +152,10 @@ def test_what_cannot_work_is_refused_before_a_rank_starts(frame, monkeypatch):
     bad(pd.DataFrame({"a": [1.0]}), regression(), SchemaError, r"not a pandas.*createDataFrame")
     other = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
     bad(frame, regression(optimizer=other), ConfigError, "2 parameters of the optimizer are not among the 2 of")
+    frozen = nn.Linear(4, 1).requires_grad_(False)
+    bad(frame, regression(model=frozen, optimizer=torch.optim.SGD), ConfigError, "0 of the model's 2 parameters")
+    everything = frame.withColumn("all", F_.lit(True))
+    bad(everything, regression(validation="all"), DataError, r"training data has 0 rows.*validation column")
     bad(frame, regression(monitor="accuracy"), ConfigError, r"monitor='accuracy' is no column .* \['loss'\]")
     bad(frame, regression(monitor="val_loss"), ConfigError, "needs validation data")
     bad(frame, regression(num_proc=3), PreflightError, "num_proc=3 ranks do not fit the cluster's 2")

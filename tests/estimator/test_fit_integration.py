@@ -185,7 +185,8 @@ def test_transformations_are_applied_before_rows_become_shards(frame):
         def forward(self, a, wide):
             return self.layer(torch.cat([a / 10, wide], dim=1))
 
-    assert estimator(Net(), num_proc=1, **given).fit(frame).summary.metrics["loss"] < 3
+    dotted = frame.withColumn("not.used", frame["a"])
+    assert estimator(Net(), num_proc=1, **given).fit(dotted).summary.metrics["loss"] < 3
     with pytest.raises(ConfigError, match="give one, too"):
         estimator(transformation_removed_fields=["c"]).fit(frame)
 

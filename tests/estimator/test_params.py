@@ -79,6 +79,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         ({"reader_pool_type": "process"}, "train_reader_num_workers"),
         ({"inmemory_cache_all": True}, "mapped into memory"),
         ({"shuffle": 1}, "True or False"),
+        ({"transformation_edit_fields": ["z"]}, "transformation_edit_fields='z' is a str: give a list of"),
     ],
 )
 def test_a_value_that_does_nothing_or_cannot_be_meant_is_refused(given, message):

@@ -164,6 +164,7 @@ def test_a_search_is_saved_and_loaded_before_it_was_fitted(spark, tmp_path):
         parallelism=2,
     )
     search.save(str(tmp_path / "search"))
+    search.write().overwrite().save(str(tmp_path / "search"))
     again = CrossValidator.load(str(tmp_path / "search"))
     assert type(again) is CrossValidator
     assert (again.uid, again.getNumFolds(), again.getParallelism()) == (search.uid, 4, 2)
