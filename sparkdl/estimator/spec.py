@@ -193,7 +193,7 @@ _RUN = (
     _ours("max_failures", 0, "attempts", c.integer(0),
           effect="Failed attempts after which fit gives up; each new attempt resumes from the last checkpoint."),
     _ours("min_num_proc", None, "ranks", c.integer(1),
-          effect="After a failure go on with as few ranks as this if slots are gone; num_proc by default."),
+          effect="After a failure go on with as few ranks as this if slots stay away for 10 s; num_proc by default."),
     _ours("timeout", None, "seconds", c.number(0, exclusive=True),
           effect="How long a fit may wait for slots and for its ranks to start; 600 by default."),
     _ours("transform_batch_size", 4096, "rows", c.integer(1),
