@@ -46,9 +46,11 @@ def test_a_loose_module_travels_with_the_model(loose, tmp_path):
     registered = cloudpickle.list_registry_pickle_by_value()
     parcel = pack(model)
     assert parcel.modules == ()
+    again = pack([model], like=parcel)  # of the same code, not looked through a second time
+    assert again.loose == parcel.loose == ("loose_module",)
     file = tmp_path / "parcel"
-    file.write_bytes(pickle.dumps(parcel))
-    script = f"import pickle, torch; print(pickle.load(open({str(file)!r}, 'rb')).open()(torch.ones(1, 2)).item())"
+    file.write_bytes(pickle.dumps(again))
+    script = f"import pickle, torch; print(pickle.load(open({str(file)!r}, 'rb')).open()[0](torch.ones(1, 2)).item())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/", check=True)
     assert float(done.stdout) == pytest.approx(model(torch.ones(1, 2)).item(), rel=1e-5)
     assert cloudpickle.list_registry_pickle_by_value() == registered
