@@ -86,7 +86,7 @@ class Link:
         self._released = threading.Event()
         self._state = threading.Lock()
         self._running = self._leaving = self.stopped = False
-        self._at_work: int | None = None
+        self._at_work = threading.get_ident()
         threading.Thread(target=self._listen, name="sparkdl-link-listen", daemon=True).start()
 
     def introduce(self, hello: Mapping[str, Any]) -> None:
@@ -204,9 +204,9 @@ def _leave_now(code: int) -> None:
     os._exit(code)
 
 
-def stack_of(thread: int | None) -> str:
+def stack_of(thread: int) -> str:
     """Return the stack of ``thread``, which runs a rank's function, as far as it is the function's own."""
-    frame = sys._current_frames().get(thread or 0)
+    frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame) if frame is not None else []
     ours = [number for number, entry in enumerate(stack) if Path(entry.filename).parent == Path(__file__).parent]
     return "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :]))

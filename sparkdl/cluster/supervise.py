@@ -162,9 +162,11 @@ class Supervisor:
         self._ask(slots)
         late = sorted((self._seats[slot] for slot in slots), key=lambda seat: seat.rank)
         first = min(late, key=lambda seat: (is_waiting(seat.where), seat.rank))
+        ranks = "rank " if len(late) == 1 else "ranks "
+        ranks += ", ".join(str(seat.rank) for seat in late)
         return LaunchTimeoutError(
-            f"rank {', '.join(str(seat.rank) for seat in late)} of {self._num_proc} did not return within {limit:g} s "
-            f"and was ended: raise timeout, or find out what rank {first.rank} waits for",
+            f"{ranks} of {self._num_proc} did not return within {limit:g} s and had to be ended: raise timeout, or "
+            f"find out what rank {first.rank} waits for",
             first.rank,
             first.where,
             tuple(first.tail),

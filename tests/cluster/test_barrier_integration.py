@@ -166,6 +166,20 @@ def test_what_only_cloudpickle_carries_goes_both_ways(spark):
         assert type(made) is kind is Scale, "a class comes back as itself"
 
 
+@pytest.mark.slow
+def test_values_beyond_two_gigabytes_come_back_whole_through_tasks(spark):
+    def much(world):
+        import numpy
+
+        text = b"x" * ((1 << 31) + 17) if world.rank == 0 else b""
+        return numpy.full((1 << 28) + 3, world.rank + 1, numpy.float64) if world.rank else text
+
+    text, array = barrier.launch(spark, much, num_proc=2, config=QUICK)
+    assert len(text) == (1 << 31) + 17
+    assert array.nbytes > 1 << 31
+    assert (array == 2.0).all()
+
+
 def test_what_cannot_be_sent_is_refused_before_a_job_starts(spark):
     for thing in (threading.Lock(), socket.socket(), spark, (n for n in "generator")):
         with pytest.raises(ConfigError, match=r"cannot be sent to the ranks .* inside the function"):
@@ -287,6 +301,7 @@ def test_memory_that_runs_out_is_a_failure_like_any_other(spark):
         barrier.launch(spark, eat, num_proc=2, config=QUICK)
 
 
+@pytest.mark.slow
 def test_a_rank_that_freezes_is_named_and_ended(spark):
     pids = {}
 

@@ -67,7 +67,9 @@ def hang(world):
     dist.all_reduce(torch.ones(1))
 
 from sparkdl.runner import _services
-attempt("timed out", hang, num_proc=2, config=LaunchConfig(timeout_seconds=5.0), services=_services("torch")[0])
+services, preload = _services("torch")
+config = LaunchConfig(timeout_seconds=5.0)
+attempt("timed out", hang, num_proc=2, config=config, services=services, preload=preload)
 
 def deaf(world):
     while True:
@@ -86,7 +88,8 @@ session.stop()
 def test_connect_with_and_without_a_channel(tmp_path):
     script = tmp_path / "client.py"
     script.write_text(SCRIPT)
-    env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    # Spark's own switch for a server on a free port instead of 15002.
+    env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_TESTING": "1"}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=env)
     assert "RESULTS" in done.stdout, done.stderr[-6000:]
     results = json.loads(done.stdout.rpartition("RESULTS ")[2])

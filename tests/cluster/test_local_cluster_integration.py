@@ -56,6 +56,19 @@ except RankFailedError as error:
     results["died"] = [error.rank, list(error.log_tail)]
 results["again"] = run(lambda: int(os.environ["RANK"]), num_proc=2)
 session.stop()
+
+session = (
+    SparkSession.builder.master("local-cluster[1,2,512]")
+    .config("spark.driver.memory", "512m").config("spark.executor.memory", "512m")
+    .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    .config("spark.dynamicAllocation.enabled", "true").config("spark.dynamicAllocation.shuffleTracking.enabled", "true")
+    .getOrCreate()
+)
+try:
+    run(reduce_all, num_proc=2)
+except PreflightError as error:
+    results["dynamic"] = str(error)
+session.stop()
 print("RESULTS " + json.dumps(results))
 """
 
@@ -75,3 +88,4 @@ def test_ranks_in_executors_of_their_own(tmp_path):
     assert "num_proc=3 ranks do not fit the cluster's 2 task slots" in results["refused"]
     assert results["died"] == [1, ["the last words"]]
     assert results["again"] == [0, 1]
+    assert "cannot run with spark.dynamicAllocation.enabled=true: set it to false" in results["dynamic"]
