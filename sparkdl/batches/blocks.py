@@ -88,8 +88,8 @@ class Blocks(ABC):
     def release(self, blocks: Iterable[int]) -> None:
         """Take back one ``request`` of each block.
 
-        Blocks that nobody uses stay in memory as long as they are no more than ``pool_bytes``; then the oldest leave,
-        so that what a rank occupies does not grow with the set.
+        Blocks that nobody uses stay in memory as long as they are no more than twice ``pool_bytes``; then the oldest
+        leave, so that what a rank occupies does not grow with the set.
         """
         with self._lock:
             for block in blocks:
@@ -98,7 +98,7 @@ class Blocks(ABC):
                     del self._users[block]
                     self._idle[block] = None
                     self._idle_bytes += self._where[block][1].bytes
-            while self._idle_bytes > self._config.pool_bytes:
+            while self._idle_bytes > 2 * self._config.pool_bytes:
                 oldest = next(iter(self._idle))
                 if not self._leave(oldest):
                     break

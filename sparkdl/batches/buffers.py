@@ -36,7 +36,6 @@ class BufferRing:
         self._pin_memory = pin_memory
         self._kept_bytes = 0
         self._buffers: dict[int, list[npt.NDArray[np.uint8]]] = {}
-        self._turn: dict[int, int] = {}
         self._lock = threading.Lock()
         self._idle_count = self._count([np.empty(1, np.uint8)], 0)
 
@@ -49,16 +48,21 @@ class BufferRing:
         """A uint8 tensor of ``size`` bytes of any content, aligned to 64 bytes where that is more than a page."""
         if self._pin_memory:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.from_numpy(self._buffer(size))[:size]
+
+    def numbers(self, count: int) -> npt.NDArray[np.int64]:
+        """An array of ``count`` numbers of any content; never page-locked."""
+        return self._buffer(8 * count)[: 8 * count].view(np.int64)
+
+    def _buffer(self, size: int) -> npt.NDArray[np.uint8]:
         slot = max(_LEAST, 1 << max(0, size - 1).bit_length())
         with self._lock:
             buffers = self._buffers.setdefault(slot, [])
-            for turn in range(len(buffers)):
-                position = (self._turn.get(slot, 0) + turn) % len(buffers)  # the oldest, which most likely is idle
+            for position in range(len(buffers)):  # always the same few, as long as they are idle: they are in a cache
                 if self._count(buffers, position) == self._idle_count:
-                    self._turn[slot] = position + 1
-                    return torch.from_numpy(buffers[position])[:size]
+                    return buffers[position]
             buffer = np.empty(slot, np.uint8)
             if self._kept_bytes + slot <= self.keep_bytes:
                 buffers.append(buffer)
                 self._kept_bytes += slot
-        return torch.from_numpy(buffer)[:size]
+        return buffer

@@ -25,14 +25,18 @@ import torch
 
 from sparkdl.batches.arena import Arena
 from sparkdl.batches.blocks import Blocks, is_ragged
+from sparkdl.batches.permute import Empty
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.shards.manifest import TensorSpec
 
-__all__ = ["Column", "Decoded", "Fixed", "RaggedColumn", "Tensors", "make_columns", "valid_name"]
+__all__ = ["Column", "Decoded", "Fixed", "Places", "RaggedColumn", "Tensors", "make_columns", "valid_name"]
 
 Ints = npt.NDArray[np.int64]
 Tensors = dict[str, torch.Tensor]
+Places = tuple[Ints, ...]
+"""Where rows lie: for fixed rows their element in the arena, for ragged ones their first element and their length."""
+
 Allocate = Callable[[int], "torch.Tensor"]
 """A function that returns a uint8 tensor of so many bytes, aligned for any dtype."""
 
@@ -77,8 +81,11 @@ class Column(Protocol):
 
     spec: TensorSpec
 
-    def gather(self, block: Ints, row: Ints, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
-        """Gather rows ``(block[i], row[i])`` in this order, as one dict of tensors for each step of ``sizes`` rows."""
+    def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
+        """Where the rows ``(block[i], row[i])`` lie, as arrays with an entry for each; ``empty`` may supply them."""
+
+    def gather(self, places: Places, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
+        """Gather the rows at some places, in this order, as one dict of tensors for each step of ``sizes`` rows."""
 
 
 def _dtypes(spec: TensorSpec) -> tuple[torch.dtype, torch.dtype]:
@@ -111,16 +118,21 @@ class Fixed:
         self._width = math.prod(spec.shape)
         self._view = views.rows(self._stored, self._width) if self._width else None
 
-    def gather(self, block: Ints, row: Ints, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
+    def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
+        """The element of the arena where each row starts."""
+        index = np.multiply(row, self._width, out=empty(row.size))
+        index += np.take(self._base, block, out=empty(row.size), mode="clip")
+        return (index,)
+
+    def gather(self, places: Places, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
         """Gather ``(rows, *shape)``."""
+        (index,) = places
         if self._view is None:
-            out = torch.empty((block.size, *self.spec.shape), dtype=self._dtype)
+            out = torch.empty((index.size, *self.spec.shape), dtype=self._dtype)
         else:
-            index = self._base.take(block)
-            index += row if self._width == 1 else row * self._width
             out = _gather(self._view, index, self._width, allocate).view(self._dtype)
             if len(self.spec.shape) != out.dim() - 1:
-                out = out.view(block.size, *self.spec.shape)
+                out = out.view(index.size, *self.spec.shape)
         return [{self.spec.name: part} for part in torch.split(out, list(sizes))]
 
 
@@ -133,7 +145,7 @@ class RaggedColumn:
         self._stored, self._dtype = _dtypes(spec)
         self._width = math.prod(spec.shape)
 
-    def extents(self, block: Ints, row: Ints) -> tuple[Ints, Ints]:
+    def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
         """Where each row starts in the arena, in elements of the dtype, and how many of ``shape`` it has."""
         name = self.spec.name
         starts = np.zeros(block.size, np.int64)
@@ -149,9 +161,9 @@ class RaggedColumn:
             lengths = np.minimum(lengths, self._config.max_length)
         return starts, lengths
 
-    def gather(self, block: Ints, row: Ints, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
+    def gather(self, places: Places, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
         """Gather ``(rows, longest, *shape)`` with its ``(rows, longest)`` mask, or one nested tensor."""
-        starts, lengths = self.extents(block, row)
+        starts, lengths = places
         return [self._step(starts[rows], lengths[rows], allocate) for rows in _slices(sizes)]
 
     def _step(self, starts: Ints, lengths: Ints, allocate: Allocate) -> Tensors:
@@ -197,9 +209,13 @@ class Decoded:
         self._executor, self._threads = executor, threads
         self._like: torch.Tensor | None = None
 
-    def gather(self, block: Ints, row: Ints, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
+    def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
+        """Where each row's bytes start, and how many there are."""
+        return self._inner.locate(block, row, empty)
+
+    def gather(self, places: Places, sizes: Sequence[int], allocate: Allocate) -> list[Tensors]:
         """Gather ``(rows, *shape of what the function returns)``."""
-        starts, lengths = self._inner.extents(block, row)
+        starts, lengths = places
         flat = self._views.array(np.dtype(np.uint8)).data
         cuts = list(zip(starts.tolist(), lengths.tolist(), strict=True))
         share = -(-len(cuts) // (2 * self._threads)) or 1

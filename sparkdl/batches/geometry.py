@@ -21,8 +21,11 @@ __all__ = ["Geometry", "Pipeline", "cores", "gather_threads", "row_bytes"]
 
 _LEAST_CHUNK = 1 << 12
 _NUMBERED_AS = 128  # bytes a row of the pool counts as at least: its number is held twice, in 16 bytes
-_SHUFFLING = 48  # bytes a row of a window takes while it is shuffled
-_GATHERING = 40  # bytes a row of a chunk takes, besides its buffer, while it is gathered
+_GROUP_ROWS = 1 << 17  # more rows shuffled at once gain nothing
+_SHUFFLING = 40  # bytes a row of a window takes while it is shuffled
+_STRETCH_ROWS = 1 << 17  # more rows numbered at once gain nothing
+_NUMBERING = 56  # bytes a row of a stretch takes while it is numbered, and its patterns
+_INDEX = 24  # bytes an index of a row of a stretch takes: of the stretch in use, of the next, of what is still gathered
 
 
 def row_bytes(manifest: Manifest, tensors: Sequence[TensorSpec]) -> float:
@@ -61,14 +64,20 @@ class Pipeline:
 
     Attributes:
         chunk_rows: rows gathered by one task, unless one step has more.
+        stretch_rows: rows numbered by one task, unless one step has more.
+        group: lanes whose windows one task shuffles.
         depth: chunks submitted and not yet taken.
         buffer_bytes: bound of the buffers: what is submitted, the chunk being consumed, and two that somebody may keep.
+        number_bytes: bound of the row numbers.
         private_bytes: bound of all that the rank allocates for reading: buffers, row numbers, places of blocks.
     """
 
     chunk_rows: int
+    stretch_rows: int
+    group: int
     depth: int
     buffer_bytes: int
+    number_bytes: int
     private_bytes: int
 
 
@@ -83,6 +92,7 @@ class Geometry:
         row_bytes: of an average row, all tensors of the set.
         read_bytes: of an average row, the tensors that are read.
         config: the reader's settings.
+        indices: numbers that say where a row lies: one for every tensor that is read, two for a ragged one.
     """
 
     block_rows: npt.NDArray[np.int64]
@@ -91,6 +101,7 @@ class Geometry:
     row_bytes: float
     read_bytes: float
     config: LoaderConfig
+    indices: int = 1
 
     @classmethod
     def of(cls, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig) -> Geometry:
@@ -108,6 +119,7 @@ class Geometry:
             row_bytes=each,
             read_bytes=row_bytes(manifest, tensors),
             config=config,
+            indices=sum(2 if spec.ragged or spec.dtype == "binary" else 1 for spec in tensors),
         )
 
     def order(self, seed: int, epoch: int, shuffle: bool) -> Order:
@@ -123,21 +135,26 @@ class Geometry:
         were asked for than there is room.
         """
         config, size, rows = self.config, self.read_bytes, int(self.block_rows.sum())
-        numbers = 16 * min(rows, self.window * self.lanes) + _SHUFFLING * threads * min(rows, self.window)
-        each = (threads + 4) * size + 32 + _GATHERING * threads  # bytes for every row of a chunk
-        fitting = max(_LEAST_CHUNK, config.pool_bytes - numbers) / each
+        group = max(1, min(-(-self.lanes // threads), _GROUP_ROWS // self.window))
+        number = _NUMBERING + _INDEX * self.indices
+        stretch_rows = max(1, min(_STRETCH_ROWS, config.pool_bytes // 8 // number))
+        numbers = 16 * min(rows, self.window * self.lanes) + _SHUFFLING * threads * min(rows, group * self.window)
+        numbers += number * min(rows, stretch_rows)
+        fitting = max(_LEAST_CHUNK, config.pool_bytes - numbers) / ((threads + 4) * size)
         chunk_rows = max(1, int(min(config.chunk_bytes / size, fitting)))
         gathered = max(chunk_rows, -(-steps.global_batch // steps.world_size))
         depth = max(threads + 1, int((config.prefetch_bytes or 0) / (gathered * size)))
         buffer_bytes = int((depth + 3) * gathered * size)
-        working = (32 + _GATHERING * threads) * gathered
         return Pipeline(
             chunk_rows=chunk_rows,
+            stretch_rows=stretch_rows,
+            group=group,
             depth=depth,
             buffer_bytes=buffer_bytes,
-            private_bytes=buffer_bytes + numbers + working + 400 * self.block_rows.size + (1 << 20),
+            number_bytes=numbers,
+            private_bytes=buffer_bytes + numbers + 400 * self.block_rows.size + (1 << 20),
         )
 
     def mapped_bytes(self) -> int:
-        """Bound of the pages of the set that one rank has mapped at a time: pools in use, next, and just used."""
-        return int(min(self.block_rows.sum() * self.row_bytes, 3 * self.config.pool_bytes))
+        """Bound of the pages of the set that one rank has mapped at a time: in use, next, and two just used."""
+        return int(min(self.block_rows.sum() * self.row_bytes, 4 * self.config.pool_bytes))

@@ -24,6 +24,7 @@ from sparkdl.batches.buffers import BufferRing
 from sparkdl.batches.convert import Column, Decode, make_columns, valid_name
 from sparkdl.batches.explain import Explanation, explain
 from sparkdl.batches.geometry import Geometry, cores, gather_threads
+from sparkdl.batches.patterns import Patterns
 from sparkdl.batches.plan import Order, Steps
 from sparkdl.batches.reader import Reader, ReaderSettings
 from sparkdl.batches.remote import open_blocks
@@ -198,9 +199,11 @@ class ShardLoader:
         self.epoch = 0
         self._options = options
         self._steps = self._cut(global_batch_rows)
+        self._patterns: Patterns | None = None
         self._resume_step = 0
         self._position = (0, 0)
         self._ring = BufferRing(0, dataset.config.pin_memory)  # outlives the epochs: fresh memory is slow
+        self._numbers = BufferRing(0)
         dataset.geometry.order(options.seed, 0, options.shuffle)  # refuses wrong numbers here, not in the first step
         self._columns(None)
 
@@ -277,7 +280,7 @@ class ShardLoader:
                 -(-rows // self.world.size),
                 self._options.per_rank,
             )
-        self._steps = self._cut(rows)
+        self._steps, self._patterns = self._cut(rows), None
         self.global_batch_rows = rows
         self.epoch, step = int(state["epoch"]), int(state["step"])
         if step >= self._steps.count:
@@ -332,23 +335,21 @@ class ShardLoader:
         geometry, config = self.dataset.geometry, self.dataset.config
         threads = gather_threads(config, self.world.local_size)
         pipeline = geometry.pipeline(self._steps, threads)
+        order: Order = geometry.order(self._options.seed, epoch, self._options.shuffle)
+        if self._patterns is None:
+            self._patterns = Patterns(self._steps, order.lanes, self.world.rank, 4 * pipeline.stretch_rows)
         self._ring.keep_bytes = 2 * pipeline.buffer_bytes + (1 << 20)  # the sizes of buffers are powers of two
+        self._numbers.keep_bytes = pipeline.number_bytes
         settings = ReaderSettings(
             chunk_rows=pipeline.chunk_rows,
+            stretch_rows=pipeline.stretch_rows,
+            group=pipeline.group,
             depth=pipeline.depth,
             threads=threads,
             ring=self._ring,
+            numbers=self._numbers,
         )
-        order: Order = geometry.order(self._options.seed, epoch, self._options.shuffle)
-        return Reader(
-            self.dataset.blocks,
-            columns,
-            order,
-            self._steps,
-            rank=self.world.rank,
-            first_step=step,
-            settings=settings,
-        )
+        return Reader(self.dataset.blocks, columns, order, self._patterns, first_step=step, settings=settings)
 
     @cached_property
     def _fingerprint(self) -> str:

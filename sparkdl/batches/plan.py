@@ -6,7 +6,7 @@ Leaves: the order of the epoch (``Order``), its cut into steps and ranks (``Step
 How an epoch is ordered::
 
     blocks          permuted over the whole set by (seed, epoch), laid end to end, cut into ``lanes`` equal lanes
-    lane            cut into windows of ``window`` rows, each permuted by (seed, epoch, lane, number of the window)
+    lane            cut into windows of ``window`` rows, each permuted by (seed, epoch, number of the window, lane)
     position p      is row ``p // lanes`` of lane ``p % lanes``: a step takes from every lane in turn
     step k          is the positions ``[k * global_batch, (k + 1) * global_batch)``
     rank r          takes a contiguous slice of the step, its rows sorted by lane
@@ -19,18 +19,19 @@ a lane.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.batches.permute import Empty, fresh, permutation, permutations
 from sparkdl.errors import ConfigError, DataError
 
-__all__ = ["ROW_BITS", "ROW_MASK", "TAILS", "Order", "Segments", "Steps", "choose_lanes", "permutation", "segments"]
+__all__ = ["ROW_BITS", "ROW_MASK", "TAILS", "Order", "Segments", "Steps", "choose_lanes", "segments"]
 
 Ints = npt.NDArray[np.int64]
-
 TAILS = ("exact", "drop", "pad")
 """What happens to the rows that do not fill the last step; see ``Steps``."""
 
@@ -41,19 +42,6 @@ ROW_MASK = (1 << ROW_BITS) - 1
 MAX_LANES = 64
 _BLOCKS_PER_WINDOW = 8
 _BLOCK_STREAM, _ROW_STREAM = 0, 1
-
-
-def permutation(size: int, *key: int) -> Ints:
-    """Permute ``0..size-1`` by ``key``, the same on every machine and with every NumPy.
-
-    Only raw PCG64 output is used, whose stream NumPy guarantees (``Generator.permutation`` carries no such promise).
-    Each index rides in the low bits of a random number, and the numbers are sorted.
-    """
-    bits = max(1, int(size - 1).bit_length())
-    random = np.asarray(np.random.PCG64(np.random.SeedSequence(key)).random_raw(size), dtype=np.uint64)
-    keys = (random << np.uint64(bits)) | np.arange(size, dtype=np.uint64)
-    keys.sort()
-    return (keys & np.uint64((1 << bits) - 1)).astype(np.int64)
 
 
 def choose_lanes(num_blocks: int, pool_blocks: int) -> int:
@@ -133,37 +121,70 @@ class Order:
         """Number of windows of one lane."""
         return -(-self.lane_rows(lane) // self.window)
 
-    def _extent(self, lane: int, window: int) -> tuple[int, int]:
-        """The laid-out rows of one window, ``[start, stop)``."""
-        start = self.lane_start(lane)
-        first = min(window * self.window, self.lane_rows(lane))
-        last = min(first + self.window, self.lane_rows(lane))
-        return start + first, start + last
+    def _extents(self, lanes: range, window: int) -> tuple[Ints, Ints]:
+        """Where one window of each lane starts in the laid-out rows, and its rows, ``(lanes,)`` each."""
+        lane = np.arange(lanes.start, lanes.stop, dtype=np.int64)
+        each, extra = divmod(self.rows, self.lanes)
+        rows = each + (lane < extra)
+        first = np.minimum(window * self.window, rows)
+        return lane * each + np.minimum(lane, extra) + first, np.minimum(self.window, rows - first)
 
-    def pieces(self, lane: int, window: int) -> tuple[Ints, Ints, Ints]:
-        """The runs of rows that one window takes from blocks: ``(block, first row, rows)``, ``(pieces,)`` each."""
-        start, stop = self._extent(lane, window)
-        if start == stop:
-            empty = np.empty(0, np.int64)
-            return empty, empty, empty
-        low = int(np.searchsorted(self._starts, start, side="right")) - 1
-        high = int(np.searchsorted(self._starts, stop, side="left"))
-        edges = self._starts[low : high + 1]
-        first = np.maximum(edges[:-1], start)
-        count = np.minimum(edges[1:], stop) - first
+    def pieces(self, lanes: range, window: int) -> tuple[Ints, Ints, Ints]:
+        """The runs of rows that one window of each lane takes from blocks: ``(block, first row, rows)``."""
+        start, size = self._extents(lanes, window)
+        low = np.searchsorted(self._starts, start, side="right") - 1
+        high = np.searchsorted(self._starts, start + size, side="left")
+        runs = np.where(size > 0, high - low, 0)
+        at = np.repeat(low - np.cumsum(runs) + runs, runs) + np.arange(runs.sum())
+        first = np.maximum(self._starts[at], np.repeat(start, runs))
+        count = np.minimum(self._starts[at + 1], np.repeat(start + size, runs)) - first
         filled = count > 0
-        return self.sequence[low:high][filled], (first - edges[:-1])[filled], count[filled]
+        return self.sequence[at][filled], (first - self._starts[at])[filled], count[filled]
 
-    def _shuffled(self, lane: int, window: int, size: int) -> Ints | None:
-        return permutation(size, self.seed, self.epoch, _ROW_STREAM, lane, window) if self.shuffle else None
+    def _mixed(self, lanes: range, window: int, sizes: Ints, empty: Empty = fresh) -> Ints:
+        """Which of the rows of these windows, laid end to end, comes where in training order, ``(rows,)``."""
+        places = empty(int(sizes.sum()))
+        cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(lanes)]
+        done = 0
+        for low, high in itertools.pairwise(cuts):  # one run, or two in a last window: lanes differ by one row
+            size = int(sizes[low])
+            if not size:
+                break  # lanes that have no such window come last
+            key = (self.seed, self.epoch, _ROW_STREAM, window, size)
+            mixed = permutations(high - low, size, *key, skip=lanes.start + low, empty=empty)
+            start = np.arange(done, done + mixed.size, size, dtype=np.int64)[:, None]
+            done += mixed.size
+            np.add(mixed, start, out=places[done - mixed.size : done].reshape(mixed.shape), casting="unsafe")
+        return places
 
-    def window_rows(self, lane: int, window: int) -> Ints:
-        """The rows of one window in training order, each as ``block << ROW_BITS | row of the block``, ``(rows,)``."""
-        block, first, count = self.pieces(lane, window)
-        rows: Ints = np.repeat((block << ROW_BITS) + first - np.cumsum(count) + count, count)
-        rows += np.arange(rows.size)
-        mixed = self._shuffled(lane, window, rows.size)
-        return rows if mixed is None else rows.take(mixed)
+    def window_rows(self, lanes: range, window: int, empty: Empty = fresh) -> tuple[Ints, Ints]:
+        """The rows of one window of each lane in training order, behind each other.
+
+        Several lanes are worked out at once, since every call that hands the interpreter's lock over has its price.
+
+        Args:
+            lanes: neighbouring ones.
+            window: number of the window.
+            empty: where memory comes from.
+
+        Returns:
+            Each row as ``block << ROW_BITS | row of the block``, ``(rows,)``; where each lane's rows start, and the
+            total, ``(lanes + 1,)``.
+        """
+        block, first, count = self.pieces(lanes, window)
+        sizes = self._extents(lanes, window)[1]
+        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        rows = empty(int(edges[-1]))
+        if not rows.size:
+            return rows, edges
+        rows.fill(1)
+        begin = (block << ROW_BITS) + first
+        begin[1:] -= begin[:-1] + count[:-1] - 1
+        rows[np.cumsum(count) - count] = begin
+        np.cumsum(rows, out=rows)
+        if self.shuffle:
+            rows = np.take(rows, self._mixed(lanes, window, sizes, empty), out=empty(rows.size), mode="clip")
+        return rows, edges
 
     def locate(self, positions: npt.ArrayLike) -> tuple[Ints, Ints]:
         """The ``(block, row of the block)`` at each position of the epoch."""
@@ -174,7 +195,7 @@ class Order:
         for key in np.unique(keys):
             here = keys == key
             which_lane, which_window = divmod(int(key), self.rows + 1)
-            rows = self.window_rows(which_lane, which_window)[index[here] % self.window]
+            rows = self.window_rows(range(which_lane, which_lane + 1), which_window)[0][index[here] % self.window]
             block[here], row[here] = rows >> ROW_BITS, rows & ROW_MASK
         return block, row
 
@@ -191,10 +212,10 @@ class Order:
         for key in np.unique(keys):
             here = keys == key
             which_lane, which_window = divmod(int(key), self.rows + 1)
-            start, stop = self._extent(which_lane, which_window)
-            mixed = self._shuffled(which_lane, which_window, stop - start)
+            lanes = range(which_lane, which_lane + 1)
             slot = inside[here] % self.window
-            if mixed is not None:
+            if self.shuffle:
+                mixed = self._mixed(lanes, which_window, self._extents(lanes, which_window)[1])
                 back = np.empty_like(mixed)
                 back[mixed] = np.arange(mixed.size)
                 slot = back[slot]

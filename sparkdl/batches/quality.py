@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.batches.plan import Order, permutation
+from sparkdl.batches.permute import permutation
+from sparkdl.batches.plan import Order
 
 __all__ = ["ShuffleQuality", "measure", "sample"]
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.batches.plan import ROW_BITS, ROW_MASK, TAILS, Order, Steps, choose_lanes, permutation, segments
+from sparkdl.batches.permute import permutation, permutations
+from sparkdl.batches.plan import ROW_BITS, ROW_MASK, TAILS, Order, Steps, choose_lanes, segments
 from sparkdl.errors import ConfigError, DataError
 
 BLOCKS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda rows: sum(rows) > 0)
@@ -36,7 +37,8 @@ def rank_rows(order, steps, rank, first, last):
     part = segments(steps, order.lanes, rank, first, last)
     for step, lane, start, count in zip(part.step, part.lane, part.start, part.count, strict=True):
         for index in range(start, start + count):
-            row = int(order.window_rows(int(lane), int(index) // order.window)[int(index) % order.window])
+            rows, _ = order.window_rows(range(int(lane), int(lane) + 1), int(index) // order.window)
+            row = int(rows[int(index) % order.window])
             batches[int(step)].append(int(begins[row >> ROW_BITS] + (row & ROW_MASK)))
     return [batches[step] for step in range(first, last)]
 
@@ -48,7 +50,36 @@ def test_permutation_is_one(size, key):
 
 
 def test_permutation_is_the_same_on_every_machine():
-    assert permutation(10, 7, 1, 2).tolist() == [4, 2, 3, 6, 9, 5, 1, 0, 7, 8]
+    assert permutation(10, 7, 1, 2).tolist() == [0, 9, 4, 5, 7, 6, 3, 2, 8, 1]
+    assert permutation((1 << 16) + 1, 7)[:5].tolist() == [34816, 30143, 57888, 38453, 20245]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 16, (1 << 16) + 1])
+def test_permutations_do_not_depend_on_how_many_are_made_at_once(size):
+    together = permutations(5, size, 3, 4)
+    apart = [permutations(1, size, 3, 4, skip=skip)[0] for skip in range(5)]
+    assert together.tolist() == [one.tolist() for one in apart]
+    assert (np.sort(together, axis=1) == np.arange(size)).all()
+    assert size < 1000 or len({tuple(one[:9]) for one in together.tolist()}) == 5
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 16, 1 << 17])
+def test_permuted_numbers_may_lie_anywhere(size):
+    """Each tenth of the numbers is spread over all tenths of the places, about evenly."""
+    mixed = permutation(size, 11)
+    counts = np.histogram2d(mixed, np.arange(size), bins=10)[0]
+    chi2 = ((counts - size / 100) ** 2 / (size / 100)).sum()
+    assert 30 < chi2 < 160  # 81 degrees of freedom: 81 +- 13
+
+
+@given(ORDERS)
+@settings(max_examples=40, deadline=None)
+def test_windows_of_several_lanes_are_those_of_each(order):
+    for window in range(order.windows(0)):
+        rows, edges = order.window_rows(range(order.lanes), window)
+        for lane in range(order.lanes):
+            alone, _ = order.window_rows(range(lane, lane + 1), window)
+            assert rows[edges[lane] : edges[lane + 1]].tolist() == alone.tolist()
 
 
 @given(ORDERS)
@@ -74,8 +105,8 @@ def test_pieces_name_the_blocks_of_a_window_and_nothing_else(order):
     for lane in range(order.lanes):
         sizes = []
         for window in range(order.windows(lane)):
-            block, first, count = order.pieces(lane, window)
-            rows = order.window_rows(lane, window)
+            block, first, count = order.pieces(range(lane, lane + 1), window)
+            rows = order.window_rows(range(lane, lane + 1), window)[0]
             expected = {
                 (int(b), int(f) + i) for b, f, c in zip(block, first, count, strict=True) for i in range(int(c))
             }

@@ -241,33 +241,41 @@ def write_mds(target, parquet, workload, writer_class):
 
 
 def read_memory(folder, workload, setting):
-    """Bytes per second of gathering random rows of this size from 64 MiB in memory, all threads together."""
+    """Rows per second of gathering random rows of this size from 64 MiB in memory, all threads together.
+
+    With ``buffer=0`` each thread gathers 1 MiB at a time into the same place, which stays in its cache: no loader can
+    do that. Otherwise into three buffers of so many bytes in turn, as a loader must, whose batches are read later.
+    """
     import threading
 
     import torch
 
+    setting = json.loads(setting)
     width = {"T": 40, "V": 128, "R": 100, "J": 128}[workload]
     pool = torch.rand((64 << 20) // (4 * width), width)
+    rows = (setting["buffer"] or 1 << 20) // (4 * width)
     torch.set_num_threads(1)
+    done = []
 
     def gather():
         torch.get_num_threads()
         torch.set_num_threads(1)
-        out = torch.empty(2048, width)
-        for part in torch.randperm(len(pool)).split(2048):
-            torch.index_select(pool, 0, part, out=out[: len(part)])
+        outs = [torch.empty(rows, width) for _ in range(3 if setting["buffer"] else 1)]
+        parts = torch.randperm(len(pool)).split(rows)
+        gathered, stop = 0, time.perf_counter() + SECONDS / 2
+        while time.perf_counter() < stop:
+            for number, part in enumerate(parts):
+                torch.index_select(pool, 0, part, out=outs[number % len(outs)][: len(part)])
+                gathered += len(part)
+        done.append(gathered)
 
-    def run(threads):
-        workers = [threading.Thread(target=gather) for _ in range(threads)]
-        start = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        return threads * len(pool) / (time.perf_counter() - start)
-
-    run(1)
-    return max(run(json.loads(setting)["threads"]) for _ in range(5))
+    workers = [threading.Thread(target=gather) for _ in range(setting["threads"])]
+    start = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(done) / (time.perf_counter() - start)
 
 
 def read_first(folder, workload, setting):
@@ -393,12 +401,16 @@ def measure(workload, folder):
     ways = ways_of(workload, folder)
     cores = len(os.sched_getaffinity(0))
     speeds = {way: [] for way in ways}
-    limit = {1: [], cores: []}
+    limit = {
+        "one thread": ({"threads": 1, "buffer": 8 << 20}, []),
+        f"{cores} threads": ({"threads": cores, "buffer": 8 << 20}, []),
+        f"{cores} threads into their caches": ({"threads": cores, "buffer": 0}, []),
+    }
     for _ in range(TURNS):
         for way, (python, reader, setting) in ways.items():
             speeds[way].append(ask(python, reader, folder, workload, **setting))
-        for threads in limit:
-            limit[threads].append(ask(sys.executable, "memory", folder, workload, threads=threads))
+        for setting, found in limit.values():
+            found.append(ask(sys.executable, "memory", folder, workload, **setting))
     median = {way: statistics.median(values) for way, values in speeds.items()}
     line = {
         "workload": f"read {workload}",
@@ -409,9 +421,9 @@ def measure(workload, folder):
         "settings": {way: setting for way, (_, _, setting) in ways.items()},
     }
     if workload in "TV":
-        line["gather_limit_krows_per_s"] = {f"{n} threads": round(statistics.median(v) / 1e3) for n, v in limit.items()}
+        line["gather_limit_krows_per_s"] = {name: round(statistics.median(v) / 1e3) for name, (_, v) in limit.items()}
         line["share_of_limit"] = {
-            f"{n} threads": round(median["sparkdl"] / statistics.median(v), 2) for n, v in limit.items()
+            name: round(median["sparkdl"] / statistics.median(found), 2) for name, (_, found) in limit.items()
         }
         line["shuffle"] = quality(workload, folder, ways)
     return line | provenance()
