@@ -37,7 +37,7 @@ from sparkdl.world import World
 
 __all__ = ["ShardLoader", "ShardedDataset"]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 class ShardedDataset:

@@ -20,6 +20,7 @@ a lane.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -113,9 +114,8 @@ class Order:
     def lane_blocks(self, lane: int) -> Ints:
         """The blocks of which a lane has rows, in the order of the lane."""
         start = self.lane_start(lane)
-        low = int(np.searchsorted(self._starts, start, side="right")) - 1
-        high = int(np.searchsorted(self._starts, start + self.lane_rows(lane), side="left"))
-        return self.sequence[low:high]
+        low = bisect_right(self._begins, start) - 1
+        return self.sequence[low : bisect_left(self._begins, start + self.lane_rows(lane))]
 
     def windows(self, lane: int) -> int:
         """Number of windows of one lane."""
@@ -131,15 +131,29 @@ class Order:
 
     def pieces(self, lanes: range, window: int) -> tuple[Ints, Ints, Ints]:
         """The runs of rows that one window of each lane takes from blocks: ``(block, first row, rows)``."""
-        start, size = self._extents(lanes, window)
-        low = np.searchsorted(self._starts, start, side="right") - 1
-        high = np.searchsorted(self._starts, start + size, side="left")
-        runs = np.where(size > 0, high - low, 0)
-        at = np.repeat(low - np.cumsum(runs) + runs, runs) + np.arange(runs.sum())
-        first = np.maximum(self._starts[at], np.repeat(start, runs))
-        count = np.minimum(self._starts[at + 1], np.repeat(start + size, runs)) - first
-        filled = count > 0
-        return self.sequence[at][filled], (first - self._starts[at])[filled], count[filled]
+        extents = zip(*(values.tolist() for values in self._extents(lanes, window)), strict=True)
+        found = []
+        for start, size in extents:
+            place = bisect_right(self._begins, start) - 1
+            while size:
+                block_start, block_stop = self._begins[place : place + 2]
+                count = min(block_stop - start, size)
+                if count:
+                    found.append((self._blocks[place], start - block_start, count))
+                start, size, place = start + count, size - count, place + 1
+        block, first, count = np.array(found, dtype=np.int64).reshape(-1, 3).T
+        return block, first, count
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        """``_starts`` as a list: for a few numbers Python is faster than NumPy, which hands the lock over each time."""
+        begins: list[int] = self._starts.tolist()
+        return begins
+
+    @cached_property
+    def _blocks(self) -> list[int]:
+        blocks: list[int] = self.sequence.tolist()
+        return blocks
 
     def _mixed(self, lanes: range, window: int, sizes: Ints, empty: Empty = fresh) -> Ints:
         """Which of the rows of these windows, laid end to end, comes where in training order, ``(rows,)``."""
