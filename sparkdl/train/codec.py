@@ -90,10 +90,20 @@ class _Encoder:
         return [part if type(part) in _PLAIN else self.encode(part, f"{path}.{i}") for i, part in enumerate(value)]
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
-        if all(isinstance(key, str) and key[:1] != "$" for key in value):
-            return {
-                key: part if type(part) in _PLAIN else self.encode(part, f"{path}.{key}") for key, part in value.items()
-            }
+        found = {}
+        for key, part in value.items():
+            if not isinstance(key, str) or key[:1] == "$":
+                return self._pairs(value, path)
+            kind = type(part)
+            if kind in _PLAIN or (kind is float and math.isfinite(part)):
+                found[key] = part
+            elif kind is torch.Tensor:
+                found[key] = {"$tensor": self._add(part.detach(), f"{path}.{key}")}
+            else:
+                found[key] = self.encode(part, f"{path}.{key}")
+        return found
+
+    def _pairs(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
         pairs = [[self.encode(key, path), self.encode(part, f"{path}.{key}")] for key, part in value.items()]
         return {"$map": pairs}
 

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["History"]
@@ -28,6 +29,7 @@ class History:
     def __init__(self) -> None:
         self.steps: dict[str, array[float]] = {name: array("d") for name in _STEP_COLUMNS}
         self.epochs: list[dict[str, float]] = []
+        self._table, self._tabled = np.zeros((len(_STEP_COLUMNS), 0)), 0
 
     def add_steps(self, columns: Mapping[str, Sequence[float]]) -> None:
         """Append the rows of several optimizer steps, given by column."""
@@ -62,17 +64,22 @@ class History:
     def state_dict(self) -> dict[str, Any]:
         """Return both tables; the steps as one float64 tensor ``(columns, capacity)``.
 
-        Its capacity is a power of two, so that the layout of a checkpoint changes rarely while the table grows.
+        Its capacity is a power of two, so that the layout of a checkpoint changes rarely while the table grows. Rows
+        are only ever added, so one table serves all calls, and each copies the new ones alone: training waits for it.
         """
         rows = len(self.steps["step"])
-        table = torch.zeros(len(_STEP_COLUMNS), 1 << max(rows - 1, 1023).bit_length(), dtype=torch.float64)
-        if rows:
-            for target, column in zip(table, self.steps.values(), strict=True):
-                target[:rows] = torch.frombuffer(column, dtype=torch.float64)
-        return {"steps": table, "rows": rows, "epochs": self.epochs}
+        capacity = 1 << max(rows - 1, 1023).bit_length()
+        if self._table.shape[1] != capacity:
+            self._table, self._tabled = np.zeros((len(_STEP_COLUMNS), capacity)), 0
+        if rows > self._tabled:
+            for target, column in zip(self._table, self.steps.values(), strict=True):
+                target[self._tabled : rows] = np.frombuffer(column)[self._tabled :]
+            self._tabled = rows
+        return {"steps": torch.from_numpy(self._table), "rows": rows, "epochs": self.epochs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over both tables."""
         table = state["steps"][:, : state["rows"]].tolist()
         self.steps = {name: array("d", values) for name, values in zip(_STEP_COLUMNS, table, strict=True)}
         self.epochs = [dict(row) for row in state["epochs"]]
+        self._table, self._tabled = np.zeros((len(_STEP_COLUMNS), 0)), 0
