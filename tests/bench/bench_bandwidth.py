@@ -4,6 +4,13 @@ Two hosts are two network namespaces joined by a veth pair, shaped to 0.5, 1 and
 are those of Li et al., "PyTorch Distributed" (VLDB 2020): time of an iteration by bucket size (Figures 7 and 8), and
 by how often gradients are synchronised (Figure 10). Peer in the same run: torch's DistributedDataParallel.
 
+What two hosts reproduce, alike for all three ways. Figures 7 and 8: with as many tensors as BERT has, iterations are
+slow with one gradient a message (1.4-2 times the best bucket size at 10 Gbit/s, 1.4-1.7 at 1 and 0.5), best between
+0.25 and 5 MiB, and slow again with one bucket, which overlaps with nothing (1.3-1.9 times). The left flank is what
+messages cost, about 0.2 ms each: 24 MiB in 48 tensors showed none, and the best size moves with the size of a model.
+Figure 10: an iteration costs less the rarer gradients are synchronised, every 8th time a fifth of every time at 0.5
+Gbit/s and two thirds at 10, with ever smaller gains.
+
 Needs root, ip and tc: ``sudo python tests/bench/bench_bandwidth.py``. Writes bench-results/*.png and one JSON line a
 measurement; no namespace outlives the run.
 """
@@ -31,11 +38,15 @@ RESULTS = ROOT / "bench-results"
 PREFIX = "sparkdl-bw"
 HOSTS = ("10.231.7.1", "10.231.7.2")
 RATES = {"0.5 Gbit/s": "500mbit", "1 Gbit/s": "1gbit", "10 Gbit/s": "10gbit"}
-BUCKETS_MIB = (0.0, 1.0, 2.5, 5.0, 10.0, 25.0)  # 0: every gradient is a message of its own
+BUCKETS_MIB = (0.0, 0.25, 1.0, 2.5, 5.0, 10.0)  # 0: every gradient is a message of its own
 PASSES = (1, 2, 4, 8)
 WAYS = ("sparkdl torch", "sparkdl horovod", "DistributedDataParallel")
-ROUNDS, ITERATIONS = 2, 3
-LAYERS, WIDTH, ROWS = 24, 512, 128  # 6.3 million parameters, 24 MiB of gradients
+ROUNDS, ITERATIONS = 2, 5
+ROWS = 128
+NETWORKS = {  # layers, width
+    "bucket": (96, 128),  # 192 tensors, as many as BERT has (ResNet-50: 161); 6 MiB of gradients
+    "accumulation": (24, 512),  # 24 MiB of gradients
+}
 
 
 def sh(*command, check=True):
@@ -91,12 +102,12 @@ def shape(names, links, rate):
         sh("tc", "-n", name, "qdisc", "replace", "dev", link, "root", "tbf", *limits)
 
 
-def arguments(names, links, rates):
+def arguments(names, links, rates, sweeps):
     """What the processes of a run are told."""
-    return ["--namespaces", *names, "--links", *links, "--rates", *rates]
+    return ["--namespaces", *names, "--links", *links, "--rates", *rates, "--sweeps", *sweeps]
 
 
-def serve(names, links, rates):
+def serve(names, links, rates, sweeps):
     """Run in the first namespace: host the rendezvous, start a rank in each namespace, print their rows."""
     from sparkdl.collective.ddp import TorchRendezvous
     from sparkdl.collective.horovod import HorovodRendezvous, is_installed
@@ -109,7 +120,7 @@ def serve(names, links, rates):
     try:
         for rank, link in enumerate(links):
             own = {"RANK": str(rank), "GLOO_SOCKET_IFNAME": link, "HOROVOD_GLOO_IFACE": link}
-            command = [sys.executable, __file__, "--rank", str(rank), *arguments(names, links, rates)]
+            command = [sys.executable, __file__, "--rank", str(rank), *arguments(names, links, rates, sweeps)]
             # A host name that leads to the host's own address: Horovod binds its data connections to nothing else.
             named = ["unshare", "--uts", "sh", "-c", f'hostname {HOSTS[rank]} && exec "$0" "$@"', *command]
             inside = ["ip", "netns", "exec", names[rank], *named]
@@ -124,10 +135,12 @@ def serve(names, links, rates):
     sys.exit(max(abs(code) for code in codes))
 
 
-def network():
+def network(sweep):
+    """A model and a batch."""
     torch.manual_seed(0)
-    layers = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()) for _ in range(LAYERS)]
-    return torch.nn.Sequential(*layers)
+    layers, width = NETWORKS[sweep]
+    made = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU()) for _ in range(layers)]
+    return torch.nn.Sequential(*made), torch.randn(ROWS, width)
 
 
 @contextmanager
@@ -151,15 +164,15 @@ def prepared(way, world, model, bucket_mib):
     collective.close()
 
 
-def iterations(way, world, bucket_mib, passes, count):
+def iterations(sweep, way, world, bucket_mib, passes, count):
     """Milliseconds of each of ``count`` iterations, of which every ``passes``-th synchronises."""
     from contextlib import nullcontext
 
     import torch.distributed as dist
 
-    model, rows, times = network(), torch.randn(ROWS, WIDTH), []
+    (model, rows), times = network(sweep), []
     with prepared(way, world, model, bucket_mib) as (callee, accumulate, synchronize, optimizer):
-        for number in range(-2 * passes, count):
+        for number in range(-max(2, passes), count):
             if number == 0:
                 dist.barrier()
             start = time.perf_counter()
@@ -174,7 +187,7 @@ def iterations(way, world, bucket_mib, passes, count):
     return times[-count:]
 
 
-def rank_main(names, links, rates):
+def rank_main(names, links, rates, sweeps):
     """Run in a rank: all sweeps; rank 0 shapes the network between them, and prints.
 
     The ways take turns at each setting, and each setting has several turns: other load on the machine hits all alike.
@@ -191,6 +204,7 @@ def rank_main(names, links, rates):
     ways = [way for way in WAYS if is_installed() or "horovod" not in way]
     plan = [("bucket", way, size, 1, ITERATIONS) for size in BUCKETS_MIB for way in ways]
     plan += [("accumulation", way, 5.0, passes, 8) for passes in PASSES for way in ways]
+    plan = [setting for setting in plan if setting[0] in sweeps]
     for label in rates:
         if rank == 0:
             shape(names, links, RATES[label])
@@ -198,8 +212,7 @@ def rank_main(names, links, rates):
         times = {setting: [] for setting in plan}
         for _ in range(ROUNDS):
             for setting in plan:
-                _, way, size, passes, count = setting
-                times[setting] += iterations(way, world, size, passes, count)
+                times[setting] += iterations(setting[0], setting[1], world, *setting[2:])
         if rank == 0:
             for (sweep_name, way, size, passes, _), found in times.items():
                 print(json.dumps(row(sweep_name, label, way, size, passes, found)), flush=True)
@@ -215,22 +228,38 @@ def row(sweep_name, rate, way, size, passes, times):
     }  # fmt: skip
 
 
+def cycle_ms(row):
+    """Milliseconds an iteration: the mean of each cycle, in which one iteration synchronises; of these the median."""
+    times, passes = row["times_ms"], row["passes"]
+    return statistics.median(statistics.fmean(times[start : start + passes]) for start in range(0, len(times), passes))
+
+
 def draw(rows):
-    """Two figures: one panel a network speed that was measured, in rows of ways for the bucket sweep."""
+    """One figure a sweep that was measured."""
     import matplotlib
 
     matplotlib.use("Agg")
+    RESULTS.mkdir(exist_ok=True)
+    for sweep_name, draw_one in (("bucket", draw_buckets), ("accumulation", draw_accumulation)):
+        own = [r for r in rows if r["workload"] == sweep_name]
+        ways = [way for way in WAYS if any(r["way"] == way for r in own)]
+        rates = [rate for rate in RATES if any(r["rate"] == rate for r in own)]
+        if own:
+            draw_one(own, ways, rates)
+
+
+def draw_buckets(rows, ways, rates):
+    """One panel a network speed and way."""
     from matplotlib import pyplot
 
-    RESULTS.mkdir(exist_ok=True)
-    ways = [way for way in WAYS if any(r["way"] == way for r in rows)]
-    rates = [rate for rate in RATES if any(r["rate"] == rate for r in rows)]
-    grid = {"squeeze": False, "layout": "constrained"}
-    figure, axes = pyplot.subplots(len(ways), len(rates), figsize=(11, 2.6 * len(ways)), sharey="col", **grid)
+    size = (11, 2.6 * len(ways))
+    figure, axes = pyplot.subplots(
+        len(ways), len(rates), figsize=size, sharey="col", squeeze=False, layout="constrained"
+    )
     for across, rate in enumerate(rates):
         for down, way in enumerate(ways):
             panel = axes[down][across]
-            sizes = [r for r in rows if (r["workload"], r["rate"], r["way"]) == ("bucket", rate, way)]
+            sizes = [r for r in rows if (r["rate"], r["way"]) == (rate, way)]
             panel.boxplot([r["times_ms"] for r in sizes], tick_labels=[f"{r['bucket_mib']:g}" for r in sizes], whis=1.5)
             panel.plot(range(1, len(sizes) + 1), [r["median_ms"] for r in sizes], color="tab:orange", alpha=0.5)
             panel.set_title(f"{way}, {rate}", fontsize=9)
@@ -239,29 +268,35 @@ def draw(rows):
         axes[-1][across].set_xlabel("bucket size, MiB (0: one gradient a message)", fontsize=8)
     for line in axes:
         line[0].set_ylabel("iteration, ms")
-    figure.suptitle("Time of an iteration by bucket size, 24 MiB of gradients, 2 hosts")
+    figure.suptitle("Time of an iteration by bucket size, 6 MiB of gradients in 192 tensors, 2 hosts")
     figure.savefig(RESULTS / "bucket_size.png", dpi=110)
-    figure, axes = pyplot.subplots(1, len(rates), figsize=(11, 3.4), **grid)
+
+
+def draw_accumulation(rows, ways, rates):
+    """One panel a network speed, one line a way."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(rates), figsize=(11, 3.4), squeeze=False, layout="constrained")
     for panel, rate in zip(axes[0], rates, strict=True):
         for way in ways:
-            own = [r for r in rows if (r["workload"], r["rate"], r["way"]) == ("accumulation", rate, way)]
-            panel.plot([r["passes"] for r in own], [r["mean_ms"] for r in own], marker="o", label=way)
+            own = [r for r in rows if (r["rate"], r["way"]) == (rate, way)]
+            panel.plot([r["passes"] for r in own], [cycle_ms(r) for r in own], marker="o", label=way)
         panel.set_xscale("log", base=2)
         panel.set_xticks(PASSES, [str(passes) for passes in PASSES])
         panel.set_title(rate)
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
         panel.set_xlabel("iterations per synchronisation")
-    axes[0][0].set_ylabel("mean iteration, ms")
+    axes[0][0].set_ylabel("iteration, ms, mean of a cycle")
     axes[0][0].legend(fontsize=8)
-    figure.suptitle("Time of an iteration by how often gradients are synchronised")
+    figure.suptitle("Time of an iteration by how often gradients are synchronised, 24 MiB of gradients, 2 hosts")
     figure.savefig(RESULTS / "accumulation.png", dpi=110)
 
 
-def measure(rates=tuple(RATES)):
-    """All sweeps at ``rates``; returns their rows."""
+def measure(rates=tuple(RATES), sweeps=tuple(NETWORKS)):
+    """``sweeps`` at ``rates``; returns their rows."""
     with two_hosts() as (names, links):
-        command = [sys.executable, __file__, "--serve", *arguments(names, links, rates)]
+        command = [sys.executable, __file__, "--serve", *arguments(names, links, rates, sweeps)]
         # A group of its own, so that whatever it started ends with it.
         child = subprocess.Popen(
             ["ip", "netns", "exec", names[0], *command], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -305,12 +340,13 @@ def main():
     parser.add_argument(
         "--rates", nargs="+", choices=list(RATES), default=list(RATES), help="network speeds to measure"
     )
+    parser.add_argument("--sweeps", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="what to measure")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="only draw the rows of an earlier run")
     given = parser.parse_args()
     if given.serve:
-        serve(given.namespaces, given.links, given.rates)
+        serve(given.namespaces, given.links, given.rates, given.sweeps)
     elif given.rank is not None:
-        rank_main(given.namespaces, given.links, given.rates)
+        rank_main(given.namespaces, given.links, given.rates, given.sweeps)
     elif given.draw:
         draw([json.loads(line) for line in given.draw.read_text().splitlines()])
     elif not usable():
@@ -319,7 +355,7 @@ def main():
         )
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        draw(measure(given.rates))
+        draw(measure(given.rates, given.sweeps))
 
 
 if __name__ == "__main__":

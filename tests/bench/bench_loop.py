@@ -4,6 +4,10 @@ checkpoints.
 The hand-written loop is the shortest there is: no loss is kept, nothing is counted, logged or checked. Both draw the
 same permutation, and take turns, so that a busy machine slows both. One JSON line per workload;
 ``python tests/bench/bench_loop.py [workload ...]``.
+
+A checkpoint costs training twice: the snapshot (``checkpoint_stall_share``: the whole step that holds it, less a usual
+one), and the interpreter's lock, which the thread that writes takes in the steps behind it
+(``checkpoint_cost_share``: the same over 20 steps).
 """
 
 from __future__ import annotations
@@ -93,11 +97,12 @@ class Stalls(Callback):
         self.steps.append(now - self.last)
         self.last = now
 
-    def share(self):
-        """Share of training time that one checkpoint in ``CHECKPOINT_STEPS`` steps takes."""
+    def share(self, steps=1):
+        """Share of training time that one checkpoint in ``CHECKPOINT_STEPS`` takes from the ``steps`` behind it."""
         usual = statistics.median(self.steps)
         # the step after the hook holds the wait; the first of all also allocates the buffer
-        extra = [self.steps[at] - usual for at in self.marked[1:] if at < len(self.steps)]
+        behind = [self.steps[at : at + steps] for at in self.marked[1:]]
+        extra = [sum(taken) - steps * usual for taken in behind if len(taken) == steps]
         return statistics.median(extra) / (usual * CHECKPOINT_STEPS)
 
 
@@ -149,6 +154,7 @@ def measure(name):
         "hand_us_per_step": round(statistics.median(hand) * per_step, 1),
         "spread": [round(q, 4) for q in statistics.quantiles(ratios, n=4)],
         "checkpoint_stall_share": round(stalls.share(), 5),
+        "checkpoint_cost_share": round(stalls.share(20), 5),
         "checkpoint_steps": CHECKPOINT_STEPS,
         "git": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
         "torch": torch.__version__,
