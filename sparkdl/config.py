@@ -76,7 +76,8 @@ class SyncConfig:
     """How gradients travel between ranks.
 
     Attributes:
-        bucket_mib: gradients are fused until a message has this size, MiB; None lets the collective choose.
+        bucket_mib: gradients are fused until a message has this size, MiB; None lets the collective choose. Ranks that
+            share memory send no messages.
         compression: ``"fp16"`` or ``"bf16"`` halves the bytes of float32 gradients on the wire; None sends them whole.
         sync_batch_norm: replace BatchNorm layers by ones whose statistics run over the global batch.
         tune: measure a few settings that are not given during the first steps, and keep the best; not where
