@@ -40,9 +40,9 @@ import torch
 
 RANKS = 2
 WORKLOADS = {  # steps of one measurement, repetitions
-    "mlp": (25, 7),
+    "mlp": (25, 15),
     "transformer": (8, 5),
-    "resnet18": (3, 3),
+    "resnet18": (3, 7),
 }
 WAYS = (
     "unsynchronised",
