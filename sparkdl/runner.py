@@ -72,8 +72,10 @@ def run(
     may call ``hvd.init()`` or ``torch.distributed.init_process_group()`` itself. Groups that it leaves open are closed.
 
     On Spark Connect values, output and events come back as rows of the Spark job: values pass through the server's
-    memory (``spark.driver.maxResultSize`` bounds them), output and events arrive when the job ends. Where executors
-    reach the client, ``config=LaunchConfig(driver_host=...)`` with its address makes values direct and output live.
+    memory (``spark.driver.maxResultSize`` bounds them), output and events arrive when the job ends. A rank whose time
+    is up is interrupted and named; one that nothing interrupts, or that is frozen, is ended 15 s later, not named.
+    Where executors reach the client, ``config=LaunchConfig(driver_host=...)`` with its address makes values direct,
+    output live, and names every rank.
 
     Args:
         fn: the function; cloudpickled, so closures and notebook cells are fine.
