@@ -211,7 +211,7 @@ def test_of_ranks_that_hang_the_one_the_others_wait_for_is_named():
             time.sleep(60)
         dist.all_reduce(torch.ones(1))
 
-    config = LaunchConfig(timeout_seconds=5.0, stop_grace_seconds=0.3, log_to_driver=False)
+    config = LaunchConfig(timeout_seconds=10.0, stop_grace_seconds=0.3, log_to_driver=False)
     with pytest.raises(LaunchTimeoutError, match=r"ranks 0, 1 of 2 .* what rank 1 waits for") as caught:
         run(train, num_proc=-2, config=config)
     assert "time.sleep(60)" in pickle.loads(pickle.dumps(caught.value)).rank_traceback
