@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.batches.blocks import is_ragged
 from sparkdl.batches.plan import Order, Steps, choose_lanes
 from sparkdl.config import LoaderConfig
 from sparkdl.shards.manifest import Manifest, TensorSpec
@@ -33,7 +34,7 @@ def row_bytes(manifest: Manifest, tensors: Sequence[TensorSpec]) -> float:
     total = 0.0
     for spec in tensors:
         elements = float(math.prod(spec.shape))
-        if spec.dtype == "binary" or spec.ragged:
+        if is_ragged(spec):
             stats = [manifest.statistics[name] for name in spec.columns if name in manifest.statistics]
             total += 8
             if not stats:
@@ -119,7 +120,7 @@ class Geometry:
             row_bytes=each,
             read_bytes=row_bytes(manifest, tensors),
             config=config,
-            indices=sum(2 if spec.ragged or spec.dtype == "binary" else 1 for spec in tensors),
+            indices=sum(2 if is_ragged(spec) else 1 for spec in tensors),
         )
 
     def order(self, seed: int, epoch: int, shuffle: bool) -> Order:
