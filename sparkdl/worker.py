@@ -16,10 +16,12 @@ import torch
 from sparkdl.batches.convert import Decode, valid_name
 from sparkdl.batches.loader import ShardedDataset, ShardLoader
 from sparkdl.collective import open_collective
+from sparkdl.collective.base import Collective
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
 from sparkdl.observe import span
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint import Checkpointer
+from sparkdl.train.eager import eager
 from sparkdl.train.loop import fit
 from sparkdl.train.result import TrainResult
 from sparkdl.train.task import Task
@@ -95,6 +97,17 @@ def run_rank(world: World, job: RankJob) -> RankReport:
     seconds: dict[str, float] = {}
     with span("join", seconds):
         collective = open_collective(world, backend=job.backend)
+    with eager():
+        result = _trained(world, job, collective, seconds)
+        leads = world.is_leader
+        weights = _on_cpu(result.model.state_dict()) if leads else None
+        optimizer = _on_cpu(result.optimizer.state_dict()) if leads and result.optimizer is not None else None
+    # Module and optimizer stay here: on the driver their states are enough, and these travel once.
+    result = replace(result, model=torch.nn.Module(), optimizer=None)
+    return RankReport(result=result, weights=weights, optimizer=optimizer, backend=collective.name, seconds=seconds)
+
+
+def _trained(world: World, job: RankJob, collective: Collective, seconds: dict[str, float]) -> TrainResult:
     failed = True
     try:
         with span("open", seconds):
@@ -113,12 +126,7 @@ def run_rank(world: World, job: RankJob) -> RankReport:
         failed = False
     finally:
         collective.close(failed=failed)
-    leads = world.is_leader
-    weights = _on_cpu(result.model.state_dict()) if leads else None
-    optimizer = _on_cpu(result.optimizer.state_dict()) if leads and result.optimizer is not None else None
-    # Module and optimizer stay here: on the driver their states are enough, and these travel once.
-    result = replace(result, model=torch.nn.Module(), optimizer=None)
-    return RankReport(result=result, weights=weights, optimizer=optimizer, backend=collective.name, seconds=seconds)
+    return result
 
 
 def _open(job: RankJob, uri: str, config: LoaderConfig) -> ShardedDataset:

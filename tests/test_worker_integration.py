@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -107,3 +108,26 @@ def test_training_learned_something(alone):
     label_variance = 1 + 4 + 0.25 + 9 + 0.5
     for report in alone.values():
         assert report.result.history.epochs[-1]["val_loss"] < 0.1 * label_variance
+
+
+def loaded_by_training(one, heavy):
+    run_rank(World.from_env(), one)
+    return sorted(set(heavy) & set(sys.modules))
+
+
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_a_rank_loads_no_package_that_it_does_not_use(shards, backend):
+    if backend == "horovod":
+        pytest.importorskip("horovod")
+    heavy = (
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
+        "torchmetrics",
+        "matplotlib",
+        "tensorboard",
+        "deltalake",
+        "pyspark",
+    )
+    ranks = run(loaded_by_training, args=(job(shards, "float32", 2, backend), heavy), num_proc=-2, backend=backend)
+    assert ranks == [[], []]

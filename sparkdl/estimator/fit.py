@@ -33,6 +33,7 @@ from sparkdl.estimator.views import Views, attach_views, detach_views
 from sparkdl.observe import logger, span
 from sparkdl.progress import Progress
 from sparkdl.runner import run
+from sparkdl.train.eager import eager
 from sparkdl.train.judge import settled_monitor
 from sparkdl.train.loss import Objective
 from sparkdl.train.metrics import MetricSet
@@ -174,8 +175,9 @@ def _check_parts(job: RankJob, model: torch.nn.Module) -> None:
 def _stepped(given: Any, model: torch.nn.Module, leader: RankReport) -> torch.optim.Optimizer | None:
     """The optimizer as the leader's last step left it, bound to ``model``."""
     try:
-        optimizer = given if isinstance(given, torch.optim.Optimizer) else given(model)
-        optimizer.load_state_dict(leader.optimizer or {})
+        with eager():
+            optimizer = given if isinstance(given, torch.optim.Optimizer) else given(model)
+            optimizer.load_state_dict(leader.optimizer or {})
     except Exception as error:  # a function that needs what only ranks have; the fit itself is whole
         logger.warning("getOptimizer() of the fitted model is None: the optimizer cannot be made here (%s)", error)
         return None
