@@ -127,6 +127,7 @@ def test_a_rank_loads_no_package_that_it_does_not_use(shards, backend):
         "matplotlib",
         "tensorboard",
         "deltalake",
+        "pandas",
         "pyspark",
     )
     ranks = run(loaded_by_training, args=(job(shards, "float32", 2, backend), heavy), num_proc=-2, backend=backend)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.config import ShardConfig
+from sparkdl.shards.exchange import from_numpy, to_numpy
 from sparkdl.shards.manifest import TensorSpec
 from sparkdl.shards.schema import arrow_schema
 
@@ -75,7 +76,7 @@ def _row_ends(rows: Rows, count: int) -> np.ndarray[Any, Any]:
 def _parts(array: pa.Array) -> tuple[np.ndarray[Any, Any], pa.Array | pa.Buffer]:
     """The offsets of a list or binary array, slices included, and what they point into."""
     if isinstance(array, pa.ListArray):
-        return array.offsets.to_numpy(), array.values
+        return to_numpy(array.offsets), array.values
     _, offsets, data = array.buffers()
     return np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1], data
 
@@ -104,7 +105,7 @@ def _concatenate(pieces: list[Rows]) -> Rows:
 def permuted(rows: Rows, order: np.ndarray[Any, Any]) -> Rows:
     """The rows in the order of the (n,) positions ``order``."""
     return {
-        name: np.take(values, order, axis=0) if isinstance(values, np.ndarray) else values.take(pa.array(order))
+        name: np.take(values, order, axis=0) if isinstance(values, np.ndarray) else values.take(from_numpy(order))
         for name, values in rows.items()
     }
 
@@ -117,6 +118,6 @@ def to_batch(rows: Rows, tensors: Sequence[TensorSpec]) -> pa.RecordBatch:
 
 def _to_arrow(values: Any, kind: pa.DataType) -> pa.Array:
     if isinstance(values, np.ndarray):
-        flat = pa.array(values.reshape(-1))
+        flat = from_numpy(values.reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat
     return values

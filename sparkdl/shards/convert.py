@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.shards.blocks import Rows
+from sparkdl.shards.exchange import from_numpy, to_numpy
 from sparkdl.shards.layout import mask_name
 from sparkdl.shards.manifest import TensorSpec
 from sparkdl.shards.schema import UNKNOWN, is_vector
@@ -98,12 +99,12 @@ class Converter:
         elements = rows.flatten()
         statistics = [self.statistics[column] for column in spec.columns]
         if not elements.null_count:
-            matrix = elements.to_numpy(zero_copy_only=False).reshape(shape)
+            matrix = to_numpy(elements).reshape(shape)
             add_matrix(statistics, matrix)
             return _cast_matrix(matrix, spec), np.ones(shape, np.uint8) if spec.nulls == "mask" else None
         self._count_nulls(elements.null_count, spec)
-        valid = elements.is_valid().to_numpy(zero_copy_only=False).reshape(shape)
-        matrix = _zero_filled(elements).to_numpy(zero_copy_only=False).reshape(shape)
+        valid = to_numpy(elements.is_valid()).reshape(shape)
+        matrix = to_numpy(_zero_filled(elements)).reshape(shape)
         for position, stats in enumerate(statistics):
             present = valid[:, position]
             stats.add(matrix[present, position], len(rows) - int(present.sum()))
@@ -125,11 +126,11 @@ class Converter:
         array = self._encode(array, spec) if spec.logical == "string" else _plain(array, column)
         nulls = array.null_count
         if not nulls:
-            values = array.to_numpy(zero_copy_only=False)
+            values = to_numpy(array)
             return self._take_in(values, spec, column), None
         self._count_nulls(nulls, spec)
-        valid = array.is_valid().to_numpy(zero_copy_only=False)
-        present = self._take_in(array.drop_null().to_numpy(zero_copy_only=False), spec, column, nulls)
+        valid = to_numpy(array.is_valid())
+        present = self._take_in(to_numpy(array.drop_null()), spec, column, nulls)
         values = np.full(len(array), _cast(np.array([fill]), spec, column)[0], present.dtype)
         values[valid] = present
         return values, valid
@@ -157,17 +158,17 @@ class Converter:
     def _binary(self, array: pa.Array, spec: TensorSpec) -> tuple[pa.Array, Array | None]:
         nulls = array.null_count
         self._count_nulls(nulls, spec)
-        lengths = pc.binary_length(array).drop_null().to_numpy()
+        lengths = to_numpy(pc.binary_length(array).drop_null())
         statistics = self.statistics[spec.name]
         statistics.add(lengths, nulls)
-        valid = array.is_valid().to_numpy(zero_copy_only=False) if nulls else None
+        valid = to_numpy(array.is_valid()) if nulls else None
         array = array.cast(pa.large_binary())
         return (array.fill_null(b"") if nulls else array), valid
 
     def _array(self, array: pa.Array, position: int, spec: TensorSpec) -> tuple[Any, Array | None]:
         """A column of arrays or vectors, and which rows (elements, if they have one shape) have values."""
         rows, nulls = len(array), array.null_count
-        valid = array.is_valid().to_numpy(zero_copy_only=False) if nulls else None
+        valid = to_numpy(array.is_valid()) if nulls else None
         present = array.drop_null() if nulls else array
         statistics = self.statistics[spec.name]
         statistics.null_count += nulls
@@ -208,7 +209,7 @@ class Converter:
         self, present: pa.Array, spec: TensorSpec
     ) -> tuple[Array, Array | None, Array, tuple[int, ...] | None]:
         """The elements of non-null lists: values, which are null, the rows' lengths, and the rows' shape if even."""
-        lengths = pc.list_value_length(present).to_numpy()
+        lengths = to_numpy(pc.list_value_length(present))
         shape: tuple[int, ...] | None = None
         inner = present.flatten()
         if pa.types.is_nested(inner.type):
@@ -216,7 +217,7 @@ class Converter:
                 raise DataError(
                     f"column {spec.name!r} has {inner.null_count} null arrays inside its rows: fill them first"
                 )
-            inner_lengths = pc.list_value_length(inner).to_numpy()
+            inner_lengths = to_numpy(pc.list_value_length(inner))
             if len(present):
                 shape = (_even(lengths, spec), _even(inner_lengths, spec))
             inner = inner.flatten()
@@ -224,9 +225,9 @@ class Converter:
             shape = (_even(lengths, spec),)
         holes = None
         if inner.null_count:
-            holes = inner.is_null().to_numpy(zero_copy_only=False)
+            holes = to_numpy(inner.is_null())
             inner = _zero_filled(inner)
-        return inner.to_numpy(zero_copy_only=False), holes, lengths, shape
+        return to_numpy(inner), holes, lengths, shape
 
     def _settle(self, position: int, spec: TensorSpec, shape: tuple[int, ...] | None, rows: int) -> tuple[int, ...]:
         """Compare the shape of a batch's rows with the one planned, and learn it where it was unknown."""
@@ -279,29 +280,30 @@ def _unscaled(array: pa.Array) -> pa.Array:
     """The integers behind 128-bit decimals of up to 18 digits: the lower half of each, which holds the sign too."""
     data = array.buffers()[1]
     halves = np.frombuffer(data, np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
-    integers = pa.array(np.ascontiguousarray(halves[::2]))
+    integers = from_numpy(halves[::2])
     return integers if not array.null_count else pc.if_else(array.is_valid(), integers, pa.scalar(None, pa.int64()))
 
 
 def _vectors(present: pa.Array, spec: TensorSpec) -> tuple[Array, Array, tuple[int, ...] | None]:
     """Dense and sparse vectors as (rows * k,) numbers, their lengths, and their shape."""
     rows = len(present)
-    kinds = present.field("type").to_numpy(zero_copy_only=False)
+    kinds = to_numpy(present.field("type"))
     values, indices = present.field("values"), present.field("indices")
-    stored = pc.list_value_length(values).to_numpy(zero_copy_only=False)
-    sizes = present.field("size").fill_null(0).to_numpy(zero_copy_only=False)
-    lengths = np.where(kinds == 1, stored, sizes).astype(np.int64)
+    stored = to_numpy(pc.list_value_length(values))
+    sparse = kinds == 0
+    lengths = stored.astype(np.int64)
+    if sparse.any():
+        lengths[sparse] = to_numpy(present.field("size").fill_null(0))[sparse]
     if not rows:
         return np.empty(0), lengths, None
     k = _even(lengths, spec)
-    numbers = values.flatten().to_numpy(zero_copy_only=False)
-    sparse = kinds == 0
+    numbers = to_numpy(values.flatten())
     if not sparse.any():
         return numbers, lengths, (k,)
     row_of = np.repeat(np.arange(rows), stored)
     first = np.cumsum(stored) - stored
     place = np.arange(len(numbers)) - first[row_of]
-    place[sparse[row_of]] = indices.filter(pa.array(sparse)).flatten().to_numpy(zero_copy_only=False)
+    place[sparse[row_of]] = to_numpy(indices.filter(pa.array(sparse)).flatten())
     dense = np.zeros((rows, k))
     dense[row_of, place] = numbers
     return dense.reshape(-1), lengths, (k,)
@@ -328,7 +330,7 @@ def _ragged(flat: Array, lengths: Array, valid: Array | None, rows: int) -> pa.A
         whole[valid] = lengths
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(whole, out=offsets[1:])
-    values = pa.array(flat)
+    values = from_numpy(flat)
     kind = pa.list_(pa.field("item", values.type, nullable=False))
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets)], children=[values])
 

@@ -27,6 +27,7 @@ from sparkdl import errors
 from sparkdl.config import ShardConfig
 from sparkdl.errors import DataError, SchemaError, SparkdlError
 from sparkdl.observe import span
+from sparkdl.shards.exchange import one_value
 from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
 from sparkdl.shards.layout import Layout, plan_tensors, with_dictionaries
@@ -186,7 +187,7 @@ def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
 
 def _report(fields: dict[str, Any]) -> pa.RecordBatch:
     data = zlib.compress(json.dumps(fields).encode(), level=1)
-    return pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], ["report"])
+    return pa.RecordBatch.from_arrays([one_value(data)], ["report"])
 
 
 @dataclass(frozen=True)
