@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import fsspec
-import fsspec.config
 import xxhash
 
 from sparkdl.errors import ConfigError, ConflictError, SparkdlError, StorageError
@@ -101,6 +99,8 @@ class Storage(ABC):
         if not separator or scheme in ("file", "local"):
             path = os.path.abspath(os.path.expanduser(rest if separator else text.removeprefix("file:")))
             return LocalStorage(path)
+        import fsspec.config  # which looks for plugins everywhere: local sets do without
+
         protocol = _SAME_AS.get(scheme, scheme)
         if protocol not in fsspec.available_protocols():
             raise ConfigError(f"the scheme {scheme!r} of {text} is unknown: use a path, or s3, gs, abfs or hdfs")
@@ -274,8 +274,9 @@ class RemoteStorage(Storage):
     @property
     def _fs(self) -> Any:
         with storage_errors(self.uri, "reach"):
-            # a listing cache would hide what other processes write
-            return fsspec.filesystem(self.protocol, **{"use_listings_cache": False, **self.options})
+            from fsspec import filesystem  # without a listing cache, which would hide what other processes write
+
+            return filesystem(self.protocol, **{"use_listings_cache": False, **self.options})
 
     @property
     def _path(self) -> str:
@@ -298,10 +299,9 @@ class RemoteStorage(Storage):
             return int(self._fs.info(self._path)["size"])
 
     def exists(self) -> bool:
-        with storage_errors(self.uri, "read"):
-            with suppress(FileNotFoundError):  # fsspec's own exists() takes every failure for absence
-                return bool(self._fs.info(self._path))
-            return False
+        with storage_errors(self.uri, "read"), suppress(FileNotFoundError):
+            return bool(self._fs.info(self._path))  # fsspec's own exists() takes every failure for absence
+        return False
 
     def list(self) -> list[Entry]:
         with storage_errors(self.uri, "list"):

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from sparkdl.config import ShardConfig
@@ -201,9 +200,12 @@ class ShardFile:
         self._sink = _HashingSink(self._stream)
         self._head_bytes = len(b"PAR1")
         with storage_errors(self._uri, "write"):
-            if config.format == "parquet":
+            self._parquet = config.format == "parquet"
+            if self._parquet:
+                from pyarrow import parquet  # which loads every filesystem that Arrow knows
+
                 codec = config.compression or "none"
-                self._writer = pq.ParquetWriter(self._sink, schema, compression=codec, use_dictionary=False)
+                self._writer = parquet.ParquetWriter(self._sink, schema, compression=codec, use_dictionary=False)
             else:
                 self._pads = _pads(schema, config.compression)
                 self._head_bytes = len(b"ARROW1\0\0") + schema.serialize().size
@@ -221,7 +223,7 @@ class ShardFile:
         origin = max(self._sink.position, self._head_bytes)  # Arrow writes the head along with the first block
         self._sink.hash_from(origin)
         with storage_errors(self._uri, "write"):
-            if isinstance(self._writer, pq.ParquetWriter):
+            if self._parquet:
                 self._writer.write_batch(batch, row_group_size=batch.num_rows)
             else:
                 pad = self._pads[-origin % _ALIGNMENT]
