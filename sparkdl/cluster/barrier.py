@@ -28,6 +28,7 @@ from sparkdl.cluster.wire import dump_function
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import LaunchTimeoutError, PreflightError
 from sparkdl.observe import Event
+from sparkdl.quickack import promptly
 from sparkdl.world import World
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def run_task(
     ticket: Ticket, batches: Iterator[pyarrow.RecordBatch], keep_output: bool
 ) -> Iterator[pyarrow.RecordBatch]:
     """Be the rank of this barrier task; yields no rows, for everything has gone through the channel."""
-    for _ in batches:
+    for _ in promptly(batches):
         pass
     attend(ticket, _slot(keep_output)[0])
     _freeze()
@@ -206,7 +207,7 @@ def run_gathered(
     job: GatherJob, batches: Iterator[pyarrow.RecordBatch], keep_output: bool
 ) -> Iterator[pyarrow.RecordBatch]:
     """Be the rank of this barrier task; what it has to say are its rows."""
-    for _ in batches:
+    for _ in promptly(batches):
         pass
     yield from attend_gathered(job, *_slot(keep_output))
 

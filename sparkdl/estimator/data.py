@@ -25,6 +25,7 @@ from sparkdl.estimator.probe import Probe
 from sparkdl.estimator.settings import roles_of, seed_of, shard_config
 from sparkdl.estimator.store import Store
 from sparkdl.observe import span
+from sparkdl.quickack import promptly
 from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.shards.write import write_shards
 
@@ -246,7 +247,7 @@ def _transformed(params: CheckedParams, df: DataFrame) -> DataFrame:
     given, names = df.columns, list(fields)
 
     def apply(frames: Any) -> Any:
-        for frame in frames:
+        for frame in promptly(frames):
             frame.columns = given
             yield function(frame)[names]
 

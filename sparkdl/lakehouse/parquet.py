@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.config import require
 from sparkdl.lakehouse.delta import storage_of
+from sparkdl.quickack import promptly
 from sparkdl.storage import Storage, storage_errors
 
 __all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "WriteTask", "partition_text"]
@@ -167,7 +168,7 @@ class WriteTask:
             StorageError: the table's place cannot be written.
         """
         with _Files(self) as files:
-            for batch in batches:
+            for batch in promptly(batches):
                 if batch.num_rows:
                     for partition, part in split(normalised(batch), self.partition_by):
                         files.append(partition, part)

@@ -23,6 +23,7 @@ from sparkdl.errors import BundleError, DataError, SchemaError
 from sparkdl.lakehouse.columns import Matrix, matrix_of
 from sparkdl.lakehouse.models import ModelSource, loaded, place
 from sparkdl.lakehouse.signature import Signature, TensorField
+from sparkdl.quickack import promptly
 
 __all__ = ["InputPlan", "Kept", "Part", "Scorer", "cut", "joined", "output_type"]
 
@@ -113,7 +114,7 @@ class Scorer:
         torch.set_num_threads(threads)
         model: nn.Module | None = None
         names = [*(kept.name for kept in self.kept), *self.columns]
-        for batch in joined(batches, self.config.batch_rows):
+        for batch in joined(promptly(batches), self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
             answers = [self._score(model, piece, device) for piece in cut(batch, self.config.batch_rows)]

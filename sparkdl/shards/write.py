@@ -27,6 +27,7 @@ from sparkdl import errors
 from sparkdl.config import ShardConfig
 from sparkdl.errors import DataError, SchemaError, SparkdlError
 from sparkdl.observe import span
+from sparkdl.quickack import promptly
 from sparkdl.shards.exchange import one_value
 from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
@@ -210,7 +211,7 @@ class _WriteTask:
             self.root, self.tensors, self.config, partition=partition, tag=self.tag, packed_already=self.packed
         )
         try:
-            for batch in batches:
+            for batch in promptly(batches):
                 writer.write(batch)
             report = writer.finish()
         except (DataError, SchemaError) as cause:
@@ -231,7 +232,7 @@ class _DistinctTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         values: dict[str, set[str]] = {column: set() for column in self.columns}
-        for batch in batches:
+        for batch in promptly(batches):
             for column, known in values.items():
                 known.update(batch.column(column).unique().drop_null().to_pylist())
                 if len(known) > self.most:
