@@ -31,6 +31,7 @@ PYSPARK = {
     "cluster.barrier",
     "cluster.daemon",
     "cluster.resources",
+    "lakehouse.scan",
     "lakehouse.score",
     "lakehouse.tables",
 } | DRIVER_SIDE

@@ -8,7 +8,7 @@ tasks. No Spark: the function runs inside a Spark worker, and in a test without 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, DataError, SchemaError
 from sparkdl.lakehouse.columns import Matrix, matrix_of
 from sparkdl.lakehouse.models import ModelSource, loaded, place
+from sparkdl.lakehouse.pieces import PieceReader
 from sparkdl.lakehouse.signature import Signature, TensorField
 from sparkdl.quickack import promptly
 
-__all__ = ["InputPlan", "Kept", "Part", "Scorer", "cut", "joined", "output_type"]
+__all__ = ["FileScorer", "InputPlan", "Kept", "Part", "Scorer", "cut", "joined", "output_type"]
 
 Array = npt.NDArray[Any]
 
@@ -109,12 +110,16 @@ class Scorer:
     config: ScoreConfig
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Score what Spark sends; yield ``kept`` and the outputs of each batch."""
+        return self.scored(promptly(batches))
+
+    def scored(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Score the batches; yield ``kept`` and the outputs of each."""
         device, threads = place(self.config)
         torch.set_num_threads(threads)
         model: nn.Module | None = None
         names = [*(kept.name for kept in self.kept), *self.columns]
-        for batch in joined(promptly(batches), self.config.batch_rows):
+        for batch in joined(batches, self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
             answers = [self._score(model, piece, device) for piece in cut(batch, self.config.batch_rows)]
@@ -220,6 +225,25 @@ class Scorer:
         return out
 
 
+@dataclass(frozen=True)
+class FileScorer:
+    """The function of a scoring stage whose tasks read their rows from files.
+
+    Attributes:
+        tasks: what each reads; a row that Spark sends is the number of one.
+        scorer: scores them.
+    """
+
+    tasks: tuple[PieceReader, ...]
+    scorer: Scorer
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Score the tasks that Spark names."""
+        for batch in promptly(batches):
+            for number in batch.column(0).to_pylist():
+                yield from self.scorer.scored(self.tasks[number])
+
+
 def _converted(values: Array, dtype: str) -> torch.Tensor:
     """The values in memory of their own: the model may write into its input, Arrow's memory stays as it is."""
     out = np.empty(values.shape, dtype="float32" if dtype == "bfloat16" else dtype)
@@ -228,7 +252,7 @@ def _converted(values: Array, dtype: str) -> torch.Tensor:
     return tensor.bfloat16() if dtype == "bfloat16" else tensor
 
 
-def joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+def joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     """Join small batches to at most ``rows`` rows; larger ones pass as they are, empty ones are left out."""
     waiting: list[pa.RecordBatch] = []
     count = 0

@@ -1,8 +1,8 @@
 """score() against a hand-written ``predict_batch_udf`` on the same model and rows.
 
-400,000 rows of an id and 40 float32 columns, cached; an MLP 40-64-1; batches of 4,096 rows; one thread a task on both
-sides; the sink takes every row and drops it. "narrow" asks for id and prediction, "wide" for every column as well;
-"memory" is the largest private memory of a worker at 1x and 4x the rows. Each way has a Spark session of its own,
+400,000 rows of an id and 40 float32 columns, cached or in Parquet files; an MLP 40-64-1; batches of 4,096 rows; one
+thread a task on both sides; the sink takes every row and drops it. "narrow" asks for id and prediction, "wide" for
+every column as well; "files narrow" and "files wide" read the files, which the page cache holds; "memory" is the largest private memory of a worker at 1x and 4x the rows. Each way has a Spark session of its own,
 so that neither profits from what the other leaves in its workers; they take turns. ``python tests/bench/bench_score.py
 [workload ...]`` prints one JSON line per workload.
 """
@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -28,12 +29,17 @@ ROWS, FEATURES, BATCH, REPEATS = 400_000, 40, 4096, 11
 COLUMNS = [f"x{i}" for i in range(FEATURES)]
 
 
-def frame_of(spark, rows):
-    """An id and the features, cached, so that reading is not measured."""
+def frame_of(spark, rows, files=False):
+    """An id and the features: cached, so that reading is not measured, or in files."""
     from pyspark.sql import functions as F
 
     made = spark.range(0, rows, 1, 4)
-    frame = made.select("id", *[F.rand(i).cast("float").alias(name) for i, name in enumerate(COLUMNS)]).cache()
+    frame = made.select("id", *[F.rand(i).cast("float").alias(name) for i, name in enumerate(COLUMNS)])
+    if files:
+        path = os.path.join(tempfile.mkdtemp(), "rows")
+        frame.write.parquet(path)
+        return spark.read.parquet(path)
+    frame.cache()
     assert frame.count() == rows
     return frame
 
@@ -121,7 +127,7 @@ def session():
 def serve(way, workload):
     """Be one way's process: the sum of all predictions first, then wall and CPU seconds of a run for each line read."""
     spark = session()
-    scored = WAYS[way](frame_of(spark, ROWS), model_of(), workload == "wide")
+    scored = WAYS[way](frame_of(spark, ROWS, "files" in workload), model_of(), "wide" in workload)
     print(scored.selectExpr("sum(y)").first()[0], flush=True)
     for _ in sys.stdin:
         start, before = time.perf_counter(), cpu_seconds()
@@ -198,7 +204,7 @@ def measure_memory():
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("workload", ["narrow", "wide", "memory"])
+@pytest.mark.parametrize("workload", ["narrow", "wide", "files narrow", "files wide", "memory"])
 def test_score(workload, capsys):
     result = measure_memory() if workload == "memory" else measure(workload)
     with capsys.disabled():
@@ -210,7 +216,7 @@ def main(arguments):
     if arguments[:1] == ["serve"]:
         serve(*arguments[1:])
         return
-    for workload in arguments or ("narrow", "wide", "memory"):
+    for workload in arguments or ("narrow", "wide", "files narrow", "files wide", "memory"):
         print(json.dumps(measure_memory() if workload == "memory" else measure(workload)), flush=True)
 
 
