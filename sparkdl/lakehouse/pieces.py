@@ -1,6 +1,6 @@
 """Pieces of Parquet files as record batches, as Spark would read them.
 
-Enters: files, cut by row groups, and the columns that are wanted. Leaves: record batches of a few MiB with these
+Enters: files, cut by row groups, and the columns that are wanted. Leaves: record batches of at most 4 MiB with these
 columns under the caller's names and types. No Spark: a worker reads with it, and a test without one.
 """
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Field", "Piece", "PieceReader"]
 
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 4 << 20
+_BUFFER_BYTES, _LEAST_READ, _MOST_READ = 16 << 20, 16 << 10, 256 << 10
 _MOST_ROWS = 1 << 16
 
 
@@ -85,11 +86,11 @@ class PieceReader:
     def check(self, index: int) -> None:
         """Look whether the file of a piece can be read, without reading rows; raises what reading would."""
         with storage_errors(self.pieces[index].path, "read"):
-            self._columns(_opened(self.pieces[index].path), self.pieces[index].path)
+            self._columns(_opened(self.pieces[index].path, 1), self.pieces[index].path)
 
     def _read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         with storage_errors(piece.path, "read"):
-            file = _opened(piece.path)
+            file = _opened(piece.path, len(self.fields))
             columns = self._columns(file, piece.path)
             known = dict(piece.values)
             groups = file.metadata.num_row_groups
@@ -133,14 +134,16 @@ class PieceReader:
         return found
 
 
-def _opened(path: str) -> ParquetFile:
+def _opened(path: str, columns: int) -> ParquetFile:
+    """The file, read through one small buffer a column: its size is nothing a worker's memory depends on."""
     from pyarrow.parquet import ParquetFile
 
-    return ParquetFile(path, memory_map=True, pre_buffer=False, coerce_int96_timestamp_unit="us")
+    buffer = max(_LEAST_READ, min(_MOST_READ, _BUFFER_BYTES // max(1, columns)))
+    return ParquetFile(path, buffer_size=buffer, pre_buffer=False, coerce_int96_timestamp_unit="us")
 
 
 def _batch_rows(file: ParquetFile, group: int) -> int:
-    """Rows of a batch of about 8 MiB."""
+    """Rows of a batch of about 4 MiB."""
     known = file.metadata.row_group(group)
     rows = _BATCH_BYTES * int(known.num_rows) // max(1, int(known.total_byte_size))
     return max(1, min(_MOST_ROWS, rows))

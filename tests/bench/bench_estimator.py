@@ -1,8 +1,8 @@
 """The estimator beside Horovod's: fit, transform; and a cross-validation with two slots beside one fit at a time.
 
 fit: 200,000 rows x 40 floats, MLP 40-64-1, batch 1,024, 3 epochs, 2 ranks, DataFrame in to model out. transform: rows
-a second through the fitted model, from Parquet files and from a cached DataFrame. Each contender runs in a fresh process
-on ``local[2]``. One JSON line per workload; also a script.
+a second through the fitted model, from Parquet files and from a cached DataFrame. Each contender runs in a fresh
+process on ``local[2]``. One JSON line per workload; also a script.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 400,000 rows of an id and 40 float32 columns, cached or in Parquet files; an MLP 40-64-1; batches of 4,096 rows; one
 thread a task on both sides; the sink takes every row and drops it. "narrow" asks for id and prediction, "wide" for
-every column as well; "files narrow" and "files wide" read the files, which the page cache holds; "memory" is the largest private memory of a worker at 1x and 4x the rows. Each way has a Spark session of its own,
-so that neither profits from what the other leaves in its workers; they take turns. ``python tests/bench/bench_score.py
+every column as well; "files narrow" and "files wide" read the files, which the page cache holds; "memory" and "files
+memory" are the largest private memory of a worker at 1x and 4x the rows. Each way has a Spark session of its own, so
+that neither profits from what the other leaves in its workers; they take turns. ``python tests/bench/bench_score.py
 [workload ...]`` prints one JSON line per workload.
 """
 
@@ -194,19 +195,19 @@ def peak_private_mib(run):
     return peak[0] >> 20
 
 
-def measure_memory():
+def measure_memory(workload):
     spark, found = session(), {}
     for factor in (1, 4):
-        frame = frame_of(spark, ROWS * factor)
+        frame = frame_of(spark, ROWS * factor, "files" in workload)
         found[f"{factor}x"] = peak_private_mib(lambda frame=frame: drain(ours(frame, model_of(), False)))
         frame.unpersist()
-    return {"workload": "score memory", "ratio": round(found["4x"] / found["1x"], 2), "peak_mib": found, **facts()}
+    return {"workload": f"score {workload}", "ratio": round(found["4x"] / found["1x"], 2), "peak_mib": found, **facts()}
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("workload", ["narrow", "wide", "files narrow", "files wide", "memory"])
+@pytest.mark.parametrize("workload", ["narrow", "wide", "files narrow", "files wide", "memory", "files memory"])
 def test_score(workload, capsys):
-    result = measure_memory() if workload == "memory" else measure(workload)
+    result = measure_memory(workload) if "memory" in workload else measure(workload)
     with capsys.disabled():
         print("\n" + json.dumps(result))
 
@@ -216,8 +217,8 @@ def main(arguments):
     if arguments[:1] == ["serve"]:
         serve(*arguments[1:])
         return
-    for workload in arguments or ("narrow", "wide", "files narrow", "files wide", "memory"):
-        print(json.dumps(measure_memory() if workload == "memory" else measure(workload)), flush=True)
+    for workload in arguments or ("narrow", "wide", "files narrow", "files wide", "memory", "files memory"):
+        print(json.dumps(measure_memory(workload) if "memory" in workload else measure(workload)), flush=True)
 
 
 if __name__ == "__main__":
