@@ -165,7 +165,8 @@ def _reads_as(found: pa.DataType, wanted: pa.DataType, rebased: bool) -> bool:
     if _is_list(found) and _is_list(wanted):
         return _reads_as(found.value_type, wanted.value_type, rebased)
     if kinds.is_timestamp(found) and kinds.is_timestamp(wanted):
-        return not rebased and found.unit in ("ms", "us")  # Arrow shows INT96, which Spark writes, without a zone
+        # Spark takes no instants for wall-clock times; Arrow shows INT96, which Spark writes, without a zone.
+        return not rebased and found.unit in ("ms", "us") and not (found.tz and not wanted.tz)
     if kinds.is_date32(found) and kinds.is_date32(wanted):
         return not rebased
     if kinds.is_integer(found) and kinds.is_integer(wanted):

@@ -20,6 +20,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from sparkdl.errors import SparkdlError
+from sparkdl.lakehouse.parquet import HIVE_NULL
 from sparkdl.lakehouse.pieces import Field, Piece, PieceReader
 from sparkdl.observe import logger
 
@@ -31,7 +32,6 @@ __all__ = ["parquet_tasks", "packed_into_tasks"]
 _SOURCES = "org.apache.spark.sql.execution.datasources."
 _PLAN, _EXPRESSION = "org.apache.spark.sql.catalyst.plans.logical.", "org.apache.spark.sql.catalyst.expressions."
 _PICKING = (_PLAN + "Project", _PLAN + "SubqueryAlias")
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _READ_ALIKE = (
     T.ByteType,
     T.ShortType,
@@ -183,7 +183,7 @@ def _with_values(piece: Piece, fields: Sequence[Field]) -> Piece:
     for field in fields:
         if field.from_path:
             value = folders[field.source]
-            values[field.name] = None if value == _HIVE_NULL else unquote(value)
+            values[field.name] = None if value == HIVE_NULL else unquote(value)
     return Piece(path=path, part=piece.part, parts=piece.parts, values=tuple(values.items()))
 
 

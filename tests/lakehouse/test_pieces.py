@@ -100,6 +100,7 @@ def test_values_of_the_path_fill_their_columns(path):
         (pa.array([1]), pa.string()),
         (pa.array([True]), pa.int32()),
         (pa.array([1], pa.timestamp("ns")), pa.timestamp("us")),
+        (pa.array([1], pa.timestamp("us", "UTC")), pa.timestamp("us")),
         (pa.array([[1]]), pa.int64()),
     ],
 )
