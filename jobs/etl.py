@@ -46,8 +46,8 @@ from jobs.record import RowCounts
 from jobs.settings import Settings
 from jobs.state import DayState, Vocabulary, load_days, save_days, save_statistics
 from sparkdl.errors import DataError
-from sparkdl.lakehouse.tables import Table
 from sparkdl.observe import span
+from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.settings import EtlSettings, Settings
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.lakehouse.tables import Table
+from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,9 +19,9 @@ from jobs.record import Publication, Quality
 from jobs.settings import Settings
 from jobs.train import PREDICTION, Trained
 from sparkdl.errors import BundleError, ConflictError, DataError
-from sparkdl.lakehouse.bundle import read_bundle
-from sparkdl.lakehouse.registry import Lineage, ModelRegistry, ModelVersion
-from sparkdl.lakehouse.score import score
+from sparkdl.models.bundle import read_bundle
+from sparkdl.models.registry import Lineage, ModelRegistry, ModelVersion
+from sparkdl.scoring.score import score
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

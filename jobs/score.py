@@ -27,8 +27,8 @@ from jobs.record import Predictions
 from jobs.settings import Settings
 from jobs.train import PREDICTION
 from sparkdl.errors import DataError
-from sparkdl.lakehouse.registry import ModelVersion
-from sparkdl.lakehouse.tables import Table
+from sparkdl.models.registry import ModelVersion
+from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

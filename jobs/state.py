@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from jobs.features import CATEGORICAL, Moments, Statistics
 from jobs.settings import Settings
-from sparkdl.lakehouse.tables import Table
+from sparkdl.tables.table import Table
 
 __all__ = ["DayState", "Vocabulary", "load_days", "save_days", "save_statistics"]
 

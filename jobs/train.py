@@ -31,12 +31,12 @@ from jobs.features import CATEGORICAL, LABEL, NUMERIC, features_frame, id_column
 from jobs.model import build_model, model_kwargs
 from jobs.record import Training
 from jobs.settings import Settings, TrainSettings
+from sparkdl.columns.layout import Layout
 from sparkdl.config import CheckpointConfig, ShardConfig, TrainConfig
 from sparkdl.errors import DataError
-from sparkdl.lakehouse.bundle import Signature, TensorField, save_bundle
+from sparkdl.models.bundle import Signature, TensorField, save_bundle
 from sparkdl.progress import Progress
 from sparkdl.runner import run as run_ranks
-from sparkdl.shards.layout import Layout
 from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.shards.write import write_shards
 from sparkdl.storage import Storage

@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.batches.reading.loader import ShardedDataset
     from sparkdl.estimator.estimator import TorchEstimator
+    from sparkdl.estimator.horovod.runners import HorovodRunner, TorchDistributor, log_to_driver
     from sparkdl.estimator.model import TorchModel
+    from sparkdl.estimator.saving.trust import allow_pickle
     from sparkdl.estimator.store import Store
-    from sparkdl.estimator.trust import allow_pickle
-    from sparkdl.horovod_runner import HorovodRunner, log_to_driver
-    from sparkdl.lakehouse.registry import ModelRegistry
+    from sparkdl.models.registry import ModelRegistry
     from sparkdl.runner import run, run_on_dataframe
     from sparkdl.shards.write import write_shards
 
@@ -25,6 +25,7 @@ __all__ = [
     "ModelRegistry",
     "ShardedDataset",
     "Store",
+    "TorchDistributor",
     "TorchEstimator",
     "TorchModel",
     "allow_pickle",
@@ -35,14 +36,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "HorovodRunner": "horovod_runner",
-    "ModelRegistry": "lakehouse.registry",
-    "ShardedDataset": "batches.loader",
+    "HorovodRunner": "estimator.horovod.runners",
+    "ModelRegistry": "models.registry",
+    "ShardedDataset": "batches.reading.loader",
     "Store": "estimator.store",
+    "TorchDistributor": "estimator.horovod.runners",
     "TorchEstimator": "estimator.estimator",
     "TorchModel": "estimator.model",
-    "allow_pickle": "estimator.trust",
-    "log_to_driver": "horovod_runner",
+    "allow_pickle": "estimator.saving.trust",
+    "log_to_driver": "estimator.horovod.runners",
     "run": "runner",
     "run_on_dataframe": "runner",
     "write_shards": "shards.write",

@@ -179,7 +179,7 @@ def _moved(options: argparse.Namespace, console: Console, done: Any) -> int:
 
 
 def _registry(options: argparse.Namespace) -> Any:
-    from sparkdl.lakehouse.registry import ModelRegistry
+    from sparkdl.models.registry import ModelRegistry
 
     return ModelRegistry(options.registry)
 

@@ -117,7 +117,7 @@ def _horovod() -> Check:
     except importlib.metadata.PackageNotFoundError:
         return Check(name="Horovod", found="not installed", ok=None, remedy=remedy)
     try:
-        from sparkdl.collective.horovod import built_with
+        from sparkdl.collective.backends.horovod import built_with
     except Exception as error:
         return Check(name="Horovod", found=f"{version}, which does not load: {error}", ok=False, remedy=remedy)
     built = built_with()
@@ -190,7 +190,7 @@ def _session() -> Any:
         .appName("sparkdl doctor")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.python.daemon.module", "sparkdl.cluster.daemon")
+        .config("spark.python.daemon.module", "sparkdl.launch.daemon")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")  # it lives for seconds
         .getOrCreate()
     )

@@ -14,20 +14,21 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
-from sparkdl.cluster import barrier, local
-from sparkdl.cluster.services import LateService, Service
-from sparkdl.collective.first_group import before_first_group
-from sparkdl.collective.horovod_store import HorovodRendezvous
+from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
+from sparkdl.compat.first_process_group import before_first_group
 from sparkdl.config import LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
+from sparkdl.launch import local
+from sparkdl.launch.driver import barrier
+from sparkdl.launch.services import LateService, Service
 from sparkdl.observe import Event
 from sparkdl.world import World
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkdl.columns.layout import Layout
     from sparkdl.estimator.store import Store
-    from sparkdl.shards.layout import Layout
 
 __all__ = ["FrameSettings", "RunSettings", "run", "run_on_dataframe"]
 
@@ -203,7 +204,7 @@ def _with_loader(
     uri: str,
     reading: dict[str, Any],
 ) -> T:
-    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.batches.reading.loader import ShardedDataset
 
     return fn(ShardedDataset(uri, config=config).loader(world=World.from_env(), **reading), *args, **kwargs)
 
@@ -253,7 +254,7 @@ def _services(backend: str) -> tuple[list[Service], list[str]]:
         # torch takes seconds to import: its store runs beside rank 0, which loads torch in any case if it is needed.
         services.append(
             LateService(
-                module="sparkdl.collective.torch_store",
+                module="sparkdl.collective.rendezvous.torch_store",
                 name="TorchRendezvous",
                 address="MASTER_ADDR",
                 port="MASTER_PORT",
@@ -292,7 +293,7 @@ def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], w
 
 
 def _prepare_groups(stack: ExitStack) -> None:
-    from sparkdl.collective.ddp import allow_rejoining, kept_groups
+    from sparkdl.collective.backends.torch_distributed import allow_rejoining, kept_groups
 
     allow_rejoining()  # the store outlives a group: a second init_process_group() must not find the first
     stack.enter_context(kept_groups())

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from sparkdl.batches.convert import Decode, valid_name
-from sparkdl.batches.loader import ShardedDataset, ShardLoader
+from sparkdl.batches.reading.gather import Decode, valid_name
+from sparkdl.batches.reading.loader import ShardedDataset, ShardLoader
 from sparkdl.collective import open_collective
 from sparkdl.collective.base import Collective
+from sparkdl.compat.torch_compiler import eager
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
 from sparkdl.observe import span
 from sparkdl.train.callbacks import Callback
-from sparkdl.train.checkpoint import Checkpointer
-from sparkdl.train.eager import eager
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.loop import fit
 from sparkdl.train.result import TrainResult
 from sparkdl.train.task import Task

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sparkdl.cli import main
-from sparkdl.lakehouse.bundle import save_bundle
-from sparkdl.lakehouse.registry import ModelRegistry
+from sparkdl.models.bundle import save_bundle
+from sparkdl.models.registry import ModelRegistry
 from sparkdl.shards.files import write_table_shards
 
 

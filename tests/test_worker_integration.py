@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+from sparkdl.columns.layout import Layout
 from sparkdl.config import TrainConfig
 from sparkdl.runner import run
 from sparkdl.shards.files import write_table_shards
-from sparkdl.shards.layout import Layout
 from sparkdl.train.task import Task
 from sparkdl.worker import RankJob, run_rank
 from sparkdl.world import World

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from sparkdl.errors import CheckpointError, ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from sparkdl.collective.group import GroupCollective
+    from sparkdl.collective.backends.group import GroupCollective
 
 __all__ = ["agree_on_tensors", "named_parameters", "pack", "pickled", "share_optimizer", "unpack", "unpickled"]
 

@@ -12,9 +12,9 @@ import sys
 from datetime import timedelta
 
 from sparkdl import observe
+from sparkdl.collective.backends.horovod import HorovodCollective, HostNameError, built_with, is_installed
+from sparkdl.collective.backends.solo import SoloCollective
 from sparkdl.collective.base import Collective
-from sparkdl.collective.horovod import HorovodCollective, HostNameError, built_with, is_installed
-from sparkdl.collective.solo import SoloCollective
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
 
@@ -67,7 +67,7 @@ def _open(world: World, backend: str, timeout: timedelta) -> Collective:
         return SoloCollective(world)
     if backend == "horovod":
         return HorovodCollective(world, timeout=timeout)
-    from sparkdl.collective.ddp import TorchCollective
+    from sparkdl.collective.backends.torch_distributed import TorchCollective
 
     return TorchCollective(world, timeout=timeout)
 

@@ -15,18 +15,18 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.errors import ConfigError, StorageError
-from sparkdl.estimator.checks import check_frame
-from sparkdl.estimator.data import prepare, prepare_existing
-from sparkdl.estimator.fits import Fit, GridFits
+from sparkdl.estimator.fit.checks import check_frame
+from sparkdl.estimator.fit.data import prepare, prepare_existing
+from sparkdl.estimator.fit.fits import Fit, GridFits
 from sparkdl.estimator.model import TorchModel
-from sparkdl.estimator.params import CheckedParams, declare, set_defaults, value_of
-from sparkdl.estimator.persistence import EstimatorReader, EstimatorWriter
-from sparkdl.estimator.spec import SPECS
+from sparkdl.estimator.params.params import CheckedParams, declare, set_defaults, value_of
+from sparkdl.estimator.params.spec import SPECS
+from sparkdl.estimator.saving.persistence import EstimatorReader, EstimatorWriter
 from sparkdl.estimator.store import open_store
 from sparkdl.shards.manifest import Manifest, Source
 
 if TYPE_CHECKING:
-    from sparkdl.lakehouse.tables import Table
+    from sparkdl.tables.table import Table
 
 __all__ = ["TorchEstimator"]
 
@@ -137,7 +137,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         Raises:
             StorageError: there is no such table or version.
         """
-        from sparkdl.lakehouse.tables import Table
+        from sparkdl.tables.table import Table
 
         estimator = self.copy(dict(params)) if params else self
         spark = _session()

@@ -16,19 +16,19 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.checks import check_frame
-from sparkdl.estimator.heads import Head
-from sparkdl.estimator.params import CheckedParams, check_conflicts, declare, set_defaults
-from sparkdl.estimator.persistence import ModelReader, ModelWriter
-from sparkdl.estimator.saved import Withheld
-from sparkdl.estimator.scoring import Published, publish, score_frame, signature_for, signature_of, wanted_columns
-from sparkdl.estimator.spec import MODEL_SPECS
+from sparkdl.estimator.fit.checks import check_frame
+from sparkdl.estimator.outputs import Head
+from sparkdl.estimator.params.params import CheckedParams, check_conflicts, declare, set_defaults
+from sparkdl.estimator.params.spec import MODEL_SPECS
+from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
+from sparkdl.estimator.saving.saved import Withheld
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
-from sparkdl.lakehouse.signature import Signature
+from sparkdl.estimator.transform import Published, publish, score_frame, signature_for, signature_of, wanted_columns
+from sparkdl.models.signature import Signature
 
 if TYPE_CHECKING:
-    from sparkdl.estimator.data import Prepared
-    from sparkdl.estimator.fit import Trained
+    from sparkdl.estimator.fit.data import Prepared
+    from sparkdl.estimator.fit.fit import Trained
 
 __all__ = ["TorchModel", "model_of"]
 

@@ -25,12 +25,12 @@ from pyspark.ml.util import DefaultParamsReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from sparkdl.cluster.session import is_connect
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator.checks import check_frame
 from sparkdl.estimator.estimator import TorchEstimator
-from sparkdl.estimator.fits import GridFits
-from sparkdl.estimator.persistence import StageWriter
+from sparkdl.estimator.fit.checks import check_frame
+from sparkdl.estimator.fit.fits import GridFits
+from sparkdl.estimator.saving.persistence import StageWriter
+from sparkdl.launch.driver.session import is_connect
 from sparkdl.observe import logger
 
 __all__ = ["CrossValidator"]

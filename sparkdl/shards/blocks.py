@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.columns.numpy_arrow import from_numpy, to_numpy
+from sparkdl.columns.types import arrow_schema
 from sparkdl.config import ShardConfig
-from sparkdl.shards.exchange import from_numpy, to_numpy
 from sparkdl.shards.manifest import TensorSpec
-from sparkdl.shards.schema import arrow_schema
 
 __all__ = ["BlockCutter", "Rows", "permuted", "to_batch"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.columns.layout import Layout
 from sparkdl.config import ShardConfig
-from sparkdl.shards.layout import Layout
 from sparkdl.shards.manifest import WRITER_VERSION, Source, TensorSpec
 from sparkdl.storage import sha256_hex
 

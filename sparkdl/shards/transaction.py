@@ -20,10 +20,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sparkdl import errors
+from sparkdl.columns.layout import Layout
+from sparkdl.columns.statistics import RunningStats
+from sparkdl.columns.types import UNKNOWN
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConflictError, DataError, IntegrityError, SchemaError, SparkdlError, StorageError
 from sparkdl.observe import logger
-from sparkdl.shards.layout import Layout
 from sparkdl.shards.manifest import (
     MANIFEST_NAME,
     ColumnStats,
@@ -35,8 +37,6 @@ from sparkdl.shards.manifest import (
     shard_from_json,
     shard_to_json,
 )
-from sparkdl.shards.schema import UNKNOWN
-from sparkdl.shards.stats import RunningStats
 from sparkdl.storage import TEMPORARY, Storage
 
 __all__ = ["ORPHAN_SECONDS", "PartReport", "Transaction", "orphans"]

@@ -24,14 +24,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, functions
 
 from sparkdl import errors
+from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
+from sparkdl.columns.numpy_arrow import one_value
+from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import ShardConfig
 from sparkdl.errors import DataError, SchemaError, SparkdlError
 from sparkdl.observe import span
-from sparkdl.quickack import promptly
-from sparkdl.shards.exchange import one_value
 from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
-from sparkdl.shards.layout import Layout, plan_tensors, with_dictionaries
 from sparkdl.shards.manifest import Manifest, Source, TensorSpec
 from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sparkdl.train.metrics import MetricSet
+from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.run import Run
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.source import BatchSource
 from sparkdl.train.step import Placement, Stepper
-from sparkdl.train.window import LossWindow
+from sparkdl.train.telemetry.window import LossWindow
 
 __all__ = ["EpochTrainer"]
 

@@ -21,23 +21,23 @@ from sparkdl.collective.base import Collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.observe import emit
-from sparkdl.train import rng
 from sparkdl.train.callbacks import Callback, Hooks
-from sparkdl.train.checkpoint import Checkpointer
+from sparkdl.train.checkpoint import rng
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.resume import load_newest, rank_states, restore_rank
 from sparkdl.train.epoch import EpochTrainer
-from sparkdl.train.evaluate import Evaluator
-from sparkdl.train.judge import Judge
-from sparkdl.train.loss import Objective
-from sparkdl.train.metrics import MetricSet
-from sparkdl.train.report import Reporter, ScalarWriter
+from sparkdl.train.model_selection import Judge
+from sparkdl.train.objective.evaluate import Evaluator
+from sparkdl.train.objective.loss import Objective
+from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.result import TrainResult
-from sparkdl.train.resume import load_newest, rank_states, restore_rank
 from sparkdl.train.run import Run
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.source import BatchSource
 from sparkdl.train.step import Placement, Stepper
 from sparkdl.train.task import Parts, Task, build_parts
-from sparkdl.train.window import LossWindow
+from sparkdl.train.telemetry.report import Reporter, ScalarWriter
+from sparkdl.train.telemetry.window import LossWindow
 
 __all__ = ["fit"]
 

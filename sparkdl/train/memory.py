@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.batches.batch import Batch
+from sparkdl.batches.reading.batch import Batch
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.world import SOLO, World
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sparkdl.train.history import History
+from sparkdl.train.telemetry.history import History
 
 __all__ = ["TrainResult"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from sparkdl.batches.batch import Batch
+from sparkdl.batches.reading.batch import Batch
 from sparkdl.collective.base import GradientSync
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.train.loss import Objective
+from sparkdl.train.objective.loss import Objective
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task
 

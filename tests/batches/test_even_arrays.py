@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.batches.loader import ShardedDataset
+from sparkdl.batches.reading.loader import ShardedDataset
 from sparkdl.config import ShardConfig
 from sparkdl.shards.files import write_table_shards
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.batches.arena import PAGE, Arena
-from sparkdl.batches.buffers import BufferRing
-from sparkdl.batches.geometry import Geometry
-from sparkdl.batches.plan import Order, Steps
-from sparkdl.batches.quality import measure, sample
+from sparkdl.batches.memory.address_space import PAGE, Arena
+from sparkdl.batches.memory.buffer_pool import BufferRing
+from sparkdl.batches.order.plan import Order, Steps
+from sparkdl.batches.order.quality import measure, sample
+from sparkdl.batches.reading.geometry import Geometry
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import StorageError
 

@@ -109,8 +109,8 @@ def arguments(names, links, rates, sweeps):
 
 def serve(names, links, rates, sweeps):
     """Run in the first namespace: host the rendezvous, start a rank in each namespace, print their rows."""
-    from sparkdl.collective.ddp import TorchRendezvous
-    from sparkdl.collective.horovod import HorovodRendezvous, is_installed
+    from sparkdl.collective.backends.horovod import HorovodRendezvous, is_installed
+    from sparkdl.collective.backends.torch_distributed import TorchRendezvous
 
     services = [TorchRendezvous(), *([HorovodRendezvous()] if is_installed() else [])]
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
@@ -146,8 +146,8 @@ def network(sweep):
 @contextmanager
 def prepared(way, world, model, bucket_mib):
     """Yield the model to call, a context for passes without synchronisation, and the synchronisation."""
-    from sparkdl.collective.ddp import TorchCollective
-    from sparkdl.collective.horovod import HorovodCollective
+    from sparkdl.collective.backends.horovod import HorovodCollective
+    from sparkdl.collective.backends.torch_distributed import TorchCollective
     from sparkdl.config import SyncConfig
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -194,7 +194,7 @@ def rank_main(names, links, rates, sweeps):
     """
     import torch.distributed as dist
 
-    from sparkdl.collective.horovod import is_installed
+    from sparkdl.collective.backends.horovod import is_installed
     from sparkdl.world import World
 
     torch.set_num_threads(1)

@@ -124,8 +124,8 @@ def prepared(way, world, model, optimizer):
         finally:
             hvd.shutdown()
     else:
-        from sparkdl.collective.ddp import TorchCollective
-        from sparkdl.collective.horovod import HorovodCollective
+        from sparkdl.collective.backends.horovod import HorovodCollective
+        from sparkdl.collective.backends.torch_distributed import TorchCollective
         from sparkdl.config import SyncConfig
 
         kind = HorovodCollective if "horovod" in way else TorchCollective
@@ -183,10 +183,10 @@ def compare(workload, ways=WAYS):
     """Run both ranks; return one row per way."""
     import cloudpickle
 
-    from sparkdl.cluster.local import launch
-    from sparkdl.collective.ddp import TorchRendezvous
-    from sparkdl.collective.horovod import HorovodRendezvous, is_installed
+    from sparkdl.collective.backends.horovod import HorovodRendezvous, is_installed
+    from sparkdl.collective.backends.torch_distributed import TorchRendezvous
     from sparkdl.config import LaunchConfig
+    from sparkdl.launch.local import launch
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     usable = [way for way in ways if is_installed() or ("horovod" not in way and "hvd" not in way)]

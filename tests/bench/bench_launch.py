@@ -84,7 +84,7 @@ def launch():
     return TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(with_torch)
 measure(launch, 2.0)
 """
-DAEMON = "spark.python.daemon.module=sparkdl.cluster.daemon"
+DAEMON = "spark.python.daemon.module=sparkdl.launch.daemon"
 PEERS = ("horovod.spark.run", "TorchDistributor")
 OUR_LAUNCHES_A_TURN = 5
 

@@ -28,7 +28,7 @@ import torch
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.train.callbacks import Callback
-from sparkdl.train.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.loop import fit
 from sparkdl.train.memory import TensorSource
 from sparkdl.train.task import Task

@@ -142,7 +142,7 @@ def endless(make):
 
 
 def read_sparkdl(folder, workload, setting):
-    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.batches.reading.loader import ShardedDataset
     from sparkdl.config import LoaderConfig
 
     data = ShardedDataset(f"{folder}/shards", config=LoaderConfig(**json.loads(setting)))
@@ -280,7 +280,7 @@ def read_memory(folder, workload, setting):
 
 def read_first(folder, workload, setting):
     """Milliseconds from opening the set to the first batch, imports done."""
-    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.batches.reading.loader import ShardedDataset
 
     start = time.perf_counter()
     stream = iter(ShardedDataset(f"{folder}/shards").loader(batch_size=BATCH[workload]))
@@ -294,8 +294,8 @@ def read_usage(folder, workload, setting):
     """Memory of a reading process over two epochs, MiB: private before and at most, proportional at most, stated."""
     import psutil
 
-    from sparkdl.batches.geometry import gather_threads
-    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.batches.reading.geometry import gather_threads
+    from sparkdl.batches.reading.loader import ShardedDataset
     from sparkdl.config import LoaderConfig
 
     me = psutil.Process()
@@ -326,7 +326,7 @@ def read_usage(folder, workload, setting):
 
 def read_hold(folder, workload, setting):
     """Read the whole set once, say its size in MiB, and stay until told to go."""
-    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.batches.reading.loader import ShardedDataset
     from sparkdl.config import LoaderConfig
 
     data = ShardedDataset(f"{folder}/shards", config=LoaderConfig(pool_bytes=1 << 30))
@@ -437,7 +437,7 @@ def quality(workload, folder, ways):
     """
     import torch
 
-    from sparkdl.batches.loader import ShardedDataset
+    from sparkdl.batches.reading.loader import ShardedDataset
 
     data = ShardedDataset(folder / "shards", tensors=["label"])
     in_files = torch.cat([b["label"] for b in data.loader(batch_size=4096, shuffle=False)]).long()
@@ -456,7 +456,7 @@ def quality(workload, folder, ways):
 
 def summary(orders, batch):
     """Mean and standard error of the shuffle quality of some epochs."""
-    from sparkdl.batches.quality import measure as measure_quality
+    from sparkdl.batches.order.quality import measure as measure_quality
 
     found = [measure_quality(order, batch) for order in orders]
     values = {name: [getattr(quality, name) for quality in found] for name in ("distance", "neighbours", "excess")}

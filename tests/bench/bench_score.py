@@ -74,8 +74,8 @@ def by_hand(frame, model, wide):
 
 def ours(frame, model, wide):
     from sparkdl.config import ScoreConfig
-    from sparkdl.lakehouse.score import score
-    from sparkdl.lakehouse.signature import Signature, TensorField
+    from sparkdl.models.signature import Signature, TensorField
+    from sparkdl.scoring.score import score
 
     inputs = (TensorField(name="x", shape=(FEATURES,), columns=tuple(COLUMNS)),)
     signature = Signature(inputs=inputs, outputs=(TensorField(name="y"),))

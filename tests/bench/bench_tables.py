@@ -43,7 +43,7 @@ def frame_of(spark, workload):
 
 def measure(spark, workload):
     """Times of both ways, in turns, the first turn unmeasured."""
-    from sparkdl.lakehouse.tables import Table
+    from sparkdl.tables.table import Table
 
     frame = frame_of(spark, workload)
     by = ["day"] if workload == "D" else []

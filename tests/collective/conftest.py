@@ -118,11 +118,11 @@ def services(backend):
     if backend == "solo":
         return []
     if backend == "torch":
-        from sparkdl.collective.ddp import TorchRendezvous
+        from sparkdl.collective.backends.torch_distributed import TorchRendezvous
 
         return [TorchRendezvous()]
     pytest.importorskip("horovod.torch", reason="Horovod is not installed")
-    from sparkdl.collective.horovod import HorovodRendezvous
+    from sparkdl.collective.backends.horovod import HorovodRendezvous
 
     return [HorovodRendezvous()]
 

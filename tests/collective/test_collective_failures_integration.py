@@ -48,7 +48,7 @@ def test_a_rank_that_leaves_ends_the_others(run_collective, backend, shared, how
 
 
 def test_ranks_that_never_come(ranks):
-    from sparkdl.collective.ddp import TorchRendezvous
+    from sparkdl.collective.backends.torch_distributed import TorchRendezvous
 
     service = TorchRendezvous()
     environment = service.start("127.0.0.1", 2)
@@ -62,7 +62,7 @@ def test_ranks_that_never_come(ranks):
 
 def test_ranks_that_never_come_to_horovod(ranks):
     pytest.importorskip("horovod.torch")
-    from sparkdl.collective.horovod import HorovodRendezvous
+    from sparkdl.collective.backends.horovod import HorovodRendezvous
 
     service = HorovodRendezvous()
     environment = service.start("127.0.0.1", 2)
@@ -94,11 +94,11 @@ def again(world, *, backend):
 
 def hosted(backend):
     if backend == "torch":
-        from sparkdl.collective.ddp import TorchRendezvous
+        from sparkdl.collective.backends.torch_distributed import TorchRendezvous
 
         return TorchRendezvous()
     pytest.importorskip("horovod.torch")
-    from sparkdl.collective.horovod import HorovodRendezvous
+    from sparkdl.collective.backends.horovod import HorovodRendezvous
 
     return HorovodRendezvous()
 
@@ -120,7 +120,7 @@ def own_torch_group(world):
     """Plain torch code: it inits, leaves and inits again; in between sparkdl joins its group."""
     import torch.distributed as dist
 
-    from sparkdl.collective.ddp import allow_rejoining
+    from sparkdl.collective.backends.torch_distributed import allow_rejoining
 
     allow_rejoining()
     sums = []
@@ -144,7 +144,7 @@ def outlives_its_group(world):
     """Plain torch code whose model is freed after its group, right behind the last all-reduce, again and again."""
     import torch.distributed as dist
 
-    from sparkdl.collective.ddp import allow_rejoining, kept_groups
+    from sparkdl.collective.backends.torch_distributed import allow_rejoining, kept_groups
 
     def train():
         dist.init_process_group("gloo")
@@ -242,7 +242,7 @@ def on_a_host_with_a_wrong_name(world, *, backend):
 
 def test_horovod_is_refused_where_the_host_name_leads_elsewhere(ranks):
     pytest.importorskip("horovod.torch")
-    from sparkdl.collective.ddp import TorchRendezvous
+    from sparkdl.collective.backends.torch_distributed import TorchRendezvous
 
     for value in run_hosted(ranks, "horovod", partial(on_a_host_with_a_wrong_name, backend="horovod")):
         assert isinstance(value, ConfigError)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.collective.solo import SoloCollective
+from sparkdl.collective.backends.solo import SoloCollective
 from sparkdl.collective.tune import Tuner, bucket_candidates
 from sparkdl.world import SOLO
 

@@ -3,7 +3,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.columns import Roles, plan_columns
+from sparkdl.estimator.fit.column_plan import Roles, plan_columns
 from sparkdl.shards.manifest import Manifest, TensorSpec
 
 SCHEMA = (

@@ -93,7 +93,7 @@ def test_the_split_by_fraction_depends_on_seed_and_rows_and_on_no_partitioning(f
 
 
 def test_a_grid_gives_one_model_a_map_in_order_and_writes_shards_once(frame, tmp_path, monkeypatch):
-    from sparkdl.estimator import data
+    from sparkdl.estimator.fit import data
 
     written = []
     monkeypatch.setattr(data, "write_shards", lambda *a, **k: written.append(1) or write_shards(*a, **k))
@@ -146,7 +146,7 @@ def bad(frame, estimator, error, message):
 
 
 def test_what_cannot_work_is_refused_before_a_rank_starts(frame, monkeypatch):
-    from sparkdl.estimator import fit
+    from sparkdl.estimator.fit import fit
 
     monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
     bad(pd.DataFrame({"a": [1.0]}), regression(), SchemaError, r"not a pandas.*createDataFrame")
@@ -237,7 +237,7 @@ def test_a_fitted_optimizer_brings_its_moments_and_keeps_them_through_saving(fra
 
 
 def test_a_save_that_fails_midway_leaves_the_saved_model_as_it_was(spark, tmp_path, monkeypatch):
-    from sparkdl.estimator import persistence
+    from sparkdl.estimator.saving import persistence
 
     path = str(tmp_path / "m")
     old = TorchModel(model=nn.Linear(2, 1), feature_columns=["a", "b"], label_columns=["y"])
@@ -336,7 +336,7 @@ def test_parquet_shards_and_a_run_that_resumes(frame, spark, tmp_path):
     assert list(more.history["epoch"]) == [0, 1, 2]
     assert more.history["loss"].iloc[0] == first.history["loss"].iloc[0]
 
-    from sparkdl.shards.layout import Layout
+    from sparkdl.columns.layout import Layout
 
     layout = Layout(pack={"features": list("abcd")})
     manifest = write_shards(frame.select(*"abcdy"), str(tmp_path / "set"), labels=["y"], layout=layout)
@@ -347,7 +347,7 @@ def test_parquet_shards_and_a_run_that_resumes(frame, spark, tmp_path):
 
 
 def test_a_table_version_is_pinned_and_its_shards_are_used_again(frame, spark, tmp_path):
-    from sparkdl.lakehouse.tables import Table
+    from sparkdl.tables.table import Table
 
     table = Table(str(tmp_path / "table"))
     table.write(frame.select(*"abcdy"))

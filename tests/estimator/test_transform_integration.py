@@ -265,7 +265,7 @@ def test_sparse_and_dense_vectors_are_one_to_the_model(spark):
 
 
 def test_the_file_of_a_model_goes_with_the_last_frame_that_can_read_it(spark, frame):
-    from sparkdl.estimator import leases
+    from sparkdl.estimator import temporary_files as leases
 
     def swept():
         gc.collect()

@@ -18,7 +18,7 @@ from jobs.make_events import make_events
 from jobs.rides import SCHEMA
 from jobs.settings import EtlSettings, EventSettings, PathSettings, Settings
 from sparkdl.errors import DataError, SchemaError, StorageError
-from sparkdl.lakehouse.tables import Table
+from sparkdl.tables.table import Table
 
 DAYS = ["2026-03-02", "2026-03-03", "2026-03-04", "2026-03-05"]
 
@@ -320,7 +320,7 @@ def test_a_lake_that_cannot_be_written_is_refused(spark, fresh):
 
 def test_a_full_lake_is_refused_and_holds_nothing_half_written(spark, own, monkeypatch):
     """The log of the feature table cannot be written: the day stays as it was, and is done by the next run."""
-    import sparkdl.lakehouse.tables as tables
+    import sparkdl.tables.table as tables
 
     before = active_rows(own, "2026-03-04")
     rewrite(ride_file(own, "2026-03-04"), lambda table: table.slice(0, 700))

@@ -13,8 +13,8 @@ from jobs.entry import run_job
 from jobs.retrain import _job as retrain
 from jobs.score import _job as score
 from jobs.train import _job as train
-from sparkdl.lakehouse.registry import ModelRegistry
-from sparkdl.lakehouse.tables import Table
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.tables.table import Table
 
 DAYS, ROWS_A_DAY = 5, 1200
 SMALL = [

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkdl.columns.layout import Layout
+from sparkdl.columns.types import Ragged, tensor_arrays
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConfigError, ConflictError, DataError, IntegrityError, SchemaError, StorageError
 from sparkdl.shards.files import write_table_shards
-from sparkdl.shards.layout import Layout
 from sparkdl.shards.manifest import Manifest, Source
-from sparkdl.shards.schema import Ragged, tensor_arrays
 from sparkdl.storage import xxh3_hex
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparkdl.columns.types import tensor_arrays
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConflictError, IntegrityError, StorageError
 from sparkdl.shards.files import write_table_shards
 from sparkdl.shards.manifest import Manifest
-from sparkdl.shards.schema import tensor_arrays
 from sparkdl.shards.sets import collect_garbage, list_sets
 from sparkdl.storage import Storage, xxh3_hex
 

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sparkdl.columns.layout import Layout, plan_tensors
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConflictError, DataError, SchemaError, StorageError
 from sparkdl.shards.files import PartWriter, write_table_shards
-from sparkdl.shards.layout import Layout, plan_tensors
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.sets import collect_garbage, list_sets
 from sparkdl.shards.transaction import PartReport, Transaction

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from sparkdl.batches.loader import ShardedDataset
+from sparkdl.batches.reading.loader import ShardedDataset
+from sparkdl.columns.layout import Layout
+from sparkdl.columns.types import Ragged, tensor_arrays
 from sparkdl.config import LoaderConfig, ShardConfig
 from sparkdl.errors import ConflictError, DataError, SchemaError, StorageError
-from sparkdl.shards.layout import Layout
 from sparkdl.shards.manifest import Manifest, Source
-from sparkdl.shards.schema import Ragged, tensor_arrays
 from sparkdl.shards.write import write_shards
 from sparkdl.storage import Storage
 

@@ -13,7 +13,7 @@ from train_helpers import Interrupted, RaiseAt, state_equal
 
 from sparkdl.config import CheckpointConfig
 from sparkdl.errors import CheckpointError
-from sparkdl.train.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
 from sparkdl.errors import SparkdlError
 from sparkdl.train.callbacks import Callback
-from sparkdl.train.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.loop import fit
 from sparkdl.train.memory import TensorSource
 from sparkdl.train.task import Task

@@ -9,8 +9,8 @@ import cloudpickle
 import pytest
 import torch
 
-from sparkdl.cluster import local
 from sparkdl.config import LaunchConfig
+from sparkdl.launch import local
 from sparkdl.train.callbacks import Callback
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -48,8 +48,8 @@ def state_equal(left, right):
 def launch(rank, backend, size):
     """Values of ``rank(world)`` in ``size`` processes, where ranks of ``backend`` find each other."""
     if backend == "torch":
-        from sparkdl.collective.ddp import TorchRendezvous as Rendezvous
+        from sparkdl.collective.backends.torch_distributed import TorchRendezvous as Rendezvous
     else:
-        from sparkdl.collective.horovod import HorovodRendezvous as Rendezvous
+        from sparkdl.collective.backends.horovod import HorovodRendezvous as Rendezvous
     config = LaunchConfig(cpus_per_rank=1, timeout_seconds=200)
     return local.launch(rank, num_proc=size, config=config, services=[Rendezvous()])

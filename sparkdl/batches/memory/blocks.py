@@ -1,0 +1,296 @@
+"""Where the rows of every block lie in memory, found out and checked on first touch.
+
+Enters: a manifest and its files. Leaves: for every tensor, the place of its first element in each block, counted in
+elements from the start of one ``Arena``; with it, any row of the set is one index.
+
+Uncompressed Arrow files of this machine are mapped where they lie (``MappedBlocks``, here); all else goes through
+the host's cache (``remote.CachedBlocks``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparkdl.batches.memory.address_space import Arena, pages
+from sparkdl.columns.types import arrow_schema
+from sparkdl.config import LoaderConfig
+from sparkdl.errors import IntegrityError, StorageError
+from sparkdl.observe import emit, logger
+from sparkdl.shards.manifest import BlockInfo, Manifest, ShardInfo, TensorSpec
+from sparkdl.storage import xxh3_hex
+
+__all__ = ["Blocks", "MappedBlocks", "is_ragged"]
+
+Ints = npt.NDArray[np.int64]
+
+_PADDING = 64  # a writer may pad a buffer up to here
+
+
+class Blocks(ABC):
+    """The blocks of one shard set in memory.
+
+    Args:
+        manifest: of the set.
+        tensors: those that will be read.
+        config: how.
+        arena: holds the bytes.
+
+    Attributes:
+        rows: rows of every block, ``(blocks,)``.
+        base: by tensor, where each block's data starts in the arena, in elements, ``(blocks,)``.
+        offsets: by ragged tensor, where each block's row offsets start, in offsets, ``(blocks,)``.
+        offset_dtype: by ragged tensor, the dtype of its offsets.
+        damaged: blocks that differ from their hash, and the block that stands in for each.
+    """
+
+    def __init__(self, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig, arena: Arena) -> None:
+        self.manifest = manifest
+        self.arena = arena
+        self._tensors = tuple(tensors)
+        self._schema = arrow_schema(manifest.tensors)
+        self._config = config
+        self._where = [(shard, block) for shard in manifest.shards for block in shard.blocks]
+        count = len(self._where)
+        self.rows: Ints = np.fromiter((block.rows for _, block in self._where), np.int64, count)
+        self.base = {spec.name: np.zeros(count, np.int64) for spec in tensors}
+        self.offsets = {spec.name: np.zeros(count, np.int64) for spec in tensors if is_ragged(spec)}
+        self.offset_dtype: dict[str, np.dtype[Any]] = {}
+        self.damaged: dict[int, int] = {}
+        self._checked = np.zeros(count, np.bool_)
+        self._lock = threading.RLock()
+        self._users: dict[int, int] = {}
+        self._stand_ins: set[int] = set()
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle_bytes = 0
+
+    def request(self, blocks: Iterable[int]) -> None:
+        """Announce that blocks will be read: they are fetched meanwhile, and stay until they are released."""
+        with self._lock:
+            for block in blocks:
+                users = self._users.get(block, 0)
+                self._users[block] = users + 1
+                if users == 0 and block in self._idle:
+                    del self._idle[block]
+                    self._idle_bytes -= self._where[block][1].bytes
+                elif users == 0:
+                    self._arrive(block)
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Take back one ``request`` of each block.
+
+        Blocks that nobody uses stay in memory as long as they are no more than twice ``pool_bytes``; then the oldest
+        leave, so that what a rank occupies does not grow with the set.
+        """
+        with self._lock:
+            for block in blocks:
+                self._users[block] -= 1
+                if not self._users[block]:
+                    del self._users[block]
+                    self._idle[block] = None
+                    self._idle_bytes += self._where[block][1].bytes
+            while self._idle_bytes > 2 * self._config.pool_bytes:
+                oldest = next(iter(self._idle))
+                if not self._leave(oldest):
+                    break
+                del self._idle[oldest]
+                self._idle_bytes -= self._where[oldest][1].bytes
+
+    def ready(self, block: int) -> int:
+        """Make a requested block readable; returns its number, or that of the block that stands in for it.
+
+        Raises:
+            IntegrityError: it differs from its hash, and ``on_damage="error"``, or no other block is whole.
+        """
+        if self._checked[block] and self._present(block):
+            return block
+        if block in self.damaged:
+            return self.damaged[block]
+        try:
+            self._load(block)
+        except IntegrityError as damage:
+            if self._config.on_damage == "error":
+                raise
+            return self._substitute(block, damage)
+        self._checked[block] = True
+        return block
+
+    def _substitute(self, block: int, damage: IntegrityError) -> int:
+        """The next whole block in file order: the same one on every rank, whatever the order they read in."""
+        count = len(self._where)
+        for step in range(1, count):
+            other = (block + step) % count
+            if other in self.damaged:
+                continue
+            try:
+                self.request([other])  # kept until the end: it may be read whenever the damaged block is
+                if not (self._checked[other] and self._present(other)):
+                    self._load(other)
+                    self._checked[other] = True
+            except IntegrityError:
+                self.release([other])
+                continue
+            with self._lock:
+                self._stand_ins.add(other)
+                if block not in self.damaged:
+                    self.damaged[block] = other
+                    logger.warning("%s; its rows are replaced by those of block %d", damage, other)
+                    emit("block_substituted", block=block, by=other, reason=str(damage))
+            return other
+        raise damage
+
+    def _locate_tensors(self, block: int, start: int, size: int) -> None:
+        """Note where the tensors of a block lie whose message is at ``[start, start + size)`` of the arena."""
+        shard, info = self._where[block]
+        try:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(self.arena.bytes[start : start + size]), self._schema)
+        except (pa.ArrowException, OSError, ValueError) as cause:
+            raise IntegrityError(f"{self._name(shard, info)} is no Arrow record batch: write the set again") from cause
+        if batch.num_rows != info.rows:
+            raise IntegrityError(
+                f"{self._name(shard, info)} holds {batch.num_rows} rows, the manifest says {info.rows}: write the set "
+                "again"
+            )
+        for spec in self._tensors:
+            array = batch.column(spec.name)
+            buffers = array.buffers()  # their addresses, not to_numpy, whose first call imports pandas
+            self._check_size(spec, buffers[-1], batch.num_rows)
+            self.base[spec.name][block] = self._element(buffers[-1], item_size(spec))
+            if is_ragged(spec):
+                long = pa.types.is_large_list(array.type) or pa.types.is_large_binary(array.type)
+                self.offset_dtype[spec.name] = np.dtype(np.int64 if long else np.int32)
+                self.offsets[spec.name][block] = self._element(buffers[1], 8 if long else 4)
+
+    def _check_size(self, spec: TensorSpec, buffer: pa.Buffer | None, rows: int) -> None:
+        """Arrow takes a schema at its word: a file that holds other columns would be read as wrong numbers."""
+        if is_ragged(spec):
+            return
+        due = rows * int(np.prod(spec.shape, dtype=np.int64)) * item_size(spec)
+        found = buffer.size if buffer is not None else 0
+        if not due <= found < due + _PADDING:
+            raise IntegrityError(
+                f"tensor {spec.name!r} takes {found} bytes in a block of {self.manifest.uri}, {due} are due for {rows} "
+                f"rows of {spec.dtype} {spec.shape}: the files are not those of the manifest, write the set again"
+            )
+
+    def _element(self, buffer: pa.Buffer | None, size: int) -> int:
+        """Where a buffer starts in the arena, in elements of ``size`` bytes; 0 for an empty one."""
+        if buffer is None or not buffer.size:
+            return 0
+        place = int(buffer.address) - self.arena.address
+        element, rest = divmod(place, size)
+        if rest or not 0 <= place < self.arena.size:
+            raise IntegrityError(
+                f"a block's data lies at byte {place} of memory, off the grid of its dtype: write it again"
+            )
+        return element
+
+    def _name(self, shard: ShardInfo, info: BlockInfo) -> str:
+        return f"the block at byte {info.offset} of {self.manifest.uri}/{shard.path}"
+
+    def _mismatch(self, shard: ShardInfo, info: BlockInfo, found: str) -> IntegrityError:
+        return IntegrityError(
+            f"{self._name(shard, info)} has hash {found}, the manifest says {info.hash}: restore the file, write the "
+            "set again, or read with on_damage='substitute'"
+        )
+
+    def rest(self) -> None:  # noqa: B027 (not every way of reading has threads)
+        """End the threads of the background, unless another reader uses them; the next request starts new ones."""
+
+    @abstractmethod
+    def _arrive(self, block: int) -> None:
+        """A block that is not in memory will be used; under the lock."""
+
+    @abstractmethod
+    def _leave(self, block: int) -> bool:
+        """Give the memory of a block back, unless that is impossible just now; under the lock."""
+
+    @abstractmethod
+    def _present(self, block: int) -> bool:
+        """Whether a checked block is readable as it is."""
+
+    @abstractmethod
+    def _load(self, block: int) -> None:
+        """Make the block readable, check it, note where its tensors lie."""
+
+
+class MappedBlocks(Blocks):
+    """Uncompressed Arrow files of this machine, mapped where they lie."""
+
+    def __init__(self, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig, root: Path) -> None:
+        starts = np.cumsum([0] + [pages(shard.bytes) for shard in manifest.shards])
+        super().__init__(manifest, tensors, config, Arena(max(1, int(starts[-1]))))
+        self._root = root
+        self._starts = {shard.path: int(start) for shard, start in zip(manifest.shards, starts[:-1], strict=True)}
+        self._mapped: dict[str, int] = {}
+        self._forgotten: set[int] = set()
+
+    def _arrive(self, block: int) -> None:
+        pass  # the first touch brings it
+
+    def _leave(self, block: int) -> bool:
+        shard, info = self._where[block]
+        self.arena.forget(self._starts[shard.path] + info.offset, info.bytes)
+        self._forgotten.add(block)
+        return True
+
+    def _present(self, block: int) -> bool:
+        if block in self._forgotten:
+            self._forgotten.discard(block)
+            shard, info = self._where[block]
+            self.arena.populate(self._starts[shard.path] + info.offset, info.bytes)
+        return True
+
+    def _map(self, shard: ShardInfo) -> int:
+        """Map a shard file once; returns its size."""
+        with self._lock:
+            if shard.path not in self._mapped:
+                path = self._root / shard.path
+                try:
+                    descriptor = os.open(path, os.O_RDONLY)
+                except FileNotFoundError as cause:
+                    raise IntegrityError(f"the shard {path} is gone: restore it or write the set again") from cause
+                except OSError as cause:
+                    raise StorageError(f"cannot read {path} ({cause}): grant this user the right to it") from cause
+                try:
+                    size = os.fstat(descriptor).st_size
+                    if size:
+                        self.arena.map(descriptor, min(size, shard.bytes), self._starts[shard.path])
+                finally:
+                    os.close(descriptor)
+                self._mapped[shard.path] = size
+            return self._mapped[shard.path]
+
+    def _load(self, block: int) -> None:
+        shard, info = self._where[block]
+        size = self._map(shard)
+        if size < info.offset + info.bytes:  # touching pages behind the end of a file would kill the process
+            raise IntegrityError(
+                f"{self._root / shard.path} has {size} bytes, its manifest says {shard.bytes}: it was cut short, "
+                "restore it or write the set again"
+            )
+        start = self._starts[shard.path] + info.offset
+        self.arena.populate(start, info.bytes)
+        found = xxh3_hex(self.arena.bytes[start : start + info.bytes])
+        if found != info.hash:
+            raise self._mismatch(shard, info, found)
+        self._locate_tensors(block, start, info.bytes)
+
+
+def is_ragged(spec: TensorSpec) -> bool:
+    """Whether rows of the tensor differ in length."""
+    return spec.ragged or spec.dtype == "binary"
+
+
+def item_size(spec: TensorSpec) -> int:
+    """Bytes of one element as it is stored."""
+    return 1 if spec.dtype in ("bool", "binary") else np.dtype(spec.dtype).itemsize

@@ -1,0 +1,206 @@
+"""Blocks that cannot be mapped where they lie: fetched, checked and decoded into the host's cache, mapped from there.
+
+Enters: a manifest whose shards are remote, compressed or Parquet. Leaves: ``Blocks`` like those of local Arrow files.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from sparkdl.batches.memory.address_space import Arena
+from sparkdl.batches.memory.blocks import Blocks, MappedBlocks
+from sparkdl.batches.memory.cache import BlockCache, default_folder
+from sparkdl.config import LoaderConfig
+from sparkdl.errors import IntegrityError
+from sparkdl.shards.manifest import Manifest, TensorSpec
+from sparkdl.storage import Storage, xxh3_hex
+
+__all__ = ["CachedBlocks", "open_blocks"]
+
+
+class CachedBlocks(Blocks):
+    """Remote, compressed or Parquet shards: each block is fetched and decoded once per host, then mapped."""
+
+    def __init__(self, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig, root: Storage) -> None:
+        super().__init__(manifest, tensors, config, Arena(max(1 << 36, 32 * config.pool_bytes)))
+        self._root = root
+        folder = Path(config.cache_dir) if config.cache_dir else default_folder()
+        self._cache = BlockCache(folder / "blocks", config.cache_bytes)
+        self._places: dict[int, tuple[int, int]] = {}
+        self._coming: dict[int, Future[None]] = {}
+        self._numbers = [n for shard in manifest.shards for n in range(len(shard.blocks))]
+        self._fetchers: ThreadPoolExecutor | None = None
+        self._footers: dict[str, _Footer] = {}
+
+    def _arrive(self, block: int) -> None:
+        if self._fetchers is None:
+            self._fetchers = ThreadPoolExecutor(self._config.fetch_threads, thread_name_prefix="sparkdl-fetch")
+        self._coming[block] = self._fetchers.submit(self._fetch, block)
+
+    def _leave(self, block: int) -> bool:
+        coming = self._coming.get(block)
+        if coming is not None and not coming.cancel() and not coming.done():
+            return False
+        self._coming.pop(block, None)
+        place = self._places.pop(block, None)
+        if place is not None:
+            self.arena.unmap(*place)
+        return True
+
+    def _present(self, block: int) -> bool:
+        return block in self._places
+
+    def _load(self, block: int) -> None:
+        with self._lock:
+            coming = self._coming.get(block)
+        if coming is None:
+            self._fetch(block)
+            return
+        try:
+            coming.result()
+        except BaseException:
+            with self._lock:
+                self._coming.pop(block, None)  # the next try fetches again
+            raise
+
+    def _fetch(self, block: int) -> None:
+        info = self._where[block][1]
+        kind = "" if self.manifest.format == "ipc" and self.manifest.compression is None else "decoded-"
+        key = f"{kind}{self.manifest.schema_hash}-{info.hash}-{info.bytes}-{info.rows}"
+        for attempt in (1, 2):
+            descriptor, size = self._cache.open(key, lambda: self._message(block))
+            try:
+                with self._lock:
+                    start = self.arena.allot(size + 8)
+                    self.arena.map(descriptor, size + 8, start)
+            finally:
+                os.close(descriptor)
+            whole = xxhash.xxh3_64_digest(self.arena.bytes[start : start + size].data)
+            if self._checked[block] or whole == self.arena.bytes[start + size : start + size + 8].tobytes():
+                break
+            self._cache.discard(key)  # the machine died while it was written, or its disk errs
+            with self._lock:
+                self.arena.unmap(start, size + 8)
+            if attempt == 2:
+                raise IntegrityError(
+                    f"the cache {self._cache.folder} returns other bytes than were written: check its disk"
+                )
+        self._locate_tensors(block, start, size)
+        with self._lock:
+            self._places[block] = (start, size + 8)
+
+    def _message(self, block: int) -> bytes:
+        """The block as one uncompressed Arrow message."""
+        shard, info = self._where[block]
+        file = self._root.child(shard.path)
+        data = file.read_bytes(info.offset, info.bytes)
+        found = xxh3_hex(data)
+        if found != info.hash:
+            raise self._mismatch(shard, info, found)
+        if self.manifest.format == "ipc":
+            if self.manifest.compression is None:
+                return data
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
+        else:
+            part = _Part(data, info.offset, shard.bytes)
+            table = self._footer(file).read_row_group(self._numbers[block], part)
+            batch = table.cast(self._schema).combine_chunks().to_batches()[0]
+        return bytes(batch.serialize())
+
+    def _footer(self, file: Storage) -> _Footer:
+        """The footer of a Parquet shard, fetched once."""
+        with self._lock:
+            footer = self._footers.setdefault(file.uri, _Footer(file))
+        footer.fetch()
+        return footer
+
+    def rest(self) -> None:
+        """End the fetching threads, unless another reader uses them."""
+        with self._lock:
+            if self._fetchers is None or any(block not in self._stand_ins for block in self._users):
+                return
+            fetchers, self._fetchers = self._fetchers, None
+        fetchers.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            for block in [block for block, coming in self._coming.items() if coming.cancelled()]:
+                del self._coming[block]
+                if block in self._idle:
+                    del self._idle[block]
+                    self._idle_bytes -= self._where[block][1].bytes
+
+
+class _Footer:
+    """What a Parquet file says of itself, fetched on first use, so that each row group costs its own bytes only."""
+
+    def __init__(self, file: Storage) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._metadata: Any = None
+
+    def fetch(self) -> None:
+        from pyarrow import parquet
+
+        with self._lock:
+            if self._metadata is None:
+                with self._file.open_input() as stream:
+                    self._metadata = parquet.ParquetFile(stream, pre_buffer=False).metadata
+
+    def read_row_group(self, number: int, part: _Part) -> pa.Table:
+        """Decode a row group out of the bytes of the file that were fetched."""
+        from pyarrow import parquet
+
+        source = pa.PythonFile(part, mode="r")
+        return parquet.ParquetFile(source, metadata=self._metadata, pre_buffer=False).read_row_group(number)
+
+
+class _Part(io.RawIOBase):
+    """A file of which only one stretch is there.
+
+    Args:
+        data: the stretch.
+        offset: where in the file it starts, bytes.
+        size: of the file, bytes.
+    """
+
+    def __init__(self, data: bytes, offset: int, size: int) -> None:
+        self._data, self._offset, self._size = memoryview(data), offset, size
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        start = self._place - self._offset
+        if start < 0 or size < 0 or start + size > len(self._data):
+            raise OSError(
+                f"{size} bytes at {self._place} lie outside of the row group, {len(self._data)} bytes at {self._offset}"
+            )
+        self._place += size
+        return bytes(self._data[start : start + size])
+
+
+def open_blocks(manifest: Manifest, root: Storage, tensors: Sequence[TensorSpec], config: LoaderConfig) -> Blocks:
+    """Choose how the blocks of a set come into memory: by mapping its files if possible, else through the cache."""
+    path = root.local_path()
+    if path is not None and manifest.format == "ipc" and manifest.compression is None:
+        return MappedBlocks(manifest, tensors, config, path)
+    return CachedBlocks(manifest, tensors, config, root)

@@ -1,0 +1,223 @@
+"""The pipeline of one epoch on one rank: rows are numbered a stretch at a time, and gathered ahead a chunk at a time.
+
+Enters: the order, the cut into steps, the blocks, the columns. Leaves: for every step, in order, its tensors.
+
+A *window* is a part of one lane, shuffled (``windows.py``). A *stretch* is many steps whose rows are found together in
+the windows of the lanes that the rank reads. A *chunk* is as many steps of a stretch as fill a buffer. All three are
+made by tasks of a few threads, submitted by the consumer's own calls: windows before the stretches that need them, and
+these before their chunks, so that a task may wait for what it needs without ever blocking it. What is submitted is
+bounded, what fails reaches the consumer, and closing leaves no thread behind.
+
+Every call into numpy or torch that hands the interpreter's lock over costs as much as gathering hundreds of rows, for
+the other threads want it, too. So stretches and chunks are large; only the first ones are small, for the first batch to
+be there soon.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sparkdl.batches.memory.blocks import Blocks
+from sparkdl.batches.memory.buffer_pool import BufferRing
+from sparkdl.batches.order.patterns import Pattern, Patterns
+from sparkdl.batches.order.plan import ROW_BITS, ROW_MASK, Order
+from sparkdl.batches.reading.gather import Column, Places, Tensors
+from sparkdl.batches.reading.windows import Part, Windows
+
+__all__ = ["Reader", "ReaderSettings", "Tensors", "single_threaded"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A chunk that is not submitted yet: its steps, and its rows in a stretch."""
+
+    places: Future[list[Places]]
+    rows: slice
+    sizes: list[int]
+    position: int
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Steps that are being gathered."""
+
+    result: Future[list[Tensors]]
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderSettings:
+    """How a reader spends memory and threads.
+
+    Attributes:
+        chunk_rows: rows gathered by one task, unless one step has more.
+        stretch_rows: rows numbered by one task, unless one step has more.
+        group: lanes whose windows one task shuffles.
+        depth: chunks that are submitted and not yet taken.
+        threads: that gather.
+        ring: buffers to gather into.
+        numbers: buffers for row numbers.
+    """
+
+    chunk_rows: int
+    stretch_rows: int
+    group: int
+    depth: int
+    threads: int
+    ring: BufferRing
+    numbers: BufferRing
+
+
+def single_threaded(count: int, name: str) -> ThreadPoolExecutor:
+    """Make ``count`` threads inside which torch uses no further threads of its own.
+
+    torch keeps that number by thread, but takes the default of a thread, on its first use of torch, from whoever set it
+    last in any thread. So the threads are started here and now, each uses torch once before it sets its number, and the
+    caller's number is set again behind them.
+    """
+    mine = torch.get_num_threads()
+    started = Barrier(count + 1)
+    executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    def start() -> None:
+        torch.get_num_threads()
+        torch.set_num_threads(1)
+        started.wait()
+
+    for _ in range(count):
+        executor.submit(start)
+    started.wait()
+    torch.set_num_threads(mine)
+    return executor
+
+
+class Reader:
+    """Iterates the tensors of the steps ``first_step, ...`` of one epoch on one rank.
+
+    Args:
+        blocks: of the set.
+        columns: the tensors to gather.
+        order: of the epoch.
+        patterns: of the rank, for its cut of the epoch into steps.
+        first_step: where to begin.
+        settings: memory and threads.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        columns: Sequence[Column],
+        order: Order,
+        patterns: Patterns,
+        *,
+        first_step: int,
+        settings: ReaderSettings,
+    ) -> None:
+        self._columns, self._patterns, self._steps = columns, patterns, patterns.steps
+        share = -(-self._steps.global_batch // self._steps.world_size)
+        self._chunk_steps = max(1, settings.chunk_rows // share)
+        self._stretch_steps = max(1, settings.stretch_rows // share)
+        self._depth = settings.depth
+        self._ring, self._numbers = settings.ring, settings.numbers
+        self._next_step = first_step
+        self._next_size = 1
+        self._cuts: deque[_Cut] = deque()
+        self._pending: deque[_Chunk] = deque()
+        self._ready: deque[Tensors] = deque()
+        self._workers = single_threaded(settings.threads, "sparkdl-gather")
+        self._windows = Windows(blocks, order, settings.group, self._workers.submit, self._numbers.numbers)
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Tensors]:
+        return self
+
+    def __next__(self) -> Tensors:
+        """The tensors of the next step."""
+        if not self._ready:
+            self._refill()
+        return self._ready.popleft()
+
+    def _refill(self) -> None:
+        while len(self._pending) < self._depth and not self._closed and self._submit():
+            pass
+        if not self._pending:
+            self.close()
+            raise StopIteration
+        chunk = self._pending.popleft()
+        try:
+            self._ready.extend(chunk.result.result())
+        except BaseException:
+            self.close()
+            raise
+        if self._pending:
+            self._windows.retire(self._pending[0].position)
+
+    def close(self) -> None:
+        """End the threads and give the blocks back; what is not yet taken is lost."""
+        if self._closed:
+            return
+        self._closed = True
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._windows.close()
+        self._cuts.clear()
+        self._pending.clear()
+        self._ready.clear()
+
+    def _submit(self) -> bool:
+        """Start gathering the next chunk, if there is one; the next stretch is begun before the last chunk of one."""
+        if not self._cuts and self._next_step < self._steps.count:
+            self._begin_stretch()
+        if not self._cuts:
+            return False
+        cut = self._cuts.popleft()
+        if not self._cuts and self._next_step < self._steps.count:
+            self._begin_stretch()
+        result = self._workers.submit(self._gather, cut)
+        self._pending.append(_Chunk(result, cut.position))
+        return True
+
+    def _begin_stretch(self) -> None:
+        """Start to find the rows of the next steps, and the windows they lie in, and cut them into chunks."""
+        first, whole = self._next_step, self._steps.rows // self._steps.global_batch
+        last = min(first + self._next_size, whole if first < whole else self._steps.count)
+        self._next_step = last
+        self._next_size = min(4 * self._next_size, self._stretch_steps)
+        pattern = self._patterns.of(range(first, last))
+        places = self._workers.submit(self._locate, pattern, self._windows.parts(pattern))
+        row = 0
+        for start in range(0, last - first, self._chunk_steps):
+            sizes = pattern.sizes[start : start + self._chunk_steps]
+            rows = slice(row, row + sum(sizes))
+            self._cuts.append(_Cut(places, rows, sizes, self._steps.ranges(first + start)[0][0]))
+            row = rows.stop
+        if last < self._steps.count:
+            self._windows.look_ahead(pattern)
+
+    def _locate(self, pattern: Pattern, parts: Sequence[Part]) -> list[Places]:
+        """Task: find where the rows of a stretch lie, for every column."""
+        empty, count = self._numbers.numbers, pattern.places.size
+        pieces = [part.take() for part in parts]
+        laid = np.concatenate(pieces, out=empty(sum(piece.size for piece in pieces))) if pieces else empty(0)
+        block = np.take(laid, pattern.places, out=empty(count), mode="clip") if count else laid
+        row = np.bitwise_and(block, ROW_MASK, out=empty(count))
+        block >>= ROW_BITS
+        return [column.locate(block, row, empty) for column in self._columns]
+
+    def _gather(self, cut: _Cut) -> list[Tensors]:
+        """Task: gather the rows of some steps."""
+        batches: list[Tensors] = [{} for _ in cut.sizes]
+        for column, places in zip(self._columns, cut.places.result(), strict=True):
+            here = tuple(place[cut.rows] for place in places)
+            for batch, tensors in zip(batches, column.gather(here, cut.sizes, self._ring.take), strict=True):
+                batch.update(tensors)
+        return batches

@@ -1,1 +1,0 @@
-"""Where ranks run: a callable in, its value on every rank out."""

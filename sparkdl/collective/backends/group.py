@@ -1,0 +1,265 @@
+"""What both real backends share: the Protocol of ``base.py`` built out of four primitive operations.
+
+Enters: tensors and objects of one rank. Leaves: the same, agreed on by all ranks. A backend adds only how a flat
+tensor is reduced, broadcast and gathered, how it waits, and what its errors look like.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from sparkdl.collective.agree import (
+    agree_on_tensors,
+    named_parameters,
+    pack,
+    pickled,
+    share_optimizer,
+    unpack,
+    unpickled,
+)
+from sparkdl.collective.base import GradientSync, ReduceOp
+from sparkdl.collective.tune import Tuner
+from sparkdl.config import SyncConfig
+from sparkdl.errors import ConfigError
+from sparkdl.world import World
+
+__all__ = ["GroupCollective", "Pending", "REDUCE_OPS", "widened"]
+
+REDUCE_OPS = ("sum", "mean", "min", "max")
+BROADCAST_BYTES = 64 * 2**20  # tensors are fused up to this: it bounds the staging copy
+IN_ORDER_ELEMENTS = 4096
+MESSAGE_BYTES = 2**30  # backends count the elements of a message in 31 bits
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Return once its result is in place.
+
+        Raises:
+            ClusterError: another rank vanished or did not take part within the timeout.
+        """
+        ...
+
+
+def widened(tensor: torch.Tensor, op: str) -> torch.Tensor:
+    """Return ``tensor`` as a dtype in which every backend reduces exactly; a copy in any case.
+
+    Raises:
+        ConfigError: the dtype has no such reduction.
+    """
+    dtype = tensor.dtype
+    if dtype.is_complex or tensor.layout != torch.strided:
+        raise ConfigError(f"all_reduce of a {tensor.layout} tensor of {dtype} is not supported: reduce its parts")
+    if not dtype.is_floating_point:
+        target = torch.float64 if op == "mean" else torch.int64
+    elif dtype in (torch.float32, torch.float64):
+        target = dtype
+    else:
+        target = torch.float32
+    return tensor.detach().to(target, copy=True).contiguous()
+
+
+class GroupCollective(ABC):
+    """A ``Collective`` over several processes; subclasses add the primitives.
+
+    Attributes:
+        reduces_bfloat16: whether ``start_all_reduce`` takes bfloat16.
+    """
+
+    reduces_bfloat16 = True
+
+    def __init__(self, world: World, timeout: timedelta) -> None:
+        self._world = world
+        self._timeout = timeout
+        self._closed = False
+        self._closers: list[Callable[[], None]] = []
+
+    @property
+    def world(self) -> World:
+        """Where this rank stands."""
+        return self._world
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long an operation waits for the other ranks, seconds."""
+        return self._timeout.total_seconds()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The backend's name."""
+
+    @abstractmethod
+    def start_all_reduce(self, flat: torch.Tensor, op: str, key: str, *, channel: str = "") -> Pending:
+        """Begin to reduce ``flat``, contiguous and 1-d, in place over all ranks; ``op`` is sum, min or max.
+
+        Operations of one channel begin in the same order on every rank; ``key`` is equal on all ranks, and free again
+        once the operation is done. Channels are independent of each other.
+        """
+
+    @abstractmethod
+    def open_channel(self, channel: str) -> None:
+        """Make ``channel`` usable, by every rank in the same order; the channel ``""`` always is."""
+
+    @abstractmethod
+    def broadcast_flat(self, flat: torch.Tensor, root: int) -> None:
+        """Overwrite ``flat``, contiguous bytes, with that of ``root``."""
+
+    @abstractmethod
+    def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's ``rows``, which may differ in their first dimension alone."""
+
+    @abstractmethod
+    def gather_equal(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return ``(size, elements)``: every rank's ``flat``, 1-d, contiguous and of one length on all ranks."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+
+    @abstractmethod
+    def guard(self, doing: str) -> AbstractContextManager[None]:
+        """Turn the backend's errors inside the block into ``ClusterError``."""
+
+    def tuners(self) -> list[Tuner]:
+        """What else of this backend is worth measuring while a model trains over it."""
+        return []
+
+    @abstractmethod
+    def leave(self, *, failed: bool) -> None:
+        """Leave the group, unless user code made it; after a failure without waiting for the other ranks."""
+
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the group. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        # Hanging up is how the other ranks learn at once that this one failed.
+        for closer in self._closers:
+            closer()
+        self._closers.clear()
+        self.leave(failed=failed)
+
+    def at_close(self, closer: Callable[[], None]) -> None:
+        """Call ``closer``, which is idempotent, when this rank leaves."""
+        self._closers.append(closer)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Overwrite ``tensors`` in place with those of ``root``."""
+        self._check_root(root)
+        agree_on_tensors(self, [(f"tensor {index}", tensor) for index, tensor in enumerate(tensors)])
+        self.broadcast_unchecked(tensors, root)
+
+    def broadcast_unchecked(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Broadcast tensors whose shapes are known to agree, fused into few messages."""
+        for batch in _batches(tensors, BROADCAST_BYTES):
+            flat = pack(batch)
+            self._broadcast_long(flat, root)
+            if self._world.rank != root:
+                unpack(flat, batch)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return ``root``'s value on every rank."""
+        self._check_root(root)
+        flat = pickled(value) if self._world.rank == root else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([flat.numel()], dtype=torch.int64)
+        self.broadcast_flat(size.view(torch.uint8), root)
+        if self._world.rank != root:
+            flat = torch.empty(int(size.item()), dtype=torch.uint8)
+        self._broadcast_long(flat, root)
+        return unpickled(flat, root)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum", *, weight: float | None = None) -> torch.Tensor:
+        """Return ``op`` over all ranks, elementwise, as a new tensor."""
+        check_reduction(op, weight)
+        flat = widened(tensor, op).reshape(-1)
+        if weight is not None:
+            flat = torch.cat([flat * weight, flat.new_tensor([weight])])
+        if op in ("sum", "mean") and self._adds_in_order(flat):
+            flat = functools.reduce(torch.add, self.gather_equal(flat))
+        else:
+            self.start_all_reduce(flat, "sum" if op == "mean" else op, "all_reduce").wait()
+        if weight is not None:
+            flat = flat[:-1] / flat[-1]
+        elif op == "mean":
+            flat /= self._world.size
+        return flat.reshape(tensor.shape).to(reduced_dtype(tensor.dtype, op))
+
+    def _adds_in_order(self, flat: torch.Tensor) -> bool:
+        """Whether to add in the order of the ranks, so that a number's sum does not depend on what travels beside it.
+
+        A ring begins each part of a message at another rank, and three numbers have several sums. For few numbers a
+        gather takes no longer.
+        """
+        return self._world.size > 2 and flat.is_floating_point() and 0 < flat.numel() <= IN_ORDER_ELEMENTS
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return all ranks' values in rank order."""
+        return [unpickled(part, rank) for rank, part in enumerate(self.gather_rows(pickled(value)))]
+
+    def wrap(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: SyncConfig | None = None
+    ) -> GradientSync:
+        """Broadcast ``model`` and ``optimizer`` from rank 0, then hook the gradients."""
+        from sparkdl.collective.gradients.reducer import Reducer
+
+        parameters = [(name, param) for param, name in named_parameters(model, optimizer).items()]
+        named: list[tuple[str, torch.Tensor]] = [*parameters, *model.named_buffers()]
+        agree_on_tensors(self, named)
+        with torch.no_grad():
+            self.broadcast_unchecked([tensor for _, tensor in named])
+            share_optimizer(self, optimizer)
+        return Reducer(self, model, optimizer, config or SyncConfig())
+
+    def _broadcast_long(self, flat: torch.Tensor, root: int) -> None:
+        for part in torch.split(flat, MESSAGE_BYTES):
+            self.broadcast_flat(part, root)
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self._world.size:
+            raise ConfigError(f"root={root} is not a rank of this world of {self._world.size}: name one of its ranks")
+
+
+def never_came(world: World, missing: Sequence[int], seconds: float) -> str:
+    """Say which ranks did not join."""
+    names = ", ".join(str(rank) for rank in missing[:20]) + (", ..." if len(missing) > 20 else "")
+    which = f"rank {names} of {world.size}" if len(missing) == 1 else f"ranks {names} of {world.size}"
+    return f"{which} did not join rank {world.rank} within {seconds:g} s: see why they did not start, or raise timeout"
+
+
+def check_reduction(op: str, weight: float | None) -> None:
+    """Raise ``ConfigError`` unless ``op`` exists and fits ``weight``."""
+    if op not in REDUCE_OPS:
+        raise ConfigError(f"op={op!r} is not one of {', '.join(REDUCE_OPS)}: choose one of these")
+    if weight is not None and op != "mean":
+        raise ConfigError(f"weight={weight} with op={op!r} has no meaning: weights go with op='mean'")
+
+
+def reduced_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
+    """The dtype of a reduction's result: that of its input, but for means of integers and sums of booleans."""
+    if not dtype.is_floating_point and op == "mean":
+        return torch.float64
+    return torch.int64 if dtype == torch.bool and op == "sum" else dtype
+
+
+def _batches(tensors: Sequence[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
+    """Cut ``tensors`` into runs on one device of at most ``limit`` bytes each, one tensor at least."""
+    batches: list[list[torch.Tensor]] = []
+    held, device = 0, None
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if not batches or held + size > limit or tensor.device != device:
+            batches.append([])
+            held, device = 0, tensor.device
+        batches[-1].append(tensor)
+        held += size
+    return batches

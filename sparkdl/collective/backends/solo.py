@@ -1,0 +1,100 @@
+"""The collective of one rank: nothing travels, everything else behaves as with many.
+
+Enters and leaves: one rank's tensors and objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sparkdl.collective.agree import named_parameters, pickled, unpickled
+from sparkdl.collective.backends.group import check_reduction, reduced_dtype, widened
+from sparkdl.collective.base import GradientSync, ReduceOp
+from sparkdl.collective.gradients.buckets import separate
+from sparkdl.config import SyncConfig
+from sparkdl.errors import ConfigError, WorldSizeError
+from sparkdl.world import World
+
+__all__ = ["SoloCollective"]
+
+
+class _SoloSync:
+    """Local gradients are the mean over one rank."""
+
+    forward_is_collective = False
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        self._params = list(named_parameters(model, optimizer))
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        yield
+        separate(self._params)
+
+    def synchronize(self) -> None:
+        separate(self._params)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SoloCollective:
+    """A world of one."""
+
+    name = "solo"
+
+    def __init__(self, world: World) -> None:
+        if world.size != 1:
+            raise WorldSizeError(
+                f"backend='solo' is for one rank, and this world has {world.size}: choose 'auto', 'horovod' or 'torch'"
+            )
+        self.world = world
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Leave ``tensors`` as they are."""
+        _check_root(root)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return a copy of ``value``, as many ranks would."""
+        _check_root(root)
+        return unpickled(pickled(value), 0)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum", *, weight: float | None = None) -> torch.Tensor:
+        """Return a copy of ``tensor``."""
+        check_reduction(op, weight)
+        value = widened(tensor, op)
+        if weight is not None:
+            value = value * weight / weight if weight else value * float("nan")
+        return value.to(reduced_dtype(tensor.dtype, op))
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return ``[value]``, copied."""
+        return [unpickled(pickled(value), 0)]
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def wrap(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: SyncConfig | None = None
+    ) -> GradientSync:
+        """Return ``model`` as it is: one rank has nothing to send, so nothing in ``config`` applies."""
+        return _SoloSync(model, optimizer)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Nothing to leave."""
+
+
+def _check_root(root: int) -> None:
+    if root != 0:
+        raise ConfigError(f"root={root} is not a rank of this world of 1: name rank 0")

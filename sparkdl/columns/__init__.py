@@ -1,0 +1,5 @@
+"""Arrow columns to tensors, once, for shards and for scoring.
+
+Enters: Arrow arrays as Spark hands them over. Leaves: numpy arrays whose memory a tensor can share, and statistics of
+what went through. Start at ``types.py``, the table that says which column type becomes which tensor.
+"""

@@ -1,0 +1,4 @@
+"""What works around other projects, one file each, with its version, its measured gain, and when it can go.
+
+Nothing in here is needed for a right result: take a file away, and sparkdl is slower or a message is worse.
+"""

@@ -1,0 +1,1 @@
+"""One fit on the driver: prepare, check, launch, collect. Start at ``fit.py``."""

@@ -1,0 +1,258 @@
+"""The parameters of the estimator as one table: the code, the help texts and the documentation are made from it.
+
+Enters: nothing. Leaves: ``SPECS``, one ``ParamSpec`` a parameter; ``params.py`` makes Spark ``Param`` objects of them,
+``parameter_table.py`` the page that users read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.estimator.params import converters as c
+
+__all__ = ["ALIASES", "MODEL_SPECS", "SPECS", "ParamSpec"]
+
+HOROVOD, SPARK, OURS = "Horovod", "Spark ML", "sparkdl"
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """One parameter.
+
+    Attributes:
+        name: as it is written in ``TorchEstimator(name=...)``.
+        default: what holds when it is not given, or given as None.
+        unit: of a number; what kind of value otherwise.
+        effect: what it does, in one sentence.
+        peer: the library whose code uses this name.
+        converter: checks a value and brings it into one form.
+        accessor: ``X`` of ``setX`` and ``getX``; empty makes it from the name.
+        json: whether its value can be written as JSON; the others are saved as files beside the metadata.
+    """
+
+    name: str
+    default: Any
+    unit: str
+    effect: str
+    peer: str
+    converter: c.Converter
+    accessor: str = ""
+    json: bool = True
+
+    @property
+    def suffix(self) -> str:
+        """``X`` of ``setX`` and ``getX``."""
+        if self.accessor:
+            return self.accessor
+        return "".join(part[:1].upper() + part[1:] for part in self.name.split("_"))
+
+
+def _horovod(name: str, default: Any, unit: str, converter: c.Converter, effect: str, **more: Any) -> ParamSpec:
+    return ParamSpec(name, default, unit, effect, HOROVOD, converter, **more)
+
+
+def _spark(name: str, default: Any, unit: str, converter: c.Converter, effect: str, **more: Any) -> ParamSpec:
+    return ParamSpec(name, default, unit, effect, SPARK, converter, **more)
+
+
+def _ours(name: str, default: Any, unit: str, converter: c.Converter, effect: str, **more: Any) -> ParamSpec:
+    return ParamSpec(name, default, unit, effect, OURS, converter, **more)
+
+
+# fmt: off
+_WHAT = (
+    _horovod("model", None, "torch.nn.Module", c.model, json=False,
+          effect="The model to train; it is copied, never trained in place."),
+    _horovod("optimizer", None, "optimizer or function", c.optimizer, json=False,
+          effect="An optimizer bound to the model's parameters (its groups and state travel with the model), or a"
+          " function"
+          " from the model to one."),
+    _horovod("loss", None, "function or list", c.loss_or_losses, json=False,
+          effect="Loss of (output, label); a list gives one a label."),
+    _horovod("loss_constructors", None, "list of functions", c.functions, json=False,
+          effect="Functions that make the losses on the ranks; instead of loss."),
+    _horovod("loss_weights", None, "list of numbers", c.numbers_list,
+          effect="Weight of each label's loss in the sum; equal parts of 1 by default."),
+    _horovod("metrics", None, "list", c.any_value, json=False,
+          effect="torchmetrics objects, or functions of (output, label), computed each epoch over all rows."),
+    _horovod("callbacks", None, "list", c.callbacks, json=False,
+          effect="Hooks of the training loop, called on every rank."),
+    _horovod("train_minibatch_fn", None, "function", c.function, json=False,
+          effect="Replaces forward, loss and backward of a step; takes Horovod's arguments."),
+    _ours("lr_scheduler", None, "function", c.function, json=False,
+          effect="From the optimizer to a scheduler of torch.optim.lr_scheduler; stepped once an epoch, or once a"
+          " step if "
+          "the function's attribute per_step is True."),
+    _ours("scale_lr", False, "boolean", c.boolean,
+          effect="Multiply the learning rate by the number of ranks; Horovod does so unasked."),
+)
+# fmt: on
+
+# fmt: off
+_COLUMNS = (
+    _horovod("feature_cols", None, "list of columns", c.columns,
+          effect="Input columns; numbers pack into one (batch, n) tensor unless input_shapes is given."),
+    _horovod("label_cols", None, "list of columns", c.columns,
+          effect="Label columns, one for each output of the model."),
+    _horovod("sample_weight_col", None, "column", c.column,
+          effect="Weight of each row in the loss."),
+    _horovod("continuous_cols", None, "list of columns", c.columns,
+          effect="Number columns that pack into one floating-point tensor of their own."),
+    _horovod("categorical_cols", None, "list of columns", c.columns,
+          effect="Id columns that pack into one int64 tensor of their own, for embeddings."),
+    _horovod("input_shapes", None, "list of shapes", c.shapes,
+          effect="Shape of each feature column's tensor, batch first as -1; each column becomes one input of the"
+          " model."),
+    _horovod("label_shapes", None, "list of shapes", c.shapes,
+          effect="Shape of each label's tensor, batch first as -1; by default that of the output when the sizes"
+          " agree."),
+    _horovod("validation", None, "fraction or column", c.validation,
+          effect="Rows to validate on: a share chosen by a hash of the row and random_seed, or those whose column is"
+          " true "
+          "or above 0."),
+    _ours("feature_dtypes", None, "dict column to dtype", c.dtypes,
+          effect="Dtype of a column's tensor; by default floats take the model's dtype and integers stay integers."),
+    _horovod("transformation_fn", None, "function", c.function, json=False,
+          effect="From a pandas DataFrame to one, applied once, while shards are written."),
+    _horovod("transformation_edit_fields", None, "list of 4-tuples", c.edit_fields, json=False,
+          effect="(name, numpy dtype, shape, nullable) of each column that transformation_fn adds or changes."),
+    _horovod("transformation_removed_fields", None, "list of columns", c.columns,
+          effect="Columns that transformation_fn removes."),
+    _spark("featuresCol", "features", "column", c.column,
+          effect="One feature column, where feature_cols is not given."),
+    _spark("labelCol", "label", "column", c.column,
+          effect="One label column, where label_cols is not given."),
+    _spark("weightCol", None, "column", c.column,
+          effect="The same as sample_weight_col."),
+    _spark("validationIndicatorCol", None, "column", c.column,
+          effect="The same as validation with a column."),
+    _spark("predictionCol", None, "column", c.column,
+          effect="Output column in Spark's sense: the class of a classifier as double, the value otherwise; instead of "
+          "label__output."),
+    _spark("probabilityCol", None, "column", c.column,
+          effect="Softmax of a classifier's outputs as a vector column."),
+    _spark("rawPredictionCol", None, "column", c.column,
+          effect="Outputs as a vector column."),
+    _spark("outputCols", None, "list of columns", c.columns,
+          effect="Output columns of the fitted model, one a label; label__output by default."),
+)
+# fmt: on
+
+# fmt: off
+_LOOP = (
+    _horovod("batch_size", 32, "rows a rank and step", c.integer(1),
+          effect="Rows that one rank takes in one step."),
+    _horovod("val_batch_size", None, "rows a rank and step", c.integer(1),
+          effect="The same for validation; batch_size by default."),
+    _horovod("epochs", 1, "epochs", c.integer(1),
+          effect="Passes over the training rows."),
+    _horovod("train_steps_per_epoch", None, "steps", c.integer(1),
+          effect="Stop an epoch after this many steps; all rows by default."),
+    _horovod("validation_steps_per_epoch", None, "steps", c.integer(1),
+          effect="Stop a validation after this many steps; all rows by default."),
+    _horovod("backward_passes_per_step", 1, "batches", c.integer(1),
+          effect="Batches whose mean gradient makes one optimizer step."),
+    _horovod("random_seed", None, "integer", c.integer(0),
+          effect="Seed of the order of rows, of the validation split and of dropout; 0 by default."),
+    _horovod("shuffle", True, "boolean", c.boolean,
+          effect="Take the rows in a new random order each epoch."),
+    _ours("precision", "fp32", "fp32, bf16, fp16", c.anything_in("fp32", "bf16", "fp16"),
+          effect="Autocast of the forward pass; fp16 with a gradient scaler."),
+    _ours("max_grad_norm", None, "norm", c.number(0, exclusive=True),
+          effect="Clip the gradient of the global batch to this norm."),
+    _ours("early_stopping_patience", None, "epochs", c.integer(1),
+          effect="Stop after this many epochs without improvement, with the best epoch's weights."),
+    _ours("monitor", None, "metric", c.column,
+          effect="What judges an epoch; val_loss, or loss without validation."),
+    _ours("compile", False, "boolean or mode", c.compile_mode,
+          effect="Run the model through torch.compile."),
+    _horovod("verbose", 1, "0, 1, 2", c.integer(0),
+          effect="0 is silent, 1 shows progress, 2 also every rank's output."),
+)
+# fmt: on
+
+# fmt: off
+_RUN = (
+    _horovod("num_proc", None, "ranks", c.integer(1),
+          effect="Number of ranks; every slot of the cluster by default."),
+    _horovod("backend", "auto", "name or SparkBackend", c.backend, json=False,
+          effect="Collective: auto, horovod, torch; or a SparkBackend with num_proc and env."),
+    _horovod("gradient_compression", None, "fp16, bf16, none", c.compression,
+          effect="Halve the bytes of gradients on the wire."),
+    _horovod("use_gpu", True, "boolean", c.boolean,
+          effect="Compute on the GPUs that Spark assigns to the ranks; without any, on the CPU."),
+    _horovod("store", None, "path, URI or Store", c.store, json=False,
+          effect="Where shards, checkpoints and logs lie, reachable from every worker; a temporary folder by default."),
+    _horovod("run_id", None, "name", c.column,
+          effect="Name of the run in the store; a run of that name resumes from its last checkpoint."),
+    _ours("checkpoint_every", None, "steps", c.integer(1),
+          effect="Optimizer steps between checkpoints; with a store, one an epoch by default."),
+    _ours("keep_checkpoints", 3, "checkpoints", c.integer(1),
+          effect="How many of the newest checkpoints are kept, plus the best."),
+    _ours("max_failures", 0, "attempts", c.integer(0),
+          effect="Failed attempts after which fit gives up; each new attempt resumes from the last checkpoint."),
+    _ours("min_num_proc", None, "ranks", c.integer(1),
+          effect="After a failure go on with as few ranks as this if slots stay away for 10 s; num_proc by default."),
+    _ours("timeout", None, "seconds", c.number(0, exclusive=True),
+          effect="How long a fit may wait for slots and for its ranks to start; 600 by default."),
+    _ours("transform_batch_size", 4096, "rows", c.integer(1),
+          effect="Rows that the fitted model scores at once; bounds its memory."),
+)
+# fmt: on
+
+# fmt: off
+_READER = (
+    _horovod("partitions_per_process", None, "partitions a rank", c.integer(1),
+          effect="Repartition the DataFrame to this many partitions a rank before shards are written; left as it is by "
+          "default."),
+    _horovod("train_reader_num_workers", None, "threads", c.integer(1), accessor="TrainReaderNumWorker",
+          effect="Threads that read ahead for training."),
+    _horovod("val_reader_num_workers", None, "threads", c.integer(1), accessor="ValReaderNumWorker",
+          effect="Threads that read ahead for validation."),
+    _horovod("reader_pool_type", "thread", "thread",
+          converter=c.only("thread", "rows are read by threads; see train_reader_num_workers"),
+          effect="Only thread is taken, Horovod's default."),
+    _horovod("compress_sparse_cols", False, "boolean", c.boolean,
+          effect="Compress shards with zstd: fewer bytes for sparse vectors, more work to read."),
+    _horovod("inmemory_cache_all", False, "boolean", accessor="InMemoryCacheAll",
+          converter=c.only(False, "local shards are mapped into memory, remote ones are cached on the local disk"),
+          effect="Only False is taken, Horovod's default."),
+    _horovod("shuffle_buffer_size", None, "rows", c.integer(0), accessor="ShufflingBufferSize",
+          effect="Rows that are shuffled among each other at a time; 0 is shuffle=False; 64 MiB of rows by default."),
+    _horovod("mp_start_method", None, "-",
+          converter=c.refused("leave it out: ranks run inside Spark's Python workers and"
+                              " start no process"), effect="Refused."),
+    _horovod("data_module", None, "-",
+          converter=c.refused("leave it out: rows are read from sparkdl's own shards; use"
+                              " fit_on_shards for data of your own"), effect="Refused."),
+)
+# fmt: on
+
+SPECS: tuple[ParamSpec, ...] = _WHAT + _COLUMNS + _LOOP + _RUN + _READER
+"""Every parameter of ``TorchEstimator``."""
+
+ALIASES = {
+    "feature_cols": "featuresCol",
+    "label_cols": "labelCol",
+    "sample_weight_col": "weightCol",
+    "validation": "validationIndicatorCol",
+}
+"""Horovod's name to Spark's name for the same thing; giving both is a conflict."""
+
+_MODEL_NAMES = {
+    "input_shapes",
+    "outputCols",
+    "predictionCol",
+    "probabilityCol",
+    "rawPredictionCol",
+    "run_id",
+    "transform_batch_size",
+}
+
+MODEL_SPECS: tuple[ParamSpec, ...] = (
+    _horovod("feature_columns", None, "list of columns", c.columns, effect="Input columns, as in training."),
+    _horovod("label_columns", None, "list of columns", c.columns, effect="Label columns, as in training."),
+    *(spec for spec in SPECS if spec.name in _MODEL_NAMES),
+)
+"""Every parameter of ``TorchModel`` that is plain data; model, optimizer, loss and history are attributes."""

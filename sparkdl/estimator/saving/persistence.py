@@ -1,0 +1,240 @@
+"""Saving and loading the estimator and its model, alone and inside Spark's pipelines.
+
+Enters: a stage. Leaves: Spark's ``metadata`` folder with the plain parameters, and beside it the artifacts as files:
+weights in safetensors, the rest as JSON, a hash of each in the metadata. On loading nothing is read before its hash was
+compared. What only a pickle can hold (a class of a notebook, a lambda) goes into one, and that is loaded for callers
+who allow it alone (``trust.py``).
+
+    path/metadata/         Spark's own: class, uid, plain parameters, sizes and hashes of the artifacts
+    path/bundle/           the model as a bundle (models/bundle.py)
+    path/objects/          optimizer, loss, history, callbacks, ... (saved.py)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+
+from sparkdl.documents.atomic_folder import replacement
+from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError, StorageError
+from sparkdl.estimator.fit.shipping import loose_by_value
+from sparkdl.estimator.params.params import CheckedParams
+from sparkdl.estimator.saving.saved import Withheld, load_named, save_named
+from sparkdl.estimator.saving.trust import REMEDY, pickle_allowed
+from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
+from sparkdl.models.signature import Signature
+from sparkdl.storage import Storage
+
+if TYPE_CHECKING:
+    from sparkdl.estimator.estimator import TorchEstimator
+    from sparkdl.estimator.model import TorchModel
+
+__all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "StageWriter"]
+
+_SECTION = "sparkdl"
+
+
+class StageWriter(MLWriter):
+    """Refuses or replaces what is there, without a JVM: it works on Spark Connect, too."""
+
+    _stage = ""
+
+    def save(self, path: str) -> None:
+        """Save below ``path``; what ``overwrite()`` replaces stays until all of its successor is written.
+
+        Raises:
+            ConflictError: something is there, and ``overwrite()`` was not called.
+            StorageError: it cannot be written.
+            BundleError: a part of it was left in a pickle when it was loaded, so that nothing can be saved of it.
+        """
+        self._check()  # before anything is written
+        where = qualified(self.sparkSession, path)
+        root = Storage.of(where)
+        if root.exists() and not self.shouldOverwrite:
+            raise ConflictError(f"{where} exists already: save elsewhere, or call write().overwrite().save(path)")
+        with replacement(root) as work:
+            self.saveImpl(work.uri)
+
+    def _check(self) -> None:
+        """Refuse what cannot be saved."""
+
+    def _metadata(self, instance: CheckedParams, path: str, extra: Mapping[str, Any]) -> None:
+        given = {param.name: value for param, value in instance._paramMap.items()}
+        plain = {spec.name for spec in instance.SPECS if spec.json}
+        DefaultParamsWriter.saveMetadata(
+            instance,
+            path,
+            self.sparkSession,
+            extraMetadata={_SECTION: {"stage": self._stage, **extra}},
+            paramMap={name: value for name, value in given.items() if name in plain},
+        )
+
+
+class EstimatorWriter(StageWriter):
+    """Writes an estimator."""
+
+    _stage = "TorchEstimator"
+
+    def __init__(self, instance: TorchEstimator) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write bundle and objects first, metadata last."""
+        given = {param.name: value for param, value in self._instance._paramMap.items()}
+        objects = {spec.name: given[spec.name] for spec in self._instance.SPECS if not spec.json and spec.name in given}
+        root = Storage.of(path)
+        section: dict[str, Any] = {}
+        known: dict[int, str] = {}
+        model = objects.get("model")
+        if isinstance(model, torch.nn.Module):
+            with contextlib.suppress(BundleError):  # then it goes into the pickle, and its optimizer with it
+                section["bundle"] = save_bundle(model, root.child("bundle").uri).content_hash
+                section["training"] = model.training
+                known = {id(tensor): name for name, tensor in _tensors(objects.pop("model")).items()}
+        section["objects"] = save_named(objects, root.child("objects"), known)
+        self._metadata(self._instance, path, section)
+
+
+class EstimatorReader(MLReader["TorchEstimator"]):
+    """Reads an estimator."""
+
+    def __init__(self, kind: type[TorchEstimator]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def load(self, path: str) -> TorchEstimator:
+        """Read it from below ``path``.
+
+        Raises:
+            IntegrityError: a file was altered.
+            StorageError: there is nothing.
+            ConfigError: something else was saved there.
+            BundleError: a part of it is a pickle, and the caller has not allowed any.
+        """
+        where, metadata = _read_metadata(self, path, "TorchEstimator")
+        section, model = metadata[_SECTION], None
+        root = Storage.of(where)
+        pickled = section["objects"]["pickled"]
+        allowed = pickle_allowed(self.sparkSession)
+        if pickled and not allowed:
+            raise BundleError(
+                f"{', '.join(pickled)} of {where} are saved as a pickle, which can run any code: {REMEDY}"
+            )
+        if "bundle" in section:
+            model = load_bundle(root.child("bundle").uri, expected_hash=section["bundle"]).model
+            model.train(section["training"])
+        known = _tensors(model) if model is not None else None
+        objects = load_named(root.child("objects"), section["objects"], known, allowed=allowed)
+        instance = self._kind()
+        instance._resetUid(metadata["uid"])
+        instance._set(**metadata["paramMap"])
+        instance._set(**objects, **({"model": model} if model is not None else {}))
+        return instance
+
+
+class ModelWriter(StageWriter):
+    """Writes a fitted model."""
+
+    _stage = "TorchModel"
+
+    def __init__(self, instance: TorchModel) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def _check(self) -> None:
+        self._instance.getModel()
+        for value in self._instance._objects().values():
+            if isinstance(value, Withheld):
+                raise value.refusal()
+
+    def saveImpl(self, path: str) -> None:
+        """Write bundle and objects first, metadata last."""
+        model, signature = self._instance.getModel(), self._instance._signature
+        with loose_by_value(model):
+            info = save_bundle(
+                model,
+                Storage.of(path).child("bundle").uri,
+                signature=signature,
+                example=example_of(signature),
+                allow_pickle=True,
+            )
+        known = {id(tensor): name for name, tensor in _tensors(model).items()}
+        facts = save_named(self._instance._objects(), Storage.of(path).child("objects"), known)
+        self._metadata(self._instance, path, {"bundle": info.content_hash, "objects": facts})
+
+
+class ModelReader(MLReader["TorchModel"]):
+    """Reads a fitted model."""
+
+    def __init__(self, kind: type[TorchModel]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def load(self, path: str) -> TorchModel:
+        """Read it from below ``path``.
+
+        A loss or optimizer that only a pickle holds is left out where the caller has not allowed any: the model scores
+        without, and their getters say so.
+
+        Raises:
+            IntegrityError: a file was altered.
+            StorageError: there is nothing.
+            ConfigError: something else was saved there.
+            BundleError: a module that the model needs is missing here, or the model is a pickle, and the caller has not
+                allowed any.
+        """
+        where, metadata = _read_metadata(self, path, "TorchModel")
+        facts, root = metadata[_SECTION], Storage.of(where)
+        allowed = pickle_allowed(self.sparkSession)
+        uri = root.child("bundle").uri
+        if not allowed and read_bundle(uri).model["kind"] == "pickle":
+            raise BundleError(f"the model of {where} is saved as a pickle, which can run any code: {REMEDY}")
+        bundle = load_bundle(uri, expected_hash=facts["bundle"], allow_pickle=allowed)
+        objects = load_named(root.child("objects"), facts["objects"], _tensors(bundle.model), allowed=allowed)
+        instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
+        instance._resetUid(metadata["uid"])
+        instance._set(**metadata["paramMap"])
+        return instance
+
+
+def _read_metadata(reader: MLReader[Any], path: str, stage: str) -> tuple[str, dict[str, Any]]:
+    where = qualified(reader.sparkSession, path)
+    if not Storage.of(where).child("metadata").exists():
+        raise StorageError(f"{where} holds no saved {stage}: check the path, or save one there first")
+    metadata = DefaultParamsReader.loadMetadata(where, reader.sparkSession)
+    if _SECTION not in metadata:
+        raise IntegrityError(f"the metadata of {where} names no artifacts: it was altered, or not saved by sparkdl")
+    found = metadata[_SECTION].get("stage", stage)
+    if found != stage:
+        raise ConfigError(f"{where} holds a saved {found}, not a {stage}: call {found}.load(path)")
+    return where, metadata
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_buffers()), **dict(model.named_parameters())}
+
+
+def example_of(signature: Signature | None) -> Any:
+    """Made-up rows that a model can be called with, in its own manner; None without a signature."""
+    if signature is None:
+        return None
+    values = {
+        field.name: torch.zeros((2, *(size or 1 for size in field.shape)), dtype=getattr(torch, field.dtype))
+        for field in signature.inputs
+    }
+    return values if signature.call != "positional" else tuple(values.values())
+
+
+def qualified(spark: Any, path: str) -> str:
+    """Return ``path`` with the filesystem that Spark would take for it, so that metadata and artifacts lie together."""
+    text = os.fspath(path)
+    if "://" in text or text.startswith("file:"):
+        return text.replace("file:///", "/").replace("file:/", "/")
+    default = str(spark.conf.get("spark.hadoop.fs.defaultFS", "file:///"))
+    return os.path.abspath(text) if default.startswith("file:") else default.rstrip("/") + "/" + text.lstrip("/")

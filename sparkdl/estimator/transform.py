@@ -1,0 +1,231 @@
+"""From a fitted model to prediction columns.
+
+Enters: a model, how it is called, and which columns are wanted. Leaves: the model as a file that workers load once, and
+a DataFrame with the predictions, whose schema is known before anything runs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from pyspark.ml.functions import array_to_vector
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from sparkdl.columns.layout import plan_tensors
+from sparkdl.config import ScoreConfig
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.fit.column_plan import Roles, plan_columns
+from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
+from sparkdl.estimator.fit.shipping import loose_by_value
+from sparkdl.estimator.outputs import Head, Heads
+from sparkdl.estimator.params.params import CheckedParams
+from sparkdl.estimator.temporary_files import Lease, sweep
+from sparkdl.models.bundle import save_bundle
+from sparkdl.models.signature import Signature, TensorField
+from sparkdl.scoring.score import score
+from sparkdl.shards.manifest import Manifest
+from sparkdl.shards.write import spark_arrow_schema
+from sparkdl.storage import Storage
+
+if TYPE_CHECKING:
+    from sparkdl.estimator.fit.views import InputView
+    from sparkdl.estimator.model import TorchModel
+
+__all__ = ["Published", "Wanted", "publish", "score_frame", "signature_for", "signature_of", "wanted_columns"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model where scoring workers find it.
+
+    Attributes:
+        source: a bundle's URI, or the module itself, which then travels with every task.
+        signature: of its wanted outputs.
+        lease: of the bundle's folder; None without.
+    """
+
+    source: str | torch.nn.Module
+    signature: Signature
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One prediction column.
+
+    Attributes:
+        column: its name.
+        head: what it holds.
+        vector: whether it is a Spark ML vector.
+    """
+
+    column: str
+    head: Head
+    vector: bool = False
+
+
+def publish(
+    model: torch.nn.Module, signature: Signature, heads: Sequence[Head], spark: SparkSession, home: str | None
+) -> Published:
+    """Put a model where the workers of ``spark`` find it.
+
+    Args:
+        model: the model.
+        signature: of the model.
+        heads: the wanted outputs.
+        spark: the session.
+        home: a folder that workers reach, of the estimator's store; None without.
+    """
+    labels = [field.name for field in signature.outputs]
+    plain = [Head(label) for label in labels]
+    chosen = model if list(heads) == plain else Heads(model, labels, heads)
+    chosen.eval()
+    answer = replace(signature, outputs=tuple(_output(signature, head) for head in heads))
+    name = f"model-{uuid.uuid4().hex}"
+    sweep()
+    if home is not None:
+        folder = uri = Storage.of(home).child("models").child(name).uri
+    elif str(spark.conf.get("spark.master", "")).startswith("local"):
+        folder = tempfile.mkdtemp(prefix="sparkdl-model-")
+        uri = f"{folder}/{name}"
+    else:
+        return Published(chosen, answer)
+    lease = Lease(folder)
+    try:
+        with loose_by_value(chosen):
+            save_bundle(chosen, uri, signature=answer, allow_pickle=True)
+    except BaseException:
+        lease.end()
+        raise
+    published = Published(uri, answer, lease)
+    lease.belongs_to(published)
+    return published
+
+
+def _output(signature: Signature, head: Head) -> TensorField:
+    field = next(field for field in signature.outputs if field.name == head.label)
+    name = f"{head.label}__{head.kind}"
+    if head.kind == "class":
+        return TensorField(name=name, dtype="float64", shape=())
+    return replace(field, name=name if head.kind == "probability" else field.name)
+
+
+def signature_of(found: Probe, manifest: Manifest) -> Signature:
+    """Describe how a fitted model is fed from a table's columns."""
+    return Signature(
+        inputs=tuple(_field(view, manifest) for view in found.views.inputs),
+        outputs=tuple(TensorField(name=one.label, dtype=one.dtype, shape=_flat(one.shape)) for one in found.outputs),
+        call=found.views.style,
+        labels=tuple(one.label for one in found.outputs),
+    )
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A single number a row is a number, not an array of one."""
+    return () if shape == (1,) else shape
+
+
+def _field(view: InputView, manifest: Manifest) -> TensorField:
+    spec = manifest.tensor(view.tensor)
+    row: tuple[int | None, ...] = (None, *spec.shape) if spec.ragged or spec.dtype == "binary" else spec.shape
+    columns = spec.columns
+    if view.index is not None:
+        row, columns = (), (spec.columns[view.index],)
+    if view.shape is not None:
+        row = view.shape[1:]
+    dtype = view.dtype or ("uint8" if spec.dtype == "binary" else spec.dtype)
+    return TensorField(name=view.name, dtype=dtype, shape=row, columns=columns)
+
+
+def signature_for(model: TorchModel, df: DataFrame | None) -> Signature:
+    """Find out how a model that sparkdl did not fit is fed, from the frame's schema and two rows of zeros.
+
+    Raises:
+        ConfigError: feature_columns or label_columns are not set, or a column's size needs input_shapes.
+    """
+    features, labels = model.getOrDefault("feature_columns"), model.getOrDefault("label_columns")
+    if not features or not labels:
+        raise ConfigError("feature_columns and label_columns are not set: name the model's inputs and outputs")
+    if df is None:
+        raise ConfigError("this model was not fitted here, so its inputs are unknown before the first transform(df)")
+    shapes = model.getOrDefault("input_shapes")
+    roles = Roles(
+        features=tuple(features),
+        labels=(),
+        shapes=tuple(tuple(shape) for shape in shapes) if shapes else None,
+        float_dtype=floating_dtype(model.getModel()),
+    )
+    plan = plan_columns(df.schema, roles)
+    schema = spark_arrow_schema(plan.select(df), plan.columns)
+    sizes = dict(zip(features, shapes or (), strict=False))
+    tensors = []
+    for spec in plan_tensors(schema, columns=plan.columns, layout=plan.layout):
+        if -1 in spec.shape or spec.ragged:
+            if spec.columns[0] not in sizes:
+                raise ConfigError(f"the size of {spec.columns[0]!r} is not known without input_shapes: set it")
+            count = 1
+            for size in sizes[spec.columns[0]][1:]:
+                count *= size
+            spec = type(spec)(name=spec.name, dtype=spec.dtype, shape=(count,), columns=spec.columns)
+        tensors.append(spec)
+    manifest = Manifest(rows=2, bytes=0, shards=(), tensors=tuple(tensors))
+    inputs, by_column = plan.views(manifest), plan.views(manifest, by_column=True)
+    return signature_of(probe(model.getModel(), inputs, by_column, manifest, labels), manifest)
+
+
+def wanted_columns(model: CheckedParams, signature: Signature, vector_labels: Sequence[str]) -> list[Wanted]:
+    """Which prediction columns the model's parameters ask for.
+
+    Raises:
+        ConfigError: names and outputs differ in number, or a classifier's column is asked of something else.
+    """
+    get = model.getOrDefault
+    labels = {field.name: field.shape for field in signature.outputs}
+    given, prediction = get("outputCols"), get("predictionCol")
+    special = {name: get(name) for name in ("predictionCol", "probabilityCol", "rawPredictionCol") if get(name)}
+    if special and len(labels) > 1:
+        raise ConfigError(f"{next(iter(special))} names one output of {len(labels)}, {list(labels)}: use outputCols")
+    if given is not None and len(given) != len(labels):
+        raise ConfigError(f"outputCols names {len(given)} columns for {len(labels)} outputs: name one an output")
+    first, shape = next(iter(labels.items()))
+    if len(shape) != 1 and set(special) - {"predictionCol"}:
+        raise ConfigError(
+            f"{next(iter(set(special) - {'predictionCol'}))} wants a vector, {first!r} gives {shape}: drop it"
+        )
+    if prediction is not None:
+        is_class = len(shape) == 1 and first not in vector_labels
+        found = [Wanted(prediction, Head(first, "class" if is_class else "output"))]
+    else:
+        names = given or [f"{label}__output" for label in labels]
+        found = [Wanted(name, Head(label)) for name, label in zip(names, labels, strict=True)]
+    if get("probabilityCol"):
+        found.append(Wanted(get("probabilityCol"), Head(first, "probability"), vector=True))
+    if get("rawPredictionCol"):
+        found.append(Wanted(get("rawPredictionCol"), Head(first), vector=True))
+    return found
+
+
+def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], batch_rows: int) -> DataFrame:
+    """Add the prediction columns; nothing runs before an action does."""
+    arrays = any(not one.vector and field.shape for one, field in zip(wanted, published.signature.outputs, strict=True))
+    vectors = any(one.vector for one in wanted) and not arrays
+    scored = score(
+        df,
+        published.source,
+        signature=published.signature,
+        output_columns=[one.column for one in wanted],
+        config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),
+        allow_pickle=True,
+    )
+    if published.lease is not None:
+        published.lease.hold(scored)
+    if vectors or not any(one.vector for one in wanted):
+        return scored
+    turned = {one.column: array_to_vector(F.col(f"`{one.column}`")) for one in wanted if one.vector}
+    return scored.withColumns(turned)

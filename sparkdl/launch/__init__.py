@@ -1,0 +1,5 @@
+"""Where ranks run: a callable in, its value on every rank out.
+
+``driver/`` runs beside the Spark session and watches, ``rank/`` runs in the process of each rank, ``wire.py`` is what
+they say to each other; ``local.py`` starts ranks as processes of this machine. Start at ``driver/barrier.py``.
+"""

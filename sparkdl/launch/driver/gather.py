@@ -1,0 +1,273 @@
+"""The way for Spark Connect, where executors may not reach the client: everything travels as rows of the stage itself.
+
+Enters: a barrier task's context and what it is to run. Leaves: rows of ``(rank, kind, part, piece)`` that the client
+puts together again: values in pieces of 4 MiB, output lines, events.
+
+One allGather, a second long, carries what ranks say of themselves and where the services are, which the task of slot 0
+hosts. What is different from the channel: output and events arrive when the job ends; a failure is told by the text of
+the exception that fails its task, and so is a rank's own look at the clock when its time is up; Spark, not the client,
+ends the other ranks, within about three seconds. A rank that nothing interrupts, or a frozen one, is ended, not named.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+import signal
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow
+
+from sparkdl.config import LaunchConfig
+from sparkdl.errors import ClusterError, LaunchTimeoutError, RankFailedError
+from sparkdl.launch.driver.launch_plan import check_size, make_order
+from sparkdl.launch.driver.supervisor import is_follow_up, is_waiting, load_or_name, print_lines
+from sparkdl.launch.rank.capture import TAIL_LINES
+from sparkdl.launch.rank.link import Stopped, stack_of
+from sparkdl.launch.rank.rank import Slot, introduction, perform, preload
+from sparkdl.launch.services import Service
+from sparkdl.observe import Event
+
+__all__ = ["ROW_SCHEMA", "GatherJob", "StartWatch", "attend_gathered", "failure_in", "values_of"]
+
+ROW_SCHEMA = "rank int, kind string, part int, piece binary"
+_SCHEMA = pyarrow.schema(
+    [("rank", pyarrow.int32()), ("kind", pyarrow.string()), ("part", pyarrow.int32()), ("piece", pyarrow.binary())]
+)
+_PIECE_BYTES = 4 << 20
+_MAX_MESSAGES = 20_000
+_FOLLOW_UP_SECONDS = 2.0
+_MAX_TAIL_CHARACTERS = 48 << 10
+_MARK = re.compile(r"sparkdl-failure:([A-Za-z0-9+/=]+)")
+
+
+class Gathering(Protocol):
+    """What of a barrier task's context is used here."""
+
+    def allGather(self, message: str = "") -> list[str]:
+        """Exchange a message with every task."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for every task."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatherJob:
+    """What travels to every task.
+
+    Attributes:
+        num_proc: number of ranks.
+        function: as ``dump_value`` took it apart.
+        services: to be held by the task of slot 0.
+        preload: modules to import while the others are on their way.
+        versions: what the client has installed.
+        config: the launch settings.
+    """
+
+    num_proc: int
+    function: list[bytearray]
+    services: Sequence[Service]
+    preload: Sequence[str]
+    versions: Mapping[str, str]
+    config: LaunchConfig
+
+
+class _Rows:
+    """Stands where a link to the driver would: it keeps what the rank reports until the task may hand out rows.
+
+    Args:
+        limit_seconds: after which the function is interrupted; None lets it run.
+    """
+
+    def __init__(self, limit_seconds: float | None) -> None:
+        self._limit_seconds = limit_seconds
+        self.messages: deque[Mapping[str, Any]] = deque(maxlen=_MAX_MESSAGES)
+        self.error: Mapping[str, Any] | None = None
+        self.parts: list[memoryview] = []
+        self.where: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the function was interrupted."""
+        return self.where is not None
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines of output."""
+        lines = [line for message in self.messages if message["kind"] == "log" for line in message["lines"]]
+        return lines[-TAIL_LINES:]
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Keep a log or event message; the oldest go first when there are too many."""
+        if message["kind"] == "error":
+            self.error = message
+        else:
+            self.messages.append(message)
+
+    def send_value(self, message: Mapping[str, Any], parts: list[memoryview]) -> None:
+        """Keep the value, or the error."""
+        if message["kind"] == "error":
+            self.error = message
+        else:
+            self.parts = parts
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within the block, the function is interrupted when its time is up.
+
+        Raises:
+            Stopped: it was.
+        """
+        if self._limit_seconds is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        over = threading.Event()
+        watch = threading.Thread(target=self._interrupt, args=(over, self._limit_seconds), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+        if self.stopped:
+            raise Stopped
+
+    def _interrupt(self, over: threading.Event, limit_seconds: float) -> None:
+        if over.wait(limit_seconds):
+            return
+        main = threading.main_thread().ident or 0
+        where = stack_of(main)
+        # Spark names the first task that fails: a rank that waits for others lets the one they wait for be it.
+        if not over.wait(_FOLLOW_UP_SECONDS if is_waiting(where) else 0.0):
+            self.where = where
+            signal.pthread_kill(main, signal.SIGINT)
+
+
+def attend_gathered(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[pyarrow.RecordBatch]:
+    """Be the rank of this barrier task; yield its rows.
+
+    Raises:
+        ClusterError: the function failed here; the text carries the whole report for the client.
+    """
+    check_size(slot.number, slot.found_size, job.num_proc)
+    rows = _Rows(job.config.timeout_seconds)
+    with ExitStack() as stack:
+        mine = introduction(slot, job.services, job.config.interface, stack)
+        preload(job.preload, slot)
+        hellos = [json.loads(text) for text in context.allGather(json.dumps(mine))]
+        problem = next((hello["problem"] for hello in hellos if "problem" in hello), None)
+        if problem:
+            raise ClusterError(problem)
+        order = make_order(hellos, job.versions, hellos[0].get("variables", {}), job.config)
+        rank = order["worlds"][slot.number]["rank"]
+        try:
+            succeeded = perform(rows, slot, order, job.function)
+        except Stopped:
+            limit = job.config.timeout_seconds
+            late = {"cause": f"it did not return within {limit:g} s", "limit": limit, "tail": rows.tail}
+            raise ClusterError(_marked(rank, {**late, "traceback": rows.where})) from None
+        if not succeeded:
+            if is_follow_up(str((rows.error or {}).get("cause", ""))):
+                time.sleep(_FOLLOW_UP_SECONDS)  # Spark names the first task that fails: let the one at fault be it.
+            raise ClusterError(_marked(rank, rows.error or {}))
+        if job.services:
+            context.barrier()  # Slot 0 holds the services until the last rank is done with them.
+    for message in rows.messages:
+        yield _batch(rank, str(message["kind"]), 0, json.dumps(message, default=str).encode())
+    for number, part in enumerate(rows.parts):
+        flat = part.cast("B")
+        for start in range(0, max(flat.nbytes, 1), _PIECE_BYTES):
+            yield _batch(rank, "result", number, flat[start : start + _PIECE_BYTES])
+
+
+def _batch(rank: int, kind: str, part: int, piece: bytes | memoryview) -> pyarrow.RecordBatch:
+    return pyarrow.RecordBatch.from_pydict(
+        {"rank": [rank], "kind": [kind], "part": [part], "piece": [bytes(piece)]}, schema=_SCHEMA
+    )
+
+
+def _marked(rank: int, error: Mapping[str, Any]) -> str:
+    """Return a text that a person can read, and from which ``failure_in`` takes the whole report."""
+    tail: list[str] = []
+    room = _MAX_TAIL_CHARACTERS
+    for line in reversed(error.get("tail", [])):
+        room -= len(line)
+        if room < 0:
+            break
+        tail.insert(0, line)
+    cause = str(error.get("cause", "unknown"))
+    report = {**error, "rank": rank, "cause": cause, "traceback": error.get("traceback", ""), "tail": tail}
+    packed = base64.b64encode(zlib.compress(json.dumps(report).encode())).decode()
+    return f"rank {rank} failed: {cause[:500]} [sparkdl-failure:{packed}]"
+
+
+def failure_in(text: str) -> ClusterError | None:
+    """Return the failure that a task's exception carries in its ``text``, if it carries one."""
+    found = _MARK.search(text)
+    if found is None:
+        return None
+    report = json.loads(zlib.decompress(base64.b64decode(found[1])))
+    rank, details = report["rank"], (report["traceback"], tuple(report["tail"]))
+    if "limit" not in report:
+        return RankFailedError(rank, report["cause"], *details)
+    message = (
+        f"rank {rank} did not return within {report['limit']:g} s, and every rank was ended: raise timeout, or find "
+        f"out what rank {rank} waits for"
+    )
+    return LaunchTimeoutError(message, rank, *details)
+
+
+def values_of(
+    table: pyarrow.Table, num_proc: int, config: LaunchConfig, on_event: Callable[[Event], None] | None
+) -> list[Any]:
+    """Put the rows of all tasks together: print the output, hand out the events, return the values in rank order.
+
+    Raises:
+        ClusterError: the value of a rank is missing.
+        RankFailedError: a value cannot be rebuilt here.
+    """
+    pieces: dict[int, dict[int, list[pyarrow.Buffer]]] = {rank: {} for rank in range(num_proc)}
+    for batch in table.to_batches():
+        ranks, kinds, parts = (batch.column(number).to_pylist() for number in range(3))
+        for row, (rank, kind, part) in enumerate(zip(ranks, kinds, parts, strict=True)):
+            buffer = batch.column(3)[row].as_buffer()
+            if kind == "result":
+                pieces[rank].setdefault(part, []).append(buffer)
+                continue
+            message = json.loads(buffer.to_pybytes())
+            if kind == "log" and config.log_to_driver:
+                print_lines(rank, message["lines"])
+            elif kind == "event" and on_event is not None:
+                on_event(message["event"])
+    values = []
+    for rank, parts_of in pieces.items():
+        if not parts_of:
+            raise ClusterError(f"rank {rank} sent no value, though its task ended: look at the executors' logs")
+        joined = [bytearray().join(memoryview(piece) for piece in parts_of[part]) for part in sorted(parts_of)]
+        values.append(load_or_name(rank, joined))
+        parts_of.clear()
+    return values
+
+
+class StartWatch:
+    """Knows from Spark's progress reports whether all tasks have started, once."""
+
+    def __init__(self, num_proc: int) -> None:
+        self._num_proc = num_proc
+        self.started = False
+
+    def __call__(self, stages: Any = (), inflight_tasks: int = 0, **_: Any) -> None:
+        """Take in one report; the names are Spark's."""
+        done = sum(stage.num_completed_tasks for stage in stages or ())
+        self.started = self.started or (inflight_tasks or 0) + done >= self._num_proc

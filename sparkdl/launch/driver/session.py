@@ -1,0 +1,127 @@
+"""What a Spark session tells of its cluster, and what its errors mean.
+
+Enters: a session, classic or Connect, used by its methods alone. Leaves: facts for the pre-flight check, the address to
+listen on, and Spark's errors as ours.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from sparkdl.config import LaunchConfig
+from sparkdl.errors import CancelledError, ClusterError, PreflightError
+from sparkdl.launch.driver.preflight import ClusterFacts
+from sparkdl.launch.rendezvous import address_of
+
+__all__ = ["as_cluster_error", "bind_address", "cluster_facts", "is_connect", "is_local"]
+
+_GROWING_SECONDS = 60.0
+Session = Any  # A SparkSession, classic or Connect; this module imports neither.
+
+
+def is_connect(spark: Session) -> bool:
+    """Whether ``spark`` is a Spark Connect session."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def is_local(spark: Session) -> bool:
+    """Whether tasks run in the process of the Spark driver."""
+    master = _setting(spark, "spark.master", "")
+    return master == "local" or master.startswith("local[")
+
+
+def bind_address(spark: Session, config: LaunchConfig) -> str:
+    """Return the one address of this host to listen on: where executors look for the driver.
+
+    Raises:
+        ClusterError: the host name does not resolve.
+    """
+    if config.driver_host:
+        return address_of(config.driver_host)
+    return "127.0.0.1" if is_local(spark) else address_of(_setting(spark, "spark.driver.host", "localhost"))
+
+
+def cluster_facts(spark: Session, profile: Any = None) -> ClusterFacts:
+    """Ask ``spark`` what the pre-flight check needs to know; milliseconds.
+
+    Args:
+        spark: the session.
+        profile: the JVM's resource profile that the ranks will run under; None takes the default one.
+
+    Raises:
+        PreflightError: the session has been stopped.
+    """
+    master = _setting(spark, "spark.master", "") or None
+    facts: dict[str, Any] = {
+        "master": master,
+        # Spark ignores the setting where the driver is the only executor, and cluster-wide defaults often set it.
+        "dynamic_allocation": not is_local(spark)
+        and _setting(spark, "spark.dynamicAllocation.enabled", "false").lower() == "true",
+        "task_cpus": int(_setting(spark, "spark.task.cpus", "1")),
+        "task_gpus": float(_setting(spark, "spark.task.resource.gpu.amount", "0")),
+    }
+    if is_connect(spark):
+        match = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master or "")
+        return ClusterFacts(**facts, slots=int(match[1]) if match else None)
+    behind: Any = spark.sparkContext._jsc  # The one place that looks behind the session.
+    if behind is None:
+        raise PreflightError("this Spark session has been stopped: make a new one with SparkSession.builder")
+    scheduler = behind.sc()
+    default = scheduler.resourceProfileManager().defaultResourceProfile()
+    if profile is not None:
+        scheduler.resourceProfileManager().addResourceProfile(profile)
+    age = time.time() - float(scheduler.startTime()) / 1000
+    executors = int(scheduler.getExecutorMemoryStatus().size())
+    return ClusterFacts(
+        **facts,
+        slots=int(scheduler.maxNumConcurrentTasks(profile or default)),
+        total_slots=int(spark.sparkContext.defaultParallelism),
+        executors=executors if is_local(spark) else executors - 1,
+        may_grow=not is_local(spark) and age < _GROWING_SECONDS,
+    )
+
+
+def _setting(spark: Session, name: str, default: str) -> str:
+    return str(spark.conf.get(name, default))
+
+
+def as_cluster_error(error: BaseException) -> BaseException:
+    """Translate what Spark raised for the job of the ranks; what is not known is told as it is.
+
+    The message is matched, for Spark gives these cases no type of their own.
+    """
+    if not isinstance(error, Exception) or isinstance(error, ClusterError):
+        return error
+    text = str(error)
+    found: ClusterError | None = None
+    if "SPARK-24819" in text or "more slots than the total number of slots" in text:
+        found = PreflightError(
+            "the barrier stage needs more task slots than the cluster has: lower num_proc, or add executors"
+        )
+    elif "SPARK-24942" in text:
+        found = PreflightError("a barrier stage cannot run with spark.dynamicAllocation.enabled=true: set it to false")
+    elif "PYTHON_VERSION_MISMATCH" in text or ("different version" in text and "PYSPARK_PYTHON" in text):
+        found = PreflightError(
+            "the workers run another Python version than the driver: set PYSPARK_PYTHON to the same version on both"
+        )
+    elif missing := re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text):
+        found = PreflightError(
+            f"the workers' Python has no module {missing[1]!r}: install it there, or set PYSPARK_PYTHON to an "
+            f"environment that has it"
+        )
+    elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
+        found = CancelledError("the Spark job of the ranks was cancelled, and every rank was ended")
+    elif "maxResultSize" in text or "OutOfMemoryError" in text:
+        found = ClusterError(
+            "the ranks' values exceed Spark's memory or spark.driver.maxResultSize: raise them, return less, or set "
+            "driver_host, so that values do not pass through Spark"
+        )
+    elif type(error).__module__.startswith(("pyspark", "py4j")):
+        first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+        found = ClusterError(f"Spark could not run the ranks ({first.strip()[:500]}): its own error is the cause below")
+    if found is None:
+        return error
+    found.__cause__ = error
+    return found

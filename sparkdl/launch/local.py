@@ -1,0 +1,192 @@
+"""Ranks as processes of this machine, without Spark: for tests, notebooks and ``np < 0``.
+
+Enters: a function of a ``World``. Leaves: the values it returned, in rank order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from sparkdl.config import LaunchConfig
+from sparkdl.errors import PreflightError, RankFailedError
+from sparkdl.launch.driver.channel import Channel, Report
+from sparkdl.launch.driver.supervisor import Supervisor
+from sparkdl.launch.rank.link import Ticket
+from sparkdl.launch.rank.rank import RankEndedError, Slot, attend
+from sparkdl.launch.rank.resources import host_gpus
+from sparkdl.launch.services import LateService, Service, hosted, likely
+from sparkdl.launch.wire import dump_function
+from sparkdl.observe import Event
+from sparkdl.world import World
+
+__all__ = ["launch"]
+
+_LOOPBACK = "127.0.0.1"
+_LAST_WORDS_BYTES = 64 << 10
+
+
+def launch(
+    fn: Callable[[World], Any],
+    *,
+    num_proc: int,
+    config: LaunchConfig | None = None,
+    services: Sequence[Service] = (),
+    preload: Sequence[str] = (),
+    on_event: Callable[[Event], None] | None = None,
+) -> list[Any]:
+    """Run ``fn(world)`` in ``num_proc`` fresh processes of this machine.
+
+    Args:
+        fn: what every rank runs; cloudpickled, so closures and lambdas are fine.
+        num_proc: number of ranks.
+        config: launch settings; None takes the defaults.
+        services: servers to hold on the loopback interface while the ranks run.
+        preload: modules that the ranks import while they wait for each other, where ``fn`` seems to use them.
+        on_event: called on this thread with every event that a rank emits.
+
+    Returns:
+        The values of ``fn``, in rank order.
+
+    Raises:
+        RankFailedError: a rank raised or died; names the first one at fault, with its last 100 lines of output.
+        LaunchTimeoutError: ranks did not start, or did not return, in time.
+        PreflightError: this host has fewer GPUs than the ranks need.
+        ConfigError: ``fn`` refers to something that cannot leave this process.
+        KeyboardInterrupt: Ctrl-C on the driver, after every rank was ended.
+    """
+    config = config or LaunchConfig()
+    slots = _slots(num_proc, config)
+    function = dump_function(fn)
+    early = () if config.env else likely(preload, function[0])
+    late = [service for service in services if isinstance(service, LateService)]
+    channel = Channel(
+        _LOOPBACK, num_proc, config.silence_seconds, preload=early, services=late, interface=config.interface
+    )
+    with channel, ExitStack() as held:
+        variables = held.enter_context(hosted([one for one in services if one not in late], _LOOPBACK, num_proc))
+        with _Processes(channel, slots) as processes:
+            return Supervisor(channel, processes, config, variables, on_event).run(function)
+
+
+def _slots(num_proc: int, config: LaunchConfig) -> list[Slot]:
+    if num_proc < 1:
+        raise PreflightError(f"num_proc={num_proc} must be at least 1: ask for one rank or more")
+    each = config.gpus_per_rank or 0
+    # Positions, not names: a rank translates them by its own CUDA_VISIBLE_DEVICES, as Spark's addresses are.
+    gpus = [str(position) for position, _ in enumerate(host_gpus())]
+    if each * num_proc > len(gpus):
+        raise PreflightError(
+            f"{num_proc} ranks with {each} GPUs each need {each * num_proc}, but this host has {len(gpus)}: lower "
+            f"num_proc, or leave use_gpu out"
+        )
+    cpus = config.cpus_per_rank or max(1, len(os.sched_getaffinity(0)) // num_proc)
+    return [
+        Slot(
+            number=number,
+            host="localhost",
+            found_size=num_proc,
+            gpus=tuple(gpus[number * each : (number + 1) * each]),
+            cpus=cpus,
+        )
+        for number in range(num_proc)
+    ]
+
+
+class _Processes:
+    """The ranks' processes; a context manager that leaves none behind."""
+
+    def __init__(self, channel: Channel, slots: Sequence[Slot]) -> None:
+        self._channel = channel
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._output: dict[int, bytearray] = {}
+        self._threads: list[threading.Thread] = []
+        for slot in slots:
+            self._start(channel.ticket, slot)
+
+    def _start(self, ticket: Ticket, slot: Slot) -> None:
+        # A session of its own: Ctrl-C in the terminal reaches the driver alone, which then ends the ranks in order.
+        # The secret goes through a pipe, where no list of processes shows it.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sparkdl.launch.local"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        self._processes.append(process)
+        if process.stdin is None:
+            raise AssertionError("the process was started with a pipe")
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(pickle.dumps((ticket, slot)))
+            process.stdin.close()
+        self._output[slot.number] = bytearray()
+        thread = threading.Thread(target=self._attend, args=(slot.number, process), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _attend(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        """Keep the last words that a rank says outside of its function, and report its end."""
+        if process.stdout is not None:
+            while data := os.read(process.stdout.fileno(), 1 << 16):
+                self._output[number] = (self._output[number] + data)[-_LAST_WORDS_BYTES:]
+            process.stdout.close()
+        if process.wait():
+            error = RankFailedError(number, f"the process did not live to say why: {self.post_mortem(number)}")
+            self._channel.put(Report(kind="ended", message={"error": error}))
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for process in self._processes if kind is None else ():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Kill what still runs, and all that the ranks have started in their sessions and left behind."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def post_mortem(self, slot: int) -> str:
+        """Say how the process ended."""
+        try:
+            code = self._processes[slot].wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            return ""
+        words = self._output[slot].decode("utf-8", "replace").strip()
+        if code >= 0:
+            how = f"exit code {code}"
+        elif code == -signal.SIGKILL:
+            how = "killed by SIGKILL, which is also what the kernel sends when memory runs out"
+        else:
+            how = f"killed by {signal.Signals(-code).name}"
+        return f"{how}\n{words}" if words else how
+
+
+def _main() -> int:
+    """Be one rank: the ticket comes on stdin."""
+    ticket, slot = pickle.load(sys.stdin.buffer)
+    try:
+        attend(ticket, slot)
+    except RankEndedError:
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

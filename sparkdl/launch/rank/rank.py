@@ -1,0 +1,296 @@
+"""What happens in the process of one rank, wherever that process came from: register, wait for all, run, report.
+
+Enters: a ticket to the driver and what this slot is made of (host, GPUs, CPUs). Leaves: the function's value, or its
+error, at the driver; environment, output streams and threads as they were, for the worker is used again.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sparkdl import observe
+from sparkdl.errors import ClusterError
+from sparkdl.launch import rendezvous
+from sparkdl.launch.rank import resources
+from sparkdl.launch.rank.capture import Capture, RateLimit
+from sparkdl.launch.rank.link import Link, Stopped, Ticket
+from sparkdl.launch.rank.process_memory import look
+from sparkdl.launch.services import Service, hosted
+from sparkdl.launch.wire import dump_value, load_value
+from sparkdl.world import World
+
+__all__ = [
+    "RankEndedError",
+    "Reporter",
+    "Slot",
+    "attend",
+    "facts",
+    "introduction",
+    "perform",
+    "preload",
+    "restored_environment",
+]
+
+_BURST_BYTES = 4 << 20
+_RESERVE_BYTES = 4 << 20
+_MAX_TRACEBACK_CHARACTERS = 64 << 10
+_MAX_EXCEPTION_BYTES = 1 << 20
+_COMPARED = ("sparkdl", "torch", "horovod")
+
+
+class RankEndedError(ClusterError):
+    """This rank failed or was ended; the driver has the reason already. Fails the task that hosted the rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """The place a rank runs in.
+
+    Attributes:
+        number: position among the slots of the job (a barrier task's partition).
+        host: name or address under which other hosts reach this one.
+        found_size: number of slots as seen from here.
+        peers: ``host`` of every slot, as far as it is known here.
+        gpus: GPU addresses assigned here, as Spark names them.
+        cpus: CPUs assigned here.
+        keep_output: whether the process's own output gets the lines as well.
+    """
+
+    number: int
+    host: str
+    found_size: int
+    peers: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    cpus: int = 1
+    keep_output: bool = False
+
+
+@functools.cache
+def facts() -> dict[str, str]:
+    """Return the versions that must agree between the driver and every rank; ``""`` for what is not installed."""
+    versions = {"python": platform.python_version().rpartition(".")[0]}
+    for name in _COMPARED:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = ""
+    return versions
+
+
+def attend(ticket: Ticket, slot: Slot) -> None:
+    """Take part in a run as one of its ranks, from the first word to the last.
+
+    Raises:
+        RankEndedError: the function failed, or the driver ended the run.
+        ClusterError: the driver cannot be reached.
+    """
+    link = Link(ticket)
+    failed = True
+    with ExitStack() as stack:
+        stack.callback(link.leave)
+        try:
+            hello = introduction(slot, ticket.services, ticket.interface, stack)
+            link.introduce(hello)
+            preload(ticket.preload, slot)
+            order, function = link.wait_for_order()
+            failed = not perform(link, slot, order, function)
+            if "variables" in hello and not failed:
+                link.wait_until_done()  # Others may still use what is hosted here.
+        except (Stopped, KeyboardInterrupt):
+            link.send({"kind": "stopped"})
+        except Exception as error:
+            _report(link, error, [])
+    if failed:
+        raise RankEndedError(f"the rank in slot {slot.number} failed or was ended: the driver has its error")
+
+
+def preload(names: Sequence[str], slot: Slot) -> None:
+    """Import ``names`` while there is nothing else to do; the function that needs one that fails will say so itself."""
+    missing = [name for name in names if name not in sys.modules]
+    if missing:
+        with restored_environment(resources.thread_variables(_threads(slot), os.environ)):
+            for name in missing:
+                with suppress(Exception):
+                    importlib.import_module(name)
+
+
+class Reporter(Protocol):
+    """Where a rank's reports go: the link to the driver, or rows to be."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the driver has ended the run."""
+        ...
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Report ``message``."""
+        ...
+
+    def send_value(self, message: Mapping[str, Any], parts: list[memoryview]) -> None:
+        """Report ``message`` with a value that ``dump_value`` took apart."""
+        ...
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """The block within which the driver may interrupt this rank."""
+        ...
+
+
+def introduction(slot: Slot, services: Sequence[Service], interface: str | None, stack: ExitStack) -> dict[str, Any]:
+    """Return what the rank in ``slot`` has to say of itself before it is told its place.
+
+    Slot 0 starts ``services``, which end with ``stack``; their variables are part of what it says. Where the rank
+    cannot take part, ``problem`` says why.
+    """
+    hello: dict[str, Any] = {
+        "kind": "hello",
+        "slot": slot.number,
+        "host": slot.host,
+        "found_size": slot.found_size,
+        "pid": os.getpid(),
+        "facts": facts(),
+        "memory": look(),
+    }
+    try:
+        gpus = resources.physical_gpus(slot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        hello |= {"gpus": gpus, "cores": len(os.sched_getaffinity(0)), "threads": _threads(slot)}
+        if slot.number == 0 and services:
+            host = rendezvous.meeting_address(slot.host, slot.peers, interface)
+            hello["variables"] = stack.enter_context(hosted(services, host, slot.found_size))
+    except Exception as error:
+        hello["problem"] = f"the rank on {slot.host} cannot take part ({type(error).__name__}): {error}"
+    return hello
+
+
+def _threads(slot: Slot) -> int:
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdigit() and slot.cpus == 1 else slot.cpus
+
+
+def perform(link: Reporter, slot: Slot, order: Mapping[str, Any], function: list[bytearray]) -> bool:
+    """Run the function as ``order`` says and send its value, or its error; return whether it succeeded.
+
+    Raises:
+        Stopped: the driver ended the run.
+    """
+    everybody = [World(**world) for world in order["worlds"]]
+    settings = order["settings"]
+    capture = None
+    reserve = bytearray(_RESERVE_BYTES)  # given up when memory runs out, for the report to have some
+    try:
+        with ExitStack() as stack:
+            variables = _variables(slot, order, everybody)
+            world = World.from_env(variables)
+            limit = RateLimit(_BURST_BYTES, settings["log_kib_per_second"] * 1024)
+            lines = functools.partial(_send_lines, link)
+            capture = stack.enter_context(Capture(lines, keep=slot.keep_output, limit=limit))
+            stack.enter_context(restored_environment(variables))
+            stack.enter_context(resources.intra_op_threads(int(variables["OMP_NUM_THREADS"])))
+            stack.enter_context(_events_to(link, world.rank))
+            with link.interruptible():
+                value = load_value(function)(world)
+                parts = _taken_apart(value)
+    except (Stopped, KeyboardInterrupt):
+        # Nobody but the driver interrupts a rank; a user's own KeyboardInterrupt is an error like any other.
+        if link.stopped:
+            raise Stopped from None
+        _report(link, KeyboardInterrupt("raised in the rank itself"), list(capture.tail) if capture else [])
+        return False
+    except BaseException as error:
+        reserve.clear()
+        _report(link, error, list(capture.tail) if capture else [])
+        return False
+    link.send_value({"kind": "result"}, parts)
+    return True
+
+
+def _variables(slot: Slot, order: Mapping[str, Any], everybody: Sequence[World]) -> dict[str, str]:
+    """Return everything that the environment of this rank is to hold; the user's own ``env`` wins."""
+    world, hosts, settings = everybody[slot.number], order["hosts"], order["settings"]
+    user: dict[str, str] = settings["env"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    variables = rendezvous.environment(world, everybody, slot.host)
+    variables |= order["variables"]
+    gpus = order["gpus"][slot.number]
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    initialized = bool(cuda is not None and cuda.is_initialized())
+    variables |= resources.device_variables(gpus, order["gpus_of_host"][slot.host], visible, initialized)
+    away = next((host for host in hosts if host != slot.host), None)
+    name = settings["interface"] or ("lo" if away is None else rendezvous.interface_to(away))
+    variables |= rendezvous.interface_variables(name, {**os.environ, **user})
+    variables |= resources.thread_variables(settings["threads"] or _threads(slot), {})
+    return variables | user
+
+
+@contextmanager
+def restored_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set ``variables`` for the block; afterwards the environment and the working directory are as before it."""
+    before, directory = dict(os.environ), os.getcwd()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        if os.getcwd() != directory:
+            os.chdir(directory)
+
+
+@contextmanager
+def _events_to(link: Reporter, rank: int) -> Iterator[None]:
+    before = observe.set_sink(lambda event: link.send({"kind": "event", "event": {**event, "rank": rank}}))
+    try:
+        yield
+    finally:
+        observe.set_sink(before)
+
+
+def _send_lines(link: Reporter, lines: list[str]) -> None:
+    for start in range(0, len(lines), 200):
+        link.send({"kind": "log", "lines": lines[start : start + 200]})
+
+
+def _taken_apart(value: Any) -> list[memoryview]:
+    try:
+        return dump_value(value)
+    except Exception as error:
+        raise TypeError(
+            f"the value returned, a {type(value).__module__}.{type(value).__qualname__}, cannot be pickled ({error}): "
+            f"return plain data, such as a state_dict or numbers"
+        ) from error
+
+
+def _report(link: Reporter, error: BaseException, tail: list[str]) -> None:
+    """Send ``error`` with its traceback and, where it can be pickled, itself."""
+    if isinstance(error, MemoryError):
+        traceback.clear_frames(error.__traceback__)  # What the function holds is what the report needs.
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # The user's own frames are what helps the user.
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    message = {
+        "kind": "error",
+        "cause": f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK_CHARACTERS],
+        "traceback": text[-_MAX_TRACEBACK_CHARACTERS:],
+        "tail": tail,
+    }
+    try:
+        parts = dump_value(error)
+    except Exception:
+        parts = []
+    if 0 < sum(part.nbytes for part in parts) <= _MAX_EXCEPTION_BYTES:
+        link.send_value(message, parts)
+    else:
+        link.send(message)

@@ -1,0 +1,204 @@
+"""A published model as a folder: weights, how to rebuild the model, how to feed it, and a hash of every file.
+
+Enters: a ``torch.nn.Module`` and what training knows about it. Leaves: ``bundle.json`` and ``weights.safetensors``;
+from these, the model again, in a process that never saw it. Nothing in a bundle is code: a model is rebuilt from the
+structure of torch.nn's own layers, or by calling an installed class. Pickle is possible, behind an explicit opt-in on
+both sides. No Spark.
+
+    bundle.json           format, model, signature, preprocessing, versions, files, content_hash
+    weights.safetensors   every distinct tensor of the state once
+    model.pkl             only with allow_pickle=True, instead of the weights
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import safetensors
+import torch
+from torch import nn
+
+from sparkdl.errors import BundleError, ConflictError, IntegrityError
+from sparkdl.models.folder import (
+    DOCUMENT,
+    FORMAT,
+    BundleInfo,
+    check_file,
+    content_hash_of,
+    copy_bundle,
+    file_hash,
+    info_of,
+    local_copy,
+    publish_folder,
+    read_bundle,
+    work_folder,
+)
+from sparkdl.models.recipe import PICKLE, WEIGHTS, as_json, prove, rebuilt, recipe_of
+from sparkdl.models.signature import Signature, TensorField
+from sparkdl.models.weights import save_weights
+from sparkdl.storage import Storage
+
+__all__ = [
+    "Bundle",
+    "copy_bundle",
+    "BundleInfo",
+    "Signature",
+    "TensorField",
+    "load_bundle",
+    "local_copy",
+    "read_bundle",
+    "save_bundle",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A loaded bundle.
+
+    Attributes:
+        model: on the CPU, in evaluation mode, its weights mapped from the file.
+        info: what the bundle says about itself.
+    """
+
+    model: nn.Module
+    info: BundleInfo
+
+    @property
+    def signature(self) -> Signature | None:
+        """How the model is fed."""
+        return self.info.signature
+
+
+def save_bundle(
+    model: nn.Module,
+    uri: str,
+    *,
+    signature: Signature | None = None,
+    factory: str | Callable[..., nn.Module] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    example: Any = None,
+    allow_pickle: bool = False,
+) -> BundleInfo:
+    """Write ``model`` as a bundle, after proving that it can be rebuilt from it.
+
+    How it will be rebuilt is chosen in this order: ``factory(**arguments)``; the model's own ``bundle_arguments()``
+    (a method that returns its constructor's arguments); the structure of torch.nn's own layers; its class with
+    arguments read from attributes of the same names, which needs ``example``; a pickle, if allowed.
+
+    Args:
+        model: any module; its state is saved whole, in the types it has.
+        uri: a folder that does not exist yet.
+        signature: how scoring feeds the model.
+        factory: a class, a function annotated to return a module, or ``"package.module:Name"``.
+        arguments: JSON values, passed to ``factory`` by keyword.
+        preprocessing: JSON values that travel with the model.
+        example: one input (tensor, tuple of tensors, or dict); the rebuilt model must answer it bit for bit.
+        allow_pickle: fall back on a pickle if nothing else works; loading it then needs the same opt-in.
+
+    Raises:
+        BundleError: the model cannot be rebuilt safely.
+        ConflictError: something is at ``uri`` already.
+        StorageError: it cannot be written there.
+    """
+    target = Storage.of(uri)
+    if target.child(DOCUMENT).exists():
+        raise ConflictError(f"{uri} holds a bundle already: choose another folder, or delete that one")
+    with work_folder(target) as work:
+        plan = _write_model(model, work, factory, arguments, example, allow_pickle)
+        document = _document(plan, work, signature, preprocessing)
+        publish_folder(work, target, json.dumps(document, indent=1, sort_keys=True).encode())
+    return info_of(uri, document)
+
+
+def load_bundle(
+    uri: str,
+    *,
+    device: str | torch.device = "cpu",
+    expected_hash: str | None = None,
+    allow_pickle: bool = False,
+    trusted: Sequence[str] = (),
+) -> Bundle:
+    """Rebuild the model of a bundle, in evaluation mode.
+
+    Every file is compared with its recorded hash before anything is made of it.
+
+    Args:
+        uri: the bundle's folder.
+        device: where the model shall compute.
+        expected_hash: the content hash that somebody else recorded, such as a registry.
+        allow_pickle: accept a bundle that holds a pickle, which can run any code.
+        trusted: modules whose functions may rebuild a model without an annotation.
+
+    Raises:
+        IntegrityError: a file differs from its hash, or the bundle from ``expected_hash``.
+        BundleError: it cannot be rebuilt here; the message names the module that is missing, or the opt-in.
+    """
+    info = read_bundle(uri)
+    if expected_hash is not None and info.content_hash != expected_hash:
+        raise IntegrityError(
+            f"the bundle {uri} has the content hash {info.content_hash}, {expected_hash} was expected: publish it again"
+        )
+    if info.model["kind"] == "pickle" and not allow_pickle:
+        raise BundleError(f"the bundle {uri} holds a pickle, which can run any code: load it with allow_pickle=True")
+    folder = local_copy(info)
+    for name, facts in info.files.items():
+        check_file(folder / name, facts)
+    model = rebuilt(info.model, folder, trusted)
+    model.eval()
+    if torch.device(device).type != "cpu":
+        model.to(device)
+    return Bundle(model=model, info=info)
+
+
+def _write_model(
+    model: nn.Module,
+    work: Path,
+    factory: str | Callable[..., nn.Module] | None,
+    arguments: Mapping[str, Any] | None,
+    example: Any,
+    allow_pickle: bool,
+) -> dict[str, Any]:
+    """Put the model's files into ``work`` and return the plan of rebuilding it, proved by doing so."""
+    was_training = model.training
+    model.eval()
+    try:
+        facts = save_weights(model, work / WEIGHTS)
+        plan = {**recipe_of(model, factory, arguments, example), "weights": facts}
+        prove(model, plan, work, example)
+        return plan
+    except BundleError:
+        if not allow_pickle or factory is not None:
+            raise
+        (work / WEIGHTS).unlink(missing_ok=True)
+        with (work / PICKLE).open("wb") as file:
+            cloudpickle.dump(model, file)
+        return {"kind": "pickle"}
+    finally:
+        model.train(was_training)
+
+
+def _document(
+    plan: Mapping[str, Any], work: Path, signature: Signature | None, preprocessing: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": file_hash(path)} for path in sorted(work.iterdir())}
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "safetensors": str(safetensors.__version__),
+    }
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "model": dict(plan),
+        "signature": signature.to_json() if signature else None,
+        "preprocessing": as_json(preprocessing or {}),
+        "versions": versions,
+        "files": files,
+    }
+    return {**document, "content_hash": content_hash_of(document)}

@@ -1,0 +1,149 @@
+"""How a bundle's model is rebuilt: the choice when it is saved, the proof, and the rebuilding itself.
+
+Enters: a module, or the JSON recipe of one with its folder. Leaves: the recipe, or the module with its weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+from sparkdl.errors import BundleError
+from sparkdl.models import importing, structure
+from sparkdl.models.weights import check_unsaved_state, load_weights
+
+__all__ = ["PICKLE", "WEIGHTS", "as_json", "prove", "rebuilt", "recipe_of"]
+
+WEIGHTS, PICKLE = "weights.safetensors", "model.pkl"
+
+
+def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | None, example: Any) -> dict[str, Any]:
+    """Choose how ``model`` will be rebuilt, in the order that ``save_bundle`` documents.
+
+    Raises:
+        BundleError: there is no way without code.
+    """
+    if factory is None and arguments is not None:
+        factory = type(model)
+    own = getattr(model, "bundle_arguments", None)
+    if factory is None and callable(own):
+        factory, arguments = type(model), own()
+    if factory is not None:
+        return {"kind": "import", "target": importing.path_of(factory), "arguments": as_json(arguments or {})}
+    try:
+        return {"kind": "structure", "tree": structure.describe(model)}
+    except BundleError as refusal:
+        if example is None or type(model).__module__.startswith("torch."):
+            raise
+        # its own class: attributes may not mean what the arguments meant, so only the example's outputs decide
+        try:
+            found = structure.recovered_arguments(model)
+            return {"kind": "import", "target": importing.path_of(type(model)), "arguments": found}
+        except BundleError as second:
+            raise second from refusal
+
+
+def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as JSON gives them back.
+
+    Raises:
+        BundleError: JSON cannot hold them.
+    """
+    try:
+        return dict(json.loads(json.dumps(dict(arguments), allow_nan=False)))
+    except (TypeError, ValueError) as cause:
+        raise BundleError(f"arguments={dict(arguments)} are not JSON values ({cause}): pass plain values") from cause
+
+
+def prove(model: nn.Module, plan: Mapping[str, Any], work: Path, example: Any) -> None:
+    """Rebuild the model from ``folder`` and compare it with the original.
+
+    Raises:
+        BundleError: tensors outside the state differ, or the answer to ``example``.
+    """
+    again = rebuilt(plan, work, ()).eval()
+    check_unsaved_state(model, again)
+    if plan["kind"] == "structure" and repr(again) != repr(model):
+        raise BundleError(
+            "the model rebuilt from its structure prints differently from the original: "
+            "give factory= and arguments=, or allow_pickle=True"
+        )
+    if example is not None:
+        device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+        with torch.inference_mode():
+            first, second = _call(model, example, device), _call(again.to(device), example, device)
+        if not _same(first, second):
+            raise BundleError(
+                "the rebuilt model answers the example differently from the original: give factory= and the arguments= "
+                "it was made with, or allow_pickle=True"
+            )
+
+
+def _call(model: nn.Module, example: Any, device: torch.device) -> Any:
+    if isinstance(example, tuple):
+        return model(*(item.to(device) for item in example))
+    if isinstance(example, Mapping):
+        return model({name: item.to(device) for name, item in example.items()})
+    return model(example.to(device))
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return (
+            isinstance(second, torch.Tensor)
+            and first.shape == second.shape
+            and bool(
+                torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+                if first.is_floating_point()
+                else torch.equal(first, second)
+            )
+        )
+    if isinstance(first, Mapping):
+        return set(first) == set(second) and all(_same(first[name], second[name]) for name in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
+    return bool(first == second)
+
+
+def rebuilt(plan: Mapping[str, Any], folder: Path, trusted: Sequence[str]) -> nn.Module:
+    """Make the model of a recipe, with the weights that lie in ``folder``.
+
+    Raises:
+        BundleError: it cannot be made here.
+    """
+    kind = plan["kind"]
+    if kind == "pickle":
+        with (folder / PICKLE).open("rb") as file:
+            try:
+                model = cloudpickle.load(file)
+            except ImportError as cause:
+                raise BundleError(f"the pickled model needs {cause.name}, not installed here: install it") from cause
+        if not isinstance(model, nn.Module):
+            raise BundleError(
+                f"{PICKLE} holds a {type(model).__name__}, not a torch.nn.Module: publish the model again"
+            )
+        return model
+    if kind == "structure":
+        with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
+            model = structure.rebuild(plan["tree"])
+        if _stays_empty(model):
+            with torch.random.fork_rng(devices=[]):
+                model = structure.rebuild(plan["tree"])
+    elif kind == "import":
+        with torch.random.fork_rng(devices=[]):
+            model = importing.build(plan["target"], plan["arguments"], trusted)
+    else:
+        raise BundleError(f"the bundle is rebuilt by {kind!r}, which this sparkdl does not know: update sparkdl")
+    return load_weights(model, folder / WEIGHTS, plan["weights"])
+
+
+def _stays_empty(model: nn.Module) -> bool:
+    """Whether a tensor outside the state would stay without memory."""
+    saved = set(model.state_dict())
+    return any(name not in saved for name, _ in model.named_buffers())

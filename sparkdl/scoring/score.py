@@ -1,0 +1,260 @@
+"""DataFrame -> predictions: a plan on the driver, one ``mapInArrow`` stage, no eager job.
+
+Enters: a DataFrame, and a bundle or a module with its signature. Leaves: the DataFrame with one column an output, its
+schema known up front; batch or streaming, classic or Spark Connect.
+
+Most of the cost of scoring is moving columns between the JVM and Python, so scalar feature columns of one type travel
+as one array column: Python sees a ready ``(rows, n)`` matrix. Those of them that the caller keeps go back as plain
+columns, which Spark reads faster than it takes an array apart. Where the DataFrame is nothing but Parquet files, no
+column needs to travel: the workers read the files (``scan.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import cloudpickle
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from torch import nn
+
+from sparkdl.config import ScoreConfig
+from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
+from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource
+from sparkdl.scoring.scan import parquet_tasks
+from sparkdl.scoring.worker import FileScorer, InputPlan, Kept, Part, Scorer
+from sparkdl.storage import sha256_hex
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["score"]
+
+_PACK = "__sparkdl_pack_"
+_PLAIN = "__sparkdl_column_"
+_MASK = "__valid"
+_LARGEST_MODULE = 512 << 20
+_SPARK: dict[str, T.DataType] = {
+    "float64": T.DoubleType(),
+    "float32": T.FloatType(),
+    "float16": T.FloatType(),
+    "bfloat16": T.FloatType(),
+    "int64": T.LongType(),
+    "int32": T.IntegerType(),
+    "int16": T.ShortType(),
+    "int8": T.ByteType(),
+    "uint8": T.ShortType(),
+    "bool": T.BooleanType(),
+}
+_PACKABLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType)
+_SCALAR = (*_PACKABLE, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType)
+
+
+def score(
+    frame: DataFrame,
+    model: str | BundleInfo | nn.Module,
+    *,
+    signature: Signature | None = None,
+    output_columns: Sequence[str] | None = None,
+    keep: Sequence[str] | None = None,
+    config: ScoreConfig | None = None,
+    allow_pickle: bool = False,
+) -> DataFrame:
+    """Add a model's predictions to a DataFrame; nothing runs until the result is used.
+
+    Args:
+        frame: holds the columns that the signature's inputs name; may be a stream.
+        model: a bundle's folder that all workers can read, what ``read_bundle`` says of one, or a module, which then
+            travels with every task.
+        signature: of a module; a bundle brings its own, which this overrides.
+        output_columns: names of the new columns, one an output; by default the outputs' own.
+        keep: columns of ``frame`` in the result; all by default. Fewer cost less.
+        config: batch size, nulls, vectors, device, threads.
+        allow_pickle: accept a bundle that holds a pickle.
+
+    Returns:
+        ``keep`` and the predictions, in the order of the rows of each partition; where workers read the files
+        themselves, partitions are cut along row groups.
+
+    Raises:
+        SchemaError: a column is missing, has a type that no tensor can hold, or a new name is taken.
+        ConfigError: settings contradict each other, or a module comes without signature.
+        BundleError: there is no bundle, or it holds a pickle.
+    """
+    config = config or ScoreConfig()
+    source, known = _source(model, allow_pickle)
+    signature = signature or known
+    if signature is None:
+        raise ConfigError("the model has no signature: give signature=, or save the bundle with one")
+    names = _output_names(signature, output_columns)
+    kept = _kept(frame, keep, names)
+    transport = _Transport.of(frame.schema, signature, kept)
+    needed = list(dict.fromkeys([*signature.columns, *kept]))
+    tasks = parquet_tasks(frame, needed) if config.read_files else None
+    if tasks is not None:
+        transport = _Transport.of_files(signature, kept)
+    scorer = Scorer(
+        source=source,
+        signature=signature,
+        inputs=transport.inputs,
+        columns=tuple(names),
+        kept=transport.kept,
+        config=config,
+    )
+    outputs = [
+        T.StructField(name, _spark_type(field, config.vectors), nullable=True)
+        for name, field in zip(names, signature.outputs, strict=True)
+    ]
+    schema = T.StructType([frame.schema[name] for name in kept] + outputs)
+    if tasks is not None:
+        numbers = frame.sparkSession.range(0, len(tasks), 1, len(tasks))
+        return numbers.mapInArrow(FileScorer(tuple(tasks), scorer), schema)
+    return frame.select(*transport.select).mapInArrow(scorer, schema)
+
+
+def _source(model: str | BundleInfo | nn.Module, allow_pickle: bool) -> tuple[ModelSource, Signature | None]:
+    if isinstance(model, nn.Module):
+        payload = cloudpickle.dumps(model)
+        if len(payload) > _LARGEST_MODULE:
+            raise ConfigError(
+                f"the model has {len(payload) >> 20} MiB, a task carries {_LARGEST_MODULE >> 20} at most: "
+                "save_bundle it to a folder that all workers can read, and give that"
+            )
+        return ModuleSource(payload, sha256_hex(payload)), None
+    info = model if isinstance(model, BundleInfo) else read_bundle(model)
+    if info.model["kind"] == "pickle" and not allow_pickle:
+        raise ConfigError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
+    return BundleSource(info.uri, info.content_hash, allow_pickle), info.signature
+
+
+def _output_names(signature: Signature, given: Sequence[str] | None) -> list[str]:
+    names = [field.name for field in signature.outputs] if given is None else list(given)
+    if len(names) != len(signature.outputs):
+        raise ConfigError(
+            f"output_columns={names} are {len(names)} names, the model has the outputs "
+            f"{[field.name for field in signature.outputs]}: give one name each"
+        )
+    return names
+
+
+def _kept(frame: DataFrame, keep: Sequence[str] | None, new: Sequence[str]) -> list[str]:
+    kept = list(frame.columns if keep is None else keep)
+    absent = [name for name in kept if name not in frame.columns]
+    if absent:
+        raise SchemaError(f"keep names {absent}, the DataFrame has {frame.columns}: name columns that it has")
+    lower = [name.lower() for name in [*kept, *new]]
+    double = sorted({name for name in lower if lower.count(name) > 1})
+    if double:
+        raise SchemaError(
+            f"the columns {double} would appear twice in the result: choose other output_columns, or keep fewer"
+        )
+    return kept
+
+
+def _spark_type(field: TensorField, vectors: bool) -> T.DataType:
+    kind = _SPARK[field.dtype]
+    if vectors and len(field.shape) == 1 and isinstance(kind, T.FloatType | T.DoubleType):
+        return VectorUDT()
+    for _ in field.shape:
+        kind = T.ArrayType(kind)
+    return kind
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Transport:
+    """Which columns travel to Python, and how inputs and kept columns are found in them.
+
+    Attributes:
+        select: expressions over the caller's frame.
+        inputs: of the model.
+        kept: columns of the result.
+    """
+
+    select: list[Column]
+    inputs: tuple[InputPlan, ...]
+    kept: tuple[Kept, ...]
+
+    @classmethod
+    def of(cls, schema: T.StructType, signature: Signature, kept: Sequence[str]) -> _Transport:
+        """Plan the transport of a signature's columns.
+
+        Raises:
+            SchemaError: a column is missing or of a type that no tensor can hold.
+        """
+        types = {field.name: field for field in schema.fields}
+        packs = _packs(signature, types)
+        where = {name: (pack, place) for pack, names in packs.items() for place, name in enumerate(names)}
+        single = [name for name in signature.columns if name not in where]
+        passed = [name for name in kept if name not in where and name not in single]
+        select = [F.array(*[F.col(_quoted(name)) for name in names]).alias(pack) for pack, names in packs.items()]
+        # Spark's mapInArrow takes a dot in a name for a path into a struct.
+        called = {name: f"{_PLAIN}{n}" if "." in name else name for n, name in enumerate([*single, *passed])}
+        select += [F.col(_quoted(name)).alias(alias) for name, alias in called.items()]
+        returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, called[name]) for name in kept)
+        plans = tuple(_input_plan(field, signature, where, packs, called) for field in signature.inputs)
+        return cls(select=select, inputs=plans, kept=returned)
+
+    @classmethod
+    def of_files(cls, signature: Signature, kept: Sequence[str]) -> _Transport:
+        """Plan for batches that a worker reads itself: every column is as it is in the file."""
+        called = {name: name for name in signature.columns}
+        plans = tuple(_input_plan(field, signature, {}, {}, called) for field in signature.inputs)
+        return cls(select=[], inputs=plans, kept=tuple(Kept(name, name) for name in kept))
+
+
+def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str, list[str]]:
+    """Scalar feature columns by type, where there is more than one of it."""
+    groups: dict[str, list[str]] = {}
+    for name in signature.columns:
+        if name not in types:
+            raise SchemaError(
+                f"the model needs the column {name!r}, the DataFrame has {sorted(types)}: add or rename it"
+            )
+        kind = types[name].dataType
+        if isinstance(kind, _PACKABLE):
+            groups.setdefault(kind.simpleString(), []).append(name)
+        elif not isinstance(kind, (*_SCALAR, T.ArrayType, T.BinaryType, VectorUDT)):
+            raise SchemaError(
+                f"column {name!r} has the type {kind.simpleString()}, which no tensor can hold: "
+                "cast it to a number, an array of numbers or a vector"
+            )
+    return {f"{_PACK}{kind}": names for kind, names in groups.items() if len(names) > 1}
+
+
+def _input_plan(
+    field: TensorField,
+    signature: Signature,
+    where: Mapping[str, tuple[str, int]],
+    packs: Mapping[str, Sequence[str]],
+    called: Mapping[str, str],
+) -> InputPlan:
+    owner = field.name.removesuffix(_MASK)
+    if owner != field.name and any(one.name == owner and None in one.shape for one in signature.inputs):
+        return InputPlan(field, (), mask_of=owner)
+    if None in field.shape and len(field.columns) != 1:
+        raise SchemaError(
+            f"input {field.name!r} has rows of varying length and comes from {list(field.columns)}: name its one column"
+        )
+    parts: list[Part] = []
+    for name in field.columns:
+        column, place = where[name] if name in where else (called[name], -1)
+        if parts and place >= 0 and parts[-1].column == column:
+            last = parts[-1]
+            parts[-1] = Part(column, (*(last.picked or ()), place), (*last.names, name))
+        else:
+            parts.append(Part(column, (place,) if place >= 0 else None, (name,)))
+    return InputPlan(field, tuple(_whole(part, packs) for part in parts))
+
+
+def _whole(part: Part, packs: Mapping[str, Sequence[str]]) -> Part:
+    """A part that picks every column of its pack in order takes it as it is."""
+    everything = tuple(range(len(packs.get(part.column, ()))))
+    return Part(part.column, None, part.names) if part.picked == everything else part

@@ -1,0 +1,243 @@
+"""What one table write means, decided against the table as it is at the moment of the commit.
+
+Enters: the files that the tasks of a write have made, and the newest state of the table. Leaves: one commit that adds
+them and removes what they replace, or a typed refusal. No Spark, no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+from sparkdl.config import require
+from sparkdl.errors import DataError, SchemaError
+from sparkdl.tables.delta import (
+    AppTransaction,
+    check_same_schema,
+    check_writable,
+    commit_properties,
+    delta_options,
+    open_table,
+)
+from sparkdl.tables.parquet import FileRow, partition_text
+
+__all__ = ["WritePlan", "WriteResult", "active_files", "has_committed"]
+
+Partition = Mapping[str, str | None]
+
+_PARTITION_TYPES = ("string", "long", "integer", "short", "byte", "date", "boolean")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteResult:
+    """What a write did.
+
+    Attributes:
+        version: the version it made, or the newest one where it committed nothing.
+        rows: rows written.
+        files: files added.
+        bytes: their size.
+        partitions: the partitions that got rows, values as text.
+        committed: False if the same transaction had committed before, or there was nothing to do.
+    """
+
+    version: int
+    rows: int
+    files: int
+    bytes: int
+    partitions: tuple[Partition, ...]
+    committed: bool
+
+
+def has_committed(table: DeltaTable, transaction: AppTransaction | None) -> bool:
+    """Whether this piece of work, or a later one of the same application, is in the table already."""
+    if transaction is None:
+        return False
+    last = table.transaction_version(transaction.application)
+    return last is not None and last >= transaction.version
+
+
+def active_files(table: DeltaTable) -> list[tuple[str, int, dict[str, str | None]]]:
+    """Path (as on disk), size and partition (values as the log spells them) of every file of this version."""
+    actions = pa.table(table.get_add_actions())
+    names = table.metadata().partition_columns
+    partitions = actions.column("partition").to_pylist() if names else [{}] * actions.num_rows
+    return [
+        (unquote(path), size, {name: partition_text(values[name]) for name in names})
+        for path, size, values in zip(
+            actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), partitions, strict=True
+        )
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritePlan:
+    """A write that knows what it wants, and looks at the table anew on every try to commit it.
+
+    Attributes:
+        uri: the table.
+        options: delta-rs's storage options.
+        mode: ``"append"``, ``"overwrite"`` or ``"replace"``.
+        schema: of the rows.
+        partition_by: asked for by the caller; empty takes an existing table's.
+        partitions: those to replace; None means those that got rows.
+        transaction: identity of the piece of work.
+        overwrite_schema: whether ``"overwrite"`` may change the columns.
+    """
+
+    uri: str
+    options: Mapping[str, str] | None
+    mode: str
+    schema: Schema
+    partition_by: tuple[str, ...]
+    partitions: tuple[Partition, ...] | None
+    transaction: AppTransaction | None
+    overwrite_schema: bool
+
+    def __post_init__(self) -> None:
+        require(
+            self.mode in ("append", "overwrite", "replace"),
+            f"mode={self.mode!r} is not one of 'append', 'overwrite', 'replace': choose one of these",
+        )
+        require(
+            self.partitions is None or self.mode == "replace",
+            f"partitions are given with mode={self.mode!r}: they only say what mode='replace' replaces",
+        )
+        require(
+            not self.overwrite_schema or self.mode == "overwrite",
+            f"overwrite_schema=True is given with mode={self.mode!r}: only mode='overwrite' can change the columns",
+        )
+
+    def layout(self, table: DeltaTable | None) -> tuple[str, ...]:
+        """Check the plan against the table before any row is written; return the partition columns to write by.
+
+        Raises:
+            SchemaError: columns differ, or cannot partition.
+            ConfigError: the table is partitioned by other columns than asked for.
+            StorageError: the table must not be written by sparkdl.
+        """
+        layout = self.partition_by
+        if table is not None:
+            layout = tuple(table.metadata().partition_columns)
+            require(
+                not self.partition_by or self.partition_by == layout,
+                f"partition_by={list(self.partition_by)} is asked for, the Delta table {self.uri} is partitioned by "
+                f"{list(layout)}: leave partition_by out, or write to another table",
+            )
+            check_writable(table, self.uri)
+            if not self.overwrite_schema:
+                check_same_schema(self.uri, table.schema(), self.schema)
+        self._check_partition_columns(layout)
+        require(
+            self.mode != "replace" or bool(layout),
+            f"mode='replace' needs a partitioned table, {self.uri} has no partition columns: use mode='overwrite'",
+        )
+        unknown = sorted({name for partition in self.partitions or () for name in partition} - set(layout))
+        require(
+            not unknown, f"partitions name {unknown}, {self.uri} is partitioned by {list(layout)}: use these columns"
+        )
+        return layout
+
+    def commit(self, files: Sequence[FileRow], write_id: str) -> WriteResult:
+        """One try: look at the table, decide, commit.
+
+        Raises:
+            CommitFailedError: somebody else committed since the look (delta-rs's own error, for ``optimistic``).
+            DataError: rows lie outside the partitions to replace, or nulls where the table forbids them.
+        """
+        written = [json.loads(file.partition) for file in files]
+        self._check_inside(written)
+        table = open_table(self.uri, self.options)
+        if table is not None and has_committed(table, self.transaction):
+            return self._result(table.version(), ())
+        layout = self.layout(table)
+        adds = [
+            AddAction(file.path, file.bytes, partition, file.modified, True, file.statistics)
+            for file, partition in zip(files, written, strict=True)
+        ]
+        properties = commit_properties(self.transaction, **{"sparkdl.write": write_id, "sparkdl.mode": self.mode})
+        if table is None:
+            create_table_with_add_actions(
+                self.uri,
+                self.schema,
+                adds,
+                mode="error",
+                partition_by=list(layout),
+                storage_options=delta_options(self.uri, self.options),
+                commit_properties=properties,
+            )
+            return self._result(0, files, committed=True)
+        self._check_nulls(table, files)
+        schema = self.schema if self.overwrite_schema else table.schema()
+        removes = self._removes(table, written) if self.mode == "replace" else []
+        if not adds and not removes and self.mode != "overwrite" and self.transaction is None:
+            return self._result(table.version(), ())
+        mode = "overwrite" if self.mode == "overwrite" else "append"
+        table.create_write_transaction([*removes, *adds], mode, schema, list(layout), commit_properties=properties)
+        return self._result(table.version() + 1, files, committed=True)
+
+    def _removes(self, table: DeltaTable, written: Sequence[Partition]) -> list[RemoveAction]:
+        replaced = written if self.partitions is None else self.partitions
+        now = int(time.time() * 1000)
+        return [
+            RemoveAction(path, True, now, size, partition)
+            for path, size, partition in active_files(table)
+            if any(_inside(partition, one) for one in replaced)
+        ]
+
+    def _check_partition_columns(self, layout: Sequence[str]) -> None:
+        types = {field["name"]: field["type"] for field in json.loads(self.schema.to_json())["fields"]}
+        for name in layout:
+            if name not in types:
+                raise SchemaError(f"partition column {name!r} is not among {sorted(types)}: name one of these")
+            if types[name] not in _PARTITION_TYPES:
+                raise SchemaError(
+                    f"partition column {name!r} has the type {types[name]}, only {list(_PARTITION_TYPES)} can "
+                    "partition: derive a date or a number from it"
+                )
+        if layout and len(layout) == len(types):
+            raise SchemaError(f"the partition columns {list(layout)} are all columns there are: keep one to store")
+
+    def _check_inside(self, written: Sequence[Partition]) -> None:
+        for partition in written:
+            if self.partitions is not None and not any(_inside(partition, one) for one in self.partitions):
+                wanted = [dict(one) for one in self.partitions]
+                raise DataError(
+                    f"rows lie in the partition {dict(partition)}, only {wanted} are to be replaced: "
+                    "filter the rows, or name that partition too"
+                )
+
+    def _check_nulls(self, table: DeltaTable, files: Sequence[FileRow]) -> None:
+        strict = {field.name for field in table.schema().fields if not field.nullable}
+        for file in files:
+            counts = json.loads(file.statistics)["nullCount"]
+            partition = json.loads(file.partition)
+            for name in strict:
+                nulls = counts.get(name, 0) or (file.rows if partition.get(name, "") is None else 0)
+                if nulls and not self.overwrite_schema:
+                    raise DataError(
+                        f"column {name!r} of the Delta table {self.uri} forbids nulls, {nulls} rows of this write have "
+                        "one: drop or fill them"
+                    )
+
+    def _result(self, version: int, files: Sequence[FileRow], *, committed: bool = False) -> WriteResult:
+        distinct = {file.partition: json.loads(file.partition) for file in files}
+        return WriteResult(
+            version=version,
+            rows=sum(file.rows for file in files),
+            files=len(files),
+            bytes=sum(file.bytes for file in files),
+            partitions=tuple(value for _, value in sorted(distinct.items()) if value),
+            committed=committed,
+        )
+
+
+def _inside(partition: Partition, wanted: Partition) -> bool:
+    return all(partition.get(name) == value for name, value in wanted.items())

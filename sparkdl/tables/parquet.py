@@ -1,0 +1,343 @@
+"""One task's share of a table write: Arrow batches in, Parquet files with their statistics out.
+
+Enters: the record batches of one Spark task. Leaves: files under names that no other attempt uses, and one row for
+each, from which the driver makes a Delta action. A file that no committed action names does not exist for a reader,
+so a task may die anywhere. No Spark, no torch: the function runs inside a Spark worker, and in a test without one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.compat.quick_ack import promptly
+from sparkdl.config import require
+from sparkdl.storage import Storage, storage_errors
+from sparkdl.tables.delta import storage_of
+
+__all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "HIVE_NULL", "FileRow", "WriteTask", "partition_text"]
+
+FILE_ROW_DDL = "path string, bytes bigint, rows bigint, partition string, statistics string, modified bigint"
+FILE_ROW_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("bytes", pa.int64()),
+        ("rows", pa.int64()),
+        ("partition", pa.string()),
+        ("statistics", pa.string()),
+        ("modified", pa.int64()),
+    ]
+)
+
+_CODECS = ("snappy", "zstd", "lz4", "none")
+_ROW_GROUP_BYTES = 32 << 20
+_OPEN_FILES = 32
+_STATISTICS_COLUMNS = 32  # Delta's own default for the number of columns that get minima and maxima
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = {chr(code) for code in range(1, 32)} | set("\"#%'*/:=?\\{}[]^\x7f") | {" "}
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """One written file: what a Delta add action says about it.
+
+    Attributes:
+        path: relative to the table.
+        bytes: its size.
+        rows: how many it holds.
+        partition: JSON object, partition column to text or null.
+        statistics: JSON object as the Delta protocol defines it.
+        modified: milliseconds since the epoch.
+    """
+
+    path: str
+    bytes: int
+    rows: int
+    partition: str
+    statistics: str
+    modified: int
+
+
+def partition_text(value: Any) -> str | None:
+    """A partition value as the Delta log spells it: ISO dates, ``true``/``false``, digits; null and ``""`` are null."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _directory(partition: Mapping[str, str | None]) -> str:
+    """``day=2024-01-01/hour=3``, escaped as Hive and Spark do, so that Spark finds the values in the path again."""
+    parts = []
+    for name, value in partition.items():
+        text = HIVE_NULL if value is None else "".join(_escape(letter) for letter in value)
+        parts.append("".join(_escape(letter) for letter in name) + "=" + text)
+    return "/".join(parts)
+
+
+def _escape(letter: str) -> str:
+    return f"%{ord(letter):02X}" if letter in _ESCAPED else letter
+
+
+class _Counted:
+    """A sink that knows how many bytes went into it: streams of object stores do not tell."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self.bytes = 0
+        self.aborted = False
+
+    @property
+    def closed(self) -> bool:
+        return self._sink.closed and not self.aborted
+
+    def write(self, data: Any) -> int:
+        if not self.aborted:
+            self._sink.write(data)
+        count = memoryview(data).nbytes
+        self.bytes += count
+        return count
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        """Nothing: what is whole is written when the file is closed."""
+
+    def close(self) -> None:
+        """Nothing: the stack that opened the sink closes it, or aborts it."""
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    path: str
+    storage: Storage
+    stack: ExitStack
+    sink: _Counted
+    writer: pq.ParquetWriter
+    collected: list[pq.FileMetaData]
+    rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteTask:
+    """The function that every Spark task of a table write runs.
+
+    Attributes:
+        uri: the table.
+        options: delta-rs's storage options, or None.
+        write_id: of this write; part of every file name.
+        partition_by: partition columns, in order.
+        compression: Parquet codec.
+        file_bytes: a file is closed once it has grown to this size.
+    """
+
+    uri: str
+    options: Mapping[str, str] | None
+    write_id: str
+    partition_by: tuple[str, ...] = ()
+    compression: str = "snappy"
+    file_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        require(
+            self.compression in _CODECS,
+            f"compression={self.compression!r} is not one of {_CODECS}: choose one of these",
+        )
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the batches; yield one batch of ``FILE_ROW_SCHEMA`` rows."""
+        rows = self.write(batches)
+        columns = [pa.array([getattr(row, name) for row in rows], kind) for name, kind in _types()]
+        yield pa.RecordBatch.from_arrays(columns, schema=FILE_ROW_SCHEMA)
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> list[FileRow]:
+        """Write the batches into files of this task's own; on failure none of them is left.
+
+        Raises:
+            StorageError: the table's place cannot be written.
+        """
+        with _Files(self) as files:
+            for batch in promptly(batches):
+                if batch.num_rows:
+                    for partition, part in split(normalised(batch), self.partition_by):
+                        files.append(partition, part)
+            return files.finish()
+
+
+def _types() -> list[tuple[str, pa.DataType]]:
+    return [(column.name, column.type) for column in FILE_ROW_SCHEMA]
+
+
+class _Files:
+    """The files that one task has open, at most ``_OPEN_FILES`` at once, and those it has finished."""
+
+    def __init__(self, task: WriteTask) -> None:
+        self._task = task
+        self._root = storage_of(task.uri, task.options)
+        self._open: dict[tuple[str | None, ...], _OpenFile] = {}
+        self._done: list[tuple[Storage, FileRow]] = []
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        if kind is None:
+            return
+        for file in self._open.values():
+            with suppress(Exception):
+                file.sink.aborted = True  # or the Parquet writer, when it is collected, would write its footer
+                file.stack.__exit__(kind, value, trace)  # aborts the upload, or removes the local file
+            with suppress(Exception):
+                file.storage.delete()
+        for storage, _ in self._done:
+            with suppress(Exception):
+                storage.delete()
+
+    def append(self, partition: tuple[str | None, ...], batch: pa.RecordBatch) -> None:
+        file = self._open.pop(partition, None)
+        if file is None:
+            if len(self._open) >= _OPEN_FILES:  # the one that was not written to for longest
+                self._close(next(iter(self._open)))
+            file = self._create(partition, batch)
+        self._open[partition] = file
+        with storage_errors(file.storage.uri, "write"):
+            per_row = max(1, batch.nbytes // batch.num_rows)
+            file.writer.write_batch(batch, row_group_size=max(8192, _ROW_GROUP_BYTES // per_row))
+        file.rows += batch.num_rows
+        if file.sink.bytes >= self._task.file_bytes:
+            self._close(partition)
+
+    def finish(self) -> list[FileRow]:
+        for partition in list(self._open):
+            self._close(partition)
+        return [row for _, row in self._done]
+
+    def _create(self, partition: tuple[str | None, ...], batch: pa.RecordBatch) -> _OpenFile:
+        values = dict(zip(self._task.partition_by, partition, strict=True))
+        name = f"part-{self._task.write_id}-{uuid.uuid4().hex}.parquet"
+        path = f"{_directory(values)}/{name}" if values else name
+        storage = self._root.child(path)
+        with storage_errors(storage.uri, "write"), ExitStack() as stack:
+            sink = _Counted(stack.enter_context(storage.open_output()))
+            collected: list[pq.FileMetaData] = []
+            writer = pq.ParquetWriter(
+                sink,
+                batch.schema,
+                compression=self._task.compression,
+                use_dictionary=_worth_a_dictionary(batch.schema),
+                metadata_collector=collected,
+            )
+            return _OpenFile(path, storage, stack.pop_all(), sink, writer, collected)
+
+    def _close(self, partition: tuple[str | None, ...]) -> None:
+        file = self._open[partition]
+        with storage_errors(file.storage.uri, "write"):
+            file.writer.close()
+            file.stack.close()
+        del self._open[partition]
+        values = dict(zip(self._task.partition_by, partition, strict=True))
+        row = FileRow(
+            path=file.path,
+            bytes=file.sink.bytes,
+            rows=file.rows,
+            partition=json.dumps(values),
+            statistics=json.dumps(statistics(file.collected[0], file.writer.schema)),
+            modified=int(time.time() * 1000),
+        )
+        self._done.append((file.storage, row))
+
+
+def _worth_a_dictionary(schema: pa.Schema) -> list[str]:
+    """Columns that repeat: a dictionary of floating-point features costs more time than it saves bytes."""
+    return [column.name for column in schema if pa.types.is_string(column.type) or pa.types.is_integer(column.type)]
+
+
+def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch as a Delta file holds it: instants in UTC, every column nullable."""
+    target = pa.schema([pa.field(column.name, _utc(column.type)) for column in batch.schema])
+    if target == batch.schema:
+        return batch
+    columns = [column.cast(kind.type) for column, kind in zip(batch.columns, target, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(inner.name, _utc(inner.type)) for inner in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _utc(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_utc(kind.key_type), _utc(kind.item_type))
+    return kind
+
+
+def split(
+    batch: pa.RecordBatch, partition_by: Sequence[str]
+) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
+    """Cut a batch by its partition values, order kept inside each; the partition columns leave the batch."""
+    if not partition_by:
+        yield (), batch
+        return
+    rest = batch.select([name for name in batch.schema.names if name not in partition_by])
+    codes = np.zeros(batch.num_rows, dtype=np.int64)
+    for name in partition_by:
+        encoded = batch.column(name).dictionary_encode(null_encoding="encode")
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+    distinct, first, which = np.unique(codes, return_index=True, return_inverse=True)
+    for number, position in enumerate(first):
+        values = tuple(partition_text(batch.column(name)[int(position)].as_py()) for name in partition_by)
+        if len(distinct) == 1:
+            yield values, rest
+        else:
+            yield values, rest.take(pa.array(np.flatnonzero(which == number)))
+
+
+def statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+    """Delta's statistics of a file: rows, nulls of each column, minima and maxima of ordered ones.
+
+    Floating-point columns get none of the latter two: Parquet leaves NaN out of them, Spark sorts it above every
+    number, so a filter that trusts them would skip files that hold matching rows.
+    """
+    nulls: dict[str, int] = {}
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    bounded = {name for name in schema.names[:_STATISTICS_COLUMNS] if _ordered(schema.field(name).type)}
+    for index in range(metadata.num_columns):
+        name = metadata.schema.column(index).path
+        if name not in schema.names:  # a leaf of a nested column
+            continue
+        found = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
+        if any(one is None or not one.has_null_count for one in found):
+            continue
+        nulls[name] = sum(one.null_count for one in found)
+        filled = [one for one in found if one.num_values]
+        if name in bounded and filled and all(one.has_min_max for one in filled):
+            lows[name] = _bound(min(one.min for one in filled), upper=False)
+            highs[name] = _bound(max(one.max for one in filled), upper=True)
+    return {"numRecords": metadata.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
+
+
+def _ordered(kind: pa.DataType) -> bool:
+    test = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+    return any(is_one(kind) for is_one in test)
+
+
+def _bound(value: Any, *, upper: bool) -> Any:
+    if isinstance(value, str) and len(value) > 32:
+        return value[:32] + ("\U0010ffff" if upper else "")
+    if hasattr(value, "hour"):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return value.isoformat() if hasattr(value, "isoformat") else value

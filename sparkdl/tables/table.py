@@ -1,0 +1,334 @@
+"""Delta tables without a JAR: written by a Spark stage in one commit, read by Spark at a pinned version.
+
+Enters: a Spark DataFrame, or a small Arrow table. Leaves: committed versions of a Delta table; DataFrames and Arrow
+tables of any version. The files are written and read by Spark's own tasks, the log by delta-rs on the driver. One
+writer engine per table: do not let Spark's Delta JAR and this module write the same one at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from sparkdl.compat.spark_errors import task_errors
+from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
+from sparkdl.tables.commit import WritePlan, WriteResult, active_files, has_committed
+from sparkdl.tables.delta import (
+    AppTransaction,
+    check_readable,
+    check_same_schema,
+    check_writable,
+    commit_properties,
+    delta_options,
+    delta_schema,
+    open_table,
+    optimistic,
+    storage_of,
+)
+from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask, partition_text
+from sparkdl.tables.vacuum import orphans, written_by
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["AppTransaction", "Table", "WriteResult"]
+
+Mode = Literal["append", "overwrite", "replace"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One Delta table, by its address.
+
+    Attributes:
+        uri: a local path or ``s3://...``.
+        storage_options: delta-rs's options for the store (``AWS_ENDPOINT_URL`` ...); for S3 they default to fsspec's
+            configuration.
+    """
+
+    uri: str
+    storage_options: Mapping[str, str] | None = None
+
+    def exists(self) -> bool:
+        """Whether a table is there."""
+        return open_table(self.uri, self.storage_options) is not None
+
+    def version(self) -> int:
+        """The newest version.
+
+        Raises:
+            StorageError: there is no table.
+        """
+        return self._open().version()
+
+    def schema_json(self, version: int | None = None) -> str:
+        """The schema as JSON; Spark's ``StructType.fromJson`` and Delta spell it alike."""
+        return str(self._open(version).schema().to_json())
+
+    def columns(self, version: int | None = None) -> list[str]:
+        """The columns' names in order."""
+        return [field["name"] for field in json.loads(self.schema_json(version))["fields"]]
+
+    def partition_columns(self) -> list[str]:
+        """The partition columns' names in order."""
+        return list(self._open().metadata().partition_columns)
+
+    def partitions(self, version: int | None = None) -> list[dict[str, str | None]]:
+        """The partitions that hold files, values as text."""
+        found = {tuple(sorted(values.items())) for _, _, values in active_files(self._open(version))}
+        return [dict(values) for values in sorted(found, key=str)]
+
+    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """The commits, newest first: version, timestamp (ms), operation, and what the writer added."""
+        return list(self._open().history(limit))
+
+    def transaction_version(self, application: str) -> int | None:
+        """The last version that ``application`` committed; None if it never did, or there is no table."""
+        table = open_table(self.uri, self.storage_options)
+        return None if table is None else table.transaction_version(application)
+
+    def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """Read the table at ``version`` (None: the newest) as Spark reads Parquet, at native speed.
+
+        The files are pinned when this is called, so later writes never change the DataFrame.
+
+        Raises:
+            StorageError: there is no such table or version, or it uses features that files alone do not carry.
+        """
+        from pyspark.sql.types import StructType
+
+        table = self._open(version)
+        check_readable(table, self.uri)
+        schema = StructType.fromJson(json.loads(table.schema().to_json()))
+        files = [_spark_uri(file) for file in table.file_uris()]
+        if not files:
+            return spark.createDataFrame([], schema)
+        root = _spark_uri(str(table.table_uri).rstrip("/"))
+        frame = spark.read.schema(schema).option("basePath", root).parquet(*files)
+        return frame.select(*[f"`{name}`" for name in schema.names])
+
+    def write(
+        self,
+        frame: DataFrame,
+        mode: Mode = "append",
+        *,
+        partition_by: Sequence[str] = (),
+        partitions: Sequence[Mapping[str, Any]] | None = None,
+        transaction: AppTransaction | None = None,
+        overwrite_schema: bool = False,
+        compression: str = "snappy",
+    ) -> WriteResult:
+        """Write a DataFrame as one commit; nothing of it is visible before, and nothing if it fails.
+
+        Args:
+            frame: the rows; its columns are the table's, in any order.
+            mode: ``"append"``; ``"overwrite"`` replaces all rows; ``"replace"`` replaces whole partitions.
+            partition_by: partition columns of a table that this call creates or overwrites with a new schema.
+            partitions: with ``mode="replace"``, the partitions to replace (``[{"day": date(2024, 1, 2)}]``), also those
+                that got no rows; None means those that the rows fall into.
+            transaction: the identity of this piece of work: if it has committed before, nothing happens.
+            overwrite_schema: with ``mode="overwrite"``, let the rows change the table's columns.
+            compression: Parquet codec: ``"snappy"``, ``"zstd"``, ``"lz4"`` or ``"none"``.
+
+        Raises:
+            SchemaError: the columns are not the table's, or of a type that Delta cannot hold.
+            DataError: rows lie outside ``partitions``, or nulls are in a column that forbids them.
+            ConflictError: other writers committed first, again and again.
+            StorageError: the place cannot be written, or the table has features that this writer would break.
+        """
+        plan = WritePlan(
+            uri=self.uri,
+            options=self.storage_options,
+            mode=mode,
+            schema=delta_schema(frame.schema.json()),
+            partition_by=tuple(partition_by),
+            partitions=None if partitions is None else tuple(_as_text(partition) for partition in partitions),
+            transaction=transaction,
+            overwrite_schema=overwrite_schema,
+        )
+        before = open_table(self.uri, self.storage_options)
+        if before is not None and has_committed(before, transaction):
+            return WriteResult(version=before.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
+        layout = plan.layout(before)
+        task = WriteTask(
+            uri=self.uri,
+            options=delta_options(self.uri, self.storage_options),
+            write_id=uuid.uuid4().hex[:12],
+            partition_by=layout,
+            compression=compression,
+        )
+        return self._commit(plan, task, self._stage(frame, task))
+
+    def append(
+        self,
+        rows: pa.Table,
+        *,
+        expected_version: int | None = None,
+        transaction: AppTransaction | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Append a small Arrow table and return the version that holds it; creates the table if there is none.
+
+        Args:
+            rows: a few thousand rows at most; more belong into ``write``.
+            expected_version: commit only if this is still the newest version; -1 means no table yet, None any.
+            transaction: as in ``write``.
+            metadata: JSON-able facts for the commit's entry in the history.
+
+        Raises:
+            ConflictError: the table is not at ``expected_version``.
+            SchemaError: the columns are not the table's.
+        """
+        options = delta_options(self.uri, self.storage_options)
+        properties = commit_properties(transaction, **dict(metadata or {}))
+
+        def attempt() -> int:
+            table = open_table(self.uri, self.storage_options)
+            newest = -1 if table is None else table.version()
+            if transaction and table is not None and has_committed(table, transaction):
+                return newest
+            if expected_version is not None and newest != expected_version:
+                raise self._moved_on(expected_version, newest)
+            if table is not None:
+                check_writable(table, self.uri)
+                check_same_schema(self.uri, table.schema(), Schema.from_arrow(rows.schema))
+            mode: Literal["error", "append"] = "error" if table is None else "append"
+            write_deltalake(
+                self.uri if table is None else table,
+                rows,
+                mode=mode,
+                storage_options=options if table is None else None,
+                commit_properties=properties,
+            )
+            return newest + 1
+
+        return optimistic(self.uri, attempt)
+
+    def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
+        """Update the rows that agree in the columns ``on`` and insert the others; return the version.
+
+        Raises:
+            StorageError: there is no table, or the commit fails.
+        """
+        match = " AND ".join(f"old.`{name}` = new.`{name}`" for name in on)
+
+        def attempt() -> int:
+            table = self._open()
+            check_writable(table, self.uri)
+            check_same_schema(self.uri, table.schema(), Schema.from_arrow(rows.schema))
+            merger = table.merge(
+                rows, match, source_alias="new", target_alias="old", commit_properties=commit_properties()
+            )
+            merger.when_matched_update_all().when_not_matched_insert_all().execute()
+            return int(table.version())
+
+        return optimistic(self.uri, attempt)
+
+    def rows(
+        self, columns: Sequence[str] | None = None, *, where: str | None = None, version: int | None = None
+    ) -> pa.Table:
+        """Read a small table, or a small part of one, into Arrow without Spark.
+
+        Args:
+            columns: all by default.
+            where: a SQL predicate, e.g. ``"day = '2024-01-02'"``.
+            version: the newest by default.
+
+        Raises:
+            StorageError: there is no such table or version, or the predicate is wrong.
+        """
+        table = self._open(version)
+        try:
+            # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
+            return pa.table(table.scan(list(columns) if columns else None, where))
+        except DeltaError as cause:
+            raise StorageError(
+                f"cannot read from the Delta table {self.uri}: {cause}; check columns and predicate"
+            ) from cause
+
+    def snapshot(self) -> tuple[int, pa.Table | None]:
+        """The newest version with its rows, for a decision that ``append(expected_version=...)`` commits.
+
+        Returns:
+            ``(-1, None)`` where there is no table.
+        """
+        table = open_table(self.uri, self.storage_options)
+        return (-1, None) if table is None else (table.version(), pa.table(table.scan()))
+
+    def compact(self) -> None:
+        """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error."""
+        with suppress(CommitFailedError):
+            self._open().optimize.compact(commit_properties=commit_properties())
+
+    def sweep(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
+        """Delete files of writes that never committed; return their paths.
+
+        Args:
+            older_than: younger files may belong to a write that is still running.
+        """
+        removed = orphans(self._open(), storage_of(self.uri, self.storage_options), older_than)
+        for storage in removed:
+            storage.delete()
+        return [storage.uri for storage in removed]
+
+    def _open(self, version: int | None = None) -> DeltaTable:
+        table = open_table(self.uri, self.storage_options, version)
+        if table is None:
+            raise StorageError(f"there is no Delta table at {self.uri}: check the path, or write the table first")
+        return table
+
+    def _moved_on(self, expected: int, newest: int) -> ConflictError:
+        return ConflictError(
+            f"the Delta table {self.uri} is at version {newest}, this commit was made for {expected}: read it again"
+        )
+
+    def _stage(self, frame: DataFrame, task: WriteTask) -> list[FileRow]:
+        """Let Spark's tasks write the files; if one fails for good, remove what the others wrote."""
+        try:
+            with task_errors():
+                return [FileRow(*row) for row in frame.mapInArrow(task, FILE_ROW_DDL).collect()]
+        except BaseException:
+            self._remove_written(task)
+            raise
+
+    def _commit(self, plan: WritePlan, task: WriteTask, files: list[FileRow]) -> WriteResult:
+        try:
+            result = optimistic(self.uri, lambda: plan.commit(files, task.write_id))
+        except (
+            ConfigError,
+            SchemaError,
+            DataError,
+            ConflictError,
+        ):  # refused: after any other error it may have landed
+            self._remove_written(task)
+            raise
+        if files and not result.committed:  # another writer committed the same piece of work meanwhile
+            self._remove_written(task)
+        return result
+
+    def _remove_written(self, task: WriteTask) -> None:
+        folder = storage_of(self.uri, self.storage_options)
+        for storage in written_by(folder, task.write_id, len(task.partition_by)):
+            storage.delete()
+
+
+def _as_text(partition: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: partition_text(value) for name, value in partition.items()}
+
+
+def _spark_uri(uri: str) -> str:
+    """The address as Hadoop knows it: delta-rs says ``s3://``, and gives plain paths, which Spark may take for HDFS."""
+    if uri.startswith("s3://"):
+        return "s3a://" + uri.removeprefix("s3://")
+    if uri.startswith("/"):
+        return "file://" + uri
+    return uri

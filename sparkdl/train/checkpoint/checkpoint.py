@@ -1,0 +1,283 @@
+"""Checkpoints: written by rank 0 beside training, whole or not at all, and checked when read.
+
+Enters: the nested state of a run. Leaves: files below one URI, and the state again.
+
+A checkpoint is two files. ``step-<n>.<token>.safetensors`` holds the tensors. ``step-<n>.json`` holds everything else,
+with the size and the xxh3 hash of the first file and of itself; it is written last, in one atomic operation, and what
+it does not name does not exist. There is no pickle in either. Taking the snapshot is one copy into a buffer that is
+kept; hashing, writing and deleting happen on a thread of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_safetensors
+
+from sparkdl.config import CheckpointConfig
+from sparkdl.documents.trees import Layout, decode, encode
+from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError, StorageError
+from sparkdl.observe import emit, logger
+from sparkdl.storage import Storage, storage_errors, xxh3_hex
+
+__all__ = ["Checkpoint", "Checkpointer"]
+
+_FORMAT = 1
+_NAME = re.compile(r"step-(\d{10})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One checkpoint, read and found whole.
+
+    Attributes:
+        step: optimizer steps it was taken after.
+        epoch: epoch it was taken in; at the end of an epoch, the next one.
+        best: whether its epoch was the best so far.
+        state: what ``save`` was given.
+    """
+
+    step: int
+    epoch: int
+    best: bool
+    state: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Entry:
+    step: int
+    best: bool
+    tensors: str
+    bytes: int
+
+
+class Checkpointer:
+    """Saves and loads the checkpoints of one run; only rank 0 calls it.
+
+    Args:
+        config: where, when, how many.
+
+    Raises:
+        ConfigError: the URI is of an unknown kind.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self.config = config
+        self._folder = Storage.of(config.uri)
+        self._writer: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
+        self._layout: Layout | None = None
+        self._entries: dict[int, _Entry] | None = None
+        self._abandoned: list[int] = []
+        self._swept = False
+        self.stall_seconds = 0.0
+
+    def __getstate__(self) -> CheckpointConfig:
+        return self.config
+
+    def __setstate__(self, config: CheckpointConfig) -> None:
+        self.__init__(config)  # type: ignore[misc]
+
+    def save(self, state: dict[str, Any], *, step: int, epoch: int, best: bool = False) -> None:
+        """Take a snapshot of ``state`` now, and write it in the background.
+
+        Waits for the checkpoint before, if that is still being written.
+
+        Args:
+            state: nested dicts, lists, numbers, strings and tensors; tensors may change once this returns.
+            step: optimizer steps so far: the checkpoint's name.
+            epoch: epoch in which a resumed run goes on.
+            best: keep it until there is a better one.
+
+        Raises:
+            CheckpointError: the state holds what a checkpoint cannot, or the one before could not be written.
+        """
+        start = time.perf_counter()
+        self.wait()
+        tree, tensors = encode(state)
+        if self._layout is None or self._layout.signature != Layout.signature_of(tensors):
+            self._layout = None  # free the old buffer first
+            self._layout = Layout.for_tensors(tensors)
+        self._layout.fill(tensors)
+        ready = None
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparkdl-checkpoint")
+        body = {"format": _FORMAT, "step": step, "epoch": epoch, "best": best, "state": tree}
+        self._pending = self._writer.submit(self._write, body, self._layout, ready)
+        self.stall_seconds += time.perf_counter() - start
+
+    def wait(self) -> None:
+        """Return once everything saved is durable.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except SparkdlError as cause:
+            raise CheckpointError(f"a checkpoint could not be written to {self.config.uri}: {cause}") from cause
+
+    def close(self) -> None:
+        """Wait for the writer and end it; the object can be used again."""
+        try:
+            self.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.shutdown()
+                self._writer = None
+            self._layout = None
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, damaged ones included, in order."""
+        names = (_NAME.fullmatch(entry.name) for entry in self._folder.list())
+        return sorted(int(match.group(1)) for match in names if match)
+
+    def latest(self) -> Checkpoint | None:
+        """Read the newest whole checkpoint; None if there is none at all.
+
+        A damaged one is skipped with a warning.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none of them is whole.
+        """
+        self.wait()
+        steps = self.steps()
+        found = self._first_whole(list(reversed(steps)), "checkpoint")
+        self._abandoned = [step for step in steps if found is not None and step > found.step]
+        return found
+
+    def best(self) -> Checkpoint | None:
+        """Read the best checkpoint, or an earlier best if that is damaged; None if none was ever marked as best.
+
+        Raises:
+            CheckpointError: there were some, and none of them is whole.
+        """
+        self.wait()
+        entries = self._index()
+        return self._first_whole(sorted((s for s, e in entries.items() if e.best), reverse=True), "best checkpoint")
+
+    def load(self, step: int) -> Checkpoint:
+        """Read the checkpoint of ``step`` and check every byte of it.
+
+        Raises:
+            CheckpointError: it is missing or damaged, or a later version wrote it.
+        """
+        try:
+            body = self._body(step)
+            data = self._folder.child(body["tensors"]).read_bytes()
+            if len(data) != body["bytes"] or xxh3_hex(data) != body["xxh3"]:
+                raise IntegrityError(f"{body['tensors']} has {len(data)} bytes that do not match the recorded hash")
+            tensors = load_safetensors(data)
+        except (StorageError, ValueError, KeyError, TypeError) as cause:
+            raise CheckpointError(
+                f"the checkpoint of step {step} in {self.config.uri} is damaged ({cause}): resume from another one"
+            ) from cause
+        return Checkpoint(body["step"], body["epoch"], body["best"], decode(body["state"], tensors))
+
+    def _first_whole(self, steps: list[int], what: str) -> Checkpoint | None:
+        for step in steps:
+            try:
+                return self.load(step)
+            except CheckpointError as error:
+                logger.warning("skipping a %s: %s", what, error)
+                emit("log", message=f"skipping a {what}: {error}")
+        if steps:
+            raise CheckpointError(
+                f"none of the {len(steps)} {what}s in {self.config.uri} is whole (steps {sorted(steps)}): restore the "
+                "files, or start afresh in an empty folder"
+            )
+        return None
+
+    def _body(self, step: int) -> dict[str, Any]:
+        """The JSON file of a checkpoint, checked against its own hash."""
+        whole = json.loads(self._folder.child(_file(step)).read_bytes())
+        body: dict[str, Any] = whole["checkpoint"]
+        if xxh3_hex(_canonical(body)) != whole["xxh3"]:
+            raise IntegrityError(f"{_file(step)} does not match its hash")
+        if body["format"] > _FORMAT:
+            raise IntegrityError(f"format {body['format']} is newer than {_FORMAT}, the newest this version reads")
+        return body
+
+    def _write(self, body: dict[str, Any], layout: Layout, ready: torch.cuda.Event | None) -> None:
+        start = time.perf_counter()
+        if ready is not None:
+            ready.synchronize()
+        data, step = layout.data, int(body["step"])
+        name = f"step-{step:010d}.{uuid.uuid4().hex[:8]}.safetensors"
+        target = self._folder.child(name)
+        try:
+            with storage_errors(target.uri, "write"), target.open_output() as file:
+                file.write(data)
+        except StorageError:
+            with suppress(StorageError):  # what was half-written would keep a full disk full
+                target.delete()
+            raise
+        body |= {"tensors": name, "bytes": len(data), "xxh3": xxh3_hex(data)}
+        text = _canonical(body)
+        self._folder.child(_file(step)).write_atomic(b'{"checkpoint":%s,"xxh3":"%s"}' % (text, xxh3_hex(text).encode()))
+        self._retain(_Entry(step, bool(body["best"]), name, len(data)))
+        seconds = time.perf_counter() - start
+        emit("checkpoint", step=step, epoch=body["epoch"], best=body["best"], bytes=len(data), seconds=seconds)
+
+    def _retain(self, new: _Entry) -> None:
+        """Delete all but the last ones and the best; the JSON file first, so that nothing half-deleted is seen."""
+        entries = self._index()
+        gone = [entries.pop(step) for step in (*self._abandoned, new.step) if step in entries]
+        for step in self._abandoned:  # damaged, and newer than what the run continued from
+            if step != new.step:
+                self._folder.child(_file(step)).delete()
+        self._abandoned = []
+        entries[new.step] = new
+        keep = set(sorted(entries)[-self.config.keep_last :])
+        bests = [step for step, entry in entries.items() if entry.best]
+        if self.config.keep_best and bests:
+            keep.add(max(bests))
+        for step in sorted(set(entries) - keep):
+            self._folder.child(_file(step)).delete()
+            gone.append(entries.pop(step))
+        if not self._swept:
+            self._sweep({entry.tensors for entry in entries.values()})
+            self._swept = True
+            return
+        for entry in gone:
+            with suppress(StorageError):
+                self._folder.child(entry.tensors).delete()
+
+    def _sweep(self, held: set[str]) -> None:
+        """Delete tensors that no checkpoint names: leftovers of writers that died; once, since looking takes time."""
+        for file in self._folder.list():
+            if file.name.startswith("step-") and file.name.endswith(".safetensors") and file.name not in held:
+                with suppress(StorageError):
+                    self._folder.child(file.name).delete()
+
+    def _index(self) -> dict[int, _Entry]:
+        """What is there, read once; a checkpoint whose JSON is damaged does not count."""
+        if self._entries is None:
+            self._entries = {}
+            for step in self.steps():
+                with suppress(StorageError, ValueError, KeyError, TypeError):
+                    body = self._body(step)
+                    self._entries[step] = _Entry(step, bool(body["best"]), body["tensors"], body["bytes"])
+        return self._entries
+
+
+def _file(step: int) -> str:
+    return f"step-{step:010d}.json"
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()

@@ -1,0 +1,157 @@
+"""What rank 0 tells while it trains: progress events, and TensorBoard files if asked for.
+
+Enters: the run after each batch. Leaves: a few events a second through ``observe.emit``, scalars in event files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError
+from sparkdl.observe import emit
+from sparkdl.train.run import Run
+from sparkdl.train.telemetry.window import LossWindow
+
+__all__ = ["Reporter", "ScalarWriter"]
+
+_RECENT_SECONDS = 5.0  # rows/s is that of about the last five seconds
+
+
+class Reporter:
+    """Emits ``progress`` events of rank 0, at most one in ``TrainConfig.progress_seconds``.
+
+    An event holds ``phase`` (``"train"`` or ``"validate"``), ``epoch`` (from 0), ``epochs``, ``batch`` and ``batches``
+    (of the epoch or the validation), ``step``, ``loss`` (of the newest window, else of the newest batch on rank 0),
+    ``lr``, ``rows``, ``rows_per_second`` (all ranks) and ``eta_seconds`` (to the end of the last epoch).
+
+    Attributes:
+        look_at: the optimizer step after which to call ``look``; None on other ranks than 0.
+    """
+
+    def __init__(self, run: Run, window: LossWindow) -> None:
+        self._run, self._window = run, window
+        self._interval = run.config.progress_seconds
+        self._active = run.world.is_leader
+        self._next = 0.0
+        self._marks: list[tuple[float, int, int]] = []
+        self._seen = (0.0, 0)
+        self.look_at: int | None = None
+
+    def epoch_starts(self) -> None:
+        """Before the first step of an epoch, or of the rest of one."""
+        if self._active:
+            self._seen = (time.perf_counter(), self._run.step)
+            self.look_at = self._run.step + 1
+
+    def look(self) -> None:
+        """Emit if it is time, at the step ``look_at``; decide, by how long the last steps took, at which to look next.
+
+        Asking for the time after every step would cost small steps more than all the rest of the reporting.
+        """
+        now, step = time.perf_counter(), self._run.step
+        if now >= self._next:
+            self._emit("train", self._run.batch, self._run.steps_per_epoch)
+        (before, since), self._seen = self._seen, (now, step)
+        stride = max(1, step - since)
+        wanted = (self._next - now) * stride / max(now - before, 1e-9)
+        self.look_at = step + max(1, min(int(wanted), 2 * stride))  # doubled at most: steps may become slower
+
+    def validation_done(self, batch: int, batches: int) -> None:
+        """After each validation batch."""
+        if self._active and time.perf_counter() >= self._next:
+            self._emit("validate", batch, batches)
+
+    def epoch_done(self) -> None:
+        """At the end of an epoch's training: the bar is full, whatever the interval."""
+        if self._active:
+            self._emit("train", self._run.batch, self._run.steps_per_epoch)
+
+    def _emit(self, phase: str, batch: int, batches: int) -> None:
+        now, run = time.perf_counter(), self._run
+        self._next = now + self._interval
+        done = run.epoch * run.steps_per_epoch + run.batch
+        if phase == "train":
+            self._marks.append((now, run.rows, done))
+            while len(self._marks) > 2 and now - self._marks[1][0] > _RECENT_SECONDS:
+                self._marks.pop(0)
+        rate = eta = None
+        if len(self._marks) > 1:
+            (first, rows, batches_done), (last, rows_now, done_now) = self._marks[0], self._marks[-1]
+            seconds = max(last - first, 1e-9)
+            rate = (rows_now - rows) / seconds
+            left = run.config.epochs * run.steps_per_epoch - done
+            eta = left * seconds / (done_now - batches_done) if done_now > batches_done else None
+        loss = self._window.newest if self._window.newest is not None else run.loss
+        emit(
+            "progress",
+            phase=phase,
+            epoch=run.epoch,
+            epochs=run.config.epochs,
+            batch=batch,
+            batches=batches,
+            step=run.step,
+            loss=loss if math.isfinite(loss) else None,
+            lr=run.lr,
+            rows=run.rows,
+            rows_per_second=rate,
+            eta_seconds=eta,
+        )
+
+
+class ScalarWriter:
+    """Writes the history to TensorBoard event files as it grows; does nothing on other ranks than 0.
+
+    Args:
+        config: names the folder; None writes nothing.
+        run: whose history is written.
+
+    Raises:
+        ConfigError: a folder is named, and TensorBoard is not installed; on every rank.
+    """
+
+    def __init__(self, config: TrainConfig, run: Run) -> None:
+        self._run = run
+        self._writer: Any = None
+        self._written = len(run.history.steps["step"])
+        if config.tensorboard_dir is None:
+            return
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError(
+                f"tensorboard_dir={config.tensorboard_dir!r} needs the package tensorboard, which is not installed: "
+                "pip install 'sparkdl[tensorboard]', or leave tensorboard_dir out"
+            )
+        if run.world.is_leader:
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = run.step + 1 if run.step else None  # a resumed run writes its steps anew
+            self._writer = SummaryWriter(config.tensorboard_dir, purge_step=purge)
+
+    def steps(self) -> None:
+        """Write the step rows that are new."""
+        if self._writer is None:
+            return
+        columns = self._run.history.steps
+        for index in range(self._written, len(columns["step"])):
+            for name in ("loss", "lr", "grad_norm"):
+                if not math.isnan(columns[name][index]):
+                    self._writer.add_scalar(f"step/{name}", columns[name][index], int(columns["step"][index]))
+        self._written = len(columns["step"])
+
+    def epoch(self, row: Mapping[str, float]) -> None:
+        """Write one epoch's row."""
+        if self._writer is not None:
+            for name, value in row.items():
+                if name not in ("epoch", "step"):
+                    self._writer.add_scalar(f"epoch/{name}", value, int(row["step"]))
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,71 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.estimator.fit.checks import check_classes, check_loss, check_rows, check_steps, check_values
+from sparkdl.estimator.fit.column_plan import Roles
+from sparkdl.estimator.fit.probe import Output
+from sparkdl.shards.manifest import ColumnStats, Manifest, TensorSpec
+
+ROLES = Roles(features=("a",), labels=("y",), weight="w")
+
+
+def manifest(rows=10, **stats):
+    tensors = (TensorSpec(name="y", dtype="int64", columns=("y",)),)
+    return Manifest(rows=rows, bytes=1, shards=(), tensors=tensors, statistics=stats)
+
+
+def test_rows_must_suffice_for_the_ranks_and_for_validation():
+    check_rows(manifest(4), manifest(1), num_proc=4, wanted=0.1)
+    with pytest.raises(DataError, match="3 training rows cannot be dealt to 4 ranks"):
+        check_rows(manifest(3), None, num_proc=4, wanted=None)
+    with pytest.raises(DataError, match="has 0 rows"):
+        check_rows(manifest(0), None, num_proc=1, wanted=None)
+    with pytest.raises(DataError, match=r"validation=0\.1 leaves 0 rows"):
+        check_rows(manifest(10), manifest(0), num_proc=1, wanted=0.1)
+
+
+@pytest.mark.parametrize("column", ["a", "y", "w"])
+def test_nan_and_infinity_are_counted_and_refused(column):
+    with pytest.raises(DataError, match=f"'{column}' holds 2 NaN and 1 infinite values in 10 rows"):
+        check_values(manifest(**{column: ColumnStats(count=7, nan_count=2, inf_count=1)}), ROLES)
+
+
+@pytest.mark.parametrize(("least", "most"), [(-1, 2), (0, 0)])
+def test_weights_below_zero_or_all_zero_are_refused(least, most):
+    with pytest.raises(DataError, match="sample weights 'w' lie in"):
+        check_values(manifest(w=ColumnStats(count=10, min=least, max=most)), ROLES)
+
+
+@pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(), F.cross_entropy, torch.nn.NLLLoss()])
+@pytest.mark.parametrize(("least", "most"), [(0, 3), (1, 3), (-1, 2)])
+def test_classes_beyond_the_outputs_are_refused_with_both_ranges(loss, least, most):
+    outputs = [Output("y", (3,), "float32")]
+    with pytest.raises(DataError, match=rf"classes {least}\.\.{most}.* over 3 outputs takes 0\.\.2"):
+        check_classes(manifest(y=ColumnStats(count=10, min=least, max=most)), outputs, [loss])
+    check_classes(manifest(y=ColumnStats(count=10, min=0, max=2)), outputs, [loss])
+
+
+def test_the_ignored_class_may_lie_below():
+    stats = ColumnStats(count=10, min=-100, max=2)
+    check_classes(manifest(y=stats), [Output("y", (3,), "float32")], [torch.nn.CrossEntropyLoss()])
+
+
+def test_binary_targets_lie_in_0_to_1():
+    data = manifest(y=ColumnStats(count=10, min=0, max=2))
+    with pytest.raises(DataError, match=r"takes 0\.\.1"):
+        check_classes(data, [Output("y", (), "float32")], [torch.nn.BCEWithLogitsLoss()])
+
+
+def test_a_loss_that_cannot_be_computed_is_a_config_error():
+    with pytest.raises(ConfigError, match="label_shapes"):
+        check_loss(lambda: torch.ones(2) @ torch.ones(3))
+
+
+def test_more_steps_than_the_rows_give_are_refused():
+    check_steps("train_steps_per_epoch", 3, manifest(10), 4)
+    with pytest.raises(ConfigError, match="=4 exceeds the 3 steps of 10 rows"):
+        check_steps("train_steps_per_epoch", 4, manifest(10), 4)
+    with pytest.raises(ConfigError, match="exceeds the 0 steps of 0 rows"):
+        check_steps("validation_steps_per_epoch", 1, None, 4)

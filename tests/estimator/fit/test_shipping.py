@@ -1,0 +1,78 @@
+import pickle
+import subprocess
+import sys
+import threading
+
+import cloudpickle
+import pytest
+import torch
+
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.fit.shipping import foreign_modules, missing_modules, pack
+
+LOOSE = """
+import torch
+FACTOR = 3
+def scaled(x): return x * FACTOR
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def forward(self, x): return scaled(self.layer(x))
+"""
+
+
+@pytest.fixture
+def loose(tmp_path, monkeypatch):
+    (tmp_path / "loose_module.py").write_text(LOOSE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import loose_module
+
+    yield loose_module
+    sys.modules.pop("loose_module", None)
+
+
+def test_an_optimizer_arrives_bound_to_its_model():
+    model = torch.nn.Linear(2, 1)
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2}]
+    copy, optimizer = pack((model, torch.optim.SGD(groups, lr=1))).open()
+    assert optimizer.param_groups[1]["params"][0] is copy.bias
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
+    assert copy is not model
+
+
+def test_a_loose_module_travels_with_the_model(loose, tmp_path):
+    model = loose.Net()
+    registered = cloudpickle.list_registry_pickle_by_value()
+    parcel = pack(model)
+    assert parcel.modules == ()
+    again = pack([model], like=parcel)  # of the same code, not looked through a second time
+    assert again.loose == parcel.loose == ("loose_module",)
+    file = tmp_path / "parcel"
+    file.write_bytes(pickle.dumps(again))
+    script = f"import pickle, torch; print(pickle.load(open({str(file)!r}, 'rb')).open()[0](torch.ones(1, 2)).item())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/", check=True)
+    assert float(done.stdout) == pytest.approx(model(torch.ones(1, 2)).item(), rel=1e-5)
+    assert cloudpickle.list_registry_pickle_by_value() == registered
+
+
+def test_installed_packages_are_named_and_sparkdls_own_are_taken_for_granted():
+    import sklearn.preprocessing
+
+    assert pack({"net": torch.nn.Linear(1, 1), "scaler": sklearn.preprocessing.StandardScaler()}).modules == (
+        "sklearn",
+    )
+    assert missing_modules(("sklearn", "no_such_module")) == ["no_such_module"]
+
+
+def test_the_modules_of_a_pickle_are_found_through_its_memo():
+    values = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 1), torch.nn.ReLU(), torch.nn.ReLU]
+    found = foreign_modules(cloudpickle.dumps(values))
+    assert "torch.nn.modules.linear" in found
+    assert "torch.nn.modules.activation" in found
+    assert all(name.split(".")[0] == "torch" for name in found)
+
+
+def test_what_cannot_travel_is_named_with_the_remedy():
+    with pytest.raises(ConfigError, match="cannot travel to the ranks"):
+        pack({"model": torch.nn.Linear(1, 1), "lock": threading.Lock()})

@@ -1,0 +1,53 @@
+import cloudpickle
+import pytest
+import torch
+
+from sparkdl.estimator.fit.views import InputView, Views, attach_views, detach_views
+
+BATCH = {"features": torch.arange(6.0).reshape(3, 2), "id": torch.tensor([1, 0, 1])}
+COLUMNS = (
+    InputView("a", "features", index=0, shape=(-1, 1)),
+    InputView("b", "features", index=1),
+    InputView("id", "id", dtype="float32"),
+)
+
+
+def test_columns_of_a_packed_tensor_are_views_without_a_copy():
+    (a, b, identity), named = Views(COLUMNS).arguments(BATCH)
+    assert named == {}
+    assert a.shape == (3, 1)
+    assert b.shape == (3,)
+    assert a.data_ptr() == BATCH["features"].data_ptr()
+    assert b.untyped_storage().data_ptr() == BATCH["features"].untyped_storage().data_ptr()
+    assert identity.dtype == torch.float32
+
+
+class Takes(torch.nn.Module):
+    def __init__(self, style):
+        super().__init__()
+        self.style = style
+
+    def forward(self, *args, **kwargs):
+        if self.style == "dict":
+            return args[0]["a"]
+        return kwargs["a"] if self.style == "keywords" else args[0]
+
+
+@pytest.mark.parametrize("style", ["positional", "keywords", "dict"])
+def test_a_model_with_attached_views_takes_a_batchs_tensors_and_travels_so(style):
+    model, views = Takes(style), Views(COLUMNS, style)
+    attach_views(model, views)
+    model = cloudpickle.loads(cloudpickle.dumps(model))
+    assert views.tensors == ("features", "id")
+    assert torch.equal(model(BATCH["features"], BATCH["id"]), BATCH["features"][:, :1])
+    detach_views(model)
+    assert not model._forward_pre_hooks
+
+
+def test_plain_views_attach_nothing_and_json_brings_all_back():
+    plain = Views((InputView("features", "features"),))
+    model = torch.nn.Linear(2, 1)
+    attach_views(model, plain)
+    assert not model._forward_pre_hooks
+    views = Views(COLUMNS, "dict")
+    assert Views.from_json(views.to_json()) == views

@@ -1,0 +1,110 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sparkdl.collective import open_collective
+from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.fit.views import InputView, Views
+from sparkdl.estimator.horovod.adapters import LikeOutput, MinibatchStep, adapted_loss, adapted_metrics
+from sparkdl.train.loop import fit
+from sparkdl.train.memory import TensorSource
+from sparkdl.train.objective.loss import Objective
+from sparkdl.train.task import Task
+from sparkdl.world import SOLO
+
+
+def data(rows=60):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 3, generator=generator)
+    return {"x": x, "y": x.sum(1), "w": torch.rand(rows, generator=generator)}
+
+
+def trained(task_of, **config):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    task = task_of(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    source = TensorSource(data(), global_batch_rows=16)
+    fit(task, source, collective=open_collective(SOLO), config=TrainConfig(epochs=2, **config))
+    return model.weight.detach().clone()
+
+
+def horovods_minibatch(model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights):
+    optimizer.zero_grad()
+    outputs = model(*inputs)
+    outputs, labels = transform_outputs(outputs, labels)
+    loss = loss_fn(outputs, labels, sample_weights)
+    loss.backward()
+    optimizer.step()
+    return outputs, loss
+
+
+def step_task(model, optimizer, function=horovods_minibatch, weight=None):
+    views = Views((InputView("x", "x"),))
+    step = MinibatchStep(function, views, ("y",), (adapted_loss(F.mse_loss),), (1.0,), weight)
+    return Task(model=model, optimizer=optimizer, inputs=("x",), labels=("y",), train_step=step)
+
+
+@pytest.mark.parametrize("config", [{}, {"accumulate_steps": 2}, {"max_grad_norm": 0.5}])
+def test_horovods_minibatch_function_trains_as_the_loop_does_and_is_synchronised_once(config):
+    plain = trained(
+        lambda m, o: Task(model=m, optimizer=o, loss=torch.nn.MSELoss(), inputs=("x",), labels=("y",)), **config
+    )
+    assert torch.allclose(trained(step_task, **config), plain, atol=1e-7)
+
+
+def test_sample_weights_reach_the_function_and_change_the_model():
+    assert not torch.allclose(trained(lambda m, o: step_task(m, o, weight="w")), trained(step_task))
+
+
+def test_a_function_that_returns_no_pair_is_refused():
+    with pytest.raises(ConfigError, match="must return \\(outputs, loss\\)"):
+        trained(lambda m, o: step_task(m, o, function=lambda *a: None))
+
+
+def test_a_label_column_meets_a_users_loss_in_the_shape_of_the_output():
+    output, label = torch.zeros(4, 1), torch.arange(4.0)
+    seen = []
+    adapted_loss(lambda o, y: seen.append((o.shape, y.shape)))(output, label)
+    assert seen == [((4, 1), (4, 1))]
+    classes = torch.tensor([0, 1])
+    loss = adapted_loss(lambda o, y: F.nll_loss(o, y.long()))
+    assert loss(torch.log(torch.tensor([[0.5, 0.5], [0.5, 0.5]])), classes).item() == pytest.approx(0.6931, abs=1e-4)
+
+
+def test_torchs_own_losses_and_classes_are_left_to_the_loop():
+    module = torch.nn.CrossEntropyLoss()
+    assert adapted_loss(module) is module
+    assert adapted_loss(F.mse_loss) is F.mse_loss
+    assert adapted_loss(torch.nn.MSELoss) is torch.nn.MSELoss
+
+
+def test_a_users_loss_keeps_its_reduction_for_sample_weights():
+    def loss(output, label, reduction="mean"):
+        return F.l1_loss(output, label, reduction=reduction)
+
+    model = torch.nn.Linear(3, 1)
+    task = Task(
+        model=model, optimizer=torch.optim.SGD, loss=adapted_loss(loss), inputs=("x",), labels=("y",), sample_weight="w"
+    )
+    batch = next(iter(TensorSource(data(), global_batch_rows=60)))
+    objective = Objective(task, torch.device("cpu"), 1, lambda t: t)
+    output = model(batch["x"])
+    expected = ((output[:, 0] - batch["y"]).abs() * batch["w"]).sum() / batch["w"].sum()
+    assert objective(output, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_horovods_groups_of_metrics_become_named_ones():
+    def mae(output, label):
+        return (output - label).abs().mean()
+
+    assert list(adapted_metrics([mae], ["y"])) == ["mae"]
+    by_label = adapted_metrics([[mae], [mae, F.mse_loss]], ["a", "b"])
+    assert list(by_label["a"]) == ["mae", "mae_2"]
+    assert list(by_label["b"]) == ["mae", "mse_loss"]
+    assert isinstance(by_label["a"]["mae"], LikeOutput)
+    assert adapted_metrics(None, ["y"]) == {}
+    with pytest.raises(ConfigError, match="one, or one a label"):
+        adapted_metrics([[mae, mae]], ["a", "b", "c"])
+    with pytest.raises(ConfigError, match="metrics holds 'mse', a str: give torchmetrics objects"):
+        adapted_metrics(["mse"], ["y"])

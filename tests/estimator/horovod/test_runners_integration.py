@@ -1,0 +1,126 @@
+"""HorovodRunner and TorchDistributor: functions as they were written for them, run here."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from sparkdl.errors import ConfigError, PreflightError, RankFailedError
+from sparkdl.estimator.horovod.runners import LOG_LIMIT, HorovodRunner, TorchDistributor, log_to_driver
+
+
+def train_with_horovod(rows, epochs=2):
+    """A training function written for HorovodRunner: it initialises Horovod and shards its data itself."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.manual_seed(1 + hvd.rank())
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 3, generator=generator)
+    y = x @ torch.tensor([1.0, 2.0, 3.0])
+    x, y = x[hvd.rank() :: hvd.size()], y[hvd.rank() :: hvd.size()]
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    for _ in range(epochs * 10):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x)[:, 0], y)
+        loss.backward()
+        optimizer.step()
+    mean = hvd.allreduce(loss.detach(), name="loss")
+    return {"size": hvd.size(), "rank": hvd.rank(), "loss": mean.item(), "weight": model.weight.detach().numpy()}
+
+
+def train_with_torch(steps, scale=1.0):
+    """A training function written for TorchDistributor: it opens the process group itself."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        x = torch.randn(64, 2, generator=generator)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x)[:, 0], scale * x.sum(1)).backward()
+        optimizer.step()
+    size = dist.get_world_size()
+    dist.destroy_process_group()
+    return size, model.module.weight.detach()
+
+
+@pytest.mark.parametrize("np_", [2, -2])
+def test_a_function_written_for_horovod_runner_runs_unchanged_on_tasks_and_on_local_processes(spark, np_):
+    pytest.importorskip("horovod.torch")
+    result = HorovodRunner(np=np_).run(train_with_horovod, rows=200, epochs=3)
+    assert (result["size"], result["rank"]) == (2, 0)
+    assert result["loss"] < 0.1
+    assert np.allclose(result["weight"], [[1, 2, 3]], atol=0.5)
+
+
+def test_zero_takes_every_slot_and_says_that_it_is_deprecated(spark, caplog):
+    with caplog.at_level("WARNING", logger="sparkdl"):
+        assert HorovodRunner(np=0).run(lambda: int(os.environ["WORLD_SIZE"])) == 2
+    assert "deprecated" in caplog.text
+
+
+def test_more_ranks_than_slots_are_refused(spark):
+    with pytest.raises(PreflightError, match="3"):
+        HorovodRunner(np=3).run(lambda: 1)
+
+
+def test_only_log_to_driver_is_printed_unless_all_is_asked_for(spark, capfd):
+    def main():
+        print("plain words")
+        log_to_driver("a" * (LOG_LIMIT + 100))
+
+    HorovodRunner(np=1).run(main)
+    quiet = capfd.readouterr()
+    assert "plain words" not in quiet.out + quiet.err
+    assert "a" * LOG_LIMIT in quiet.out
+    assert "a" * (LOG_LIMIT + 1) not in quiet.out
+    HorovodRunner(np=1, driver_log_verbosity="all").run(main)
+    loud = capfd.readouterr()
+    assert "plain words" in loud.out + loud.err
+
+
+def test_a_rank_that_fails_is_named(spark):
+    def main():
+        raise ValueError("no such thing")
+
+    with pytest.raises(RankFailedError, match="no such thing"):
+        HorovodRunner(np=1).run(main)
+
+
+def test_values_that_cannot_be_meant_are_refused():
+    for arguments in ({"np": 1.5}, {"np": True}, {"np": 1, "driver_log_verbosity": "some"}):
+        with pytest.raises(ConfigError):
+            HorovodRunner(**arguments)
+    with pytest.raises(ConfigError, match="training function"):
+        HorovodRunner(np=1).run("main")
+    with pytest.raises(ConfigError, match="at least 1"):
+        TorchDistributor(num_processes=0)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_function_written_for_torch_distributor_runs_unchanged(spark, local):
+    size, weight = TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(
+        train_with_torch, 60, scale=2.0
+    )
+    assert size == 2
+    assert torch.allclose(weight, torch.full((1, 2), 2.0), atol=0.3)
+
+
+def test_a_training_file_gets_its_arguments(spark, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys\nopen(sys.argv[1] + os.environ['RANK'], 'w').write(__name__ + sys.argv[2])\n")
+    assert TorchDistributor(2, local_mode=True, use_gpu=False).run(str(script), str(tmp_path / "out"), 7) is None
+    assert [(tmp_path / f"out{rank}").read_text() for rank in (0, 1)] == ["__main__7", "__main__7"]
+    with pytest.raises(ConfigError, match="does not exist"):
+        TorchDistributor(use_gpu=False).run(str(tmp_path / "none.py"))

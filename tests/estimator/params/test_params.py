@@ -1,0 +1,150 @@
+import inspect
+
+import pytest
+import torch
+
+from sparkdl.errors import ConfigError
+from sparkdl.estimator import SparkBackend, TorchEstimator, TorchModel
+from sparkdl.estimator.params.spec import ALIASES, SPECS
+
+HOROVOD = """
+num_proc backend store model optimizer loss loss_constructors loss_weights sample_weight_col metrics feature_cols
+label_cols input_shapes label_shapes continuous_cols categorical_cols validation callbacks batch_size val_batch_size
+epochs train_steps_per_epoch validation_steps_per_epoch random_seed shuffle verbose partitions_per_process run_id
+transformation_fn transformation_edit_fields transformation_removed_fields train_reader_num_workers
+val_reader_num_workers reader_pool_type gradient_compression inmemory_cache_all use_gpu mp_start_method
+backward_passes_per_step train_minibatch_fn shuffle_buffer_size compress_sparse_cols data_module
+"""
+OURS = """
+lr_scheduler scale_lr precision max_grad_norm early_stopping_patience monitor checkpoint_every keep_checkpoints
+max_failures min_num_proc timeout feature_dtypes transform_batch_size compile
+"""
+SPARK = "featuresCol labelCol weightCol predictionCol validationIndicatorCol"
+
+
+@pytest.mark.parametrize("name", f"{HOROVOD} {OURS} {SPARK}".split())
+def test_every_name_a_user_brings_along_is_a_param_with_accessors(name):
+    estimator = TorchEstimator()
+    assert estimator.hasParam(name)
+    spec = next(spec for spec in SPECS if spec.name == name)
+    assert callable(getattr(estimator, f"get{spec.suffix}"))
+    assert callable(getattr(estimator, f"set{spec.suffix}"))
+    assert name in estimator.explainParams()
+
+
+def test_the_accessors_that_horovod_names_irregularly_are_there():
+    estimator = TorchEstimator()
+    estimator.setTrainReaderNumWorker(3).setValReaderNumWorker(2).setInMemoryCacheAll(False).setShufflingBufferSize(10)
+    assert (estimator.getTrainReaderNumWorker(), estimator.getValReaderNumWorker()) == (3, 2)
+    assert (estimator.getInMemoryCacheAll(), estimator.getShufflingBufferSize()) == (False, 10)
+
+
+def test_the_signature_shows_every_parameter_with_its_default():
+    parameters = inspect.signature(TorchEstimator).parameters
+    assert [spec.name for spec in SPECS] == list(parameters)
+    assert parameters["batch_size"].default == 32
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    with pytest.raises(ConfigError, match="no parameter 'epoch': did you mean epochs"):
+        TorchEstimator(epoch=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epochs": 0}, "epochs=0 is below 1"),
+        ({"epochs": "many"}, "a whole number"),
+        ({"batch_size": True}, "a whole number"),
+        ({"validation": 1.0}, r"does not lie in \[0, 1\)"),
+        ({"validation": []}, "a fraction of the rows"),
+        ({"backend": "mpi"}, "not one of"),
+        ({"backend": "solo"}, "not one of"),
+        ({"backend": 3}, "SparkBackend"),
+        ({"precision": "fp8"}, "not one of"),
+        ({"feature_cols": ["a", "a"]}, "more than once"),
+        ({"input_shapes": [[3, 4]]}, r"must be -1: write \[-1, 3, 4\]"),
+        ({"input_shapes": [[-1, -1]]}, "only the batch may be -1"),
+        ({"loss_weights": [0.0]}, "nothing to learn"),
+        ({"loss": 3}, "a function"),
+        ({"model": "net"}, "model='net' is a str: give a torch.nn.Module"),
+        ({"optimizer": "adam"}, "optimizer='adam' is a str: give a torch.optim.Optimizer"),
+        ({"feature_dtypes": {"a": "complex64"}}, "not one of"),
+        ({"gradient_compression": "int8"}, "not one of"),
+        ({"max_grad_norm": 0}, "above 0"),
+        ({"store": 3}, "Store.create"),
+        ({"callbacks": [object()]}, "sparkdl.train.callbacks.Callback"),
+        ({"mp_start_method": "spawn"}, "ranks run inside Spark's Python workers"),
+        ({"data_module": object}, "fit_on_shards"),
+        ({"reader_pool_type": "process"}, "train_reader_num_workers"),
+        ({"inmemory_cache_all": True}, "mapped into memory"),
+        ({"shuffle": 1}, "True or False"),
+        ({"transformation_edit_fields": ["z"]}, "transformation_edit_fields='z' is a str: give a list of"),
+    ],
+)
+def test_a_value_that_does_nothing_or_cannot_be_meant_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        TorchEstimator(**given)
+
+
+def test_refusals_hold_on_every_way_to_set_a_value():
+    estimator = TorchEstimator()
+    for attempt in (
+        lambda: estimator.setEpochs(0),
+        lambda: estimator.setParams(epochs=0),
+        lambda: estimator.set(estimator.epochs, 0),
+        lambda: estimator.copy({estimator.epochs: 0}),
+    ):
+        with pytest.raises(ConfigError, match="below 1"):
+            attempt()
+    with pytest.raises(ConfigError, match="the key 'epochs', a str: give the Param"):
+        estimator.copy({"epochs": 2})
+
+
+@pytest.mark.parametrize(("ours", "alias"), ALIASES.items())
+def test_two_names_for_one_thing_conflict_and_either_alone_serves(ours, alias):
+    value = ["x"] if ours in ("feature_cols", "label_cols") else "x"
+    accessor = next(spec.suffix for spec in SPECS if spec.name == ours)
+    assert getattr(TorchEstimator(**{alias: "x"}), f"get{accessor}")() == value
+    assert getattr(TorchEstimator(**{ours: value}), f"get{accessor}")() == value
+    with pytest.raises(ConfigError, match="name the same thing"):
+        TorchEstimator(**{ours: value, alias: "x"})
+
+
+def test_other_pairs_that_exclude_each_other_are_refused():
+    with pytest.raises(ConfigError, match="drop one"):
+        TorchEstimator(loss=torch.nn.MSELoss(), loss_constructors=[torch.nn.MSELoss])
+    with pytest.raises(ConfigError, match="both name the output"):
+        TorchEstimator(outputCols=["a"], predictionCol="b")
+
+
+def test_none_is_the_default_and_a_copy_is_independent():
+    estimator = TorchEstimator(epochs=5, num_proc=None)
+    assert not estimator.isSet("num_proc")
+    other = estimator.copy({estimator.epochs: 7})
+    assert (estimator.getEpochs(), other.getEpochs(), other.uid) == (5, 7, estimator.uid)
+    assert estimator.setEpochs(None).getEpochs() == 1
+
+
+def test_horovods_compression_objects_are_understood():
+    class FP16Compressor:
+        pass
+
+    assert TorchEstimator(gradient_compression=FP16Compressor).getGradientCompression() == "fp16"
+
+
+def test_a_spark_backend_refuses_what_has_no_counterpart():
+    assert SparkBackend(2, env={"A": "1"}, use_mpi=False).num_processes() == 2
+    with pytest.raises(ConfigError, match="takes no nics"):
+        SparkBackend(2, nics=["eth0"])
+
+
+def test_the_model_has_horovods_accessors():
+    net = torch.nn.Linear(2, 1)
+    model = TorchModel(model=net, feature_columns=["a", "b"], label_columns=["y"], input_shapes=[[-1, 2]])
+    assert model.getModel() is net
+    assert model.setOutputCols(["out"]).getOutputCols() == ["out"]
+    assert model.getFeatureColumns() == ["a", "b"]
+    assert model.setLabelColoumns(["z"]).getLabelColumns() == ["z"]
+    with pytest.raises(ConfigError, match="holds no model"):
+        TorchModel().getModel()

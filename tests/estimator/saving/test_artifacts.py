@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from sparkdl.errors import IntegrityError
+from sparkdl.estimator.saving.artifacts import read_objects, write_objects
+from sparkdl.storage import Storage
+
+
+def stepped():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_models_optimizers_and_functions_come_back_with_their_references(tmp_path):
+    model, optimizer = stepped()
+    facts = write_objects({"model": model, "optimizer": optimizer, "f": lambda x: x + 1}, Storage.of(tmp_path))
+    back = read_objects(Storage.of(tmp_path), facts)
+    assert back["optimizer"].param_groups[0]["params"][0] is back["model"][0].weight
+    moment = back["optimizer"].state[back["model"][0].weight]["exp_avg"]
+    assert torch.equal(moment, optimizer.state[model[0].weight]["exp_avg"])
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), back["model"].state_dict().values(), strict=True)
+    )
+    assert back["model"][0].weight.requires_grad
+    assert back["f"](1) == 2
+
+
+def test_the_numbers_are_in_safetensors_and_not_in_the_pickle(tmp_path):
+    model = torch.nn.Linear(1000, 100)
+    facts = write_objects(model, Storage.of(tmp_path))
+    assert facts["tensors.safetensors"]["bytes"] > 400_000
+    assert facts["code.pkl"]["bytes"] < 5_000
+
+
+def test_tensors_that_are_kept_elsewhere_are_referred_to_by_name(tmp_path):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    facts = write_objects(optimizer, Storage.of(tmp_path), {id(p): name for name, p in model.named_parameters()})
+    assert list(facts) == ["code.pkl"]
+    other = torch.nn.Linear(3, 1)
+    back = read_objects(Storage.of(tmp_path), facts, dict(other.named_parameters()))
+    assert back.param_groups[0]["params"][0] is other.weight
+
+
+@pytest.mark.parametrize("name", ["code.pkl", "tensors.safetensors"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_an_altered_file_is_found_before_anything_is_read(tmp_path, name, damage):
+    facts = write_objects(torch.nn.Linear(3, 1), Storage.of(tmp_path))
+    file = tmp_path / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink()
+    if damage != "gone":
+        file.write_bytes(data if damage == "flip" else data[:-1])
+    with pytest.raises(IntegrityError, match=name):
+        read_objects(Storage.of(tmp_path), facts)

@@ -1,0 +1,68 @@
+"""Ranks as processes of this machine: values, order, output, events, environment; no Spark anywhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+from sparkdl import observe
+from sparkdl.config import LaunchConfig
+from sparkdl.errors import RankFailedError
+from sparkdl.launch import local
+
+QUICK = LaunchConfig(stop_grace_seconds=0.5, start_timeout_seconds=60)
+
+
+def test_values_come_back_in_rank_order():
+    assert local.launch(lambda world: (world.rank, world.size), num_proc=3, config=QUICK) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_output_of_python_and_of_children_is_printed_with_its_rank(capfd):
+    def speak(world):
+        print("from python")
+        print("from stderr", file=sys.stderr)
+        os.system("echo from a child")
+
+    local.launch(speak, num_proc=2, config=QUICK)
+    printed = capfd.readouterr().out.splitlines()
+    for rank in (0, 1):
+        for words in ("from python", "from stderr", "from a child"):
+            assert f"[rank {rank}] {words}" in printed
+
+
+def test_events_reach_the_driver_with_their_rank():
+    events = []
+    local.launch(
+        lambda world: observe.emit("loss", value=world.rank * 0.5), num_proc=2, config=QUICK, on_event=events.append
+    )
+    assert sorted((event["kind"], event["rank"], event["value"]) for event in events) == [
+        ("loss", 0, 0.0),
+        ("loss", 1, 0.5),
+    ]
+
+
+def test_the_failing_rank_is_named_with_its_traceback_and_lines():
+    def fail(world):
+        import time
+
+        if world.rank == 1:
+            print("the last words")
+            raise ValueError("no good")
+        time.sleep(60)
+
+    with pytest.raises(RankFailedError, match="ValueError: no good") as caught:
+        local.launch(fail, num_proc=2, config=QUICK)
+    assert caught.value.rank == 1
+    assert "in fail" in caught.value.rank_traceback
+    assert caught.value.log_tail[-1] == "the last words"
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before

@@ -1,0 +1,331 @@
+"""Models go out and come back: equal to the bit, without code, and never silently wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.errors import BundleError, ConflictError, IntegrityError
+from sparkdl.models.bundle import Signature, TensorField, load_bundle, read_bundle, save_bundle
+
+SIGNATURE = Signature(
+    inputs=(TensorField(name="x", shape=(4,), columns=("a", "b", "c", "d")),),
+    outputs=(TensorField(name="y", shape=()),),
+    labels=("target",),
+)
+
+
+def tied():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+def shared():
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+def images(model):
+    return model, torch.randn(2, 3, 8, 8)
+
+
+STRUCTURES = {
+    "mlp": lambda: (
+        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.3), nn.Linear(8, 1, bias=False)),
+        torch.randn(3, 4),
+    ),
+    "cnn": lambda: images(
+        nn.Sequential(
+            nn.Conv2d(3, 4, (3, 5), stride=2, padding="valid", groups=1, bias=False),
+            nn.BatchNorm2d(4, eps=1e-3, momentum=None),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.AdaptiveAvgPool2d((1, 1)),
+            nn.Flatten(),
+            nn.Linear(4, 2),
+            nn.LogSoftmax(dim=-1),
+        )
+    ),
+    "channels_last": lambda: images(nn.Sequential(nn.Conv2d(3, 8, 3)).to(memory_format=torch.channels_last)),
+    "tied": lambda: (tied(), torch.arange(5)),
+    "shared": lambda: (shared(), torch.randn(3, 4)),
+    "lstm": lambda: (nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True), torch.randn(2, 5, 4)),
+    "gru": lambda: (nn.GRU(4, 6), torch.randn(2, 5, 4)),
+    "rnn": lambda: (nn.RNN(4, 6, nonlinearity="relu"), torch.randn(2, 5, 4)),
+    "transformer": lambda: (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True), 2, nn.LayerNorm(8)),
+        torch.randn(2, 5, 8),
+    ),
+    "bf16": lambda: (nn.Sequential(nn.Linear(4, 8), nn.ReLU()).bfloat16(), torch.randn(3, 4).bfloat16()),
+    "fp16": lambda: (nn.Sequential(nn.Linear(4, 8)).half(), torch.randn(3, 4).half()),
+    "fp64": lambda: (nn.Sequential(nn.Linear(4, 8)).double(), torch.randn(3, 4).double()),
+    "padding_idx": lambda: (nn.Sequential(nn.Embedding(9, 3, padding_idx=0), nn.Flatten(0)), torch.arange(9)),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_torch_own_layers_come_back_bit_for_bit(name, tmp_path):
+    torch.manual_seed(1)
+    model, example = STRUCTURES[name]()
+    model.eval()
+    info = save_bundle(model, str(tmp_path / "b"), signature=SIGNATURE, example=example)
+    assert info.model["kind"] == "structure"
+    assert sorted(os.listdir(tmp_path / "b")) == ["bundle.json", "weights.safetensors"]
+    state = torch.random.get_rng_state()
+    bundle = load_bundle(str(tmp_path / "b"), expected_hash=info.content_hash)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert bundle.signature == SIGNATURE
+    assert not bundle.model.training
+    assert repr(bundle.model) == repr(model)
+    with torch.inference_mode():
+        for ours, theirs in zip(_flat(bundle.model(example)), _flat(model(example)), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+
+
+def _flat(value):
+    return [value] if isinstance(value, torch.Tensor) else [leaf for item in value for leaf in _flat(item)]
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
+    save_bundle(tied(), str(tmp_path / "b"))
+    assert (tmp_path / "b" / "weights.safetensors").stat().st_size < 2 * 160
+    model = load_bundle(str(tmp_path / "b")).model
+    assert model[0].weight is model[1].weight
+    again = load_bundle(str(save_and_get(shared(), tmp_path / "c"))).model
+    assert again[0] is again[2]
+
+
+def save_and_get(model, path, **more):
+    save_bundle(model, str(path), **more)
+    return path
+
+
+def test_equal_models_have_equal_hashes(tmp_path):
+    torch.manual_seed(3)
+    model = nn.Linear(3, 2)
+    one = save_bundle(model, str(tmp_path / "a"), signature=SIGNATURE)
+    two = save_bundle(model, str(tmp_path / "b"), signature=SIGNATURE)
+    assert one.content_hash == two.content_hash
+    assert save_bundle(nn.Linear(3, 2), str(tmp_path / "c"), signature=SIGNATURE).content_hash != one.content_hash
+
+
+OWN = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, width, depth=1, scale=1.0):
+            super().__init__()
+            self.width, self.depth = width, depth
+            self.factor = scale
+            self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x * self.factor
+
+    class Knows(Net):
+        def bundle_arguments(self):
+            return {"width": self.width, "depth": self.depth, "scale": self.factor}
+
+    def make(width) -> Net:
+        return Net(width, depth=2)
+
+    def unannotated(width):
+        return Net(width)
+
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("shift", torch.zeros(2), persistent=False)
+        def forward(self, x):
+            return x + self.shift
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_models_for_bundle.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import own_models_for_bundle
+
+    yield own_models_for_bundle
+    sys.modules.pop("own_models_for_bundle", None)
+
+
+def test_a_class_of_ones_own_is_rebuilt_by_its_path(own, tmp_path):
+    model = own.Net(3, depth=2, scale=2.0)
+    x = torch.randn(5, 3)
+    save_bundle(
+        model, str(tmp_path / "b"), factory=own.Net, arguments={"width": 3, "depth": 2, "scale": 2.0}, example=x
+    )
+    assert torch.equal(load_bundle(str(tmp_path / "b")).model(x), model(x))
+    save_bundle(own.Knows(3, 2, 4.0), str(tmp_path / "k"), example=x)
+    assert load_bundle(str(tmp_path / "k")).model.factor == 4.0
+    save_bundle(own.make(3), str(tmp_path / "f"), factory="own_models_for_bundle:make", arguments={"width": 3})
+    assert len(load_bundle(str(tmp_path / "f")).model.layers) == 2
+
+
+def test_arguments_read_from_attributes_count_only_if_the_outputs_agree(own, tmp_path):
+    x = torch.randn(5, 3)
+    save_bundle(own.Net(3, 2), str(tmp_path / "a"), example=x)  # scale has its default, so it is not missed
+    assert load_bundle(str(tmp_path / "a")).info.model["arguments"] == {"width": 3, "depth": 2}
+    with pytest.raises(BundleError, match=r"answers the example differently.*factory="):
+        save_bundle(own.Net(3, 2, scale=3.0), str(tmp_path / "b"), example=x)
+    with pytest.raises(BundleError, match="factory="):
+        save_bundle(own.Net(3, 2), str(tmp_path / "c"))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != "__pycache__") == ["a"]
+
+
+def test_wrong_arguments_are_refused_when_saving(own, tmp_path):
+    with pytest.raises(BundleError, match="shape"):
+        save_bundle(own.Net(3), str(tmp_path / "a"), factory=own.Net, arguments={"width": 4})
+    with pytest.raises(BundleError, match="fails with the arguments"):
+        save_bundle(own.Net(3), str(tmp_path / "a"), factory=own.Net, arguments={"depth": 4})
+    with pytest.raises(BundleError, match="JSON"):
+        save_bundle(own.Net(3), str(tmp_path / "a"), factory=own.Net, arguments={"width": torch.ones(1)})
+    assert not (tmp_path / "a").exists()
+
+
+def test_tensors_outside_the_state_must_be_the_same_after_rebuilding(own, tmp_path):
+    model = own.Hidden()
+    save_bundle(model, str(tmp_path / "a"), factory=own.Hidden)
+    model.shift.fill_(2.0)
+    with pytest.raises(BundleError, match="'shift' outside its state_dict"):
+        save_bundle(model, str(tmp_path / "b"), factory=own.Hidden)
+
+
+def test_behaviour_that_a_class_does_not_have_is_refused(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_forward_hook(lambda module, inputs, output: output + 1)
+    with pytest.raises(BundleError, match="_forward_hooks"):
+        save_bundle(model, str(tmp_path / "a"))
+
+
+def test_a_local_class_needs_the_pickle_opt_in_on_both_sides(tmp_path):
+    class Local(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    with pytest.raises(BundleError, match="allow_pickle"):
+        save_bundle(Local(), str(tmp_path / "a"))
+    save_bundle(Local(), str(tmp_path / "a"), allow_pickle=True)
+    with pytest.raises(BundleError, match="allow_pickle=True"):
+        load_bundle(str(tmp_path / "a"))
+    assert load_bundle(str(tmp_path / "a"), allow_pickle=True).model(torch.ones(1)).item() == 2
+    (tmp_path / "a" / "model.pkl").write_bytes(b"cos\nsystem\n(S'touch /tmp/never'\ntR.")
+    with pytest.raises(IntegrityError):
+        load_bundle(str(tmp_path / "a"), allow_pickle=True)
+
+
+@pytest.mark.parametrize("target", ["os:system", "torch.jit:load", "torch.hub:load", "subprocess:Popen", "torch:load"])
+def test_a_crafted_bundle_cannot_call_what_makes_no_model(target, tmp_path):
+    save_bundle(nn.Linear(1, 1), str(tmp_path / "a"))
+    rewrite(tmp_path / "a", {"kind": "import", "target": target, "arguments": {"command": "true"}})
+    with pytest.raises(BundleError, match="neither a torch"):
+        load_bundle(str(tmp_path / "a"))
+
+
+def rewrite(folder, model):
+    """Change the recipe as an attacker would, with a hash that fits."""
+    from sparkdl.models.folder import content_hash_of
+
+    document = json.loads((folder / "bundle.json").read_text())
+    document["model"] = {**document["model"], **model}
+    document["content_hash"] = content_hash_of(document)
+    (folder / "bundle.json").write_text(json.dumps(document))
+
+
+def test_a_function_is_called_if_annotated_or_trusted(own, tmp_path):
+    path = str(save_and_get(own.make(3), tmp_path / "a", factory=own.make, arguments={"width": 3}))
+    assert load_bundle(path).model.width == 3
+    with pytest.raises(BundleError, match="annotate it"):
+        save_bundle(own.unannotated(3), str(tmp_path / "b"), factory=own.unannotated, arguments={"width": 3})
+    rewrite(tmp_path / "a", {"target": "own_models_for_bundle:unannotated", "arguments": {"width": 3}})
+    with pytest.raises(BundleError, match=r"trusted=\['own_models_for_bundle'\]"):
+        load_bundle(path)
+    with pytest.raises(BundleError, match="shape"):  # trusted, called, and found not to fit
+        load_bundle(path, trusted=["own_models_for_bundle"])
+
+
+def test_a_missing_module_is_named_with_the_remedy(own, tmp_path, monkeypatch):
+    save_bundle(own.Net(3), str(tmp_path / "a"), factory=own.Net, arguments={"width": 3})
+    monkeypatch.delitem(sys.modules, "own_models_for_bundle")
+    (tmp_path / "own_models_for_bundle.py").unlink()
+    with pytest.raises(BundleError, match=r"needs the module own_models_for_bundle.*install it where"):
+        load_bundle(str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "bundle.json"])
+def test_every_altered_file_is_found(name, tmp_path):
+    save_bundle(nn.Linear(3, 2), str(tmp_path / "a"), signature=SIGNATURE)
+    path = tmp_path / "a" / name
+    whole = path.read_bytes()
+    for position in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        with pytest.raises((IntegrityError, BundleError)):
+            load_bundle(str(tmp_path / "a"))
+    path.write_bytes(whole[:-1])
+    with pytest.raises(IntegrityError):
+        load_bundle(str(tmp_path / "a"))
+    path.write_bytes(whole)
+    load_bundle(str(tmp_path / "a"))
+    with pytest.raises(IntegrityError, match="was expected"):
+        load_bundle(str(tmp_path / "a"), expected_hash="0" * 64)
+
+
+def test_nothing_is_overwritten_and_nothing_is_half_there(tmp_path):
+    save_bundle(nn.Linear(3, 2), str(tmp_path / "a"))
+    before = read_bundle(str(tmp_path / "a")).content_hash
+    with pytest.raises(ConflictError):
+        save_bundle(nn.Linear(3, 2), str(tmp_path / "a"))
+    assert read_bundle(str(tmp_path / "a")).content_hash == before
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "other").write_text("mine")
+    with pytest.raises(ConflictError):
+        save_bundle(nn.Linear(3, 2), str(tmp_path / "b"))
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    with pytest.raises(BundleError, match="holds no bundle"):
+        read_bundle(str(tmp_path / "b"))
+
+
+def test_a_bundle_loads_in_a_fresh_process(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 2), nn.Tanh())
+    save_bundle(model, str(tmp_path / "a"), preprocessing={"mean": [1.5]})
+    code = (
+        "import sys, torch; from sparkdl.models.bundle import load_bundle\n"
+        "b = load_bundle(sys.argv[1]); print(b.model(torch.ones(1, 4)).tolist(), b.info.preprocessing['mean'])\n"
+        "assert 'pyspark' not in sys.modules"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == f"{model(torch.ones(1, 4)).tolist()} [1.5]"
+
+
+def test_a_bundle_lies_on_a_remote_store_too(tmp_path):
+    import fsspec
+
+    model = nn.Linear(4, 2)
+    info = save_bundle(model, "memory://models/m", signature=SIGNATURE)
+    assert "bundle.json" in str(fsspec.filesystem("memory").ls("/models/m", detail=False))
+    for _ in range(2):  # the second time from the local copy
+        bundle = load_bundle("memory://models/m", expected_hash=info.content_hash)
+        assert torch.equal(bundle.model.weight, model.weight)
+
+
+def test_loaded_weights_can_be_trained_without_touching_the_file(tmp_path):
+    save_bundle(nn.Linear(4, 2), str(tmp_path / "a"))
+    model = load_bundle(str(tmp_path / "a")).model
+    before = (tmp_path / "a" / "weights.safetensors").read_bytes()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert (tmp_path / "a" / "weights.safetensors").read_bytes() == before
+    load_bundle(str(tmp_path / "a"))

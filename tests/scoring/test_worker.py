@@ -1,0 +1,109 @@
+"""The worker's part of scoring, without Spark."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sparkdl.config import ScoreConfig
+from sparkdl.errors import ConfigError
+from sparkdl.models.bundle import Signature, TensorField
+from sparkdl.scoring import models
+from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer, cut, joined
+
+
+def numbered(sizes):
+    numbers = iter(range(sum(sizes)))
+    return [
+        pa.RecordBatch.from_pydict({"x": pa.array([next(numbers) for _ in range(size)], pa.int64())}) for size in sizes
+    ]
+
+
+def rows_of(batches):
+    return [value for batch in batches for value in batch.column("x").to_pylist()]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 12))
+def test_joining_keeps_every_row_in_order_and_leaves_no_two_that_fit_together(sizes, rows):
+    out = list(joined(iter(numbered(sizes)), rows))
+    assert rows_of(out) == list(range(sum(sizes)))
+    assert all(one.num_rows + two.num_rows > rows for one, two in pairwise(out))
+    assert all(0 < batch.num_rows <= max(rows, *sizes) for batch in out)
+
+
+@given(st.integers(1, 50), st.integers(1, 12))
+def test_cutting_keeps_every_row_in_order_in_even_pieces(size, rows):
+    pieces = cut(numbered([size])[0], rows)
+    assert rows_of(pieces) == list(range(size))
+    assert len(pieces) <= -(-size // rows)
+    assert all(0 < piece.num_rows <= rows for piece in pieces)
+
+
+class Counted:
+    """A source that counts how often it is asked."""
+
+    key = "counted"
+
+    def __init__(self):
+        self.loads = 0
+
+    def load(self, device):
+        self.loads += 1
+        return nn.ReLU(inplace=True)
+
+
+@pytest.fixture
+def scorer(monkeypatch):
+    monkeypatch.setattr(models, "_models", type(models._models)())
+    field = TensorField(name="x", shape=(2,), columns=("a", "b"))
+    signature = Signature(inputs=(field,), outputs=(TensorField(name="y", shape=(2,)),))
+    plan = InputPlan(field, (Part("pack", None, ("a", "b")),))
+    return Scorer(
+        source=Counted(),
+        signature=signature,
+        inputs=(plan,),
+        columns=("y",),
+        kept=(Kept("b", "pack", 1), Kept("pack", "pack")),
+        config=ScoreConfig(batch_rows=2, device="cpu", threads=1),
+    )
+
+
+def pack(rows):
+    return pa.RecordBatch.from_pydict({"pack": pa.array(rows, pa.list_(pa.float32()))})
+
+
+def test_a_model_that_writes_into_its_input_does_not_change_what_is_kept(scorer):
+    out = list(scorer(iter([pack([[-1.0, 2.0], [3.0, -4.0]])])))
+    assert out[0].column("pack").to_pylist() == [[-1.0, 2.0], [3.0, -4.0]]
+    assert out[0].column("b").to_pylist() == [2.0, -4.0]
+    assert out[0].column("y").to_pylist() == [[0.0, 2.0], [3.0, 0.0]]
+
+
+def test_the_model_is_loaded_once_a_process_and_not_at_all_without_rows(scorer):
+    assert list(scorer(iter([]))) == []
+    assert scorer.source.loads == 0
+    for _ in range(3):
+        assert sum(batch.num_rows for batch in scorer(iter([pack([[1.0, 1.0]] * 5)]))) == 5
+    assert scorer.source.loads == 1
+
+
+def test_threads_are_those_asked_for(scorer):
+    before = torch.get_num_threads()
+    try:
+        list(scorer(iter([pack([[1.0, 1.0]])])))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_settings_are_checked():
+    for wrong in ({"batch_rows": 0}, {"nulls": "drop"}, {"threads": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            ScoreConfig(**wrong)

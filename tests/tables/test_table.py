@@ -1,0 +1,261 @@
+"""Small tables, optimistic commits, refusals and sweeping, without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import date, timedelta
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
+from sparkdl.tables.delta import check_readable, check_writable, delta_schema
+from sparkdl.tables.parquet import WriteTask, partition_text, split, statistics
+from sparkdl.tables.table import AppTransaction, Table
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Table(str(tmp_path / "a table"))
+
+
+def numbers(*values):
+    return pa.table({"x": pa.array(values, pa.int64()), "day": pa.array(["d"] * len(values))})
+
+
+def test_rows_go_in_and_come_out_at_every_version(table):
+    assert not table.exists()
+    assert table.transaction_version("app") is None
+    assert [table.append(numbers(1)), table.append(numbers(2, 3))] == [0, 1]
+    assert sorted(table.rows(["x"]).column("x").to_pylist()) == [1, 2, 3]
+    assert table.rows(where="x > 2")["x"].to_pylist() == [3]
+    assert table.rows(version=0)["x"].to_pylist() == [1]
+    assert table.version() == 1
+    assert table.columns() == ["x", "day"]
+    assert [entry["version"] for entry in table.history()] == [1, 0]
+
+
+def test_what_is_not_there_is_said(table):
+    for ask in (table.version, table.rows, table.history, table.sweep):
+        with pytest.raises(StorageError, match="no Delta table"):
+            ask()
+    table.append(numbers(1))
+    with pytest.raises(StorageError, match=r"version 7 .* newest is 0"):
+        table.rows(version=7)
+    with pytest.raises(StorageError, match="predicate"):
+        table.rows(where="nothing = 1")
+
+
+def test_merge_updates_and_inserts(table):
+    table.append(pa.table({"k": [1, 2], "v": ["a", "b"]}))
+    table.merge(pa.table({"k": [2, 3], "v": ["B", "C"]}), on=["k"])
+    assert sorted(table.rows().to_pylist(), key=lambda row: row["k"]) == [
+        {"k": 1, "v": "a"},
+        {"k": 2, "v": "B"},
+        {"k": 3, "v": "C"},
+    ]
+
+
+def test_an_append_made_for_another_version_is_refused(table):
+    table.append(numbers(1), expected_version=-1)
+    with pytest.raises(ConflictError, match="at version 0, this commit was made for -1"):
+        table.append(numbers(1), expected_version=-1)
+    assert table.append(numbers(2), expected_version=0) == 1
+
+
+def test_the_same_transaction_appends_once(table):
+    for _ in range(3):
+        table.append(numbers(1), transaction=AppTransaction(application="app", version=4))
+    table.append(numbers(1), transaction=AppTransaction(application="app", version=3))
+    assert table.rows().num_rows == 1
+    assert table.transaction_version("app") == 4
+
+
+def test_other_columns_are_refused_by_name(table):
+    table.append(numbers(1))
+    with pytest.raises(SchemaError, match=r"'x' has the type string.*it is long"):
+        table.append(pa.table({"x": ["a"], "day": ["d"]}))
+    with pytest.raises(SchemaError, match=r"'day' .* is missing"):
+        table.append(pa.table({"x": [1]}))
+    assert table.version() == 0
+
+
+def test_appends_from_many_threads_are_all_there(table):
+    def work(start):
+        for i in range(5):
+            table.append(numbers(start + i))
+
+    threads = [threading.Thread(target=work, args=(10 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert table.rows().num_rows == 20
+    assert table.version() == 19
+    table.compact()
+    assert sorted(table.rows()["x"].to_pylist()) == sorted(10 * n + i for n in range(4) for i in range(5))
+
+
+def test_reading_lets_the_interpreter_end_in_peace(table):
+    table.append(numbers(*range(1000)))
+    code = "import sys; from sparkdl.tables.table import Table; print(Table(sys.argv[1]).rows().num_rows)"
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code, table.uri], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.strip()) == (0, "1000"), done.stderr
+
+
+def test_files_of_a_writer_that_died_are_swept_and_no_others(table, tmp_path):
+    table.append(numbers(1))
+    dead = WriteTask(uri=table.uri, options=None, write_id="dead", partition_by=())
+    rows = dead.write(iter(numbers(7, 8).to_batches()))
+    assert rows[0].rows == 2
+    assert table.rows()["x"].to_pylist() == [1]
+    assert table.sweep() == []  # it may still be running
+    (tmp_path / "a table" / "notes.txt").write_text("mine")
+    assert [path.rsplit("/", 1)[-1] for path in table.sweep(timedelta(seconds=-1))] == [rows[0].path]
+    assert table.rows()["x"].to_pylist() == [1]
+    assert (tmp_path / "a table" / "notes.txt").exists()
+
+
+def test_sweeping_spares_what_an_older_version_names(table):
+    table.append(numbers(1))
+    table.append(numbers(2))
+    table.compact()
+    assert table.sweep(timedelta(seconds=-1)) == []
+    assert table.rows(version=0)["x"].to_pylist() == [1]
+
+
+def test_a_task_that_fails_removes_its_files(table, tmp_path):
+    def batches():
+        yield from numbers(1, 2).to_batches()
+        raise OSError(28, "No space left on device")
+
+    task = WriteTask(uri=table.uri, options=None, write_id="w", partition_by=("day",))
+    with pytest.raises(OSError, match="No space"):
+        task.write(batches())
+    assert list(tmp_path.rglob("*.parquet")) == []
+    with pytest.raises(ConfigError, match="compression"):
+        WriteTask(uri=table.uri, options=None, write_id="w", compression="rar")
+
+
+def test_large_files_are_cut_and_many_partitions_do_not_stay_open(table, tmp_path):
+    days = pa.array([f"d{i % 50}" for i in range(500)])
+    batch = pa.RecordBatch.from_pydict({"x": pa.array(range(500)), "day": days})
+    task = WriteTask(uri=table.uri, options=None, write_id="w", partition_by=("day",))
+    rows = task.write(iter([batch, batch]))
+    assert sum(row.rows for row in rows) == 1000
+    assert len({row.partition for row in rows}) == 50
+    assert all(os.path.getsize(f"{table.uri}/{row.path}") == row.bytes for row in rows)
+    small = WriteTask(uri=table.uri, options=None, write_id="v", file_bytes=1)
+    big = pa.RecordBatch.from_pydict({"x": pa.array(range(200_000))})
+    assert len(small.write(iter([big, big, big]))) == 3
+
+
+def test_a_batch_is_split_by_every_combination_of_partition_values():
+    batch = pa.RecordBatch.from_pydict(
+        {"a": [1, 1, None, 2, None], "b": ["x", "y", "x", "x", "x"], "v": [0, 1, 2, 3, 4]}
+    )
+    parts = {values: part.column("v").to_pylist() for values, part in split(batch, ("a", "b"))}
+    assert parts == {("1", "x"): [0], ("1", "y"): [1], (None, "x"): [2, 4], ("2", "x"): [3]}
+
+
+def test_partition_values_are_spelled_as_delta_does():
+    values = [None, "", "a", True, 3, date(2024, 1, 2)]
+    assert [partition_text(value) for value in values] == [None, None, "a", "true", "3", "2024-01-02"]
+
+
+def test_statistics_hold_bounds_of_ordered_columns_and_none_of_floats(tmp_path):
+    rows = pa.table(
+        {"i": [3, None, 1], "f": [1.0, float("nan"), 2.0], "s": ["b" * 40, "a", None], "n": [[1], [2], None]}
+    )
+    path = tmp_path / "f.parquet"
+    pq.write_table(rows, path)
+    found = statistics(pq.read_metadata(path), rows.schema)
+    assert found["numRecords"] == 3
+    assert found["minValues"] == {"i": 1, "s": "a"}
+    assert found["maxValues"]["i"] == 3
+    assert found["maxValues"]["s"] > "b" * 40
+    assert {name: found["nullCount"][name] for name in "ifs"} == {"i": 1, "f": 0, "s": 1}
+
+
+def commit(table, version, *actions):
+    path = os.path.join(table.uri, "_delta_log", f"{version:020d}.json")
+    with open(path, "w") as file:
+        file.write("\n".join(json.dumps(action) for action in actions))
+
+
+def edited(table, change):
+    """The table's metadata action with a change, as another engine would commit it."""
+    with open(os.path.join(table.uri, "_delta_log", f"{0:020d}.json")) as file:
+        actions = [json.loads(line) for line in file]
+    metadata = next(action for action in actions if "metaData" in action)
+    change(metadata["metaData"])
+    return metadata
+
+
+def test_a_table_that_maps_columns_is_not_read(table):
+    table.append(numbers(1))
+    protocol = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}
+
+    def change(metadata):
+        metadata["configuration"] = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
+        schema = json.loads(metadata["schemaString"])
+        for number, field in enumerate(schema["fields"], 1):
+            field["metadata"] = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+        metadata["schemaString"] = json.dumps(schema)
+
+    commit(table, 1, protocol, edited(table, change))
+    with pytest.raises(StorageError, match="columnMapping"):
+        check_readable(table._open(), table.uri)
+
+
+def test_a_table_with_deletion_vectors_is_not_read_as_files(table):
+    table.append(numbers(*range(40)))
+    features = ["deletionVectors"]
+    protocol = {
+        "protocol": {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": features,
+            "writerFeatures": features,
+        }
+    }
+    commit(table, 1, protocol)
+    check_readable(table._open(), table.uri)  # the feature alone hides no row
+    with open(os.path.join(table.uri, "_delta_log", f"{0:020d}.json")) as file:
+        add = next(action["add"] for action in map(json.loads, file) if "add" in action)
+    vector = {
+        "storageType": "i",
+        "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
+        "sizeInBytes": 44,
+        "cardinality": 6,  # rows 3, 4, 7, 11, 18 and 29: the example of the Delta protocol
+    }
+    remove = {"remove": {"path": add["path"], "deletionTimestamp": int(time.time() * 1000), "dataChange": True}}
+    commit(table, 2, remove, {"add": {**add, "deletionVector": vector}})
+    with pytest.raises(StorageError, match=r"deletion vectors.*PURGE"):
+        check_readable(table._open(), table.uri)
+
+
+@pytest.mark.parametrize("setting", [{"delta.constraints.positive": "x > 0"}, {"delta.enableChangeDataFeed": "true"}])
+def test_a_table_whose_promises_plain_files_would_break_is_not_written(table, setting):
+    table.append(numbers(1))
+    protocol = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}
+    commit(table, 1, protocol, edited(table, lambda metadata: metadata.update(configuration=setting)))
+    check_readable(table._open(), table.uri)
+    with pytest.raises(StorageError, match=next(iter(setting))):
+        check_writable(table._open(), table.uri)
+    with pytest.raises(StorageError, match="own engine"):
+        table.append(numbers(2))
+
+
+def test_types_that_delta_cannot_hold_are_refused_by_name():
+    for kind in ("interval day to second", "variant", "void"):
+        spark = {"type": "struct", "fields": [{"name": "c", "type": kind, "nullable": True, "metadata": {}}]}
+        with pytest.raises(SchemaError, match="column 'c'"):
+            delta_schema(json.dumps(spark))

@@ -1,0 +1,63 @@
+"""What a run tells: TensorBoard files that TensorBoard reads."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from train_helpers import Interrupted, RaiseAt
+
+from sparkdl.config import CheckpointConfig
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
+
+
+def read(folder):
+    """``(step, value)`` pairs by tag, as TensorBoard shows them."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder), size_guidance={reader.SCALARS: 0})
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_reads_every_step_and_epoch_once_even_of_a_resumed_run(task, train, source, tmp_path):
+    settings = {"epochs": 3, "max_grad_norm": 1.0, "window_steps": 2, "tensorboard_dir": str(tmp_path / "events")}
+    parts = {"optimizer": functools.partial(torch.optim.SGD, lr=0.05), "metrics": {"mae": torch.nn.L1Loss()}}
+    kept = CheckpointConfig(uri=str(tmp_path / "run"), every_steps=5)
+    with pytest.raises(Interrupted):  # steps 11 and before are written, step 10 is the last that is saved
+        train(task(**parts), source(), source(), checkpoints=Checkpointer(kept), callbacks=[RaiseAt(11)], **settings)
+    result = train(task(**parts), source(), source(), checkpoints=Checkpointer(kept), **settings)
+    assert result.resumed_step == 10
+
+    shown = read(tmp_path / "events")
+    assert set(shown) == {
+        *("step/loss", "step/lr", "step/grad_norm", "epoch/loss", "epoch/mae", "epoch/val_loss", "epoch/val_mae"),
+        *("epoch/lr", "epoch/seconds", "epoch/rows"),
+    }
+    for name in ("loss", "lr", "grad_norm"):
+        assert [step for step, _ in shown[f"step/{name}"]] == list(range(1, 22))
+        assert [value for _, value in shown[f"step/{name}"]] == pytest.approx(list(result.history.steps[name]))
+    for name in ("loss", "val_loss", "val_mae"):
+        wanted = [(row["step"], pytest.approx(row[name])) for row in result.history.epochs]
+        assert shown[f"epoch/{name}"] == wanted
+
+
+def test_progress_is_told_once_an_interval_and_at_the_end_of_the_epoch(task, train, source, events):
+    train(task(), source(1), epochs=1, steps_per_epoch=100, progress_seconds=1000)
+    assert [event["step"] for event in events if event["kind"] == "progress"] == [1, 100]
+
+
+def test_progress_tells_steps_loss_rate_of_rows_and_time_left(task, train, source, events):
+    result = train(task(), source(), epochs=2, progress_seconds=0, window_steps=1)
+    told = [event for event in events if event["kind"] == "progress"]
+    halfway, last = next(event for event in told if event["step"] == 7), told[-1]
+    assert (halfway["epoch"], halfway["batch"], halfway["batches"], halfway["rows"]) == (0, 7, 7, 103)
+    assert (last["epoch"], last["epochs"], last["step"], last["rows"], last["eta_seconds"]) == (1, 2, 14, 206, 0.0)
+    assert halfway["rows_per_second"] > 0
+    assert halfway["eta_seconds"] > 0
+    assert last["loss"] == pytest.approx(result.history.steps["loss"][-1])
+
+
+def test_every_step_is_told_where_no_interval_is_wanted(task, train, source, events):
+    train(task(), source(), epochs=1, progress_seconds=0)
+    assert [event["step"] for event in events if event["kind"] == "progress"] == [1, 2, 3, 4, 5, 6, 7, 7]
