@@ -345,8 +345,6 @@ class ScoreConfig:
         vectors: give floating-point outputs of shape (k,) as Spark ML vectors instead of arrays.
         device: ``"auto"`` takes the GPU that Spark granted the task, or the only one there is; else torch's name.
         threads: intra-op threads of a task; None takes ``spark.task.cpus``.
-        read_files: where the DataFrame is nothing but Parquet files on a filesystem that all workers mount, let these
-            read them without Spark, which takes half the time; False lets Spark read them.
     """
 
     batch_rows: int = 4096
@@ -354,7 +352,6 @@ class ScoreConfig:
     vectors: bool = False
     device: str = "auto"
     threads: int | None = None
-    read_files: bool = True
 
     def __post_init__(self) -> None:
         require(self.batch_rows >= 1, f"batch_rows={self.batch_rows} is below 1: give the rows of one batch, e.g. 4096")

@@ -35,7 +35,6 @@ PYSPARK = {
     "launch.driver.barrier",
     "launch.daemon",
     "launch.rank.resources",
-    "scoring.scan",
     "scoring.score",
     "tables.table",
 } | DRIVER_SIDE

@@ -5,8 +5,7 @@ schema known up front; batch or streaming, classic or Spark Connect.
 
 Most of the cost of scoring is moving columns between the JVM and Python, so scalar feature columns of one type travel
 as one array column: Python sees a ready ``(rows, n)`` matrix. Those of them that the caller keeps go back as plain
-columns, which Spark reads faster than it takes an array apart. Where the DataFrame is nothing but Parquet files, no
-column needs to travel: the workers read the files (``scan.py``).
+columns, which Spark reads faster than it takes an array apart.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
 from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource
-from sparkdl.scoring.scan import parquet_tasks
-from sparkdl.scoring.worker import FileScorer, InputPlan, Kept, Part, Scorer
+from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer
 from sparkdl.storage import sha256_hex
 
 if TYPE_CHECKING:
@@ -77,8 +75,7 @@ def score(
         allow_pickle: accept a bundle that holds a pickle.
 
     Returns:
-        ``keep`` and the predictions, in the order of the rows of each partition; where workers read the files
-        themselves, partitions are cut along row groups.
+        ``keep`` and the predictions, in the order of the rows of each partition.
 
     Raises:
         SchemaError: a column is missing, has a type that no tensor can hold, or a new name is taken.
@@ -93,10 +90,6 @@ def score(
     names = _output_names(signature, output_columns)
     kept = _kept(frame, keep, names)
     transport = _Transport.of(frame.schema, signature, kept)
-    needed = list(dict.fromkeys([*signature.columns, *kept]))
-    tasks = parquet_tasks(frame, needed) if config.read_files else None
-    if tasks is not None:
-        transport = _Transport.of_files(signature, kept)
     scorer = Scorer(
         source=source,
         signature=signature,
@@ -110,9 +103,6 @@ def score(
         for name, field in zip(names, signature.outputs, strict=True)
     ]
     schema = T.StructType([frame.schema[name] for name in kept] + outputs)
-    if tasks is not None:
-        numbers = frame.sparkSession.range(0, len(tasks), 1, len(tasks))
-        return numbers.mapInArrow(FileScorer(tuple(tasks), scorer), schema)
     return frame.select(*transport.select).mapInArrow(scorer, schema)
 
 
@@ -201,13 +191,6 @@ class _Transport:
         returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, called[name]) for name in kept)
         plans = tuple(_input_plan(field, signature, where, packs, called) for field in signature.inputs)
         return cls(select=select, inputs=plans, kept=returned)
-
-    @classmethod
-    def of_files(cls, signature: Signature, kept: Sequence[str]) -> _Transport:
-        """Plan for batches that a worker reads itself: every column is as it is in the file."""
-        called = {name: name for name in signature.columns}
-        plans = tuple(_input_plan(field, signature, {}, {}, called) for field in signature.inputs)
-        return cls(select=[], inputs=plans, kept=tuple(Kept(name, name) for name in kept))
 
 
 def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str, list[str]]:

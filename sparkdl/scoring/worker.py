@@ -24,9 +24,8 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, DataError, SchemaError
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.models import ModelSource, loaded, place
-from sparkdl.scoring.row_groups import PieceReader
 
-__all__ = ["FileScorer", "InputPlan", "Kept", "Part", "Scorer", "cut", "joined", "output_type"]
+__all__ = ["InputPlan", "Kept", "Part", "Scorer", "cut", "joined", "output_type"]
 
 Array = npt.NDArray[Any]
 
@@ -111,15 +110,11 @@ class Scorer:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Score what Spark sends; yield ``kept`` and the outputs of each batch."""
-        return self.scored(promptly(batches))
-
-    def scored(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Score the batches; yield ``kept`` and the outputs of each."""
         device, threads = place(self.config)
         torch.set_num_threads(threads)
         model: nn.Module | None = None
         names = [*(kept.name for kept in self.kept), *self.columns]
-        for batch in joined(batches, self.config.batch_rows):
+        for batch in joined(promptly(batches), self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
             answers = [self._score(model, piece, device) for piece in cut(batch, self.config.batch_rows)]
@@ -223,25 +218,6 @@ class Scorer:
             mask = None if holes is None else holes[:, kept.place]
             out.append(pa.array(turned[kept.column][kept.place], mask=mask))
         return out
-
-
-@dataclass(frozen=True)
-class FileScorer:
-    """The function of a scoring stage whose tasks read their rows from files.
-
-    Attributes:
-        tasks: what each reads; a row that Spark sends is the number of one.
-        scorer: scores them.
-    """
-
-    tasks: tuple[PieceReader, ...]
-    scorer: Scorer
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Score the tasks that Spark names."""
-        for batch in promptly(batches):
-            for number in batch.column(0).to_pylist():
-                yield from self.scorer.scored(self.tasks[number])
 
 
 def _converted(values: Array, dtype: str) -> torch.Tensor:

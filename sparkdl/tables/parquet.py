@@ -24,7 +24,7 @@ from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
 from sparkdl.tables.delta import storage_of
 
-__all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "HIVE_NULL", "FileRow", "WriteTask", "partition_text"]
+__all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "WriteTask", "partition_text"]
 
 FILE_ROW_DDL = "path string, bytes bigint, rows bigint, partition string, statistics string, modified bigint"
 FILE_ROW_SCHEMA = pa.schema(
@@ -42,7 +42,7 @@ _CODECS = ("snappy", "zstd", "lz4", "none")
 _ROW_GROUP_BYTES = 32 << 20
 _OPEN_FILES = 32
 _STATISTICS_COLUMNS = 32  # Delta's own default for the number of columns that get minima and maxima
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = {chr(code) for code in range(1, 32)} | set("\"#%'*/:=?\\{}[]^\x7f") | {" "}
 
 
@@ -80,7 +80,7 @@ def _directory(partition: Mapping[str, str | None]) -> str:
     """``day=2024-01-01/hour=3``, escaped as Hive and Spark do, so that Spark finds the values in the path again."""
     parts = []
     for name, value in partition.items():
-        text = HIVE_NULL if value is None else "".join(_escape(letter) for letter in value)
+        text = _HIVE_NULL if value is None else "".join(_escape(letter) for letter in value)
         parts.append("".join(_escape(letter) for letter in name) + "=" + text)
     return "/".join(parts)
 
