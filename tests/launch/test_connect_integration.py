@@ -17,7 +17,7 @@ import json, os, sys, time
 from pyspark.sql import SparkSession
 import numpy
 from sparkdl import observe
-from sparkdl.cluster import barrier
+from sparkdl.launch.driver import barrier
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import *
 from sparkdl.runner import run

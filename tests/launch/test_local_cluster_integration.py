@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import json, os
 from pyspark.sql import SparkSession
-from sparkdl.cluster import barrier
+from sparkdl.launch.driver import barrier
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import PreflightError, RankFailedError
 from sparkdl.runner import run

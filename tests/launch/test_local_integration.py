@@ -252,7 +252,7 @@ def test_ranks_leave_when_the_driver_is_killed(tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
         "import os, time\n"
-        "from sparkdl.cluster import local\n"
+        "from sparkdl.launch import local\n"
         "def stay(world):\n"
         "    print('pid', os.getpid())\n"
         "    while True:\n"

@@ -19,7 +19,7 @@ SCRIPT = """
 import json, os, sys
 from pyspark.sql import SparkSession
 from sparkdl.runner import run
-from sparkdl.cluster import barrier
+from sparkdl.launch.driver import barrier
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import PreflightError, RankFailedError
 

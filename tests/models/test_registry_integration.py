@@ -45,7 +45,7 @@ print(json.dumps(won))
 """
 KILLED = """
 import os, sys
-from sparkdl.lakehouse import registry as module
+from sparkdl.models import registry as module
 from sparkdl.models.registry import ModelRegistry
 module.ModelRegistry._commit = lambda *a: os._exit(9)  # the artifact is there, the event is not
 ModelRegistry(sys.argv[1]).publish("m", sys.argv[2])
