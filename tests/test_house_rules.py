@@ -17,7 +17,7 @@ BASE = LEAVES | {"storage", "observe", "compat"}
 
 # What a module of a room may import of ours besides its own room and BASE; a room not listed may import nothing more.
 ALLOWED = {
-    "columns": {"shards.manifest", "shards.blocks"},
+    "columns": set(),
     "documents": set(),
     "shards": {"columns", "documents"},
     "collective": set(),

@@ -16,15 +16,17 @@ import pyarrow.compute as pc
 
 from sparkdl.columns.layout import mask_name
 from sparkdl.columns.numpy_arrow import from_numpy, to_numpy
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import RunningStats, add_matrix
 from sparkdl.columns.types import UNKNOWN, is_vector
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.shards.blocks import Rows
-from sparkdl.shards.manifest import TensorSpec
 
-__all__ = ["Converter"]
+__all__ = ["Converter", "Rows"]
 
 Array = np.ndarray[Any, Any]
+
+Rows = dict[str, Any]
+"""By tensor: an (n, *shape) numpy array, or an Arrow array of n lists or byte strings."""
 
 
 class Converter:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import DTYPES, tensor_kind
 from sparkdl.config import require
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.shards.manifest import TensorSpec
 
 __all__ = ["NULL_POLICIES", "Layout", "mask_name", "plan_tensors", "with_dictionaries"]
 

@@ -15,12 +15,39 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.shards.manifest import ColumnStats
-
-__all__ = ["RunningStats", "add_matrix"]
+__all__ = ["ColumnStats", "RunningStats", "add_matrix"]
 
 _CACHED_ROWS = 1024
 """Rows of a matrix that are worked on at once: their float64 copy fits into a core's cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnStats:
+    """What one source column holds. Extremes and moments are over its finite, non-null elements, before any filling.
+
+    Attributes:
+        count: the finite elements; for arrays and vectors every element counts, for binary each row's length in bytes.
+        null_count: nulls (rows, and elements inside arrays).
+        nan_count: not-a-numbers.
+        inf_count: infinities of either sign.
+        min: smallest; None if ``count`` is 0. Exact for integers.
+        max: largest; None if ``count`` is 0.
+        mean: None if ``count`` is 0.
+        variance: of the population (divided by ``count``); None if ``count`` is 0.
+        min_length: elements of the shortest row of an array column, a null row having 0; None for other columns.
+        max_length: elements of the longest row of an array column.
+    """
+
+    count: int = 0
+    null_count: int = 0
+    nan_count: int = 0
+    inf_count: int = 0
+    min: float | int | None = None
+    max: float | int | None = None
+    mean: float | None = None
+    variance: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
 
 
 @dataclass(slots=True)

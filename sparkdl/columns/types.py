@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import SchemaError
-from sparkdl.shards.manifest import TensorSpec
 
 __all__ = ["DTYPES", "UNKNOWN", "Ragged", "arrow_schema", "is_vector", "tensor_arrays", "tensor_kind"]
 

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.columns.convert import Rows
 from sparkdl.columns.numpy_arrow import from_numpy, to_numpy
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import arrow_schema
 from sparkdl.config import ShardConfig
-from sparkdl.shards.manifest import TensorSpec
 
-__all__ = ["BlockCutter", "Rows", "permuted", "to_batch"]
-
-Rows = dict[str, Any]
-"""By tensor: an (n, *shape) numpy array, or an Arrow array of n lists or byte strings."""
+__all__ = ["BlockCutter", "permuted", "to_batch"]
 
 
 class BlockCutter:

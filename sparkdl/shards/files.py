@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from sparkdl.columns.convert import Converter
+from sparkdl.columns.convert import Converter, Rows
 from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import ShardConfig
 from sparkdl.errors import SchemaError, SparkdlError, StorageError
-from sparkdl.shards.blocks import BlockCutter, Rows, permuted, to_batch
+from sparkdl.shards.blocks import BlockCutter, permuted, to_batch
 from sparkdl.shards.key import content_key
-from sparkdl.shards.manifest import BlockInfo, Manifest, ShardInfo, Source, TensorSpec
+from sparkdl.shards.manifest import BlockInfo, Manifest, ShardInfo, Source
 from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage, storage_errors
 

@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.columns.layout import Layout
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import ShardConfig
-from sparkdl.shards.manifest import WRITER_VERSION, Source, TensorSpec
+from sparkdl.shards.manifest import WRITER_VERSION, Source
 from sparkdl.storage import sha256_hex
 
 __all__ = ["content_key"]

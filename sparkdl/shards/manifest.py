@@ -15,17 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkdl.columns.spec import TensorSpec
+from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import IntegrityError, SchemaError, StorageError
 from sparkdl.storage import Storage, xxh3_hex
 
 __all__ = [
     "BlockInfo",
-    "ColumnStats",
     "MANIFEST_NAME",
     "Manifest",
     "ShardInfo",
     "Source",
-    "TensorSpec",
     "WRITER_VERSION",
     "schema_hash",
     "shard_from_json",
@@ -69,80 +69,6 @@ class ShardInfo:
     rows: int
     bytes: int
     blocks: tuple[BlockInfo, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSpec:
-    """One tensor of every batch: a field of the shard files' Arrow schema, of the same name.
-
-    Attributes:
-        name: of the tensor and of the Arrow field.
-        dtype: numpy's name of an element (``"float32"``, ``"int64"``, ``"float16"``), ``"bool"`` (stored as one
-            uint8 an element), or ``"binary"`` for byte strings.
-        shape: shape of one row: ``()`` for a scalar, ``(40,)`` for packed columns or a vector, ``(3, 4)`` for a matrix;
-            for a ragged tensor the shape of one element of its variable dimension.
-        ragged: whether the length of the first dimension varies by row.
-        stored_as_list: the files hold a list of varying length although ``shape`` is fixed: that all rows are equally
-            long was only known when the last one was written.
-        columns: the source columns, in the order of the last dimension for packed ones.
-        role: ``"feature"``, ``"label"`` or ``"mask"``.
-        logical: what the numbers mean where the dtype does not say it: ``""``, ``"decimal"``, ``"date"`` (days since
-            1970), ``"timestamp"`` (microseconds since 1970, UTC), ``"timestamp_ntz"``, ``"string"`` (dictionary codes).
-        scale: digits after the point of a decimal: value = number / 10**scale.
-        nulls: what was done with nulls: ``"error"`` (there are none), ``"fill"`` or ``"mask"``.
-        fill: the values that stand for null, one a column.
-        mask_of: for a mask, the name of the tensor whose valid elements (rows, if ragged or binary) it marks with 1.
-        dictionary: for strings, the values in the order of their codes; empty otherwise.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...] = ()
-    ragged: bool = False
-    stored_as_list: bool = False
-    columns: tuple[str, ...] = ()
-    role: str = "feature"
-    logical: str = ""
-    scale: int = 0
-    nulls: str = "error"
-    fill: tuple[float, ...] = ()
-    mask_of: str | None = None
-    dictionary: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        object.__setattr__(self, "columns", tuple(self.columns))
-        object.__setattr__(self, "fill", tuple(self.fill))
-        object.__setattr__(self, "dictionary", tuple(self.dictionary))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnStats:
-    """What one source column holds. Extremes and moments are over its finite, non-null elements, before any filling.
-
-    Attributes:
-        count: the finite elements; for arrays and vectors every element counts, for binary each row's length in bytes.
-        null_count: nulls (rows, and elements inside arrays).
-        nan_count: not-a-numbers.
-        inf_count: infinities of either sign.
-        min: smallest; None if ``count`` is 0. Exact for integers.
-        max: largest; None if ``count`` is 0.
-        mean: None if ``count`` is 0.
-        variance: of the population (divided by ``count``); None if ``count`` is 0.
-        min_length: elements of the shortest row of an array column, a null row having 0; None for other columns.
-        max_length: elements of the longest row of an array column.
-    """
-
-    count: int = 0
-    null_count: int = 0
-    nan_count: int = 0
-    inf_count: int = 0
-    min: float | int | None = None
-    max: float | int | None = None
-    mean: float | None = None
-    variance: float | None = None
-    min_length: int | None = None
-    max_length: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,18 +21,17 @@ from typing import Any
 
 from sparkdl import errors
 from sparkdl.columns.layout import Layout
-from sparkdl.columns.statistics import RunningStats
+from sparkdl.columns.spec import TensorSpec
+from sparkdl.columns.statistics import ColumnStats, RunningStats
 from sparkdl.columns.types import UNKNOWN
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConflictError, DataError, IntegrityError, SchemaError, SparkdlError, StorageError
 from sparkdl.observe import logger
 from sparkdl.shards.manifest import (
     MANIFEST_NAME,
-    ColumnStats,
     Manifest,
     ShardInfo,
     Source,
-    TensorSpec,
     schema_hash,
     shard_from_json,
     shard_to_json,

@@ -26,13 +26,14 @@ from pyspark.sql import DataFrame, functions
 from sparkdl import errors
 from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
 from sparkdl.columns.numpy_arrow import one_value
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import ShardConfig
 from sparkdl.errors import DataError, SchemaError, SparkdlError
 from sparkdl.observe import span
 from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
-from sparkdl.shards.manifest import Manifest, Source, TensorSpec
+from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage
 

@@ -2,9 +2,10 @@ import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.estimator.fit.column_plan import Roles, plan_columns
-from sparkdl.shards.manifest import Manifest, TensorSpec
+from sparkdl.shards.manifest import Manifest
 
 SCHEMA = (
     T.StructType()

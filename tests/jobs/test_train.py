@@ -9,8 +9,9 @@ import pytest
 from jobs.features import CATEGORICAL, LABEL, NUMERIC, id_column
 from jobs.settings import ModelSettings
 from jobs.train import check_shards
+from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import DataError
-from sparkdl.shards.manifest import ColumnStats, Manifest
+from sparkdl.shards.manifest import Manifest
 
 ROWS = ModelSettings().embedding_rows
 

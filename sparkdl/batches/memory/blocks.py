@@ -22,11 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.batches.memory.address_space import Arena, pages
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import arrow_schema
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import IntegrityError, StorageError
 from sparkdl.observe import emit, logger
-from sparkdl.shards.manifest import BlockInfo, Manifest, ShardInfo, TensorSpec
+from sparkdl.shards.manifest import BlockInfo, Manifest, ShardInfo
 from sparkdl.storage import xxh3_hex
 
 __all__ = ["Blocks", "MappedBlocks", "is_ragged"]

@@ -19,9 +19,10 @@ import xxhash
 from sparkdl.batches.memory.address_space import Arena
 from sparkdl.batches.memory.blocks import Blocks, MappedBlocks
 from sparkdl.batches.memory.cache import BlockCache, default_folder
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import IntegrityError
-from sparkdl.shards.manifest import Manifest, TensorSpec
+from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex
 
 __all__ = ["CachedBlocks", "open_blocks"]

@@ -26,9 +26,9 @@ import torch
 from sparkdl.batches.memory.address_space import Arena
 from sparkdl.batches.memory.blocks import Blocks, is_ragged
 from sparkdl.batches.order.permutations import Empty
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import ConfigError, DataError, SchemaError
-from sparkdl.shards.manifest import TensorSpec
 
 __all__ = ["Column", "Decoded", "Fixed", "Places", "RaggedColumn", "Tensors", "make_columns", "valid_name"]
 

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from sparkdl.batches.memory.blocks import is_ragged
 from sparkdl.batches.order.plan import Order, Steps, choose_lanes
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
-from sparkdl.shards.manifest import Manifest, TensorSpec
+from sparkdl.shards.manifest import Manifest
 
 __all__ = ["Geometry", "Pipeline", "cores", "gather_threads", "row_bytes"]
 

@@ -28,10 +28,11 @@ from sparkdl.batches.reading.explain import Explanation, explain
 from sparkdl.batches.reading.gather import Column, Decode, make_columns, valid_name
 from sparkdl.batches.reading.geometry import Geometry, cores, gather_threads
 from sparkdl.batches.reading.reader import Reader, ReaderSettings
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.observe import logger
-from sparkdl.shards.manifest import Manifest, TensorSpec
+from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex
 from sparkdl.world import World
 

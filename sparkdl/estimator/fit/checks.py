@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from pyspark.sql import DataFrame
 
+from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.estimator.fit.column_plan import Roles
 from sparkdl.estimator.fit.probe import Output
-from sparkdl.shards.manifest import ColumnStats, Manifest
+from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.labels import label_kind
 
 __all__ = ["check_classes", "check_frame", "check_loss", "check_rows", "check_steps", "check_values"]

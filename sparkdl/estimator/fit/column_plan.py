@@ -19,9 +19,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.columns.layout import Layout
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.estimator.fit.views import InputView
-from sparkdl.shards.manifest import Manifest, TensorSpec
+from sparkdl.shards.manifest import Manifest
 
 __all__ = ["ColumnPlan", "Roles", "plan_columns"]
 

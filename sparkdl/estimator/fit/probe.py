@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from sparkdl.batches.reading.batch import Batch
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator.fit.views import InputView, Style, Views
-from sparkdl.shards.manifest import Manifest, TensorSpec
+from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.loss import split_outputs
 
 __all__ = ["Output", "Probe", "floating_dtype", "probe", "two_rows"]

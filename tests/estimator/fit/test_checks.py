@@ -2,11 +2,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sparkdl.columns.spec import TensorSpec
+from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator.fit.checks import check_classes, check_loss, check_rows, check_steps, check_values
 from sparkdl.estimator.fit.column_plan import Roles
 from sparkdl.estimator.fit.probe import Output
-from sparkdl.shards.manifest import ColumnStats, Manifest, TensorSpec
+from sparkdl.shards.manifest import Manifest
 
 ROLES = Roles(features=("a",), labels=("y",), weight="w")
 

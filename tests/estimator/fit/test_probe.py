@@ -1,10 +1,12 @@
 import pytest
 import torch
 
+from sparkdl.columns.spec import TensorSpec
+from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator.fit.probe import probe, two_rows
 from sparkdl.estimator.fit.views import InputView
-from sparkdl.shards.manifest import ColumnStats, Manifest, TensorSpec
+from sparkdl.shards.manifest import Manifest
 
 
 def manifest(*tensors, **stats):
