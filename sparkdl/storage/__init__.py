@@ -1,0 +1,28 @@
+"""Files behind addresses: the only room that touches a filesystem API.
+
+Enters: a user's text (a plain path, ``file:///data/set``, ``s3://bucket/set``, ``hdfs://host/set``), or a name that a
+document holds. Leaves: a ``Storage``, the one value for an address, which reads, lists and commits whole files; a
+failure is a ``StorageError`` that names the remedy. Start reading in ``files.py``.
+"""
+
+from sparkdl.storage.files import (
+    TEMPORARY,
+    Entry,
+    LocalStorage,
+    RemoteStorage,
+    Storage,
+    sha256_hex,
+    storage_errors,
+    xxh3_hex,
+)
+
+__all__ = [
+    "TEMPORARY",
+    "Entry",
+    "LocalStorage",
+    "RemoteStorage",
+    "Storage",
+    "sha256_hex",
+    "storage_errors",
+    "xxh3_hex",
+]
