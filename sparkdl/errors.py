@@ -8,7 +8,7 @@ Enters: nothing. Leaves: exception classes that survive pickling, since most of 
     ├── DataError (ValueError)            the rows themselves are wrong: nulls, NaN, ids out of range, no rows
     ├── StorageError (OSError)            a file or table cannot be read or written
     │   ├── ConflictError                 somebody else committed first
-    │   └── IntegrityError                bytes differ from their recorded hash
+    │   └── IntegrityError                a file is not as it was written: its hash, its size, a name in it
     ├── ClusterError (RuntimeError)       ranks cannot be started or reached
     │   ├── PreflightError                the cluster cannot run the job: refused before it starts
     │   ├── WorldSizeError                the number of running ranks is not the number asked for
@@ -71,7 +71,7 @@ class ConflictError(StorageError):
 
 
 class IntegrityError(StorageError):
-    """Bytes differ from the hash that was recorded when they were written."""
+    """A file is not as it was written: its hash or size differs, or a name in it leads elsewhere."""
 
 
 class ClusterError(SparkdlError, RuntimeError):

@@ -5,16 +5,9 @@ document holds. Leaves: a ``Storage``, the one value for an address, which reads
 failure is a ``StorageError`` that names the remedy. Start reading in ``files.py``.
 """
 
-from sparkdl.storage.files import (
-    TEMPORARY,
-    Entry,
-    LocalStorage,
-    RemoteStorage,
-    Storage,
-    sha256_hex,
-    storage_errors,
-    xxh3_hex,
-)
+from sparkdl.storage.failures import storage_errors
+from sparkdl.storage.files import TEMPORARY, Entry, LocalStorage, RemoteStorage, Storage
+from sparkdl.storage.hashes import sha256_hex, xxh3_hex
 
 __all__ = [
     "TEMPORARY",

@@ -1,4 +1,4 @@
-"""Files behind URIs: the only module that touches a filesystem API.
+"""One value for a file or directory, wherever it lies.
 
 Enters: a URI (``s3://bucket/set``, ``hdfs://host/set``, ``file:///data/set``) or a plain local path.
 Leaves: a ``Storage`` that reads, lists and commits whole files; a failure is a ``StorageError`` that names the remedy.
@@ -10,8 +10,6 @@ the driver has in fsspec's configuration travels with a pickled ``Storage``, so 
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import io
 import os
 import shutil
@@ -23,14 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import xxhash
+from sparkdl.errors import ConfigError, ConflictError, IntegrityError, StorageError
+from sparkdl.storage.failures import http_status, storage_errors
+from sparkdl.storage.local import DurableFile, leads_out, open_regular, resolved
+from sparkdl.storage.names import plain_name
 
-from sparkdl.errors import ConfigError, ConflictError, SparkdlError, StorageError
+__all__ = [
+    "TEMPORARY",
+    "Entry",
+    "Storage",
+]
 
-__all__ = ["TEMPORARY", "Entry", "Storage", "sha256_hex", "storage_errors", "xxh3_hex"]
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _SAME_AS = {"s3a": "s3", "s3n": "s3", "gs": "gcs", "wasb": "abfs", "wasbs": "abfs", "abfss": "abfs"}
 TEMPORARY = ".sparkdl-tmp-"  # how the names of files begin that a writer has not yet moved into place
 
@@ -43,40 +44,6 @@ class Entry:
     bytes: int
     modified: float | None
     is_dir: bool
-
-
-def xxh3_hex(data: Any) -> str:
-    """The 64-bit xxh3 hash of a buffer as 16 hexadecimal digits: against accidents, not attackers."""
-    return xxhash.xxh3_64_hexdigest(data)
-
-
-def sha256_hex(data: Any) -> str:
-    """The SHA-256 hash of a buffer as 64 hexadecimal digits: the name of content in keys."""
-    return hashlib.sha256(data).hexdigest()
-
-
-@contextmanager
-def storage_errors(uri: str, action: str) -> Iterator[None]:
-    """Turn whatever a filesystem raises inside the block into ``StorageError("cannot <action> <uri>: ...")``."""
-    try:
-        yield
-    except SparkdlError:
-        raise
-    except Exception as cause:
-        raise StorageError(f"cannot {action} {uri}: {_explain(cause)}") from cause
-
-
-def _explain(cause: Exception) -> str:
-    code = getattr(cause, "errno", None)
-    if code in _FULL:
-        return f"the device or quota is full ({cause}): free space there or choose another target"
-    if isinstance(cause, PermissionError) or code in _DENIED:
-        return f"access is denied ({cause}): grant this user the right or choose another place"
-    if isinstance(cause, FileNotFoundError):
-        return "it does not exist: check the path, or write it first"
-    if isinstance(cause, NotADirectoryError | FileExistsError):
-        return f"a file stands where a directory is needed ({cause}): choose another path"
-    return f"{type(cause).__name__}: {cause}: check the address, the network and the credentials"
 
 
 @dataclass(frozen=True)
@@ -109,15 +76,36 @@ class Storage(ABC):
 
     @abstractmethod
     def child(self, name: str) -> Storage:
-        """The file or directory ``name`` below this one."""
+        """The file or directory ``name`` below this one; ``a/b`` is two levels down.
+
+        Every name that a document holds becomes a path here and nowhere else.
+
+        Raises:
+            IntegrityError: the name is not plain: absolute, or with ``..``, a backslash or a control character in it.
+        """
 
     @abstractmethod
     def local_path(self) -> Path | None:
-        """The path on this machine, or None if the bytes lie elsewhere."""
+        """The path on this machine, or None if the bytes lie elsewhere.
+
+        Raises:
+            IntegrityError: a link leads out of the folder that this was reached through.
+        """
 
     @abstractmethod
-    def read_bytes(self, offset: int = 0, length: int | None = None) -> bytes:
-        """Read the file, or exactly ``length`` bytes of it from ``offset``."""
+    def read_bytes(self, offset: int = 0, length: int | None = None, *, at_most: int | None = None) -> bytes:
+        """Read the file, or exactly ``length`` bytes of it from ``offset``.
+
+        Args:
+            offset: where to begin, bytes.
+            length: how many bytes; None: to the end.
+            at_most: the largest file that the caller takes, bytes; None: any.
+
+        Raises:
+            StorageError: it cannot be read, or ends too early.
+            IntegrityError: it is larger than ``at_most``, no regular file, or a link that leads out of the folder that
+                it was reached through.
+        """
 
     @abstractmethod
     def size(self) -> int:
@@ -137,7 +125,7 @@ class Storage(ABC):
 
     @abstractmethod
     def open_input(self) -> BinaryIO:
-        """Open for reading, seekable."""
+        """Open a regular file for reading, seekable; refuses what ``read_bytes`` refuses."""
 
     @abstractmethod
     def open_output(self) -> BinaryIO:
@@ -159,58 +147,51 @@ class Storage(ABC):
         return ConflictError(f"{self.uri} exists already: another writer committed first; read it, or use another URI")
 
 
-class _DurableFile(io.BufferedWriter):
-    """A local file being written: durable once closed, gone if its ``with`` block fails."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        super().__init__(path.open("wb", buffering=0))
-
-    def close(self) -> None:
-        if not self.closed:
-            try:
-                self.flush()
-                os.fsync(self.fileno())
-            finally:
-                with suppress(OSError):  # a second flush of what did not fit
-                    super().close()
-
-    def __exit__(self, kind: object, value: object, trace: object) -> None:
-        if kind is None:
-            self.close()
-            return
-        self.raw.close()
-        self._path.unlink(missing_ok=True)
-
-
 @dataclass(frozen=True)
 class LocalStorage(Storage):
-    """A path of this machine, or of a filesystem mounted on it."""
+    """A path of this machine, or of a filesystem mounted on it.
+
+    ``folder`` is what the user named, which may be a link; below it no link is followed that leads out.
+    """
+
+    folder: str = field(default="", repr=False, compare=False)
+
+    @property
+    def _home(self) -> str:
+        return self.folder or self.uri
 
     def child(self, name: str) -> Storage:
-        return LocalStorage(os.path.join(self.uri, name))
+        return LocalStorage(os.path.join(self.uri, plain_name(name, self.uri)), self._home)
 
     def local_path(self) -> Path:
+        resolved(self.uri, self._home)
         return Path(self.uri)
 
-    def read_bytes(self, offset: int = 0, length: int | None = None) -> bytes:
-        with storage_errors(self.uri, "read"), Path(self.uri).open("rb") as file:
+    def read_bytes(self, offset: int = 0, length: int | None = None, *, at_most: int | None = None) -> bytes:
+        with storage_errors(self.uri, "read"), open_regular(self.uri, self._home) as file:
+            _check_size(self.uri, os.fstat(file.fileno()).st_size, at_most)
             file.seek(offset)
             data = file.read() if length is None else file.read(length)
         return _whole(self.uri, data, offset, length)
 
     def size(self) -> int:
         with storage_errors(self.uri, "read"):
-            return Path(self.uri).stat().st_size
+            return os.stat(resolved(self.uri, self._home)).st_size
 
     def exists(self) -> bool:
         with storage_errors(self.uri, "read"):
-            return Path(self.uri).exists()
+            return os.path.exists(resolved(self.uri, self._home))
 
     def list(self) -> list[Entry]:
         found = []
-        with storage_errors(self.uri, "list"), suppress(FileNotFoundError), os.scandir(Path(self.uri)) as entries:
+        with (
+            storage_errors(self.uri, "list"),
+            suppress(FileNotFoundError),
+            os.scandir(resolved(self.uri, self._home)) as entries,
+        ):
             for entry in entries:
+                if entry.is_symlink() and leads_out(f"{self.uri}/{entry.name}", self._home):
+                    continue
                 with suppress(FileNotFoundError):  # removed since the scan
                     facts, is_dir = entry.stat(), entry.is_dir()
                     found.append(Entry(entry.name, 0 if is_dir else facts.st_size, facts.st_mtime, is_dir))
@@ -218,23 +199,31 @@ class LocalStorage(Storage):
 
     def delete(self, recursive: bool = False) -> None:
         with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
-            if recursive and Path(self.uri).is_dir():
-                shutil.rmtree(self.uri)
+            path = self._itself()
+            if recursive and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
             else:
-                Path(self.uri).unlink()
+                path.unlink()
 
     def open_input(self) -> BinaryIO:
         with storage_errors(self.uri, "read"):
-            return Path(self.uri).open("rb")
+            return open_regular(self.uri, self._home)
 
     def open_output(self) -> BinaryIO:
         with storage_errors(self.uri, "write"):
-            Path(self.uri).parent.mkdir(parents=True, exist_ok=True)
-            return _DurableFile(Path(self.uri))
+            path = Path(resolved(self.uri, self._home))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return DurableFile(path)
+
+    def _itself(self) -> Path:
+        """The path, whose last part may be a link: what is removed or replaced is the link."""
+        if self.uri != self._home:
+            resolved(os.path.dirname(self.uri), self._home)
+        return Path(self.uri)
 
     def write_atomic(self, data: bytes) -> None:
         with self._temporary(data) as temporary:
-            os.replace(temporary, Path(self.uri))
+            os.replace(temporary, self._itself())
 
     def write_if_absent(self, data: bytes) -> None:
         with self._temporary(data) as temporary:
@@ -246,11 +235,11 @@ class LocalStorage(Storage):
     @contextmanager
     def _temporary(self, data: bytes) -> Iterator[Path]:
         """A durable file beside this one for the block to move into place; gone afterwards in any case."""
-        temporary = Path(self.uri).with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         with storage_errors(self.uri, "write"):
+            temporary = self._itself().with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
             try:
                 temporary.parent.mkdir(parents=True, exist_ok=True)
-                with _DurableFile(temporary) as file:
+                with DurableFile(temporary) as file:
                     file.write(data)
                 yield temporary
                 directory = os.open(Path(self.uri).parent, os.O_RDONLY)
@@ -283,13 +272,15 @@ class RemoteStorage(Storage):
         return self.uri.partition("://")[2] if self.protocol != "hdfs" else self.uri
 
     def child(self, name: str) -> Storage:
-        return RemoteStorage(f"{self.uri}/{name}", self.protocol, self.options)
+        return RemoteStorage(f"{self.uri}/{plain_name(name, self.uri)}", self.protocol, self.options)
 
     def local_path(self) -> None:
         return None
 
-    def read_bytes(self, offset: int = 0, length: int | None = None) -> bytes:
+    def read_bytes(self, offset: int = 0, length: int | None = None, *, at_most: int | None = None) -> bytes:
         end = None if length is None else offset + length
+        if at_most is not None:
+            _check_size(self.uri, self.size(), at_most)
         with storage_errors(self.uri, "read"):
             data = bytes(self._fs.cat_file(self._path, start=offset or None, end=end))
         return _whole(self.uri, data, offset, length)
@@ -313,7 +304,10 @@ class RemoteStorage(Storage):
 
     def delete(self, recursive: bool = False) -> None:
         with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
-            self._fs.rm(self._path, recursive=recursive)
+            if recursive:
+                self._fs.rm(self._path, recursive=True)
+            else:
+                self._fs.rm_file(self._path)  # rm would take a name with * for a pattern
 
     def open_input(self) -> BinaryIO:
         with storage_errors(self.uri, "read"):
@@ -337,7 +331,7 @@ class RemoteStorage(Storage):
                     self._fs.pipe_file(self._path, data, mode="create")
                     return
                 except Exception as cause:
-                    refusal = 412 if isinstance(cause, FileExistsError) else _http_status(cause)
+                    refusal = 412 if isinstance(cause, FileExistsError) else http_status(cause)
                     if refusal == 412 or (refusal == 409 and self.exists()):
                         raise self._conflict() from cause
                     if refusal != 409:  # 409: two conditional writes at the same moment, neither of which won
@@ -383,14 +377,9 @@ def _entry(info: Mapping[str, Any]) -> Entry:
     return Entry(name, int(info.get("size") or 0), seconds, info["type"] == "directory")
 
 
-def _http_status(cause: BaseException | None) -> int | None:
-    """The status of the object store's answer behind an exception (412: the condition of a write does not hold)."""
-    while cause is not None:
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        cause = cause.__cause__
-    return None
+def _check_size(uri: str, size: int, at_most: int | None) -> None:
+    if at_most is not None and size > at_most:
+        raise IntegrityError(f"{uri} has {size} bytes, at most {at_most} are expected: it was altered, write it again")
 
 
 def _whole(uri: str, data: bytes, offset: int, length: int | None) -> bytes:

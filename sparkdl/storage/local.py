@@ -1,0 +1,83 @@
+"""Files of this machine: opened safely, and written so that they are whole or absent.
+
+Enters: a path, and the folder that it was reached through. Leaves: descriptors of regular files that lie in that
+folder, and files that are durable once closed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from sparkdl.errors import IntegrityError
+
+__all__ = ["DurableFile", "leads_out", "open_regular", "resolved"]
+
+
+def leads_out(path: str, folder: str) -> bool:
+    """Whether symbolic links take ``path``, which is named below ``folder``, to a place outside of it."""
+    if path == folder:  # what the user named may be a link
+        return False
+    home, real = os.path.realpath(folder), os.path.realpath(path)
+    return os.path.commonpath((home, real)) != home
+
+
+def resolved(path: str, folder: str) -> str:
+    """The path without links.
+
+    Raises:
+        IntegrityError: it leads out of ``folder``.
+    """
+    if leads_out(path, folder):
+        raise IntegrityError(
+            f"{path} is a link to {os.path.realpath(path)}, outside of {folder}: put the file itself there, or name "
+            "its own folder"
+        )
+    return os.path.realpath(path)
+
+
+def open_regular(path: str, folder: str) -> io.BufferedReader:
+    """Open a regular file for reading; nothing that waits, and nothing without an end.
+
+    Raises:
+        IntegrityError: it leads out of ``folder``, or is a pipe, a device or a socket.
+        OSError: it is not there, or is a directory, or may not be read.
+    """
+    real = resolved(path, folder)
+    descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"{path} is a directory")
+    raise IntegrityError(f"{path} is no regular file but a pipe or a device: put a file there")
+
+
+class DurableFile(io.BufferedWriter):
+    """A local file being written: durable once closed, gone if its ``with`` block fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(path.open("wb", buffering=0))
+
+    def close(self) -> None:
+        """Flush to the device, then close."""
+        if not self.closed:
+            try:
+                self.flush()
+                os.fsync(self.fileno())
+            finally:
+                with suppress(OSError):  # a second flush of what did not fit
+                    super().close()
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        """Close, or remove the file if the block failed."""
+        if kind is None:
+            self.close()
+            return
+        self.raw.close()
+        self._path.unlink(missing_ok=True)
