@@ -128,19 +128,26 @@ def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return the state that ``encode`` took apart.
 
     Raises:
-        CheckpointError: the tree names a tensor that is not there, or was written by a later version.
+        CheckpointError: the tree names a tensor that is not there, is damaged, or was written by a later version.
     """
+    try:
+        return _decode(tree, tensors)
+    except (TypeError, ValueError, OverflowError) as cause:
+        raise CheckpointError(f"the checkpoint's state cannot be read ({cause}): use another one") from cause
+
+
+def _decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(tree, list):
-        return [decode(part, tensors) for part in tree]
+        return [_decode(part, tensors) for part in tree]
     if not isinstance(tree, dict):
         return tree
     if len(tree) != 1 or not next(iter(tree)).startswith("$"):
-        return {key: decode(part, tensors) for key, part in tree.items()}
+        return {key: _decode(part, tensors) for key, part in tree.items()}
     ((mark, content),) = tree.items()
     if mark == "$tuple":
-        return tuple(decode(part, tensors) for part in content)
+        return tuple(_decode(part, tensors) for part in content)
     if mark == "$map":
-        return {decode(key, tensors): decode(part, tensors) for key, part in content}
+        return {_decode(key, tensors): _decode(part, tensors) for key, part in content}
     if mark == "$bytes":
         return base64.b64decode(content)
     if mark == "$float":

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats
-from sparkdl.errors import IntegrityError, SchemaError, StorageError
+from sparkdl.columns.types import DTYPES
+from sparkdl.documents import typed as documents
+from sparkdl.errors import SchemaError, StorageError
 from sparkdl.storage import Storage, xxh3_hex
 
 __all__ = [
@@ -35,6 +40,21 @@ __all__ = [
 MANIFEST_NAME = "manifest.json"
 WRITER_VERSION = 1
 """Version of the bytes that writers produce; part of every content key, so a new layout never hits an old cache."""
+MAX_BYTES = 1 << 30
+"""Of a manifest: some ten million blocks."""
+
+_Bytes = bytes  # inside Manifest the name is a field
+_FORMAT, _BODY = 1, b',"manifest":'
+
+_REPORT = documents.Source("the report of a task", "write the set again")
+_Counts = tuple[documents.Count, ...]
+_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    sparkdl_shards: documents.Count
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,43 +168,51 @@ class Manifest:
 
     def to_json(self) -> str:
         """Encode everything but ``uri``, with a hash of itself, so that a damaged manifest is noticed."""
-        body: dict[str, Any] = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in ("uri", "shards", "tensors", "statistics", "source")
-        }
-        body["source"] = dataclasses.asdict(self.source) if self.source else None
-        body["tensors"] = [dataclasses.asdict(spec) for spec in self.tensors]
-        body["statistics"] = {name: dataclasses.asdict(stats) for name, stats in self.statistics.items()}
-        body["shards"] = [shard_to_json(shard) for shard in self.shards]
-        text = json.dumps(body, separators=(",", ":"))
-        return json.dumps({"sparkdl_shards": 1, "hash": xxh3_hex(text.encode())})[:-1] + f',"manifest":{text}}}'
+        body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "uri"}
+        text = documents.encode({**body, "shards": [shard_to_json(shard) for shard in self.shards]}, nan=True)
+        return (
+            documents.encode({"sparkdl_shards": _FORMAT, "hash": xxh3_hex(text)})[:-1] + _BODY + text + b"}"
+        ).decode()
 
     @classmethod
-    def from_json(cls, text: str, uri: str = "") -> Manifest:
+    def from_json(cls, text: str | _Bytes, uri: str = "") -> Manifest:
         """Decode what ``to_json`` encoded.
 
         Raises:
-            IntegrityError: the text is damaged.
+            IntegrityError: the text is damaged, or holds what no manifest does; the message names the field.
             SchemaError: it was written by a newer sparkdl.
         """
-        try:
-            head, separator, body = text.partition(',"manifest":')
-            envelope = json.loads(head + "}")
-            body = body[:-1]
-            if not separator or envelope["hash"] != xxh3_hex(body.encode()):
-                raise IntegrityError(f"the manifest of {uri} differs from its own hash: write the set again")
-            fields = json.loads(body)
-        except (ValueError, KeyError, TypeError) as cause:
-            raise IntegrityError(f"the manifest of {uri} cannot be decoded ({cause}): write the set again") from cause
-        if fields["writer_version"] > WRITER_VERSION:
-            version = fields["writer_version"]
-            raise SchemaError(f"shard set {uri} has layout {version}, this sparkdl reads {WRITER_VERSION}: upgrade it")
-        fields["shards"] = tuple(shard_from_json(shard) for shard in fields["shards"])
-        fields["tensors"] = tuple(TensorSpec(**spec) for spec in fields["tensors"])
-        fields["statistics"] = {name: ColumnStats(**stats) for name, stats in fields["statistics"].items()}
-        fields["source"] = Source(**fields["source"]) if fields["source"] else None
-        return cls(uri=uri, **fields)
+        source = documents.Source(f"the manifest of {uri}", "write the set again")
+        head, separator, body = (text.encode() if isinstance(text, str) else text).partition(_BODY)
+        body = body.removesuffix(b"}")
+        if not separator:
+            raise source.error("it is cut short")
+        envelope = documents.decode(head + b"}", _Envelope, source)
+        if envelope.hash != xxh3_hex(body):
+            raise source.error("it differs from its own hash")
+        fields = documents.parse(body, source, MAX_BYTES, nan=True)
+        found = fields.get("writer_version") if isinstance(fields, dict) else None
+        for what, version, mine in (
+            ("format", envelope.sparkdl_shards, _FORMAT),
+            ("layout", found, WRITER_VERSION),
+        ):
+            if isinstance(version, int) and version > mine:
+                raise SchemaError(f"shard set {uri} has {what} {version}, this sparkdl reads {mine}: upgrade it")
+        return cls._of_fields(fields, uri, source)
+
+    @classmethod
+    def _of_fields(cls, fields: Any, uri: str, source: documents.Source) -> Manifest:
+        stored = fields.get("shards") if isinstance(fields, dict) else None
+        if not isinstance(stored, list):
+            raise source.error("it lists no shards", "$.shards")
+        shards = tuple(shard_from_json(shard, source, f"$.shards[{n}]") for n, shard in enumerate(stored))
+        found = documents.convert({**fields, "shards": ()}, cls, source)
+        _check_settings(found, source)
+        _check_tensors(found.tensors, source)
+        for name, total in (("rows", sum(one.rows for one in shards)), ("bytes", sum(one.bytes for one in shards))):
+            if getattr(found, name) != total:
+                raise source.error(f"{getattr(found, name)} is not the sum over its shards, {total}", f"$.{name}")
+        return dataclasses.replace(found, shards=shards, uri=uri)
 
     @classmethod
     def load(cls, uri: str | Storage) -> Manifest:
@@ -198,7 +226,7 @@ class Manifest:
         file = root.child(MANIFEST_NAME)
         if not file.exists():
             raise StorageError(f"{root.uri} holds no committed shard set: write one there with write_shards first")
-        return cls.from_json(file.read_bytes().decode(), uri=root.uri)
+        return cls.from_json(documents.read_bytes(file, "write the set again", MAX_BYTES), uri=root.uri)
 
     def commit(self, uri: str | Storage, *, overwrite: bool = False) -> Manifest:
         """Make the set visible: the one write after which it exists.
@@ -230,10 +258,66 @@ def shard_to_json(shard: ShardInfo) -> dict[str, Any]:
     return {"path": shard.path, "rows": shard.rows, "bytes": shard.bytes, "blocks": columns}
 
 
-def shard_from_json(shard: Mapping[str, Any]) -> ShardInfo:
-    """Decode what ``shard_to_json`` encoded."""
-    blocks = tuple(map(BlockInfo, *shard["blocks"]))
-    return ShardInfo(shard["path"], shard["rows"], shard["bytes"], blocks)
+@dataclass(frozen=True, slots=True)
+class _StoredShard:
+    path: str
+    rows: documents.Count
+    bytes: documents.Count
+    blocks: tuple[_Counts, _Counts, _Counts, tuple[_Hash, ...]]
+
+
+def shard_from_json(shard: Any, source: documents.Source = _REPORT, root: str = "$") -> ShardInfo:
+    """Decode what ``shard_to_json`` encoded.
+
+    Args:
+        shard: its plain values.
+        source: the document they stand in, for messages.
+        root: their path in it.
+
+    Raises:
+        IntegrityError: they are no shard, or its blocks do not fit into one file of its size.
+    """
+    found = documents.convert(shard, _StoredShard, source, root)
+    rows, sizes, offsets, hashes = found.blocks
+    if not len(rows) == len(sizes) == len(offsets) == len(hashes):
+        raise source.error("its columns have different lengths", f"{root}.blocks")
+    if sum(rows) != found.rows or 0 in rows:
+        raise source.error(
+            f"{found.rows} is not the sum over its blocks, {sum(rows)}, of at least a row", f"{root}.rows"
+        )
+    ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+    if any(end > start for end, start in zip(ends, [*offsets[1:], found.bytes], strict=True)) or 0 in sizes:
+        raise source.error(f"its blocks overlap, or end behind its {found.bytes} bytes", f"{root}.blocks")
+    return ShardInfo(found.path, found.rows, found.bytes, tuple(map(BlockInfo, rows, sizes, offsets, hashes)))
+
+
+def _check_settings(found: Manifest, source: documents.Source) -> None:
+    wrong = {
+        "format": found.format not in ("ipc", "parquet"),
+        "compression": found.compression not in (None, "zstd"),
+        "seed": not -(2**63) <= found.seed < 2**64,
+        "writer_version": found.writer_version < 0,
+        "created": not 0 <= found.created < 2**40,
+    }
+    for name in (name for name, is_wrong in wrong.items() if is_wrong):
+        raise source.error(f"{getattr(found, name)!r} is nothing it can be", f"$.{name}")
+
+
+def _check_tensors(tensors: tuple[TensorSpec, ...], source: documents.Source) -> None:
+    names = [spec.name for spec in tensors]
+    for position, spec in enumerate(tensors):
+        wrong = {
+            "name": not spec.name or names.count(spec.name) > 1,
+            "dtype": spec.dtype not in (*DTYPES, "binary"),
+            "shape": len(spec.shape) > 8 or min(spec.shape, default=0) < 0 or math.prod(spec.shape) > 2**40,
+            "role": spec.role not in ("feature", "label", "mask"),
+            "logical": spec.logical not in ("", "decimal", "date", "timestamp", "timestamp_ntz", "string"),
+            "scale": not -38 <= spec.scale <= 38,
+            "nulls": spec.nulls not in ("error", "fill", "mask"),
+            "mask_of": spec.mask_of is not None and spec.mask_of not in names,
+        }
+        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+            raise source.error(f"{getattr(spec, name)!r} is nothing it can be", f"$.tensors[{position}].{name}")
 
 
 def schema_hash(tensors: tuple[TensorSpec, ...]) -> str:

@@ -10,7 +10,6 @@ kept; hashing, writing and deleting happen on a thread of their own.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import uuid
@@ -20,17 +19,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
 from sparkdl.config import CheckpointConfig
+from sparkdl.documents import typed as documents
 from sparkdl.documents.trees import Layout, decode, encode
-from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError, StorageError
+from sparkdl.errors import CheckpointError, ConfigError, IntegrityError, SparkdlError, StorageError
 from sparkdl.observe import emit, logger
 from sparkdl.storage import Storage, storage_errors, xxh3_hex
 
 __all__ = ["Checkpoint", "Checkpointer"]
 
 _FORMAT = 1
+_HEAD, _HASH = b'{"checkpoint":', b',"xxh3":"'
+MAX_BYTES = 256 << 20
+"""Of the JSON file; tensors lie in the other one."""
+
 _NAME = re.compile(r"step-(\d{10})\.json")
 
 
@@ -49,6 +54,20 @@ class Checkpoint:
     epoch: int
     best: bool
     state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """The JSON file: of the state all but the tensors, and the file that holds these."""
+
+    format: documents.Count
+    step: documents.Count
+    epoch: documents.Count
+    best: bool
+    state: dict[str, Any]
+    tensors: str
+    bytes: documents.Count
+    xxh3: str
 
 
 @dataclass(slots=True)
@@ -178,15 +197,17 @@ class Checkpointer:
         """
         try:
             body = self._body(step)
-            data = self._folder.child(body["tensors"]).read_bytes()
-            if len(data) != body["bytes"] or xxh3_hex(data) != body["xxh3"]:
-                raise IntegrityError(f"{body['tensors']} has {len(data)} bytes that do not match the recorded hash")
-            tensors = load_safetensors(data)
-        except (StorageError, ValueError, KeyError, TypeError) as cause:
+            file = self._folder.child(body.tensors)
+            size = file.size()
+            data = file.read_bytes() if size == body.bytes else b""
+            if not data or xxh3_hex(data) != body.xxh3:
+                raise IntegrityError(f"{body.tensors} has {size} bytes that do not match the recorded hash")
+            state = decode(body.state, load_safetensors(data))
+        except (StorageError, ConfigError, SafetensorError, CheckpointError) as cause:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.config.uri} is damaged ({cause}): resume from another one"
             ) from cause
-        return Checkpoint(body["step"], body["epoch"], body["best"], decode(body["state"], tensors))
+        return Checkpoint(body.step, body.epoch, body.best, state)
 
     def _first_whole(self, steps: list[int], what: str) -> Checkpoint | None:
         for step in steps:
@@ -202,14 +223,21 @@ class Checkpointer:
             )
         return None
 
-    def _body(self, step: int) -> dict[str, Any]:
+    def _body(self, step: int) -> _Body:
         """The JSON file of a checkpoint, checked against its own hash."""
-        whole = json.loads(self._folder.child(_file(step)).read_bytes())
-        body: dict[str, Any] = whole["checkpoint"]
-        if xxh3_hex(_canonical(body)) != whole["xxh3"]:
-            raise IntegrityError(f"{_file(step)} does not match its hash")
-        if body["format"] > _FORMAT:
-            raise IntegrityError(f"format {body['format']} is newer than {_FORMAT}, the newest this version reads")
+        file = self._folder.child(_file(step))
+        source = documents.Source(file.uri, "resume from another one")
+        data = documents.read_bytes(file, source.remedy, MAX_BYTES)
+        text, separator, rest = data.removeprefix(_HEAD).rpartition(_HASH)
+        if not data.startswith(_HEAD) or not separator or rest != b'%s"}' % xxh3_hex(text).encode():
+            raise source.error("it does not match its hash")
+        fields = documents.parse(text, source, MAX_BYTES)
+        found = fields.get("format") if isinstance(fields, dict) else None
+        if isinstance(found, int) and found > _FORMAT:
+            raise source.error(f"format {found} is newer than {_FORMAT}, the newest this version reads")
+        body = documents.convert(fields, _Body, source)
+        if body.step != step:
+            raise source.error(f"it says step {body.step}, its name step {step}", "$.step")
         return body
 
     def _write(self, body: dict[str, Any], layout: Layout, ready: torch.cuda.Event | None) -> None:
@@ -226,9 +254,8 @@ class Checkpointer:
             with suppress(StorageError):  # what was half-written would keep a full disk full
                 target.delete()
             raise
-        body |= {"tensors": name, "bytes": len(data), "xxh3": xxh3_hex(data)}
-        text = _canonical(body)
-        self._folder.child(_file(step)).write_atomic(b'{"checkpoint":%s,"xxh3":"%s"}' % (text, xxh3_hex(text).encode()))
+        text = documents.encode(body | {"tensors": name, "bytes": len(data), "xxh3": xxh3_hex(data)})
+        self._folder.child(_file(step)).write_atomic(b'%s%s%s%s"}' % (_HEAD, text, _HASH, xxh3_hex(text).encode()))
         self._retain(_Entry(step, bool(body["best"]), name, len(data)))
         seconds = time.perf_counter() - start
         emit("checkpoint", step=step, epoch=body["epoch"], best=body["best"], bytes=len(data), seconds=seconds)
@@ -269,15 +296,11 @@ class Checkpointer:
         if self._entries is None:
             self._entries = {}
             for step in self.steps():
-                with suppress(StorageError, ValueError, KeyError, TypeError):
+                with suppress(StorageError):
                     body = self._body(step)
-                    self._entries[step] = _Entry(step, bool(body["best"]), body["tensors"], body["bytes"])
+                    self._entries[step] = _Entry(step, body.best, body.tensors, body.bytes)
         return self._entries
 
 
 def _file(step: int) -> str:
     return f"step-{step:010d}.json"
-
-
-def _canonical(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()

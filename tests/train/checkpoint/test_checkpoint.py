@@ -211,6 +211,44 @@ def test_a_checkpoint_of_a_later_version_says_so(keeper, tmp_path, caplog):
     assert "format 99 is newer than 1" in caplog.text
 
 
+def forge(listing, **changes):
+    """Change a checkpoint's JSON as one who can write does, with a hash that fits."""
+    from sparkdl.storage import xxh3_hex
+
+    body = json.loads(listing.read_text())["checkpoint"] | changes
+    text = json.dumps({name: value for name, value in body.items() if value is not ...}, separators=(",", ":"))
+    listing.write_text(f'{{"checkpoint":{text},"xxh3":"{xxh3_hex(text.encode())}"}}')
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": "two"},
+        {"epoch": ...},
+        {"bytes": -1},
+        {"best": None},
+        {"state": []},
+        {"state": {"w": {"$tensor": "gone"}}},
+        {"state": {"w": {"$tensor": []}}},
+        {"state": {"w": {"$bytes": 5}}},
+        {"state": {"w": {"$float": "one"}}},
+        {"state": {"w": {"$map": [[[], 1]]}}},
+        {"state": {"w": {"$map": 3}}},
+        {"state": {"w": {"$tuple": None}}},
+        {"tensors": 7},
+        {"color": "red"},
+    ],
+    ids=str,
+)
+def test_whatever_stands_in_a_checkpoint_the_one_before_is_found(keeper, tmp_path, changes):
+    saver = keeper()
+    for step in (1, 2):
+        saver.save({"w": torch.full((3,), step)}, step=step, epoch=0)
+    saver.close()
+    forge(tmp_path / "run" / "step-0000000002.json", **changes)
+    assert keeper().latest().step == 1
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_an_unwritable_place_is_reported_by_the_next_call(tmp_path):
     (tmp_path / "file").write_text("")
