@@ -1,14 +1,21 @@
-# The commands of sparkdl. `make run` and `make test` each need nothing before them.
+# The commands of sparkdl. `make run` and `make test` each need nothing before them; `make help` lists them all.
 PYTHON := .venv/bin/python
 CONFIG ?= jobs/retrain.yaml
+SHELL := /bin/bash
+.SHELLFLAGS := -eo pipefail -c
+# Tests wait more than they compute: two processes side by side, unless some tests are picked by ARGS.
+WORKERS ?= $(if $(ARGS),0,2)
 
-.PHONY: run test test-slow check bench doctor lock clean
+.PHONY: help run test test-slow check bench doctor lock clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 run: .venv/.ready ## the whole journey: events, ETL, shards, training, publication, predictions, report
 	$(PYTHON) jobs/retrain.py --config $(CONFIG) $(ARGS)
 
-test: .venv/.ready ## every test that CI runs
-	$(PYTHON) -m pytest $(ARGS)
+test: .venv/.ready ## every test that CI runs; some of them: make test ARGS=tests/batches
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: .venv/.ready ## the tests that take long, or need root for network namespaces
 	$(PYTHON) -m pytest -m slow $(ARGS)
@@ -19,14 +26,15 @@ check: .venv/.ready ## style, types, import rules
 	$(PYTHON) -m mypy
 	$(PYTHON) -m pytest -q tests/test_house_rules.py
 
-bench: .venv/.ready ## every benchmark with its peers; JSON lines under bench-results/
-	$(PYTHON) -m pytest -m bench $(ARGS)
+bench: .venv/.ready ## every benchmark with its peers, as JSON lines; one of them: make bench ARGS=tests/bench/bench_read.py
+	@mkdir -p bench-results
+	$(PYTHON) -m pytest -q -s -m bench -o python_files='bench_*.py' -o timeout=3600 $(or $(ARGS),tests/bench) | tee bench-results/bench.log
 
 doctor: .venv/.ready ## what this machine has and what works
 	$(PYTHON) -m sparkdl.cli doctor
 
 lock: ## write requirements.lock anew from what .venv holds
-	{ head -n 1 requirements.lock; $(PYTHON) -m pip list --format=freeze | grep -v -i -E '^(horovod|sparkdl|pip|setuptools|wheel)==' | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > requirements.lock.new
+	{ head -n 1 requirements.lock; $(PYTHON) -m pip list --format=freeze | grep -v -i -E '^(horovod|sparkdl|pip)==' | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove what make run and the tests wrote; .venv stays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ["bash", "dirname", "java", "cmake", "g++", "make", "sed", "head", "grep", "touch"]
@@ -69,3 +72,17 @@ def test_an_old_java_is_refused(machine, tmp_path):
     done = install(machine, tmp_path)
     assert done.returncode == 1
     assert "Java 11" in done.stderr
+
+
+def test_the_lock_holds_whatever_its_packages_need():
+    """The set-up installs the lock without resolving, so that a name that is missing is missing at run time."""
+    lock = (ROOT / "requirements.lock").read_text().splitlines()
+    pinned = {canonicalize_name(line.split("==")[0]) for line in lock if "==" in line and not line.startswith("#")}
+    missing = [
+        f"{name} needs {needed}"
+        for name in pinned
+        for needed in map(Requirement, importlib.metadata.requires(name) or ())
+        if needed.marker is None or needed.marker.evaluate({"extra": ""})
+        if canonicalize_name(needed.name) not in pinned
+    ]
+    assert not missing
