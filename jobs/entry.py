@@ -144,6 +144,8 @@ def _fail(record: RunRecord, error: BaseException) -> None:
     record.error, record.message = type(error).__name__, text or type(error).__name__
     if record.exit_code == 4:
         traceback.print_exception(error)
+    elif getattr(error, "rank_traceback", ""):
+        print(*error.log_tail, error.rank_traceback, sep="\n", file=sys.stderr)
     print(f"{record.job}: {record.error}: {record.message}", file=sys.stderr)
 
 

@@ -20,10 +20,19 @@ Enters: nothing. Leaves: exception classes that survive pickling, since most of 
         ├── CheckpointError               a checkpoint is missing, damaged or does not fit
         └── BundleError                   a published model is damaged, or cannot be rebuilt safely
 
-A message is one sentence: what is wrong, both values, and what to do.
+A message is one sentence: what is wrong, both values, and what to do. What else is known, such as the traceback of a
+rank, is an attribute, and in ``__cause__``, which Python prints above the sentence. A notebook shows the sentence, and
+the line of the user's own code.
 """
 
 from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
 
 __all__ = [
     "BundleError",
@@ -38,6 +47,7 @@ __all__ = [
     "NonFiniteLossError",
     "PreflightError",
     "RankFailedError",
+    "RemoteTraceback",
     "SchemaError",
     "SparkdlError",
     "StorageError",
@@ -46,8 +56,57 @@ __all__ = [
 ]
 
 
+_SHOWN_FRAMES = 3
+_LIBRARIES = tuple(
+    {str(Path(__file__).parent), *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))}
+)
+_REMOTE_LIBRARY = re.compile(r"/(site-packages|dist-packages|sparkdl|lib/python3\.\d+)/")
+
+
 class SparkdlError(Exception):
     """The root of the tree: catch it to catch whatever sparkdl refuses or reports."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython and Jupyter print of an error that nobody caught: they ask for this method."""
+        lines = [f"{type(self).__name__}: {self}", *_own_frames(self.__traceback__)]
+        lines += _own_remote_frames(getattr(self, "rank", None), getattr(self, "rank_traceback", ""))
+        tail = getattr(self, "log_tail", ())[-_SHOWN_FRAMES:]
+        lines += (
+            [f"  last printed by rank {getattr(self, 'rank', None)}:", *(f"    {line}" for line in tail)]
+            if tail
+            else []
+        )
+        if self.__cause__ is not None:
+            lines.append("  the rest: import sys, traceback; traceback.print_exception(sys.last_value)")
+        return lines
+
+
+def _own_frames(trace: TracebackType | None) -> list[str]:
+    """Where in the user's own code, of a cell or a file, an error came up on the driver."""
+    frames = [one for one in traceback.extract_tb(trace) if not one.filename.startswith(_LIBRARIES)]
+    return [
+        f"  in {'the cell' if 'ipykernel' in one.filename else one.filename}, line {one.lineno}: {one.line}"
+        for one in frames[-_SHOWN_FRAMES:]
+    ]
+
+
+def _own_remote_frames(rank: int | None, text: str) -> list[str]:
+    """The same on a rank, whose libraries may lie elsewhere; all frames where none is the user's."""
+    frames = re.findall(r'^  File "(.+)", line (\d+), in .+\n(?:    (.+))?', text, re.MULTILINE)
+    own = [frame for frame in frames if not _REMOTE_LIBRARY.search(frame[0])] or frames
+    found = []
+    for file, line, source in own[-_SHOWN_FRAMES:]:
+        place = "the cell" if "ipykernel" in file else file  # whose text the driver has, and a rank has not
+        source = source or linecache.getline(file, int(line)).strip()
+        found.append(f"  on rank {rank} in {place}, line {line}: {source}")
+    return found
+
+
+class RemoteTraceback(Exception):
+    """What a rank left behind, as text: the last ``__cause__`` of an error that came from one."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}\n"""'
 
 
 class ConfigError(SparkdlError, ValueError):
@@ -103,9 +162,10 @@ class LaunchTimeoutError(ClusterError):
         self.rank_traceback = rank_traceback
         self.log_tail = tuple(log_tail)
         super().__init__(message, rank, rank_traceback, self.log_tail)
+        self.__cause__ = _remote(rank, rank_traceback, self.log_tail)
 
     def __str__(self) -> str:
-        return self.message + _details(self.rank, self.rank_traceback, self.log_tail)
+        return self.message
 
 
 class CancelledError(ClusterError):
@@ -113,7 +173,7 @@ class CancelledError(ClusterError):
 
 
 class RankFailedError(ClusterError):
-    """A rank raised or died.
+    """A rank raised or died; what it raised itself is in ``__cause__``, where it can be rebuilt on the driver.
 
     Attributes:
         rank: the first rank at fault.
@@ -128,19 +188,16 @@ class RankFailedError(ClusterError):
         self.rank_traceback = rank_traceback
         self.log_tail = tuple(log_tail)
         super().__init__(rank, cause, rank_traceback, self.log_tail)
+        self.__cause__ = _remote(rank, rank_traceback, self.log_tail)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} failed: {self.cause}" + _details(self.rank, self.rank_traceback, self.log_tail)
+        return f"rank {self.rank} failed: {self.cause}"
 
 
-def _details(rank: int | None, traceback: str, log_tail: tuple[str, ...]) -> str:
-    text = ""
-    if traceback:
-        text += f"\n\nTraceback of rank {rank}:\n{traceback.rstrip()}"
-    if log_tail:
-        lines = "\n".join(log_tail)
-        text += f"\n\nLast {len(log_tail)} lines of rank {rank}:\n{lines}"
-    return text
+def _remote(rank: int | None, trace: str, log_tail: tuple[str, ...]) -> RemoteTraceback | None:
+    parts = [f"Last {len(log_tail)} lines of rank {rank}:", *log_tail, ""] if log_tail else []
+    parts += [f"Traceback of rank {rank}:", trace.rstrip()] if trace else []
+    return RemoteTraceback("\n".join(parts)) if parts else None
 
 
 class TrainingError(SparkdlError, RuntimeError):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
 from sparkdl.compat.first_process_group import before_first_group
+from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.launch import local
@@ -92,7 +93,8 @@ def run(
     Raises:
         ConfigError: a parameter is unknown, or of a wrong value.
         PreflightError: the cluster cannot run the job.
-        RankFailedError: a rank raised or died; the message names it, with its traceback and last 100 lines.
+        RankFailedError: a rank raised or died; the message names it, its attributes hold traceback and last 100 lines.
+        SparkdlError: a rank raised one of sparkdl's own errors; it is raised as what it is, with the rank as its cause.
         LaunchTimeoutError: ranks did not start, or did not return, in time.
 
     Example:
@@ -108,11 +110,12 @@ def run(
     settled: dict[str, Any] = {"config": config, "services": services, "preload": preload}
     settled["on_event"] = settings.get("on_event")
     job = functools.partial(_call, fn, tuple(args), dict(kwargs or {}))
-    if num_proc is not None and num_proc < 0:
-        return local.launch(job, num_proc=-num_proc, **settled)
-    spark = settings.get("spark") or _active_session()
-    ranks = num_proc or barrier.slots(spark, config)
-    return barrier.launch(spark, job, num_proc=ranks, **settled)
+    with task_errors():
+        if num_proc is not None and num_proc < 0:
+            return local.launch(job, num_proc=-num_proc, **settled)
+        spark = settings.get("spark") or _active_session()
+        ranks = num_proc or barrier.slots(spark, config)
+        return barrier.launch(spark, job, num_proc=ranks, **settled)
 
 
 class FrameSettings(RunSettings, total=False):

@@ -1,26 +1,55 @@
-"""Errors that crossed from a Spark task to the driver, as the typed errors they were.
+"""Error mapping: what a Spark task or a rank raised as a ``SparkdlError``, raised on the driver as that type.
 
-Enters: whatever Spark raised. Leaves: the ``SparkdlError`` that a task raised, if that was the reason.
+Enters: Spark's ``PythonException``, or a ``RankFailedError``. Leaves: the typed error, one sentence, with what came in
+as its ``__cause__``. Everything else passes as it is: a user's own exception stays a ``RankFailedError``.
+
+An action that is ours stands in ``with task_errors()``. A prediction is computed later, by an action of the user's
+(``model.transform(df).collect()``), which only a change in pyspark reaches: ``map_task_errors_of_actions`` wraps the
+two functions where pyspark turns what the JVM or a Connect server reports into exceptions, and passes on whatever is
+not ours. Of pyspark 4.2 and 4.3; it can go when Spark lets Python exceptions name their class. Without it the same
+sentence arrives at the end of a ``PythonException``.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from sparkdl import errors
 
-__all__ = ["task_errors", "task_fault"]
+__all__ = ["map_task_errors_of_actions", "task_error", "task_errors"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _RAISED = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)(?=\n\s*\n|\n\s+at |\nTraceback|\Z)", re.MULTILINE | re.DOTALL)
+_CHAINED = re.compile(
+    r"^(?:The above exception was the direct cause of|During handling of the above exception, another)", re.MULTILINE
+)
 
 
-def task_fault(cause: BaseException) -> errors.SparkdlError | None:
-    """The error of ours that a task raised, read from the traceback that Spark wraps it in; None if there is none."""
-    if isinstance(cause, errors.SparkdlError):
-        return cause
-    for name, message in reversed(_RAISED.findall(str(cause))):
+def task_error(raised: BaseException) -> errors.SparkdlError | None:
+    """The error of ours that a task or a rank raised; None if ``raised`` has another reason."""
+    if isinstance(raised, errors.RankFailedError):
+        original = raised.__cause__
+        if isinstance(original, errors.SparkdlError):
+            raised.__cause__ = (
+                original.__cause__
+            )  # the rank's traceback; the original will have ``raised`` as its cause
+            return original
+        return None if type(original).__module__ != errors.__name__ else _in_text(raised.rank_traceback)
+    if isinstance(raised, errors.SparkdlError):
+        return raised
+    found = _in_text(str(raised)) if type(raised).__module__.startswith("pyspark.") else None
+    return None if isinstance(found, errors.ClusterError) else found  # a launch reads those itself, and more in them
+
+
+def _in_text(text: str) -> errors.SparkdlError | None:
+    """The error that a traceback ends with, if it is ours."""
+    for name, message in reversed(_RAISED.findall(_CHAINED.split(text)[-1])):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, errors.SparkdlError) and kind is not errors.RankFailedError:
             return kind(message.strip())
@@ -29,11 +58,34 @@ def task_fault(cause: BaseException) -> errors.SparkdlError | None:
 
 @contextmanager
 def task_errors() -> Iterator[None]:
-    """Raise what a task raised, instead of Spark's wrapping of it, which stays attached as the cause."""
+    """Raise what a task or a rank raised, instead of what wraps it, which stays attached as the cause."""
     try:
         yield
-    except Exception as cause:
-        fault = task_fault(cause)
-        if fault is None or fault is cause:
+    except Exception as raised:
+        found = task_error(raised)
+        if found is None or found is raised:
             raise
-        raise fault from cause
+        raise found from raised
+
+
+def map_task_errors_of_actions() -> None:
+    """Let every later action of this process raise what a task of ours raised; idempotent."""
+    captured: Any = sys.modules.get("pyspark.errors.exceptions.captured")
+    gateway: Any = sys.modules.get("py4j.java_gateway")
+    if captured is not None and gateway is not None and not hasattr(captured.capture_sql_exception, "__wrapped__"):
+        whole = captured.capture_sql_exception
+        # Each new session asks for it again, to wrap py4j's function anew.
+        captured.capture_sql_exception = functools.wraps(whole)(lambda function: _mapped(whole(function)))
+        gateway.get_return_value = _mapped(gateway.get_return_value)
+    connect: Any = sys.modules.get("pyspark.sql.connect.client.core")
+    if connect is not None and not hasattr(connect.SparkConnectClient._handle_error, "__wrapped__"):
+        connect.SparkConnectClient._handle_error = _mapped(connect.SparkConnectClient._handle_error)
+
+
+def _mapped(function: _F) -> _F:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with task_errors():
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]

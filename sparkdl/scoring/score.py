@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
 
+from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
@@ -81,7 +82,9 @@ def score(
         SchemaError: a column is missing, has a type that no tensor can hold, or a new name is taken.
         ConfigError: settings contradict each other, or a module comes without signature.
         BundleError: there is no bundle, or it holds a pickle.
+        DataError: when the result is used: nulls, or rows of a shape that the model does not take.
     """
+    map_task_errors_of_actions()
     config = config or ScoreConfig()
     source, known = _source(model, allow_pickle)
     signature = signature or known

@@ -11,7 +11,6 @@ default; ``ShardConfig.repartition`` asks for one.
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,16 +19,15 @@ from typing import Any
 import pyarrow as pa
 import pyspark.sql.types as st
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, functions
 
-from sparkdl import errors
 from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
 from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ShardConfig
-from sparkdl.errors import DataError, SchemaError, SparkdlError
+from sparkdl.errors import DataError, SchemaError
 from sparkdl.observe import span
 from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
@@ -177,13 +175,8 @@ def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
     Raises:
         SparkdlError: of the type that a task raised, once Spark had retried it in vain.
     """
-    try:
+    with task_errors():
         rows = df.mapInArrow(task, "report binary").collect()
-    except PySparkException as failure:
-        raised = re.search(r"sparkdl\.errors\.(\w+): ([^\n]*)", str(failure))
-        if raised is None:
-            raise
-        raise getattr(errors, raised[1], SparkdlError)(raised[2]) from failure
     return [json.loads(zlib.decompress(bytes(row["report"]))) for row in rows]
 
 

@@ -19,12 +19,12 @@ import torch
 from sparkdl.compat.torch_compiler import eager
 from sparkdl.config import LaunchConfig
 from sparkdl.documents.payload import Parcel
-from sparkdl.errors import ClusterError, ConfigError, LaunchTimeoutError, PreflightError, RankFailedError
+from sparkdl.errors import ClusterError, ConfigError, PreflightError, SparkdlError
 from sparkdl.estimator.fit import settings
 from sparkdl.estimator.fit.checks import check_classes, check_loss, check_rows, check_steps, check_values
 from sparkdl.estimator.fit.data import Prepared
 from sparkdl.estimator.fit.probe import Probe, probe
-from sparkdl.estimator.fit.rank import FINAL_ERRORS, open_and_train
+from sparkdl.estimator.fit.rank import is_transient, open_and_train
 from sparkdl.estimator.fit.shipping import missing_modules, pack
 from sparkdl.estimator.fit.slots import application_of, gate_of
 from sparkdl.estimator.fit.views import Views, attach_views, detach_views
@@ -133,6 +133,7 @@ def train(params: CheckedParams, prepared: Prepared, parcel: Parcel, spark: Spar
         ConfigError: model, inputs, loss and settings do not fit each other.
         DataError: the rows do not fit them.
         RankFailedError: a rank failed more often than max_failures allows.
+        SparkdlError: what a rank refused, as what it is: a loss that is not finite, a damaged shard.
     """
     seconds = dict(prepared.seconds)
     num_proc = settings.ranks_wanted(params) or slots_of(spark)
@@ -323,9 +324,8 @@ def _launch(
             with _seats(spark, ranks, options["config"].start_timeout_seconds), _progress(params, run_id) as progress:
                 made = run(open_and_train, (parcel,), num_proc=ranks, spark=spark, on_event=progress, **options)
             return [report.open(share=True) for report in made], ranks
-        except (RankFailedError, LaunchTimeoutError) as error:
-            cause = error.cause.partition(":")[0] if isinstance(error, RankFailedError) else ""
-            if attempt == failures or cause in FINAL_ERRORS:
+        except SparkdlError as error:
+            if attempt == failures or not is_transient(error):
                 raise
             headline = str(error).splitlines()[0]
             logger.warning("attempt %d of %d failed (%s): trying again", attempt + 1, failures + 1, headline)

@@ -9,13 +9,28 @@ from __future__ import annotations
 import os
 
 from sparkdl.documents.payload import Parcel
+from sparkdl.errors import (
+    CheckpointError,
+    IntegrityError,
+    LaunchTimeoutError,
+    RankFailedError,
+    SparkdlError,
+    StorageError,
+)
 from sparkdl.worker import run_rank
 from sparkdl.world import World
 
-__all__ = ["FINAL_ERRORS", "open_and_train"]
+__all__ = ["is_transient", "open_and_train"]
 
-FINAL_ERRORS = ("ConfigError", "SchemaError", "DataError", "IntegrityError", "NonFiniteLossError")
-"""What a rank raises that another attempt would raise again."""
+_TRANSIENT = (RankFailedError, LaunchTimeoutError, StorageError, CheckpointError)
+_USERS_BUGS = ("TypeError", "AttributeError", "NameError", "ImportError", "ModuleNotFoundError", "NotImplementedError")
+
+
+def is_transient(error: SparkdlError) -> bool:
+    """Whether another attempt may go better: not where the rows, the settings or the user's code are at fault."""
+    if isinstance(error, RankFailedError):
+        return error.cause.partition(":")[0] not in _USERS_BUGS
+    return isinstance(error, _TRANSIENT) and not isinstance(error, IntegrityError)
 
 
 def open_and_train(parcel: Parcel) -> Parcel:

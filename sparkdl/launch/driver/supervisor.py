@@ -261,7 +261,9 @@ class Supervisor:
             if "\n  File " not in trace and seat.beat is not None:  # no memory was left to note where it happened
                 trace += f"(at its last sign of life it was here)\n{seat.beat.message['where']}"
             error = RankFailedError(seat.rank, report.message["cause"], trace, tuple(tail))
-            error.__cause__ = _original(report.parts)
+            original = _original(report.parts)
+            if original is not None:
+                original.__cause__, error.__cause__ = error.__cause__, original
             return error
         process = f"the process (pid {seat.hello['pid']} on {seat.hello['host']})"
         why = str(report.message.get("why", "its process ended"))

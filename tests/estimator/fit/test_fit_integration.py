@@ -78,9 +78,24 @@ class Refuses(Callback):
         raise ConfigError("never on this cluster")
 
 
+class Misspelt(Callback):
+    def on_epoch_start(self, run):
+        runn.stop()  # noqa: F821
+
+
 def test_what_would_fail_again_is_not_tried_again(frame, caplog):
-    with caplog.at_level("WARNING", logger="sparkdl"), pytest.raises(RankFailedError, match="never on this cluster"):
+    with (
+        caplog.at_level("WARNING", logger="sparkdl"),
+        pytest.raises(ConfigError, match="never on this cluster") as ours,
+    ):
         estimator(callbacks=[Refuses()], max_failures=3, num_proc=1).fit(frame)
+    assert str(ours.value) == "never on this cluster"
+    assert isinstance(ours.value.__cause__, RankFailedError)
+    with caplog.at_level("WARNING", logger="sparkdl"), pytest.raises(RankFailedError) as users:
+        estimator(callbacks=[Misspelt()], max_failures=3, num_proc=1).fit(frame)
+    assert str(users.value) == "rank 0 failed: NameError: name 'runn' is not defined"
+    assert isinstance(users.value.__cause__, NameError)
+    assert "on_epoch_start" in users.value.rank_traceback
     assert "attempt" not in caplog.text
 
 

@@ -18,6 +18,7 @@ from sparkdl import observe
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import (
     CancelledError,
+    CheckpointError,
     ConfigError,
     LaunchTimeoutError,
     PreflightError,
@@ -346,10 +347,12 @@ def test_parameters_of_other_shapes_name_the_ranks_that_differ(spark):
         collective = open_collective(world, backend="torch")
         collective.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    with pytest.raises(RankFailedError, match=r"weight is \(4, 3\).*rank 1 has weight \(5, 3\)") as caught:
+    with pytest.raises(CheckpointError, match=r"weight is \(4, 3\).*rank 1 has weight \(5, 3\)") as caught:
         run(train, num_proc=2, spark=spark, config=QUICK)
-    assert caught.value.log_tail[-1] == "built"
-    assert "in train" in caught.value.rank_traceback
+    failure = caught.value.__cause__
+    assert isinstance(failure, RankFailedError)
+    assert failure.log_tail[-1] == "built"
+    assert "in train" in failure.rank_traceback
 
 
 def test_a_port_of_the_users_own_that_is_taken_is_told_as_it_is(spark):
