@@ -7,7 +7,6 @@ a DataFrame with the predictions, whose schema is known before anything runs.
 from __future__ import annotations
 
 import tempfile
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,10 +24,11 @@ from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.outputs import Head, Heads
 from sparkdl.estimator.params.params import CheckedParams
-from sparkdl.estimator.temporary_files import Lease, sweep
+from sparkdl.launch.driver.session import is_connect
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.score import score
+from sparkdl.scoring.temporary_files import keep
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.write import spark_arrow_schema
 from sparkdl.storage import Storage
@@ -47,12 +47,10 @@ class Published:
     Attributes:
         source: a bundle's URI, or the module itself, which then travels with every task.
         signature: of its wanted outputs.
-        lease: of the bundle's folder; None without.
     """
 
     source: str | torch.nn.Module
     signature: Signature
-    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +85,19 @@ def publish(
     chosen = model if list(heads) == plain else Heads(model, labels, heads)
     chosen.eval()
     answer = replace(signature, outputs=tuple(_output(signature, head) for head in heads))
-    name = f"model-{uuid.uuid4().hex}"
-    sweep()
-    if home is not None:
-        folder = uri = Storage.of(home).child("models").child(name).uri
-    elif str(spark.conf.get("spark.master", "")).startswith("local"):
-        folder = tempfile.mkdtemp(prefix="sparkdl-model-")
-        uri = f"{folder}/{name}"
-    else:
+    root = _root(spark, home)
+    if root is None:
         return Published(chosen, answer)
-    lease = Lease(folder)
-    try:
-        with loose_by_value(chosen):
-            save_bundle(chosen, uri, signature=answer, allow_pickle=True)
-    except BaseException:
-        lease.end()
-        raise
-    published = Published(uri, answer, lease)
-    lease.belongs_to(published)
-    return published
+    with loose_by_value(chosen):
+        return Published(keep(root, lambda uri: save_bundle(chosen, uri, signature=answer, allow_pickle=True)), answer)
+
+
+def _root(spark: SparkSession, home: str | None) -> str | None:
+    """Where models lie that all workers read: the store, or the temporary files of the one machine; None if neither."""
+    if home is not None:
+        return Storage.of(home).child("models").uri
+    one_machine = not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
+    return tempfile.gettempdir() if one_machine else None
 
 
 def _output(signature: Signature, head: Head) -> TensorField:
@@ -223,8 +215,6 @@ def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], b
         config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),
         allow_pickle=True,
     )
-    if published.lease is not None:
-        published.lease.hold(scored)
     if vectors or not any(one.vector for one in wanted):
         return scored
     turned = {one.column: array_to_vector(F.col(f"`{one.column}`")) for one in wanted if one.vector}

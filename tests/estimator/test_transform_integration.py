@@ -1,7 +1,7 @@
 """The fitted model as a transformer: schemas, types, streams, pipelines, searches."""
 
 import gc
-import time
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import nn
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.estimator import CrossValidator as OneQueue
 from sparkdl.estimator import TorchEstimator, TorchModel
+from sparkdl.scoring.temporary_files import process_folder
 
 
 @pytest.fixture(scope="module")
@@ -264,26 +265,15 @@ def test_sparse_and_dense_vectors_are_one_to_the_model(spark):
     assert np.allclose(out["y__output"], net(dense).detach()[:, 0], atol=1e-6)
 
 
-def test_the_file_of_a_model_goes_with_the_last_frame_that_can_read_it(spark, frame):
-    from sparkdl.estimator import temporary_files as leases
-
-    def swept():
-        gc.collect()
-        spark._jvm.java.lang.System.gc()
-        leases.sweep()
-        return not Path(folder).exists()
-
-    before = {lease.uri for lease in leases._leases}
-    derived = around(nn.Linear(3, 1), predictionCol="p").transform(frame).select("p").where("p is not null")
-    (folder,) = {lease.uri for lease in leases._leases} - before
-    assert not any(swept() for _ in range(3))  # the model is gone, and a frame made of its frame is not
+def test_the_file_of_a_model_stays_for_every_frame_that_may_read_it_and_lies_there_once(spark, frame):
+    net = nn.Linear(3, 1)
+    folder = Path(process_folder(tempfile.gettempdir()).uri)
+    before = set(folder.iterdir())
+    derived = around(net, predictionCol="p").transform(frame).select("p").where("p is not null")
+    around(net, predictionCol="q").transform(frame)
+    (mine,) = set(folder.iterdir()) - before
+    gc.collect()
     assert derived.count() == 300
-    derived.createOrReplaceTempView("scored")
-    del derived
-    assert not any(swept() for _ in range(3))
-    assert spark.table("scored").count() == 300
-    spark.catalog.dropTempView("scored")
-    deadline = time.monotonic() + 60
-    while not swept():
-        assert time.monotonic() < deadline, f"{folder} is still there"
-        time.sleep(0.2)
+    around(nn.Linear(3, 1)).transform(frame)
+    assert mine.exists()
+    assert derived.count() == 300

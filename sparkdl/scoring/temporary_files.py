@@ -1,0 +1,113 @@
+"""Where models lie while Spark's workers score with them: one folder for each driver process.
+
+A model enters as a function that saves it, its bundle leaves in ``<root>/sparkdl-models-<process>/``. It stays there
+until the driver's process ends: frames are lazy, others are derived from them, and nobody can tell which will run
+again. A model that is saved twice lies there once. The folder is removed when the interpreter exits; those of drivers
+that were killed go when the next driver on the same machine makes a folder below the same root.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from sparkdl.errors import StorageError
+from sparkdl.storage import Storage, xxh3_hex
+
+if TYPE_CHECKING:
+    from sparkdl.models.bundle import BundleInfo
+
+__all__ = ["keep", "process_folder", "remove_orphans"]
+
+_PREFIX = "sparkdl-models-"
+_NAME = re.compile(rf"{_PREFIX}(?P<machine>[0-9a-f]{{16}})-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]{{8}}")
+
+_lock = threading.Lock()
+_folders: dict[tuple[int, str], Storage] = {}  # by process and root: a fork has none of its parent's
+_bundles: dict[tuple[str, str], str] = {}  # by folder and content hash
+
+
+def keep(root: str, save: Callable[[str], BundleInfo]) -> str:
+    """Let a bundle lie where workers read it until this process ends.
+
+    Args:
+        root: a folder that workers reach.
+        save: writes the bundle to the URI that it is given.
+
+    Returns:
+        the bundle's URI; an earlier one's if that holds the same.
+    """
+    folder = process_folder(root)
+    target = folder.child(uuid.uuid4().hex)
+    try:
+        info = save(target.uri)
+    except BaseException:
+        _remove(target)
+        raise
+    with _lock:
+        known = _bundles.setdefault((folder.uri, info.content_hash), info.uri)
+    if known != info.uri:
+        _remove(target)
+    return known
+
+
+def process_folder(root: str) -> Storage:
+    """This process's folder below ``root``; the first call removes what dead drivers left there."""
+    with _lock:
+        where = (os.getpid(), root)
+        if where not in _folders:
+            remove_orphans(root)
+            name = f"{_PREFIX}{_machine()}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:8]}"
+            _folders[where] = Storage.of(root).child(name)
+            if root == tempfile.gettempdir():  # which all users of the machine share
+                Path(_folders[where].uri).mkdir(mode=0o700)
+        return _folders[where]
+
+
+def remove_orphans(root: str) -> None:
+    """Delete the folders below ``root`` of processes of this machine that have ended."""
+    with contextlib.suppress(StorageError):
+        for entry in Storage.of(root).list():
+            found = _NAME.fullmatch(entry.name)
+            if found and found["machine"] == _machine() and _started(int(found["pid"])) != int(found["started"]):
+                _remove(Storage.of(root).child(entry.name))
+
+
+def _machine() -> str:
+    """What process numbers count in: a running machine, or a container on it."""
+    facts = [os.uname().nodename]
+    with contextlib.suppress(OSError):  # not Linux
+        facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    return xxh3_hex("\n".join(facts).encode())
+
+
+def _started(pid: int) -> int | None:
+    """When a process began; None if it is none. In ticks since the machine did, where that is known: no clock moves."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    try:
+        return int(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _remove(folder: Storage) -> None:
+    with contextlib.suppress(StorageError):
+        folder.delete(recursive=True)
+
+
+@atexit.register
+def _remove_all() -> None:
+    for (pid, _), folder in _folders.items():
+        if pid == os.getpid():
+            _remove(folder)
