@@ -9,10 +9,8 @@ once a window, metrics are reduced once an epoch, checkpoints are written beside
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ import torch
 from sparkdl.collective.base import Collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.observe import emit
+from sparkdl.observe import emit, logger
 from sparkdl.train.callbacks import Callback, Hooks
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -40,8 +38,6 @@ from sparkdl.train.telemetry.report import Reporter, ScalarWriter
 from sparkdl.train.telemetry.window import LossWindow
 
 __all__ = ["fit"]
-
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def fit(
@@ -74,7 +70,7 @@ def fit(
         NonFiniteLossError: the loss became NaN or infinite, on whichever rank; every rank raises.
     """
     device = torch.device(collective.world.device)
-    with rng.isolated(device), _deterministic(config.deterministic):
+    with rng.isolated(device), rng.deterministic(config.deterministic):
         trainer = _Trainer(task, train, validation, collective, config, callbacks, checkpoints)
         try:
             return trainer.run_all()
@@ -140,7 +136,9 @@ class _Trainer:
         size = collective.world.size
         objective = None
         if task.train_step is None:
-            objective = Objective(task, self.device, size, lambda tensor: collective.all_reduce(tensor, "sum"))
+            known = {"bounds": self.train.bounds} if hasattr(self.train, "bounds") else {}
+            objective = Objective(task, self.device, size, lambda t: collective.all_reduce(t, "sum"), **known)
+        self.objective = objective
         place = Placement(self.device, config.channels_last)
         self.stepper = Stepper(task, self.sync, parts.optimizer, objective, config, self.device)
         self.window = LossWindow(collective, self.run)
@@ -203,6 +201,7 @@ class _Trainer:
             self._set_pause()
         self.window.flush()
         self.reporter.epoch_done()
+        self._tell_without_divisor()
         self._share_buffers()
         whole = run.batch >= self.steps_per_epoch
         if not whole and not self._finished():
@@ -265,6 +264,17 @@ class _Trainer:
         found = self.evaluate(source, steps, lambda done: self.reporter.validation_done(done, steps))
         self.hooks.call("on_validation_end", self.run, found)
         return found
+
+    def _tell_without_divisor(self) -> None:
+        """Say how many batches had nothing in them that counts towards the loss."""
+        count = self.objective.take_without_divisor() if self.objective is not None else 0
+        if count and self.run.world.is_leader:
+            message = (
+                f"epoch {self.run.epoch}: in {count} batches nothing counts towards the loss (every label is ignored, "
+                "or every weight is 0); their loss is 0 and their gradient nothing"
+            )
+            logger.warning(message)
+            emit("log", message=message)
 
     def _share_buffers(self) -> None:
         """Give all ranks rank 0's buffers (running statistics), so that all validate and save the same model."""
@@ -376,23 +386,3 @@ def _next_multiple(step: int, period: int) -> int:
 
 def _plain(value: float) -> float | None:
     return value if value == value and abs(value) != float("inf") else None
-
-
-@contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """Allow only deterministic kernels inside the block."""
-    if not wanted:
-        yield
-        return
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    workspace = os.environ.get(_CUBLAS)
-    os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        if workspace is None:
-            os.environ.pop(_CUBLAS, None)
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]

@@ -1,7 +1,7 @@
 """What the loop asks of its batches.
 
-Enters: nothing. Leaves: two Protocols, which ``batches.loader`` and ``train.memory`` satisfy, and which a loader of a
-user's own may satisfy as well.
+Two Protocols, which ``batches.reading.loader`` and ``train.in_memory`` satisfy, and which a loader of a user's own may
+satisfy as well.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class BatchLike(Protocol):
 
 @runtime_checkable
 class BatchSource(Protocol):
-    """Batches of an epoch, as many on every rank, in an order that its seed and the epoch fix."""
+    """Batches of an epoch, as many on every rank, in an order that its seed and the epoch fix.
+
+    A source may also have ``bounds(name)``, the least and greatest value of a tensor over the whole set, or None: where
+    it shows that no class label is ignored, a loss over classes spares its ranks an exchange a step.
+    """
 
     def __len__(self) -> int:
         """Batches of a whole epoch, equal on all ranks."""

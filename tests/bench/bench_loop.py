@@ -29,8 +29,8 @@ from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.loop import fit
-from sparkdl.train.memory import TensorSource
 from sparkdl.train.task import Task
 from sparkdl.world import SOLO
 

@@ -12,8 +12,8 @@ import torch
 from sparkdl import observe
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
+from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.loop import fit
-from sparkdl.train.memory import TensorSource
 from sparkdl.train.task import Task
 from sparkdl.world import SOLO
 

@@ -12,7 +12,7 @@ from train_helpers import state_equal
 
 from sparkdl.errors import ConfigError, NonFiniteLossError
 from sparkdl.train.callbacks import Callback
-from sparkdl.train.memory import TensorSource
+from sparkdl.train.in_memory import TensorSource
 
 
 def by_hand(model, optimizer, loss_of, source, epochs):

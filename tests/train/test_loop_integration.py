@@ -19,8 +19,8 @@ from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
 from sparkdl.errors import SparkdlError
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.loop import fit
-from sparkdl.train.memory import TensorSource
 from sparkdl.train.task import Task
 from sparkdl.world import SOLO
 

@@ -11,7 +11,7 @@ import torch
 from sparkdl.config import CheckpointConfig
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
-from sparkdl.train.memory import TensorSource
+from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.task import Task
 from sparkdl.world import World

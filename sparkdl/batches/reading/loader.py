@@ -230,6 +230,17 @@ class ShardLoader:
         """Whether rows that do not fill the last step are left out."""
         return self._options.tail == "drop"
 
+    def bounds(self, name: str) -> tuple[float, float] | None:
+        """Return the least and the greatest value of the tensor ``name`` over the set, as its writer counted them.
+
+        None where that is not known: rows are padded, nulls were filled, values are bytes, or there is no such tensor.
+        """
+        specs = [one for one in self.dataset.tensors if one.name == name and not one.ragged and one.dtype != "binary"]
+        found = [self.dataset.manifest.statistics.get(column) for spec in specs for column in spec.columns]
+        known = [(one.min, one.max) for one in found if one and not one.null_count]
+        ends = [float(end) for pair in known for end in pair if end is not None]
+        return (min(ends), max(ends)) if ends and len(ends) == 2 * len(found) else None
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the first step of ``epoch``, or, if that is the epoch a state was just loaded for, stay at its step."""
         if epoch < 0:

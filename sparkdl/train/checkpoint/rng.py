@@ -6,6 +6,7 @@ state; those of the caller are as before once the run is over.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["capture", "isolated", "restore", "seed_rank"]
+__all__ = ["capture", "deterministic", "isolated", "restore", "seed_rank"]
+
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def seed_rank(seed: int, rank: int) -> None:
@@ -55,3 +59,23 @@ def isolated(device: torch.device) -> Iterator[None]:
         yield
     finally:
         restore(before, device)
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Allow only deterministic kernels inside the block."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    workspace = os.environ.get(_CUBLAS)
+    os.environ.setdefault(_CUBLAS, ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        if workspace is None:
+            os.environ.pop(_CUBLAS, None)
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]

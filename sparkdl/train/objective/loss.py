@@ -4,8 +4,9 @@ Enters: the model's outputs and one rank's batch. Leaves: a differentiable scala
 its gradient) over the ranks gives what one rank with the whole batch would compute; and, for validation, sums and
 counts that may be added up over batches and ranks.
 
-A loss that divides by something other than its rows (sample weights, class weights, ignored labels) is computed as a
-sum, and divided by the sum of the divisors of all ranks.
+A loss that divides by something other than its rows (sample weights, class weights, labels that are not ignored) is
+computed as a sum, and divided by the sum of the divisors of all ranks. A global batch in which nothing counts has the
+loss 0 and no gradient, where torch's own mean would be 0/0.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ from sparkdl.train.objective.labels import fitting_label, label_kind
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task, takes_no_arguments
 
-__all__ = ["Objective", "split_outputs"]
+__all__ = ["Bounds", "Objective", "split_outputs"]
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
+Bounds = Callable[[str], tuple[float, float] | None]
+"""By name of a tensor: its least and its greatest value over the whole data set; None where nobody knows."""
+
+
+def _unknown(name: str) -> None:
+    return None
 
 
 class Objective:
@@ -36,9 +43,13 @@ class Objective:
         device: where the losses compute.
         world_size: number of ranks that share a global batch.
         reduce: sums a tensor over the ranks; called once a batch, and only if a loss has divisors of its own.
+        bounds: of the tensors to train on, equal on all ranks. Where they show that no label is ignored, a loss over
+            classes needs no exchange.
     """
 
-    def __init__(self, task: Task, device: torch.device, world_size: int, reduce: Reduce) -> None:
+    def __init__(
+        self, task: Task, device: torch.device, world_size: int, reduce: Reduce, bounds: Bounds = _unknown
+    ) -> None:
         self.labels = tuple(task.labels)
         names = self.labels or ("",)
         losses = _by_label("loss", task.loss, names, spread=True)
@@ -53,8 +64,12 @@ class Objective:
         self._world_size = world_size
         self._reduce = reduce
         self._device = device
-        self._settled = False
-        self._simple = False
+        self._without_divisor = torch.zeros((), dtype=torch.int64, device=device)
+        for head in self.heads:
+            head.find_divisor(bounds)
+        head = self.heads[0]
+        plain = not (head.has_divisor if world_size > 1 else head.divides_alone) and not head.sums
+        self._simple = len(self.heads) == 1 and plain and head.weight == 1.0
 
     @property
     def only_sums(self) -> bool:
@@ -67,8 +82,6 @@ class Objective:
         Raises:
             ConfigError: outputs and labels do not fit each other.
         """
-        if not self._settled:
-            self._settle(batch)
         if self._simple:
             if type(outputs) is not torch.Tensor:
                 outputs = _only(outputs, self.labels)
@@ -90,18 +103,14 @@ class Objective:
 
     def skip(self, batch: BatchLike) -> None:
         """Take part in the reduction of a batch of which this rank has no row."""
-        if not self._settled:
-            self._settle(batch)
         count = sum(head.has_divisor for head in self.heads)
         if count and self._world_size > 1:
             self._global_divisors([torch.zeros((), device=self._device)] * count)
 
     def sums(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """Return ``(heads, 2)`` float64: numerator and divisor of each head's loss, to be added up over batches."""
-        if not self._settled:
-            self._settle(batch)
         rows = []
-        for head, (value, divisor) in zip(self.heads, self._terms(outputs, batch, whole=False), strict=True):
+        for head, (value, divisor) in zip(self.heads, self._terms(outputs, batch, summed=True), strict=True):
             value = value.detach().double()
             if divisor is not None:
                 rows.append(torch.stack((value, divisor.double())))
@@ -119,20 +128,29 @@ class Objective:
             found |= {f"{head.label}_loss": value for head, value in zip(self.heads, values, strict=True)}
         return found
 
-    def _settle(self, batch: BatchLike) -> None:
-        """Decide, by what every rank sees in the first batch, which losses have divisors of their own."""
-        for head in self.heads:
-            head.settle(batch)
-        head = self.heads[0]
-        plain = not (head.has_divisor if self._world_size > 1 else head.sampled) and not head.sums
-        self._simple = len(self.heads) == 1 and plain and head.weight == 1.0
-        self._settled = True
+    def take_without_divisor(self) -> int:
+        """How often since the last call nothing in a global batch counted towards a loss; waits for the device."""
+        count = int(self._without_divisor)
+        self._without_divisor.zero_()
+        return count
 
-    def _terms(self, outputs: Any, batch: BatchLike, *, whole: bool) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Each head's mean or sum and None, or its numerator and divisor; ``whole``: this rank holds all rows."""
+    def _terms(
+        self, outputs: Any, batch: BatchLike, *, whole: bool = False, summed: bool = False
+    ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Each head's mean or sum and None, or its numerator and divisor.
+
+        Args:
+            outputs: of the model.
+            batch: this rank's rows.
+            whole: this rank holds all rows of the global batch.
+            summed: the terms are added up over batches, so every divisor is wanted that there is.
+        """
         weights = batch[self._sample_weight] if self._sample_weight else None
-        split = split_outputs(outputs, self.labels)
-        return [head(output, batch, weights, whole) for head, output in zip(self.heads, split, strict=True)]
+        found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        for head, output in zip(self.heads, split_outputs(outputs, self.labels), strict=True):
+            divides = head.can_count if summed else head.divides_alone if whole else head.has_divisor
+            found.append(head.fraction(output, batch, weights) if divides else (head.mean(output, batch), None))
+        return found
 
     def _global_divisors(self, divisors: Sequence[torch.Tensor]) -> torch.Tensor:
         if not divisors:
@@ -140,36 +158,49 @@ class Objective:
         total = torch.stack([divisor.detach().double().reshape(()) for divisor in divisors])
         if self._world_size > 1:
             total = self._reduce(total)
-        return total.masked_fill(total == 0, 1.0)  # nothing counts: the loss is 0, not 0/0
+        nothing = total == 0
+        self._without_divisor += nothing.any()
+        return total.masked_fill(nothing, 1.0)  # nothing counts: the loss is 0, not 0/0
 
 
 class _Head:
-    """The loss of one label."""
+    """The loss of one label.
+
+    Attributes:
+        label: its name; empty for a loss of the output alone.
+        weight: factor of this loss in the sum of all.
+        sums: the loss is a sum over rows, which nothing divides.
+        has_divisor: it divides by something other than the rows, which the ranks have to add up.
+        divides_alone: the same on a rank that holds the whole batch, where torch's own mean does unless it were 0/0.
+        can_count: what it divides by can be told.
+    """
 
     def __init__(self, loss: Any, label: str, weight: float, sampled: bool) -> None:
         self.label, self.weight = label, weight
         self.loss = loss
         self.kind = label_kind(loss)
-        self.reduction = _reduction(loss)
+        reduction = _option(loss, "reduction", "mean")
+        self.reduction = reduction if isinstance(reduction, str) else "mean"
         self.sums = self.reduction == "sum" and not sampled
-        self.has_divisor = sampled
-        self.sampled = sampled
-        # Class weights and ignored labels are divisors too; a rank with the whole batch lets the loss divide by them.
-        self._may_count = self.kind == "classes" and self.reduction == "mean"
-        self.rowwise = _rowwise(loss) if sampled or self._may_count else None
+        self._class_weight = _option(loss, "weight", None)
+        self._ignored = _option(loss, "ignore_index", -100)
+        counts = self.kind == "classes" and self.reduction == "mean"
+        self.can_count = sampled or counts
+        self.has_divisor = self.divides_alone = sampled
+        self.rowwise = _rowwise(loss) if self.can_count else None
 
-    def settle(self, batch: BatchLike) -> None:
+    def find_divisor(self, bounds: Bounds) -> None:
         """Find out whether the loss divides by something other than the rows; equal on all ranks."""
-        if self._may_count:
-            weight, ignored = getattr(self.loss, "weight", None), getattr(self.loss, "ignore_index", -100)
-            # A label for each token of a row: paddings are marked by the ignored number, be it the default one.
-            tokens = batch[self.label].ndim > 1 and batch[self.label].shape[1] > 1
-            self.has_divisor = self.has_divisor or weight is not None or ignored != -100 or tokens
+        if self.can_count and not self.divides_alone:
+            found = bounds(self.label)
+            self.divides_alone = found is None or found[0] <= self._ignored <= found[1]
+            self.has_divisor = self.divides_alone or self._class_weight is not None
 
     def to(self, device: torch.device) -> None:
         for loss in (self.loss, self.rowwise):
             if isinstance(loss, torch.nn.Module):
                 loss.to(device)
+        self._class_weight = _option(self.loss, "weight", None)
 
     def mean(self, output: Any, batch: BatchLike) -> torch.Tensor:
         """The local mean over the rows."""
@@ -180,12 +211,10 @@ class _Head:
             value = self.loss(output)
         return value if value.ndim == 0 else value.mean()
 
-    def __call__(
-        self, output: Any, batch: BatchLike, weights: torch.Tensor | None, whole: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a mean or sum and None, or a numerator and its divisor."""
-        if not self.has_divisor or (whole and not self.sampled):
-            return self.mean(output, batch), None
+    def fraction(
+        self, output: Any, batch: BatchLike, weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the local numerator and divisor."""
         assert self.rowwise is not None
         label = fitting_label(self.kind, output, batch[self.label]) if self.label else None
         values = self.rowwise(output, label) if self.label else self.rowwise(output)
@@ -203,11 +232,10 @@ class _Head:
     def _counts(self, values: torch.Tensor, output: Any, label: Any) -> torch.Tensor:
         """What each of ``values`` adds to the divisor: 1, the weight of its class, or 0 if it is ignored."""
         if self.kind == "classes" and not label.is_floating_point():
-            ignored = label == getattr(self.loss, "ignore_index", -100)
-            class_weight = getattr(self.loss, "weight", None)
+            ignored = label == self._ignored
             counts: torch.Tensor = ~ignored
-            if class_weight is not None:
-                counts = class_weight[label.masked_fill(ignored, 0)].masked_fill(ignored, 0.0)
+            if self._class_weight is not None:
+                counts = self._class_weight[label.masked_fill(ignored, 0)].masked_fill(ignored, 0.0)
             return counts.to(values.dtype)
         if self.reduction == "batchmean":
             return torch.ones_like(values) / max(values[0].numel() if len(values) else 1, 1)
@@ -262,6 +290,7 @@ def _made_loss(given: Any) -> Any:
     loss = given() if takes_no_arguments(given) else given
     if not callable(loss):
         raise ConfigError(f"the loss is a {type(loss).__name__}: give a callable of (output, label)")
+    _check_arguments(loss)
     if isinstance(loss, torch.nn.Module) and any(p.requires_grad for p in loss.parameters()):
         raise ConfigError(
             f"the loss {type(loss).__name__} has parameters of its own, which would not be synchronised: make it a "
@@ -270,11 +299,30 @@ def _made_loss(given: Any) -> Any:
     return loss
 
 
-def _reduction(loss: Any) -> str:
-    found = getattr(loss, "reduction", None)
-    if found is None and isinstance(loss, functools.partial):
-        found = loss.keywords.get("reduction")
-    return found if isinstance(found, str) else "mean"
+def _check_arguments(loss: Any) -> None:
+    """Refuse losses of torch that take more than an output and a label."""
+    owner = loss if hasattr(loss, "__qualname__") else type(loss)
+    if not str(getattr(owner, "__module__", "")).startswith("torch."):
+        return
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):
+        return
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(needed) > 2:
+        raise ConfigError(
+            f"the loss {owner.__name__} takes ({', '.join(needed)}), and losses are called with (output, label): call "
+            "it in a function of your own that makes these of output and label"
+        )
+
+
+def _option(loss: Any, name: str, default: Any) -> Any:
+    """A setting of a loss: an attribute of a module, or what a ``functools.partial`` of a function binds."""
+    while isinstance(loss, functools.partial):
+        if name in loss.keywords:
+            return loss.keywords[name]
+        loss = loss.func
+    return getattr(loss, name, default) if isinstance(loss, torch.nn.Module) else default
 
 
 def _rowwise(loss: Any) -> Any:

@@ -307,6 +307,15 @@ def test_decode_runs_in_threads_and_stacks(shards):
     assert all(name.startswith("sparkdl-decode") for name in threads)
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("id", (0, 999)), ("features", (0, 1998)), ("vector", (0, 999))]
+    + [(name, None) for name in ("maybe", "tokens", "raw", "nothing")],
+)
+def test_extremes_of_a_tensor_are_told_only_where_they_are_those_of_every_value(shards, name, wanted):
+    assert dataset(shards).loader(batch_size=10).bounds(name) == wanted
+
+
 def test_what_decode_raises_reaches_the_consumer(shards):
     def decode(data):
         if bytes(data).endswith(b"77"):

@@ -7,8 +7,8 @@ from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.views import InputView, Views
 from sparkdl.estimator.horovod.adapters import LikeOutput, MinibatchStep, adapted_loss, adapted_metrics
+from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.loop import fit
-from sparkdl.train.memory import TensorSource
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.task import Task
 from sparkdl.world import SOLO

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.train.memory import TensorSource
+from sparkdl.train.in_memory import TensorSource
 from sparkdl.world import World
 
 

@@ -102,6 +102,14 @@ class TensorSource:
             return lambda rows: {name: gather(0, rows) for name, gather in gathers}
         return lambda rows: {name: tensor.index_select(0, rows.to(tensor.device)) for name, tensor in items}
 
+    def bounds(self, name: str) -> tuple[float, float] | None:
+        """Return the least and the greatest value of the tensor ``name``; None where there is no such tensor."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.is_complex():
+            return None
+        least, greatest = torch.aminmax(tensor)
+        return float(least), float(greatest)
+
     def set_epoch(self, epoch: int) -> None:
         """Start over at the first batch of ``epoch``."""
         self._epoch, self._position = epoch, 0
