@@ -76,21 +76,19 @@ class SyncConfig:
     """How gradients travel between ranks.
 
     Attributes:
-        bucket_mib: gradients are fused until a message has this size, MiB; None lets the collective choose. Ranks that
-            share memory send no messages.
+        bucket_mib: gradients are fused until a message has this size, MiB; None chooses by their bytes and the number
+            of ranks. Ranks that share memory send no messages.
         compression: ``"fp16"`` or ``"bf16"`` halves the bytes of float32 gradients on the wire; None sends them whole.
         sync_batch_norm: replace BatchNorm layers by ones whose statistics run over the global batch.
-        tune: measure a few settings that are not given during the first steps, and keep the best; not where
-            ``torch.use_deterministic_algorithms`` is on, since bucket sizes change how three ranks round a sum.
-        shared_memory: ranks that all compute on the CPUs of one host exchange gradients through memory they share,
-            whatever the backend, unless ``compression`` is set.
+        shared_memory: ranks that all compute on the CPUs of one host exchange gradients through memory they share
+            instead of the backend's all-reduce. None does so where the backend was chosen by ``"auto"`` and
+            ``compression`` is not set: who names a backend gets its all-reduce. True raises where it cannot be done.
     """
 
     bucket_mib: float | None = None
     compression: str | None = None
-    shared_memory: bool = True
+    shared_memory: bool | None = None
     sync_batch_norm: bool = False
-    tune: bool = True
 
     def __post_init__(self) -> None:
         require(

@@ -77,15 +77,18 @@ class RankReport:
         result: history, best epoch, steps and rows of the run; its ``model`` is an empty module, ``optimizer`` None.
         weights: the model's state on the CPU, by name; None on every rank but the leader.
         optimizer: the optimizer's state on the CPU, as its ``state_dict()``; None on every rank but the leader.
-        backend: the collective that was used.
         seconds: wall-clock seconds by span: join, open, fit.
     """
 
     result: TrainResult
     weights: dict[str, torch.Tensor] | None
     optimizer: dict[str, Any] | None
-    backend: str
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> str:
+        """What carried the gradients, as ``TrainResult`` says it."""
+        return self.result.backend
 
 
 def run_rank(world: World, job: RankJob) -> RankReport:
@@ -96,7 +99,7 @@ def run_rank(world: World, job: RankJob) -> RankReport:
     """
     seconds: dict[str, float] = {}
     with span("join", seconds):
-        collective = open_collective(world, backend=job.backend)
+        collective = open_collective(world, backend=job.backend, gradient_bytes=_gradient_bytes(job.task))
     with eager():
         result = _trained(world, job, collective, seconds)
         leads = world.is_leader
@@ -104,7 +107,7 @@ def run_rank(world: World, job: RankJob) -> RankReport:
         optimizer = _on_cpu(result.optimizer.state_dict()) if leads and result.optimizer is not None else None
     # Module and optimizer stay here: on the driver their states are enough, and these travel once.
     result = replace(result, model=torch.nn.Module(), optimizer=None)
-    return RankReport(result=result, weights=weights, optimizer=optimizer, backend=collective.name, seconds=seconds)
+    return RankReport(result=result, weights=weights, optimizer=optimizer, seconds=seconds)
 
 
 def _trained(world: World, job: RankJob, collective: Collective, seconds: dict[str, float]) -> TrainResult:
@@ -164,6 +167,13 @@ def _validation(job: RankJob, world: World) -> ShardLoader | None:
     dataset = _open(job, job.validation_uri, job.validation_loader or job.loader)
     rows = job.validation_batch_size or job.batch_size
     return dataset.loader(world=world, batch_size=rows, shuffle=False, decode=_decode(job, dataset))
+
+
+def _gradient_bytes(task: Task) -> int | None:
+    """What a step sends; None where the model is still to be made."""
+    if not isinstance(task.model, torch.nn.Module):
+        return None
+    return sum(p.numel() * p.element_size() for p in task.model.parameters() if p.requires_grad)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -117,10 +117,15 @@ def test_foreign_packages_stay_in_their_rooms(name):
         assert room(name) not in LEAVES | {"observe", "storage"}
 
 
+NO_CYCLES_AT_ALL = {"collective"}  # rooms whose imports for types count, too
+
+
 def test_there_are_no_import_cycles():
     graph = {
         name: {
-            other.removeprefix("sparkdl.") for other in imports(path, runtime_only=True) if other.startswith("sparkdl.")
+            other.removeprefix("sparkdl.")
+            for other in imports(path, runtime_only=room(name) not in NO_CYCLES_AT_ALL)
+            if other.startswith("sparkdl.")
         }
         for name, path in MODULES.items()
     }

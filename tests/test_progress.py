@@ -15,7 +15,7 @@ from sparkdl.progress import Progress, View
 
 START = {
     "kind": "fit_start",
-    "backend": "horovod",
+    "backend": "horovod, gradients in shared memory",
     "world_size": 2,
     "epochs": 3,
     "steps_per_epoch": 782,
@@ -52,7 +52,7 @@ def test_lines_where_output_is_no_terminal():
         for event in (START, STEP, {"kind": "span", "name": "fit", "seconds": 1.0}, EPOCH, END):
             progress(event)
     assert out.getvalue().splitlines() == [
-        "training 1,300 parameters on 2 ranks (horovod), 3 epochs of 782 batches",
+        "training 1,300 parameters on 2 ranks (horovod, gradients in shared memory), 3 epochs of 782 batches",
         "epoch 2/3  391/782  loss 0.1235  52,346 rows/s  0:01:02 left",
         "epoch 2/3  loss 0.5  val_loss not finite  2.0 s  (best so far)",
         "trained 2,346 steps on 600,000 rows in 12.3 s",

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from sparkdl.collective.base import Ranks
 from sparkdl.errors import CheckpointError, ClusterError, ConfigError
-
-if TYPE_CHECKING:
-    from sparkdl.collective.backends.group import GroupCollective
 
 __all__ = ["agree_on_tensors", "named_parameters", "pack", "pickled", "share_optimizer", "unpack", "unpickled"]
 
@@ -25,7 +23,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 Description = list[tuple[str, tuple[int, ...], str]]
 
 
-def agree_on_tensors(group: GroupCollective, named: Named) -> None:
+def agree_on_tensors(ranks: Ranks, named: Named) -> None:
     """Check that every rank holds tensors of the same names, shapes and dtypes in the same order.
 
     One small message where they do; the descriptions travel only where the hashes differ.
@@ -37,12 +35,12 @@ def agree_on_tensors(group: GroupCollective, named: Named) -> None:
     unusable = next((name for name, tensor in named if not _is_plain(tensor)), None)
     mine = [] if unusable else [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
     digest = hashlib.sha256(f"{unusable} {mine}".encode()).digest()
-    digests = group.gather_rows(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+    digests = ranks.gather_rows(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
     if all(torch.equal(other, digests[0]) for other in digests):
         if unusable:
             raise ConfigError(_unusable(unusable))
         return
-    everyone: list[tuple[str | None, Description]] = group.all_gather_object((unusable, mine))
+    everyone: list[tuple[str | None, Description]] = ranks.all_gather_object((unusable, mine))
     for rank, (bad, _) in enumerate(everyone):
         if bad:
             raise ConfigError(f"rank {rank}: {_unusable(bad)}")
@@ -86,7 +84,7 @@ def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     return names
 
 
-def share_optimizer(group: GroupCollective, optimizer: torch.optim.Optimizer) -> None:
+def share_optimizer(ranks: Ranks, optimizer: torch.optim.Optimizer) -> None:
     """Give every rank the state and the hyperparameters of rank 0's ``optimizer``.
 
     Its structure travels as an object, its tensors as bytes. Nothing is loaded where rank 0 has nothing to give.
@@ -94,23 +92,23 @@ def share_optimizer(group: GroupCollective, optimizer: torch.optim.Optimizer) ->
     Raises:
         CheckpointError: the ranks' parameter groups differ.
     """
-    counts = group.all_gather_object([len(g["params"]) for g in optimizer.param_groups])
+    counts = ranks.all_gather_object([len(g["params"]) for g in optimizer.param_groups])
     for rank, other in enumerate(counts):
         if other != counts[0]:
             raise CheckpointError(
                 f"the optimizer of rank 0 has groups of {counts[0]} parameters and that of rank {rank} of {other}: "
                 "build the same optimizer on every rank"
             )
-    leader = group.world.rank == 0
+    leader = ranks.world.rank == 0
     mine: list[torch.Tensor] = []
     outline = _outline(optimizer.state_dict(), mine) if leader else None
-    outline = group.broadcast_object(outline)
-    device = group.world.device
+    outline = ranks.broadcast_object(outline)
+    device = ranks.world.device
     tensors = mine if leader else []
     if not leader:
         filled = _fill(outline, tensors, device)
     staged = [tensor.to(device) for tensor in tensors] if leader else tensors
-    group.broadcast_unchecked(staged)
+    ranks.broadcast_unchecked(staged)
     if not leader:
         optimizer.load_state_dict(filled)
 

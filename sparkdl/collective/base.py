@@ -1,13 +1,14 @@
-"""What the training loop asks of the ranks around it: one small Protocol, three implementations.
+"""The Protocols of this room: what the training loop asks of the ranks, and what gradients ask of a backend.
 
-Enters: tensors, objects, gradients of one rank. Leaves: the same, agreed on by all ranks.
+Enters: tensors, values, gradients of one rank. Leaves: the same, agreed on by all ranks.
 
-Stage 3 of 5. ``solo.py``, ``ddp.py`` and ``horovod.py`` implement it, and one contract test holds all three to it.
+Stage 3 of 5. ``backends/`` holds three implementations of ``Collective``, and one contract test runs over all of them.
+``Ranks`` is what the two real ones have in common, and all that ``gradients/`` knows of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -16,7 +17,7 @@ import torch
 from sparkdl.config import SyncConfig
 from sparkdl.world import World
 
-__all__ = ["Collective", "GradientSync", "ReduceOp"]
+__all__ = ["Collective", "GradientSync", "Pending", "Ranks", "ReduceOp"]
 
 ReduceOp = Literal["sum", "mean", "min", "max"]
 
@@ -31,6 +32,14 @@ class GradientSync(Protocol):
     @property
     def model(self) -> torch.nn.Module:
         """The module to call: the user's own, or a wrapper around it that hooks its backward pass."""
+        ...
+
+    @property
+    def carried_by(self) -> str:
+        """What carries the gradients, as logs and records say it.
+
+        The backend's name where its all-reduce does, or ``"horovod, gradients in shared memory"``.
+        """
         ...
 
     @property
@@ -58,7 +67,7 @@ class GradientSync(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, in strings, numbers and lists, what decides how sums are rounded and what was found by measuring."""
+        """Return, in strings, numbers and lists, what decides how sums are rounded."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,4 +135,76 @@ class Collective(Protocol):
 
     def close(self, *, failed: bool = False) -> None:
         """Leave the group; after a failure (``failed=True``) without waiting for the other ranks. Idempotent."""
+        ...
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Return once its result is in place.
+
+        Raises:
+            ClusterError: another rank vanished or did not take part within the timeout.
+        """
+        ...
+
+
+class Ranks(Protocol):
+    """The operations of a backend that gradients travel by: they start, and complete in the background."""
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        ...
+
+    @property
+    def world(self) -> World:
+        """Where this rank stands."""
+        ...
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long an operation waits for the other ranks, seconds."""
+        ...
+
+    @property
+    def may_share_memory(self) -> bool:
+        """Whether gradients may go round the backend, through memory of the host, where nobody said otherwise."""
+        ...
+
+    def start_all_reduce(self, flat: torch.Tensor, op: str, key: str, *, channel: str = "") -> Pending:
+        """Begin to reduce ``flat``, contiguous and 1-d, in place over all ranks; ``op`` is sum, min or max.
+
+        Operations of one channel begin in the same order on every rank; ``key`` is equal on all ranks, and free again
+        once the operation is done. Channels are independent of each other.
+        """
+        ...
+
+    def open_channel(self, channel: str) -> None:
+        """Make ``channel`` usable, by every rank in the same order; the channel ``""`` always is."""
+        ...
+
+    def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's ``rows``, which may differ in their first dimension alone."""
+        ...
+
+    def broadcast_unchecked(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Overwrite ``tensors``, whose shapes are known to agree, with those of ``root``."""
+        ...
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return ``root``'s value on every rank."""
+        ...
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in rank order."""
+        ...
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        ...
+
+    def at_close(self, closer: Callable[[], None]) -> None:
+        """Call ``closer``, which is idempotent, when this rank leaves."""
         ...

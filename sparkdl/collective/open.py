@@ -12,7 +12,8 @@ import sys
 from datetime import timedelta
 
 from sparkdl import observe
-from sparkdl.collective.backends.horovod import HorovodCollective, HostNameError, built_with, is_installed
+from sparkdl.collective.backends.horovod import HorovodCollective, built_with, is_installed
+from sparkdl.collective.backends.horovod_join import HostNameError
 from sparkdl.collective.backends.solo import SoloCollective
 from sparkdl.collective.base import Collective
 from sparkdl.errors import ConfigError
@@ -24,17 +25,23 @@ BACKENDS = ("auto", "horovod", "torch", "solo")
 TIMEOUT = timedelta(minutes=5)
 
 
-def open_collective(world: World, backend: str = "auto", *, timeout: timedelta = TIMEOUT) -> Collective:
+def open_collective(
+    world: World, backend: str = "auto", *, timeout: timedelta = TIMEOUT, gradient_bytes: int | None = None
+) -> Collective:
     """Join the other ranks of ``world``; every rank calls it, with the same ``backend``.
 
     ``"auto"`` is solo for a world of one, else Horovod where it is installed, the launcher hosts its rendezvous and
-    each host's name leads to that host, else torch.distributed. A group that user code opened already, with
-    ``hvd.init()`` or ``init_process_group()``, is joined as it is, and outlives ``close()``.
+    each host's name leads to that host, else torch.distributed; and gradients of ranks on the CPUs of one host then
+    travel in shared memory. Who names a backend gets its all-reduce (``SyncConfig.shared_memory``).
+
+    A group that user code opened already, with ``hvd.init()`` or ``init_process_group()``, is joined as it is, and
+    outlives ``close()``.
 
     Args:
         world: where this rank stands.
         backend: ``"auto"``, ``"horovod"``, ``"torch"`` or ``"solo"``.
         timeout: how long to wait for the other ranks, when joining and in every later operation.
+        gradient_bytes: what a step will send, where that is known; it decides Horovod's cycle time.
 
     Raises:
         ConfigError: the backend is unknown, not installed, or has no address to meet at.
@@ -47,13 +54,13 @@ def open_collective(world: World, backend: str = "auto", *, timeout: timedelta =
         raise ConfigError(f"timeout={timeout} must be above zero: give the other ranks time to join")
     chosen, why = (backend, "asked for") if backend != "auto" else _choose(world)
     try:
-        collective = _open(world, chosen, timeout)
+        collective = _open(world, chosen, timeout, backend == "auto", gradient_bytes)
     except HostNameError as error:
         if backend != "auto":
             raise
         # All ranks come here: they were told the same.
         chosen, why = "torch", str(error)
-        collective = _open(world, chosen, timeout)
+        collective = _open(world, chosen, timeout, True, gradient_bytes)
     observe.emit("collective", backend=chosen, reason=why, rank=world.rank, size=world.size)
     if world.is_leader:
         stands_in = backend == "auto" and chosen == "torch" and "user code" not in why
@@ -62,14 +69,18 @@ def open_collective(world: World, backend: str = "auto", *, timeout: timedelta =
     return collective
 
 
-def _open(world: World, backend: str, timeout: timedelta) -> Collective:
+def _open(
+    world: World, backend: str, timeout: timedelta, may_share_memory: bool, gradient_bytes: int | None
+) -> Collective:
     if backend == "solo":
         return SoloCollective(world)
     if backend == "horovod":
-        return HorovodCollective(world, timeout=timeout)
+        return HorovodCollective(
+            world, timeout=timeout, may_share_memory=may_share_memory, gradient_bytes=gradient_bytes
+        )
     from sparkdl.collective.backends.torch_distributed import TorchCollective
 
-    return TorchCollective(world, timeout=timeout)
+    return TorchCollective(world, timeout=timeout, may_share_memory=may_share_memory)
 
 
 def _choose(world: World) -> tuple[str, str]:

@@ -159,7 +159,7 @@ class _Trainer:
         if run.world.is_leader:
             emit(
                 "fit_start",
-                backend=self.collective.name,
+                backend=self.sync.carried_by,
                 world_size=run.world.size,
                 epochs=self.config.epochs,
                 steps_per_epoch=self.steps_per_epoch,
@@ -347,6 +347,7 @@ class _Trainer:
         run, stopping = self.run, self.judge.stopping
         return TrainResult(
             model=run.model,
+            backend=self.sync.carried_by,
             history=run.history,
             optimizer=run.optimizer,
             metrics=metrics,

@@ -157,7 +157,7 @@ def prepared(way, world, model, bucket_mib):
         return
     kind = TorchCollective if way.endswith("torch") else HorovodCollective
     collective = kind(world, timeout=timedelta(seconds=120))
-    config = SyncConfig(bucket_mib=bucket_mib or 1e-4, tune=False, shared_memory=False)
+    config = SyncConfig(bucket_mib=bucket_mib or 1e-4)
     sync = collective.wrap(model, optimizer, config)
     yield sync.model, sync.accumulate, sync.synchronize, optimizer
     sync.close()

@@ -138,15 +138,15 @@ def ranks():
 def run_collective(ranks):
     """``run_collective(job, size, backend)``: the values of ``job(collective)`` in rank order; errors raise."""
 
-    def run(job, size, backend, *, timeout=20.0, raw=False):
+    def run(job, size, backend, *, timeout=20.0, raw=False, environment=None):
         module = sys.modules[getattr(job, "func", job).__module__]
         cloudpickle.register_pickle_by_value(module)
         hosted = services(backend)
-        environment = {}
+        variables = dict(environment or {})
         for service in hosted:
-            environment |= service.start("127.0.0.1", size)
+            variables |= service.start("127.0.0.1", size)
         try:
-            values = ranks.run(partial(in_collective, job, backend, timeout), size, environment)
+            values = ranks.run(partial(in_collective, job, backend, timeout), size, variables)
         finally:
             for service in hosted:
                 service.stop()

@@ -61,7 +61,7 @@ def test_torch_standing_in_for_horovod_is_worth_a_warning(monkeypatch, caplog, i
     class Group:
         name = "torch"
 
-    monkeypatch.setattr(opening, "_open", lambda world, backend, timeout: Group())
+    monkeypatch.setattr(opening, "_open", lambda *given: Group())
     monkeypatch.setattr(opening, "is_installed", lambda: installed)
     monkeypatch.setattr(opening, "built_with", lambda: {"nccl": False})
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,30 +24,17 @@ from sparkdl.collective.agree import (
     unpack,
     unpickled,
 )
-from sparkdl.collective.base import GradientSync, ReduceOp
-from sparkdl.collective.tune import Tuner
+from sparkdl.collective.base import GradientSync, Pending, ReduceOp
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
 
-__all__ = ["GroupCollective", "Pending", "REDUCE_OPS", "widened"]
+__all__ = ["GroupCollective", "REDUCE_OPS", "widened"]
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
 BROADCAST_BYTES = 64 * 2**20  # tensors are fused up to this: it bounds the staging copy
 IN_ORDER_ELEMENTS = 4096
 MESSAGE_BYTES = 2**30  # backends count the elements of a message in 31 bits
-
-
-class Pending(Protocol):
-    """An operation under way."""
-
-    def wait(self) -> None:
-        """Return once its result is in place.
-
-        Raises:
-            ClusterError: another rank vanished or did not take part within the timeout.
-        """
-        ...
 
 
 def widened(tensor: torch.Tensor, op: str) -> torch.Tensor:
@@ -71,15 +58,16 @@ def widened(tensor: torch.Tensor, op: str) -> torch.Tensor:
 class GroupCollective(ABC):
     """A ``Collective`` over several processes; subclasses add the primitives.
 
-    Attributes:
-        reduces_bfloat16: whether ``start_all_reduce`` takes bfloat16.
+    Args:
+        world: where this rank stands.
+        timeout: how long to wait for the other ranks, in every operation.
+        may_share_memory: whether gradients may go round the backend where ``SyncConfig`` does not say.
     """
 
-    reduces_bfloat16 = True
-
-    def __init__(self, world: World, timeout: timedelta) -> None:
+    def __init__(self, world: World, timeout: timedelta, *, may_share_memory: bool = False) -> None:
         self._world = world
         self._timeout = timeout
+        self._may_share_memory = may_share_memory
         self._closed = False
         self._closers: list[Callable[[], None]] = []
 
@@ -92,6 +80,11 @@ class GroupCollective(ABC):
     def timeout_seconds(self) -> float:
         """How long an operation waits for the other ranks, seconds."""
         return self._timeout.total_seconds()
+
+    @property
+    def may_share_memory(self) -> bool:
+        """Whether gradients may go round the backend, through memory of the host, where nobody said otherwise."""
+        return self._may_share_memory
 
     @property
     @abstractmethod
@@ -129,10 +122,6 @@ class GroupCollective(ABC):
     @abstractmethod
     def guard(self, doing: str) -> AbstractContextManager[None]:
         """Turn the backend's errors inside the block into ``ClusterError``."""
-
-    def tuners(self) -> list[Tuner]:
-        """What else of this backend is worth measuring while a model trains over it."""
-        return []
 
     @abstractmethod
     def leave(self, *, failed: bool) -> None:

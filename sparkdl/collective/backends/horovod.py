@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,35 +15,29 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import torch
 
 from sparkdl import observe
-from sparkdl.collective.backends.group import GroupCollective, Pending, never_came
+from sparkdl.collective.backends.group import GroupCollective
+from sparkdl.collective.backends.horovod_join import await_everyone, init_variables
+from sparkdl.collective.base import Pending
 from sparkdl.collective.rendezvous.horovod_store import CYCLE_MS, HorovodRendezvous
-from sparkdl.collective.rendezvous.http_store import call_roll
-from sparkdl.collective.rendezvous.route import interface_towards
-from sparkdl.collective.tune import Tuner
 from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["HorovodCollective", "HorovodRendezvous", "HostNameError", "built_with", "is_installed"]
+__all__ = ["HorovodCollective", "HorovodRendezvous", "built_with", "cycle_ms", "is_installed"]
 
-CYCLES_MS = (1.0, 2.5, 10.0)
-RESTARTS_PAY_AFTER_SECONDS = 60.0
+SHORT_CYCLE_MS = 1.0
+SMALL_GRADIENT_BYTES = 2**20
 
 FUSION = "HOROVOD_FUSION_THRESHOLD"
-"""Not set by us: buckets arrive fused already."""
+"""Horovod's own setting, not set by us: buckets arrive fused already."""
 
 _started = threading.Event()
 
 POLL_SECONDS = 50e-6
 CLOSE_SECONDS = 5.0
-
-
-class HostNameError(ConfigError):
-    """Horovod cannot connect the hosts of this run; every rank raises it."""
 
 
 def is_installed() -> bool:
@@ -128,19 +121,49 @@ class _Bfloat16Sum:
         self._flat.copy_(summed.view(torch.bfloat16)[: self._flat.numel()])
 
 
+def cycle_ms(gradient_bytes: int | None, *, shared_memory: bool) -> float:
+    """How often Horovod's thread looks for work, ms.
+
+    Each time it asks all ranks. A short cycle answers soon and takes the cores from training, a long one delays the
+    last bucket of every step. Step times, ms, at cycles of 1, 2.5, 5 and 10 ms, 2 ranks of 1 thread on 2 cores
+    (``tests/bench/bench_collective.py`` with ``HOROVOD_CYCLE_TIME`` set):
+
+    | gradients | over sockets | in shared memory, where the thread only stands by |
+    |---|---|---|
+    | 0.01 MB (40-64-1) | 2.4, 3.3, 5.1, 10.1 | 0.82, 0.78, 0.74, 0.73 |
+    | 5 MB (MLP) | 46.7, 43.3, 42.3, 44.9 | 41.9, 33.4, 31.1, 31.3 |
+    | 17 MB (transformer) | 258, 248, 238, 240 | 244, 241, 223, 218 |
+
+    So 5 ms, and 1 ms where so little travels that a step waits for little else. It follows no number of ranks: more of
+    them answer the same question in the same cycle.
+
+    Args:
+        gradient_bytes: what a step sends; None where that is not known.
+        shared_memory: whether gradients may travel in shared memory, past Horovod.
+    """
+    small = gradient_bytes is not None and gradient_bytes < SMALL_GRADIENT_BYTES
+    return SHORT_CYCLE_MS if small and not shared_memory else CYCLE_MS
+
+
 class HorovodCollective(GroupCollective):
     """The ranks of one Horovod.
 
-    Horovod's own thread looks for work once a cycle, and asks all ranks each time: a short cycle answers soon and
-    takes the cores from training, a long one delays the last bucket of every step. Step times, ms, at cycles of 1, 2.5,
-    5 and 10 ms (2 ranks of 1 thread, 2 cores; where they share memory, the thread only stands by):
-    over sockets: 40-64-1 2.4, 3.3, 5.1, 10.1; MLP of 1.3 M 46.7, 43.3, 42.3, 44.9; transformer 258, 248, 238, 240;
-    in shared memory: 0.82, 0.78, 0.74, 0.73; 41.9, 33.4, 31.1, 31.3; 244, 241, 223, 218.
-    So 5 ms, unless the user says otherwise or a long run over sockets measures another (``tuners``).
+    Args:
+        world: where this rank stands.
+        timeout: how long to wait for the other ranks.
+        may_share_memory: whether gradients may go round Horovod where ``SyncConfig`` does not say.
+        gradient_bytes: what a step will send, where that is known: it decides Horovod's cycle time.
     """
 
-    def __init__(self, world: World, *, timeout: timedelta, cycle_ms: float | None = None) -> None:
-        super().__init__(world, timeout)
+    def __init__(
+        self,
+        world: World,
+        *,
+        timeout: timedelta,
+        may_share_memory: bool = False,
+        gradient_bytes: int | None = None,
+    ) -> None:
+        super().__init__(world, timeout, may_share_memory=may_share_memory)
         self.hvd = _hvd()
         self._owned = not self.hvd.is_initialized()
         if world.device.startswith("cuda") and not self.hvd.nccl_built():
@@ -149,7 +172,7 @@ class HorovodCollective(GroupCollective):
                 "backend='torch', or build it with HOROVOD_GPU_OPERATIONS=NCCL"
             )
         if self._owned:
-            self._init(cycle_ms)
+            self._init(gradient_bytes)
         if self.hvd.size() != world.size or self.hvd.rank() != world.rank:
             found = f"rank {self.hvd.rank()} of {self.hvd.size()}"
             if self._owned:
@@ -164,31 +187,19 @@ class HorovodCollective(GroupCollective):
         """The backend's name."""
         return "horovod"
 
-    def tuners(self) -> list[Tuner]:
-        """Try other cycle times, each of which takes a restart, once a training is long enough to earn that back."""
-        chosen = float(os.environ.get("HOROVOD_CYCLE_TIME", CYCLE_MS)) != CYCLE_MS
-        if chosen or not self._owned or FUSION in os.environ:
-            return []
-        candidates = [CYCLE_MS, *CYCLES_MS]
-        rest = RESTARTS_PAY_AFTER_SECONDS
-        return [Tuner(self, "Horovod's cycle time, ms", candidates, self._restart, rest_seconds=rest)]
-
-    def _restart(self, cycle_ms: float) -> None:
-        """Restart Horovod with another cycle time; every rank calls it, with nothing under way."""
-        self.barrier()
-        self.hvd.shutdown()
-        self._init(cycle_ms)
-
-    def _init(self, cycle_ms: float | None) -> None:
-        variables: dict[str, str | None] = {**_variables(self._world, self._timeout)}
-        if cycle_ms is not None:
-            variables["HOROVOD_CYCLE_TIME"] = str(cycle_ms)
+    def _init(self, gradient_bytes: int | None) -> None:
+        variables: dict[str, str | None] = {**init_variables(self._world, self._timeout)}
+        given = os.environ.get("HOROVOD_CYCLE_TIME", str(CYCLE_MS))
+        if float(given) == CYCLE_MS:  # what the rendezvous says where nobody chose
+            local = self._may_share_memory and self._world.local_size == self._world.size
+            given = str(cycle_ms(gradient_bytes, shared_memory=local))
+        variables["HOROVOD_CYCLE_TIME"] = given
         if _started.is_set() and FUSION in os.environ:
             # With both of its knobs fixed, Horovod 0.28.1 dies of a segmentation fault the second time it starts.
             observe.logger.warning("%s=%s is left out: Horovod starts again here", FUSION, os.environ[FUSION])
             variables[FUSION] = None
         _started.set()
-        _await_everyone(self._world, self.timeout_seconds)
+        await_everyone(self._world, self.timeout_seconds)
         with environment(variables):
             try:
                 self.hvd.init()
@@ -272,94 +283,3 @@ class HorovodCollective(GroupCollective):
         worker = threading.Thread(target=self.hvd.shutdown, name="sparkdl-horovod-shutdown", daemon=True)
         worker.start()
         worker.join(CLOSE_SECONDS)
-
-
-def _await_everyone(world: World, seconds: float) -> None:
-    """Return once every rank has come to the rendezvous.
-
-    ``hvd.init()`` aborts the whole process when another rank does not come, so it is called when all are there.
-
-    Raises:
-        ClusterError: some rank did not come in time; it is named.
-    """
-    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
-    if world.size == 1 or address is None or port is None:
-        return
-    try:
-        called = call_roll(address, int(port), world.rank, world.size, seconds, _objection(world, address))
-    except OSError as error:
-        raise ClusterError(
-            f"rank {world.rank} does not reach the rendezvous at {address}:{port} ({error}): check that the driver is "
-            "alive, and that its address is reachable from this host"
-        ) from error
-    if called.missing:
-        raise ClusterError(never_came(world, called.missing, seconds))
-    if called.objections:
-        rank, text = min(called.objections.items())
-        raise HostNameError(
-            f"Horovod cannot run on the host of rank {rank}: {text}, and Horovod 0.28.1 binds its data connections to "
-            "what the host name resolves to; correct /etc/hosts there, or choose backend='torch'"
-        )
-
-
-def _objection(world: World, address: str) -> str:
-    """Say why Horovod's data connections cannot work here, or nothing.
-
-    ``HOROVOD_GLOO_IFACE`` reaches the connections that Horovod agrees over, and not those that it reduces over: these
-    listen on the first address of the host name that can be bound, and it aborts the process where there is none.
-    """
-    name = socket.gethostname()
-    try:
-        resolved = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    except OSError as error:
-        return f"its name {name!r} does not resolve ({error})"
-    usable = next((address for address in resolved if _binds(address)), None)
-    if usable is None:
-        return f"its name {name!r} resolves to {', '.join(resolved)}, which is no address of its own"
-    interface = os.environ.get("HOROVOD_GLOO_IFACE") or interface_towards(address)
-    own = [entry.address for entry in psutil.net_if_addrs().get(interface or "", [])]
-    if world.num_nodes > 1 and usable not in own:
-        return f"its name {name!r} resolves to {usable}, which is not on interface {interface!r}"
-    return ""
-
-
-def _binds(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
-def _variables(world: World, timeout: timedelta) -> dict[str, str]:
-    """What ``hvd.init()`` reads, from ``world``; what the launcher or the user set already stays."""
-    address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    if address is None and world.size > 1:
-        raise ConfigError(
-            f"HOROVOD_GLOO_RENDEZVOUS_ADDR is not set, so {world.size} ranks cannot meet: start them with sparkdl.run"
-        )
-    seconds = max(1, int(timeout.total_seconds()))
-    interface = interface_towards(address) if address else None
-    defaults = {
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_CYCLE_TIME": str(CYCLE_MS),
-        # Buckets arrive fused. What else Horovod joins depends on a clock, and with it how three ranks round a sum.
-        "HOROVOD_DISABLE_GROUP_FUSION": "1",
-        "HOROVOD_HOSTNAME": f"node{world.node_rank}",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, seconds // 2)),
-    } | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
-    positions = {
-        "HOROVOD_RANK": world.rank,
-        "HOROVOD_SIZE": world.size,
-        "HOROVOD_LOCAL_RANK": world.local_rank,
-        "HOROVOD_LOCAL_SIZE": world.local_size,
-        "HOROVOD_CROSS_RANK": world.node_rank,
-        "HOROVOD_CROSS_SIZE": world.num_nodes,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": seconds,
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": seconds,
-    }
-    kept = {name: os.environ.get(name, value) for name, value in defaults.items()}
-    return kept | {name: str(value) for name, value in positions.items()}

@@ -25,6 +25,7 @@ __all__ = ["SoloCollective"]
 class _SoloSync:
     """Local gradients are the mean over one rank."""
 
+    carried_by = "solo"
     forward_is_collective = False
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from sparkdl.collective.backends.group import GroupCollective, Pending, never_came
+from sparkdl.collective.backends.group import GroupCollective, never_came
+from sparkdl.collective.base import Pending
 from sparkdl.collective.rendezvous.route import interface_towards
 from sparkdl.collective.rendezvous.torch_store import TorchRendezvous
 from sparkdl.compat.environment import environment
@@ -45,8 +46,8 @@ class _Work:
 class TorchCollective(GroupCollective):
     """The ranks of one ``torch.distributed`` process group."""
 
-    def __init__(self, world: World, *, timeout: timedelta) -> None:
-        super().__init__(world, timeout)
+    def __init__(self, world: World, *, timeout: timedelta, may_share_memory: bool = False) -> None:
+        super().__init__(world, timeout, may_share_memory=may_share_memory)
         self._channels: dict[str, Any] = {}
         self._owned = not dist.is_initialized()
         if self._owned:

@@ -8,52 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-if TYPE_CHECKING:
-    from sparkdl.collective.backends.group import GroupCollective
+from sparkdl.collective.base import Ranks
 
 __all__ = ["synchronised_batch_norm"]
 
 CHANNEL = "batch_norm"
 
 
-def synchronised_batch_norm(model: torch.nn.Module, group: GroupCollective) -> Callable[[], None]:
+def synchronised_batch_norm(model: torch.nn.Module, ranks: Ranks) -> Callable[[], None]:
     """Make every ``BatchNorm`` of ``model`` use statistics of the global batch; return what undoes it.
 
     The modules stay the ones they are, with their parameters and buffers: only their ``forward`` is replaced, on the
     instance, so that a state dict, an EMA copy and ``isinstance`` see nothing of it.
     """
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    group.open_channel(CHANNEL)
+    ranks.open_channel(CHANNEL)
     for index, layer in enumerate(layers):
-        _GROUPS[layer] = (group, f"{CHANNEL}.{index}")
+        _RANKS[layer] = (ranks, f"{CHANNEL}.{index}")
         layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
 
     def undo() -> None:
         for layer in layers:
             layer.__dict__.pop("forward", None)
-            _GROUPS.pop(layer, None)
+            _RANKS.pop(layer, None)
 
     return undo
 
 
-# Kept beside the layers, so that a deep copy of one has its weights and not its group: it never waits for others.
-_GROUPS: WeakKeyDictionary[_BatchNorm, tuple[GroupCollective, str]] = WeakKeyDictionary()
+# Kept beside the layers, so that a deep copy of one has its weights alone: it never waits for others.
+_RANKS: WeakKeyDictionary[_BatchNorm, tuple[Ranks, str]] = WeakKeyDictionary()
 
 
 def _forward(layer: _BatchNorm, batch: torch.Tensor) -> torch.Tensor:
-    known = _GROUPS.get(layer)
+    known = _RANKS.get(layer)
     if known is None or not layer.training:
         return type(layer).forward(layer, batch)
-    group, key = known
+    ranks, key = known
     layer._check_input_dim(batch)  # type: ignore[no-untyped-call]
     out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-        batch, layer.weight, layer.bias, layer.eps, group, key
+        batch, layer.weight, layer.bias, layer.eps, ranks, key
     )
     _track(layer, mean, variance, count)
     return out  # type: ignore[no-any-return]
@@ -84,17 +83,17 @@ class _Normalise(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
-        group: GroupCollective,
+        ranks: Ranks,
         key: str,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         axes = [axis for axis in range(batch.dim()) if axis != 1]
         shape = [1, -1] + [1] * (batch.dim() - 2)
         wide = batch.to(torch.promote_types(batch.dtype, torch.float32))
-        mean, variance, count = _global_moments(wide, axes, shape, group, key)
+        mean, variance, count = _global_moments(wide, axes, shape, ranks, key)
         scale = (variance + eps).rsqrt()
         normal = (wide - mean.view(shape)) * scale.view(shape)
         ctx.save_for_backward(normal, weight, scale, count)
-        ctx.group, ctx.key, ctx.axes, ctx.shape = group, key, axes, shape
+        ctx.ranks, ctx.key, ctx.axes, ctx.shape = ranks, key, axes, shape
         ctx.mark_non_differentiable(mean, variance, count)
         out = normal if weight is None else normal * weight.view(shape)
         out = out if bias is None else out + bias.view(shape)
@@ -107,7 +106,7 @@ class _Normalise(torch.autograd.Function):
         wide = grads[0].to(normal.dtype)
         grad_bias, grad_weight = wide.sum(axes), (wide * normal).sum(axes)
         sums = torch.cat([grad_bias, grad_weight])
-        ctx.group.start_all_reduce(sums, "sum", f"{ctx.key}.backward", channel=CHANNEL).wait()
+        ctx.ranks.start_all_reduce(sums, "sum", f"{ctx.key}.backward", channel=CHANNEL).wait()
         over_all, over_all_normal = (sums / count.clamp(min=1)).view(2, *shape)
         inner = wide - over_all - normal * over_all_normal
         factor = scale if weight is None else scale * weight
@@ -118,22 +117,22 @@ class _Normalise(torch.autograd.Function):
 
 
 def _global_moments(
-    wide: torch.Tensor, axes: list[int], shape: list[int], group: GroupCollective, key: str
+    wide: torch.Tensor, axes: list[int], shape: list[int], ranks: Ranks, key: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean, biased variance and count over all ranks, in one message.
 
     Every rank sends its count, mean and sum of squared deviations, which are merged as Chan, Golub and LeVeque (1979)
     do: a sum of squares would cancel where the mean is large.
     """
-    channels, size = wide.shape[1], group.world.size
+    channels, size = wide.shape[1], ranks.world.size
     rows = wide.numel() // max(1, channels)
     slots = wide.new_zeros(size, 2 * channels + 1)
     if rows:
         mean = wide.mean(axes)
-        slots[group.world.rank, 0] = rows
-        slots[group.world.rank, 1 : channels + 1] = mean
-        slots[group.world.rank, channels + 1 :] = (wide - mean.view(shape)).square().sum(axes)
-    group.start_all_reduce(slots.view(-1), "sum", f"{key}.forward", channel=CHANNEL).wait()
+        slots[ranks.world.rank, 0] = rows
+        slots[ranks.world.rank, 1 : channels + 1] = mean
+        slots[ranks.world.rank, channels + 1 :] = (wide - mean.view(shape)).square().sum(axes)
+    ranks.start_all_reduce(slots.view(-1), "sum", f"{key}.forward", channel=CHANNEL).wait()
     counts, means, squares = slots[:, :1], slots[:, 1 : channels + 1], slots[:, channels + 1 :]
     count = counts.sum()
     mean = (counts * means).sum(0) / count.clamp(min=1)

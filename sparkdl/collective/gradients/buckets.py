@@ -11,10 +11,23 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Bucket", "plan_buckets", "separate"]
+__all__ = ["Bucket", "bucket_bytes", "plan_buckets", "separate"]
 
 ALIGN_BYTES = 64
-MAX_BUCKET_ELEMENTS = 2**31 - 1
+SMALLEST_BUCKET_PER_RANK = 2**19
+LARGEST_BUCKET = 25 * 2**20
+
+
+def bucket_bytes(total_bytes: int, world_size: int) -> int:
+    """Bytes of gradients in one message, by the shape of the curve that ``tests/bench/bench_bandwidth.py`` measures.
+
+    With one bucket nothing overlaps with the backward pass (an iteration took 1.3-1.9 times the best one's), so that a
+    quarter of all gradients is the most. A message costs about 0.2 ms whatever its size (1.4-2 times the best at one
+    gradient a message), so that one carries at least half a MiB for every rank: a ring passes it on in parts of a
+    ``world_size``-th. For 6 MiB of gradients on two hosts sizes between 0.25 and 5 MiB did not differ at 0.5, 1 and 10
+    Gbit/s. 25 MiB, where Li et al. (VLDB 2020, section 5.2) find no more gain on NCCL either, bound a copy's memory.
+    """
+    return min(max(total_bytes // 4, SMALLEST_BUCKET_PER_RANK * world_size), LARGEST_BUCKET)
 
 
 class Bucket:
@@ -23,9 +36,7 @@ class Bucket:
     Attributes:
         params: the parameters, in order.
         flat: memory of their gradients, ``(elements,)``, and of one flag for each.
-        wire: where the gradients of this rank are collected: ``flat`` itself, or what an exchange placed instead.
-        share: what gradients are multiplied by on their way to ``wire``, while they stay where they are; None gives
-            them a place in ``flat``.
+        wire: where the gradients of this rank are collected: ``flat`` itself, or what a carrier placed instead.
         missing: gradients that the current backward pass still owes.
         filled: whether the gradients of this step have been collected.
     """
@@ -43,39 +54,19 @@ class Bucket:
         self.flat = torch.zeros(end + len(self.params), dtype=first.dtype, device=first.device)
         self.views = self._cut(self.flat)
         self.place(self.flat)
-        self._theirs: list[torch.Tensor] = []
         self._all_present = True
-        self._flags_are_set = False
         self.missing = len(self.params)
         self.filled = False
 
-    def place(self, wire: torch.Tensor, share: float | None = None) -> None:
-        """Collect gradients, or their ``share``, in ``wire``, zeros as long as ``flat``."""
-        self.wire, self.share = wire, share
+    def place(self, wire: torch.Tensor) -> None:
+        """Collect gradients in ``wire``, zeros as long as ``flat``."""
+        self.wire = wire
         self._sent = self.views if wire is self.flat else self._cut(wire)
-        self._flags, self._flags_are_set = wire[self._end :], False
-
-    def face(self, other: torch.Tensor) -> None:
-        """Add, from now on, what another rank collects in ``other``, its ``wire``."""
-        self._theirs, self._their_flags = self._cut(other), other[self._end :]
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Copy the local gradients into ``wire``, zeros where there are none."""
+        """Copy the local gradients into ``wire``, zeros where there are none; each ``param.grad`` becomes a view."""
         self.filled = True
-        absent = self._move() if self.share is None else self._copy(self.share)
-        self._all_present = not absent
-        if absent:
-            flags = torch.ones(len(self.params), dtype=self._flags.dtype)
-            flags[absent] = 0.0
-            self._flags.copy_(flags)
-            self._flags_are_set = False
-        elif not self._flags_are_set:
-            self._flags.fill_(1.0)
-            self._flags_are_set = self.share is not None  # elsewhere they are summed in place
-
-    def _move(self) -> list[int]:
-        """Copy the gradients, and make each ``param.grad`` a view of ``flat``; return which there are none of."""
         targets, sources, absent = [], [], []
         for index, (param, view, sent) in enumerate(zip(self.params, self.views, self._sent, strict=True)):
             grad = param.grad
@@ -89,42 +80,17 @@ class Bucket:
             param.grad = view
         if targets:
             torch._foreach_copy_(targets, sources)
-        return absent
-
-    def _copy(self, share: float) -> list[int]:
-        """Copy the ``share`` of the gradients, which stay where they are; return which there are none of."""
-        absent = []
-        for index, (param, sent) in enumerate(zip(self.params, self._sent, strict=True)):
-            grad = param.grad
-            if grad is None:
-                sent.zero_()
-                absent.append(index)
-                continue
-            if grad.layout is not torch.strided:
-                grad = param.grad = grad.to_dense()
-            torch.mul(grad, share, out=sent)
-        return absent
-
-    @torch.no_grad()
-    def add(self) -> None:
-        """Add to the ``share`` of each gradient what the rank this one faces has collected, in place.
-
-        One pass over each gradient, which nobody copies back: the memory, not the sums, is what this costs.
-        """
-        assert self.share is not None
-        there = [True] * len(self.params) if self._all_present else (self._their_flags > 0).tolist()
-        for param, view, added, present in zip(self.params, self.views, self._theirs, there, strict=True):
-            grad = param.grad
-            if grad is not None:
-                torch.add(added, grad, alpha=self.share, out=grad)
-            elif present:
-                param.grad = view.copy_(added)
+        flags = self.wire[self._end :]
+        flags.fill_(1.0)
+        self._all_present = not absent
+        if absent:
+            flags[absent] = 0.0
 
     def publish(self) -> None:
         """Make every ``param.grad`` its part of ``flat``, which now holds means; None where no rank has a gradient."""
         self.missing = len(self.params)
         self.filled = False
-        if self.share is not None or self._all_present:
+        if self._all_present:
             return
         # Only here are the flags read: on a GPU reading means waiting for it.
         anywhere = (self.flat[self._end :] > 0).tolist()

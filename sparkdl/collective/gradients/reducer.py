@@ -1,15 +1,18 @@
-"""Gradient synchronisation for both backends: buckets that are reduced while the backward pass goes on.
+"""Gradient synchronisation for both backends: the way of a gradient from ``backward()`` to the optimizer.
 
 Enters: the gradients of one rank. Leaves: their mean over all ranks in every ``param.grad``.
+
+    backward() -> _on_gradient: the last gradient of a bucket is there -> _launch: carrier.send(bucket)
+    synchronize(): _launch what has not left -> carrier.receive(buckets) -> bucket.publish(): every param.grad
 
 The design follows Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2: gradients are copied into flat buckets in
 the order in which the backward pass produces them, and a full bucket is reduced at once. It differs in one point that
 exact tails need: the passes of a step are joined by ``synchronize()``, not by the forward pass, so a rank whose local
 batch is empty, or which reaches other parameters than its peers, sends zeros and no rank waits for ever.
 
-Ranks that share memory and the cores they compute on have nothing to overlap: what copies and adds is what computes.
-Their buckets start in ``synchronize()``, all at once, and no hook sits on a parameter. Small calls between the large
-matrix products of a backward pass find their code gone from the cache and take ten times as long as in a row.
+Where the carrier overlaps nothing (shared memory: what copies and adds is what computes), all buckets leave in
+``synchronize()`` and no hook sits on a parameter: small calls between the large matrix products of a backward pass find
+their code gone from the cache and take ten times as long as in a row.
 """
 
 from __future__ import annotations
@@ -17,28 +20,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from sparkdl import observe
 from sparkdl.collective.agree import named_parameters
+from sparkdl.collective.base import Ranks
 from sparkdl.collective.gradients.batch_norm import synchronised_batch_norm
-from sparkdl.collective.gradients.buckets import Bucket, plan_buckets, separate
-from sparkdl.collective.gradients.exchange import Exchange, WireExchange
-from sparkdl.collective.gradients.shared_memory import PairExchange, SharedExchange, open_mesh
+from sparkdl.collective.gradients.buckets import Bucket, bucket_bytes, plan_buckets, separate
+from sparkdl.collective.gradients.carrier import AllReduceCarrier, Carrier
+from sparkdl.collective.gradients.mesh import Mesh, open_mesh
+from sparkdl.collective.gradients.shared_memory import SharedMemoryCarrier
 from sparkdl.collective.gradients.sparse import average_sparse, sparse_parameters
-from sparkdl.collective.tune import Tuner, bucket_candidates
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from sparkdl.collective.backends.group import GroupCollective
-
 __all__ = ["Reducer"]
 
-DEFAULT_BUCKET_MIB = 4.0
 WIRE_DTYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -47,15 +47,13 @@ class Reducer:
 
     def __init__(
         self,
-        group: GroupCollective,
+        ranks: Ranks,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         config: SyncConfig,
     ) -> None:
-        self._group = group
+        self._ranks = ranks
         self._model = model
-        self._bucket_mib = config.bucket_mib or DEFAULT_BUCKET_MIB
-        self._bucket_mib_given = config.bucket_mib is not None
         self._wire_dtype = WIRE_DTYPES[config.compression]
         self._names = named_parameters(model, optimizer)
         self._params = list(self._names)
@@ -65,51 +63,27 @@ class Reducer:
         self._bucket_of: dict[torch.nn.Parameter, Bucket] = {}
         self._buckets: list[Bucket] = []
         self._plans = 0
-        self._chosen: dict[str, float] = {}
         self._order: dict[torch.nn.Parameter, None] = {}
         self._local = False
         self._reset()
         self._undo_batch_norm: Callable[[], None] | None = None
         if config.sync_batch_norm:
-            self._undo_batch_norm = synchronised_batch_norm(model, group)
-        self._exchange = self._open_exchange(config)
-        self._settled = not self._exchange.overlaps  # what starts behind the backward pass needs no order
+            self._undo_batch_norm = synchronised_batch_norm(model, ranks)
+        self._carrier = _open_carrier(ranks, self._params, config)
+        self._settled = not self._carrier.overlaps  # what leaves behind the backward pass needs no order
         self._adopt_trainable()
-        # A backward pass ends with the first layers: what starts meanwhile starts with the last ones, and what starts
-        # behind it with those that are still in the cache.
         dense = self._dense()
-        self._plan(ready=dense[::-1] if self._exchange.overlaps else dense, late=[])
-        self._tuners = self._make_tuners(config)
+        total = sum(param.numel() * param.element_size() for param in dense)
+        given = config.bucket_mib
+        self._bucket_bytes = bucket_bytes(total, ranks.world.size) if given is None else max(1, int(given * 2**20))
+        # A backward pass ends with the first layers: what leaves meanwhile starts with the last ones, and what leaves
+        # behind it with those that are still in the cache.
+        self._plan(ready=dense[::-1] if self._carrier.overlaps else dense, late=[])
 
-    def _open_exchange(self, config: SyncConfig) -> Exchange:
-        on_cpu = all(param.device.type == "cpu" for param in self._params)
-        if config.shared_memory and config.compression is None and on_cpu:
-            mesh = open_mesh(self._group)
-            if mesh is not None:
-                self._group.at_close(mesh.close)
-                return PairExchange(mesh) if mesh.size == 2 else SharedExchange(mesh)
-        return WireExchange(self._group, self._wire_dtype)
-
-    def _make_tuners(self, config: SyncConfig) -> list[Tuner]:
-        # A layout that depends on a clock changes how sums of three and more ranks are rounded in a ring.
-        if not config.tune or torch.are_deterministic_algorithms_enabled():
-            return []
-        tuners = []
-        if not self._bucket_mib_given and isinstance(self._exchange, WireExchange):
-            total = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._buckets) / 2**20
-            sizes = bucket_candidates(total, self._bucket_mib)
-            self._bucket_mib = sizes[0]  # which leads to the same buckets
-            tuners.append(Tuner(self._group, "bucket size, MiB", sizes, self._set_bucket_mib))
-        if isinstance(self._exchange, WireExchange):
-            tuners += self._group.tuners()
-        return tuners
-
-    def _tune(self) -> None:
-        tuner = self._tuners[0]
-        tuner.step()
-        if tuner.done:
-            self._chosen[tuner.what] = tuner.chosen
-            self._tuners.pop(0)
+    @property
+    def carried_by(self) -> str:
+        """What carries the gradients, as logs and records say it."""
+        return self._carrier.name
 
     @property
     def model(self) -> torch.nn.Module:
@@ -120,16 +94,6 @@ class Reducer:
     def forward_is_collective(self) -> bool:
         """Whether batch norm waits for the other ranks in both passes."""
         return self._undo_batch_norm is not None
-
-    @property
-    def bucket_mib(self) -> float:
-        """Most MiB of gradients in one message."""
-        return self._bucket_mib
-
-    def _set_bucket_mib(self, value: float) -> None:
-        """Change it between two steps, on every rank alike."""
-        self._bucket_mib = value
-        self._plan(self._ready, self._late)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -144,48 +108,39 @@ class Reducer:
     def synchronize(self) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks."""
         self._adopt_unfrozen()
-        if not self._exchange.overlaps:
-            separate(self._params)  # they are averaged where they are
         for bucket in self._buckets[self._launched :]:
             self._launch(bucket)
         if self._sparse:
-            average_sparse(self._group, [p for p in self._params if p in self._sparse], self._wire_dtype)
-        self._exchange.finish(self._buckets)
+            average_sparse(self._ranks, [p for p in self._params if p in self._sparse], self._wire_dtype)
+        self._carrier.receive(self._buckets)
         for bucket in self._buckets:
             bucket.publish()
         self._reset()
         if not self._settled:
             self._settle()
-        elif self._tuners:
-            self._tune()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the layout of the buckets, by which rings of three and more ranks round, and what was measured."""
+        """Return the layout of the buckets, by which rings of three and more ranks round."""
         return {
-            "world_size": self._group.world.size,
-            "bucket_mib": self._bucket_mib,
+            "world_size": self._ranks.world.size,
+            "bucket_bytes": self._bucket_bytes,
             "buckets": [[self._names[param] for param in bucket.params] for bucket in self._buckets],
             "late": [self._names[param] for param in self._late],
-            "settled": self._settled and self._exchange.overlaps,
-            "chosen": dict(self._chosen),
+            "settled": self._settled and self._carrier.overlaps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lay the buckets out as they were, and measure nothing that was measured before."""
-        if not state or state["world_size"] != self._group.world.size:
+        """Lay the buckets out as they were."""
+        if state.get("world_size") != self._ranks.world.size or state.get("bucket_bytes") != self._bucket_bytes:
             return
-        for tuner in [tuner for tuner in self._tuners if tuner.what in state["chosen"]]:
-            tuner.choose(float(state["chosen"][tuner.what]))
-            self._chosen[tuner.what] = tuner.chosen
-            self._tuners.remove(tuner)
         by_name = {self._names[param]: param for param in self._dense()}
         names = [name for bucket in state["buckets"] for name in bucket]
-        if sorted(names) != sorted(by_name) or self._bucket_mib != state["bucket_mib"]:
-            return  # other parameters are trained, or in buckets of another size: the first step shows their order
+        if sorted(names) != sorted(by_name):
+            return  # other parameters are trained: the first step shows their order
         late = set(state["late"])
         self._ready = [by_name[name] for name in names if name not in late]
         self._late = [by_name[name] for name in state["late"]]
-        self._settled = bool(state["settled"]) or not self._exchange.overlaps
+        self._settled = bool(state["settled"]) or not self._carrier.overlaps
         self._lay_out([Bucket([by_name[name] for name in bucket]) for bucket in state["buckets"]])
 
     def close(self) -> None:
@@ -193,7 +148,7 @@ class Reducer:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._exchange.close()
+        self._carrier.close()
         self._buckets, self._bucket_of = [], {}
         if self._undo_batch_norm is not None:
             self._undo_batch_norm()
@@ -206,7 +161,7 @@ class Reducer:
         """Take in the parameters that take gradients and did not so far; return them."""
         fresh = [param for param in self._params if param.requires_grad and param not in self._trained]
         self._trained |= dict.fromkeys(fresh)
-        if self._exchange.overlaps:
+        if self._carrier.overlaps:
             self._handles += [_hook(param, self._on_gradient) for param in fresh]
         return fresh
 
@@ -217,13 +172,13 @@ class Reducer:
         fresh = [param for param in self._adopt_trainable() if param not in self._sparse]
         if fresh:
             self._add(plan_buckets([], fresh, cap_bytes=self._cap_bytes()))
-            self._settled = not self._exchange.overlaps
+            self._settled = not self._carrier.overlaps
             self._order = {}
 
     def _cap_bytes(self) -> int:
-        if not self._exchange.overlaps:
+        if not self._carrier.overlaps:
             return sys.maxsize  # one bucket: cutting pays where the first ones leave early
-        return max(1, int(self._bucket_mib * 2**20))
+        return self._bucket_bytes
 
     def _plan(self, ready: Sequence[torch.nn.Parameter], late: Sequence[torch.nn.Parameter]) -> None:
         self._ready, self._late = list(ready), list(late)
@@ -232,12 +187,11 @@ class Reducer:
     def _lay_out(self, buckets: list[Bucket]) -> None:
         """Put ``buckets`` in the place of those before; every rank calls it with the same ones."""
         self._plans += 1
-        self._exchange.forget(self._buckets)
         self._buckets, self._bucket_of = [], {}
         self._add(buckets)
 
     def _add(self, buckets: list[Bucket]) -> None:
-        self._exchange.place(buckets)
+        self._carrier.place(buckets)
         self._buckets += buckets
         self._bucket_of |= {param: bucket for bucket in buckets for param in bucket.params}
 
@@ -248,7 +202,7 @@ class Reducer:
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         """Called by autograd each time it has added to ``param.grad``."""
         if not self._settled:
-            self._note(param)
+            self._order.setdefault(param)
         if self._local or param in self._sparse:
             return
         bucket = self._bucket_of[param]
@@ -266,19 +220,13 @@ class Reducer:
 
     def _launch(self, bucket: Bucket) -> None:
         # Every rank launches the buckets in the order of the list, whatever order they filled in.
-        if self._launched == 0:
-            self._exchange.begin()
-        bucket.fill()
-        self._exchange.start(bucket, f"bucket.{self._plans}.{self._launched}")
+        self._carrier.send(bucket, f"bucket.{self._plans}.{self._launched}")
         self._launched += 1
-
-    def _note(self, param: torch.nn.Parameter) -> None:
-        self._order.setdefault(param)
 
     def _settle(self) -> None:
         """Lay the buckets out anew in the order that rank 0's first backward pass showed."""
         numbers = {param: index for index, param in enumerate(self._params)}
-        order = self._group.broadcast_object([numbers[param] for param in self._order])
+        order = self._ranks.broadcast_object([numbers[param] for param in self._order])
         if not order:
             return  # rank 0 ran no backward pass so far: ask again after the next step
         self._settled = True
@@ -289,8 +237,30 @@ class Reducer:
             ready=[param for param in ready if param not in self._sparse],
             late=[param for param in dense if param not in seen],
         )
-        if self._group.world.rank == 0:
-            observe.logger.debug("%d buckets of at most %s MiB", len(self._buckets), self._bucket_mib)
+        if self._ranks.world.rank == 0:
+            observe.logger.debug("%d buckets of at most %d bytes", len(self._buckets), self._bucket_bytes)
+
+
+def _open_carrier(ranks: Ranks, params: Sequence[torch.nn.Parameter], config: SyncConfig) -> Carrier:
+    """The backend's all-reduce, or memory of the host where that is asked for, or left to us and possible.
+
+    Raises:
+        ConfigError: ``config.shared_memory`` is True and memory cannot be shared; every rank raises it.
+    """
+    wanted = ranks.may_share_memory if config.shared_memory is None else config.shared_memory
+    if wanted and ranks.world.size > 1:
+        on_cpu = all(param.device.type == "cpu" for param in params)
+        mesh: Mesh | str = "gradients are not on the CPU, or compressed"
+        if config.compression is None and on_cpu:
+            mesh = open_mesh(ranks)
+        if isinstance(mesh, Mesh):
+            ranks.at_close(mesh.close)
+            return SharedMemoryCarrier(mesh, ranks.name)
+        if config.shared_memory:
+            raise ConfigError(f"shared_memory=True, but {mesh}: leave it out to send gradients through {ranks.name}")
+        if ranks.world.is_leader:
+            observe.logger.info("gradients travel through %s: %s", ranks.name, mesh)
+    return AllReduceCarrier(ranks, WIRE_DTYPES[config.compression])
 
 
 def _hook(param: torch.nn.Parameter, call: Callable[[torch.nn.Parameter], None]) -> RemovableHandle:

@@ -7,12 +7,10 @@ Enters: parameters whose gradient is a sparse tensor on this rank. Leaves: the m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from sparkdl.collective.backends.group import GroupCollective
+from sparkdl.collective.base import Ranks
 
 __all__ = ["average_sparse", "sparse_parameters"]
 
@@ -25,15 +23,13 @@ def sparse_parameters(model: torch.nn.Module) -> set[torch.Tensor]:
     return {module.weight for module in model.modules() if isinstance(module, kinds) and module.sparse}
 
 
-def average_sparse(
-    group: GroupCollective, params: Sequence[torch.nn.Parameter], wire_dtype: torch.dtype | None
-) -> None:
+def average_sparse(ranks: Ranks, params: Sequence[torch.nn.Parameter], wire_dtype: torch.dtype | None) -> None:
     """Leave the mean over all ranks in every ``param.grad``; every rank calls it with the same ``params``."""
     if not params:
         return
     local = [_rows_of(param) for param in params]
     counts = torch.tensor([-1 if rows is None else rows[0].numel() for rows in local], dtype=torch.int64)
-    everyone = torch.stack(group.gather_rows(counts))
+    everyone = torch.stack(ranks.gather_rows(counts))
     for index, (param, rows) in enumerate(zip(params, local, strict=True)):
         touched = everyone[:, index]
         if int(touched.max()) < 0:
@@ -42,9 +38,9 @@ def average_sparse(
         where, values = rows if rows is not None else _no_rows(param)
         # A ring moves every row of the table about twice, a gather each touched row once to every other rank.
         if int(touched.clamp(min=0).sum()) < 2 * param.shape[0]:
-            param.grad = _gathered(group, param, where, values, wire_dtype)
+            param.grad = _gathered(ranks, param, where, values, wire_dtype)
         else:
-            param.grad = _reduced(group, param, where, values, f"sparse.{index}")
+            param.grad = _reduced(ranks, param, where, values, f"sparse.{index}")
 
 
 def _rows_of(param: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -61,7 +57,7 @@ def _no_rows(param: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _gathered(
-    group: GroupCollective,
+    ranks: Ranks,
     param: torch.nn.Parameter,
     where: torch.Tensor,
     values: torch.Tensor,
@@ -73,22 +69,22 @@ def _gathered(
     rows = torch.empty((count, INDEX_BYTES + width), dtype=torch.uint8, device=param.device)
     rows[:, :INDEX_BYTES] = where.contiguous().view(torch.uint8).view(count, INDEX_BYTES)
     rows[:, INDEX_BYTES:] = values.to(dtype).contiguous().view(-1).view(torch.uint8).view(count, width)
-    gathered = torch.cat(group.gather_rows(rows))
+    gathered = torch.cat(ranks.gather_rows(rows))
     indices = gathered[:, :INDEX_BYTES].contiguous().view(-1).view(torch.int64)
     received = gathered[:, INDEX_BYTES:].contiguous().view(-1).view(dtype).view(-1, *param.shape[1:])
-    mean = received.to(param.dtype) / group.world.size
+    mean = received.to(param.dtype) / ranks.world.size
     return torch.sparse_coo_tensor(indices[None], mean, param.shape, check_invariants=False).coalesce()
 
 
 def _reduced(
-    group: GroupCollective, param: torch.nn.Parameter, where: torch.Tensor, values: torch.Tensor, key: str
+    ranks: Ranks, param: torch.nn.Parameter, where: torch.Tensor, values: torch.Tensor, key: str
 ) -> torch.Tensor:
     """The same over the whole table, with a column that counts the ranks which touched a row."""
     flat = values.reshape(values.shape[0], -1)
     table = param.new_zeros((param.shape[0], flat.shape[1] + 1))
     table[where, :-1] = flat
     table[where, -1] = 1.0
-    group.start_all_reduce(table.view(-1), "sum", key).wait()
+    ranks.start_all_reduce(table.view(-1), "sum", key).wait()
     rows = table[:, -1].nonzero()[:, 0]
-    mean = table[rows, :-1].view(-1, *param.shape[1:]) / group.world.size
+    mean = table[rows, :-1].view(-1, *param.shape[1:]) / ranks.world.size
     return torch.sparse_coo_tensor(rows[None], mean, param.shape, is_coalesced=True, check_invariants=False)

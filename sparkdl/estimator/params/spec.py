@@ -177,7 +177,8 @@ _RUN = (
     _horovod("num_proc", None, "ranks", c.integer(1),
           effect="Number of ranks; every slot of the cluster by default."),
     _horovod("backend", "auto", "name or SparkBackend", c.backend, json=False,
-          effect="Collective: auto, horovod, torch; or a SparkBackend with num_proc and env."),
+          effect="Collective: horovod or torch, whose all-reduce then carries the gradients; auto takes what is there, "
+          "and shared memory for gradients on one host; or a SparkBackend with num_proc and env."),
     _horovod("gradient_compression", None, "fp16, bf16, none", c.compression,
           effect="Halve the bytes of gradients on the wire."),
     _horovod("use_gpu", True, "boolean", c.boolean,

@@ -332,39 +332,10 @@ def test_close_leaves_the_model_as_it_was(run_collective, backend):
         assert list(names)[:2] == ["0.weight", "0.bias"]
 
 
-def tuned(collective, *, tune, steps=50, sink=None):
-    """Enough steps to try every bucket size."""
-    from sparkdl import observe
-
-    events = [] if sink is None else sink
-    observe.set_sink(events.append)
-    torch.manual_seed(collective.world.rank)
-    model = torch.nn.Sequential(*[torch.nn.Linear(300, 300) for _ in range(8)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    sync = collective.wrap(model, optimizer, SyncConfig(tune=tune, shared_memory=False))
-    for _ in range(steps):
-        optimizer.zero_grad()
-        sync.model(torch.randn(2, 300)).square().mean().backward()
-        sync.synchronize()
-        optimizer.step()
-    chosen = [(event["chosen"], sorted(event["step_ms"])) for event in events if event["kind"] == "tuned"]
-    return sync.bucket_mib, chosen, [p.detach().sum().item() for p in model.parameters()]
-
-
-@BOTH
-def test_tuning_is_the_same_on_all_ranks_and_logged(run_collective, backend):
-    first, second = run_collective(partial(tuned, tune=True), 2, backend)
-    assert first == second
-    size, ((chosen, measured),), _ = first
-    assert size == chosen
-    assert len(measured) == 2
-    assert run_collective(partial(tuned, tune=False), 2, backend)[0][1] == []
-
-
 def starts(collective, *, bucket_mib):
     """What begins, and what autograd reaches, in the second step, in order."""
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64, bias=False) for _ in range(4)])
-    config = SyncConfig(bucket_mib=bucket_mib, shared_memory=False, tune=False)
+    config = SyncConfig(bucket_mib=bucket_mib, shared_memory=False)
     sync = collective.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
     seen = []
     begin = collective.start_all_reduce
@@ -385,29 +356,3 @@ def test_buckets_leave_while_the_backward_pass_goes_on(run_collective, backend):
         assert seen == [3, 2, "message", 1, 0, "message", "end of backward"]
     for seen in run_collective(partial(starts, bucket_mib=1.0), 2, backend):
         assert seen == [3, 2, 1, 0, "message", "end of backward"]
-
-
-def cycled(collective):
-    """Steps enough to try every cycle time, as a long run does after its first minute."""
-    from sparkdl.collective.backends import horovod
-
-    horovod.RESTARTS_PAY_AFTER_SECONDS = 0.0
-    try:
-        events = []
-        weights = tuned(collective, tune=True, steps=80, sink=events)[2]
-    finally:
-        horovod.RESTARTS_PAY_AFTER_SECONDS = 60.0
-    return [event for event in events if event["kind"] == "tuned"], weights
-
-
-def test_cycle_times_are_tried_by_restarting_horovod_and_change_no_weight(run_collective):
-    pytest.importorskip("horovod.torch")
-    (events, weights), (others, other_weights) = run_collective(cycled, 2, "horovod")
-    tried = {event["setting"]: event for event in events}
-    assert set(tried) == {"bucket size, MiB", "Horovod's cycle time, ms"}
-    cycle = tried["Horovod's cycle time, ms"]
-    assert sorted(cycle["step_ms"]) == ["1", "10", "2.5", "5"]
-    assert [event["chosen"] for event in others] == [event["chosen"] for event in events]
-    assert weights == other_weights
-    untuned = run_collective(partial(tuned, tune=False, steps=80), 2, "horovod")
-    assert weights == pytest.approx(untuned[0][2], rel=1e-6)

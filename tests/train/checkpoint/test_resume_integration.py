@@ -1,4 +1,4 @@
-"""Runs of several ranks that are cut off and go on: bit for bit at three ranks over sockets, with what was tuned."""
+"""Runs of several ranks that are cut off and go on: bit for bit at three ranks over sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from train_helpers import NEEDS_HOROVOD, Interrupted, RaiseAt, launch, linear_data
 
-from sparkdl import observe
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -88,27 +87,3 @@ def test_three_ranks_over_sockets_go_on_bit_for_bit_in_the_middle_of_an_epoch(ba
         assert step == 10
         assert torch.equal(weights_again, weights)
         assert losses_again == losses
-
-
-def tuned(folder):
-    """A run that is cut off after its bucket size was tuned."""
-
-    def rank(world):
-        torch.set_num_threads(1)
-        collective = open_collective(world, backend="torch")
-        events = []
-        observe.set_sink(lambda event: events.append(dict(event)))
-        options = {"sync": SyncConfig(shared_memory=False), "width": 360, "epochs": 6}  # 2 MiB: two sizes to try
-        cut_off(world, collective, folder=f"{folder}/tuned", stop=41, **options)
-        stored = Checkpointer(CheckpointConfig(uri=f"{folder}/tuned")).latest().state["sync"]
-        collective.close()
-        return [event["chosen"] for event in events if event["kind"] == "tuned"], stored
-
-    return rank
-
-
-def test_what_was_tuned_is_kept_and_not_measured_again(tmp_path):
-    for chosen, stored in launch(tuned(tmp_path), "torch", 2):
-        assert len(chosen) == 1  # in the first part of the run alone
-        assert stored["chosen"] == {"bucket size, MiB": chosen[0]}
-        assert stored["bucket_mib"] == pytest.approx(chosen[0])

@@ -1,0 +1,115 @@
+"""How a rank joins Horovod's other ranks: who must be there, whether this host can connect, what ``hvd.init()`` reads.
+
+Enters: a world, and the address of the rendezvous in the environment. Leaves: one typed error on every rank where it
+cannot work, before ``hvd.init()``, which would abort the process; else the variables for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+import psutil
+
+from sparkdl.collective.backends.group import never_came
+from sparkdl.collective.rendezvous.http_store import call_roll
+from sparkdl.collective.rendezvous.route import interface_towards
+from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.world import World
+
+__all__ = ["HostNameError", "await_everyone", "init_variables"]
+
+
+class HostNameError(ConfigError):
+    """Horovod cannot connect the hosts of this run; every rank raises it."""
+
+
+def await_everyone(world: World, seconds: float) -> None:
+    """Return once every rank has come to the rendezvous.
+
+    ``hvd.init()`` aborts the whole process when another rank does not come, so it is called when all are there.
+
+    Raises:
+        ClusterError: some rank did not come in time; it is named.
+    """
+    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    if world.size == 1 or address is None or port is None:
+        return
+    try:
+        called = call_roll(address, int(port), world.rank, world.size, seconds, _refusal(world, address))
+    except OSError as error:
+        raise ClusterError(
+            f"rank {world.rank} does not reach the rendezvous at {address}:{port} ({error}): check that the driver is "
+            "alive, and that its address is reachable from this host"
+        ) from error
+    if called.missing:
+        raise ClusterError(never_came(world, called.missing, seconds))
+    if called.objections:
+        rank, text = min(called.objections.items())
+        raise HostNameError(
+            f"Horovod cannot run on the host of rank {rank}: {text}, and Horovod 0.28.1 binds its data connections to "
+            "what the host name resolves to; correct /etc/hosts there, or choose backend='torch'"
+        )
+
+
+def _refusal(world: World, address: str) -> str:
+    """Say why Horovod's data connections cannot work here, or nothing.
+
+    ``HOROVOD_GLOO_IFACE`` reaches the connections that Horovod agrees over, and not those that it reduces over: these
+    listen on the first address of the host name that can be bound, and it aborts the process where there is none.
+    """
+    name = socket.gethostname()
+    try:
+        resolved = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        return f"its name {name!r} does not resolve ({error})"
+    usable = next((address for address in resolved if _binds(address)), None)
+    if usable is None:
+        return f"its name {name!r} resolves to {', '.join(resolved)}, which is no address of its own"
+    interface = os.environ.get("HOROVOD_GLOO_IFACE") or interface_towards(address)
+    own = [entry.address for entry in psutil.net_if_addrs().get(interface or "", [])]
+    if world.num_nodes > 1 and usable not in own:
+        return f"its name {name!r} resolves to {usable}, which is not on interface {interface!r}"
+    return ""
+
+
+def _binds(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def init_variables(world: World, timeout: timedelta) -> dict[str, str]:
+    """What ``hvd.init()`` reads, from ``world``; what the launcher or the user set already stays."""
+    address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if address is None and world.size > 1:
+        raise ConfigError(
+            f"HOROVOD_GLOO_RENDEZVOUS_ADDR is not set, so {world.size} ranks cannot meet: start them with sparkdl.run"
+        )
+    seconds = max(1, int(timeout.total_seconds()))
+    interface = interface_towards(address) if address else None
+    defaults = {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        # Buckets arrive fused. What else Horovod joins depends on a clock, and with it how three ranks round a sum.
+        "HOROVOD_DISABLE_GROUP_FUSION": "1",
+        "HOROVOD_HOSTNAME": f"node{world.node_rank}",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, seconds // 2)),
+    } | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
+    positions = {
+        "HOROVOD_RANK": world.rank,
+        "HOROVOD_SIZE": world.size,
+        "HOROVOD_LOCAL_RANK": world.local_rank,
+        "HOROVOD_LOCAL_SIZE": world.local_size,
+        "HOROVOD_CROSS_RANK": world.node_rank,
+        "HOROVOD_CROSS_SIZE": world.num_nodes,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": seconds,
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": seconds,
+    }
+    kept = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return kept | {name: str(value) for name, value in positions.items()}

@@ -1,0 +1,92 @@
+"""What carries full buckets between ranks and makes means of them: the all-reduce of the backend, or shared memory.
+
+Enters: buckets that hold the gradients of this rank. Leaves: the same buckets with the mean over all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from sparkdl.collective.base import Pending, Ranks
+from sparkdl.collective.gradients.buckets import Bucket
+
+__all__ = ["AllReduceCarrier", "Carrier"]
+
+
+class Carrier(Protocol):
+    """Carries the buckets of one reducer; every rank calls the same methods in the same order.
+
+    Attributes:
+        name: what logs and records say.
+        overlaps: whether buckets are to leave while the backward pass goes on, each as soon as it is full.
+    """
+
+    name: str
+    overlaps: bool
+
+    def place(self, buckets: Sequence[Bucket]) -> None:
+        """Give each new bucket the memory that its gradients are collected in, ``bucket.place(wire)``."""
+        ...
+
+    def send(self, bucket: Bucket, key: str) -> None:
+        """Fill ``bucket`` and send it; buckets leave in the same order on every rank."""
+        ...
+
+    def receive(self, buckets: Sequence[Bucket]) -> None:
+        """Return once each bucket's ``flat`` holds the mean over all ranks.
+
+        Raises:
+            ClusterError: another rank vanished, or did not take part within the timeout.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory and the connections."""
+        ...
+
+
+class AllReduceCarrier:
+    """All-reduces of the backend, which run while the backward pass goes on.
+
+    Args:
+        ranks: the backend.
+        dtype: what float32 and float64 gradients travel as; None sends them whole.
+    """
+
+    overlaps = True
+
+    def __init__(self, ranks: Ranks, dtype: torch.dtype | None) -> None:
+        self.name = ranks.name
+        self._ranks = ranks
+        self._dtype = dtype
+        self._pending: list[Pending] = []
+
+    def place(self, buckets: Sequence[Bucket]) -> None:
+        """Collect gradients where they stay, or in a narrower copy under compression."""
+        for bucket in buckets:
+            if self._dtype is not None and bucket.flat.dtype in (torch.float32, torch.float64):
+                bucket.place(torch.zeros_like(bucket.flat, dtype=self._dtype))
+
+    def send(self, bucket: Bucket, key: str) -> None:
+        """Fill ``bucket`` and begin to sum it over the ranks."""
+        bucket.fill()
+        if bucket.wire is not bucket.flat:
+            bucket.wire /= self._ranks.world.size  # before the sum, lest it overflow 16 bits
+        self._pending.append(self._ranks.start_all_reduce(bucket.wire, "sum", key))
+
+    def receive(self, buckets: Sequence[Bucket]) -> None:
+        """Wait for the sums, and make means of them."""
+        pending, self._pending = self._pending, []
+        for bucket, work in zip(buckets, pending, strict=True):
+            work.wait()
+            if bucket.wire is bucket.flat:
+                bucket.flat /= self._ranks.world.size
+            else:
+                bucket.flat.copy_(bucket.wire)
+
+    def close(self) -> None:
+        """Forget what is under way: after a failure it may never end."""
+        self._pending.clear()
