@@ -1,4 +1,4 @@
-"""Arrow columns as they arrive -> the tensors of a shard, by numpy and Arrow kernels, never row by row.
+"""Columns as they arrive -> the tensors of a shard, by numpy and Arrow kernels, never row by row.
 
 Enters: record batches of source columns. Leaves: for every tensor an array of its rows, nulls treated by policy, and
 the statistics of every column.
@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from sparkdl.columns.cast import cast, cast_columns, storage_dtype
+from sparkdl.columns.decode import Values, decode
 from sparkdl.columns.layout import mask_name
-from sparkdl.columns.numpy_arrow import from_numpy, to_numpy
+from sparkdl.columns.numpy_arrow import from_numpy
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import RunningStats, add_matrix
-from sparkdl.columns.types import UNKNOWN, is_vector
+from sparkdl.columns.types import UNKNOWN
 from sparkdl.errors import DataError, SchemaError
 
 __all__ = ["Converter", "Rows"]
@@ -60,181 +61,106 @@ class Converter:
         """The tensors of a batch's rows.
 
         Raises:
-            DataError: a value does not fit its dtype, or a row not its shape.
-            SchemaError: rows of a vector or nested array differ in shape.
+            DataError: a value does not fit its dtype, a row not its shape, or rows of a vector or nested array differ.
+            SchemaError: rows do not have the declared shape.
         """
         rows: Rows = {}
         for position, spec in enumerate(self.tensors):
             if spec.mask_of is None:
-                values, valid = self._tensor(batch, position, spec)
+                values, nulls = self._tensor(batch, position, spec)
                 rows[spec.name] = values
                 if spec.nulls == "mask":
+                    shape = values.shape if isinstance(values, np.ndarray) else (batch.num_rows,)
+                    valid = np.ones(shape, np.uint8) if nulls is None else (~nulls).astype(np.uint8)
                     rows[mask_name(spec.name)] = valid
         return rows
 
     def _tensor(self, batch: pa.RecordBatch, position: int, spec: TensorSpec) -> tuple[Any, Array | None]:
+        """The rows of a tensor, and which of them, or of their elements, are null (None: none)."""
         if spec.name in self._packed_already:
-            return self._matrix(batch.column(spec.name), spec)
-        column = spec.columns[0]
-        array = batch.column(column)
-        if spec.shape and not pa.types.is_nested(array.type):
+            return self._packed_array(decode(spec.name, batch.column(spec.name)), spec)
+        array = batch.column(spec.columns[0])
+        if pa.types.is_nested(array.type) or spec.dtype == "binary":
+            return self._array(array, position, spec)
+        if spec.shape:
             return self._packed(batch, spec)
-        if pa.types.is_nested(array.type):
-            values, valid = self._array(array, position, spec)
-        elif spec.dtype == "binary":
-            values, valid = self._binary(array, spec)
-        else:
-            values, valid = self._scalar(array, spec, column, spec.fill[0])
-        if spec.nulls != "mask":
-            return values, None
-        rows = len(array)
-        shape = (rows, *self.tensors[position].shape) if isinstance(values, np.ndarray) else (rows,)
-        if valid is None:
-            return values, np.ones(shape, np.uint8)
-        if valid.ndim < len(shape):
-            valid = np.broadcast_to(valid.reshape(rows, *[1] * (len(shape) - 1)), shape)
-        return values, valid.astype(np.uint8)
+        return self._scalar(array, spec, spec.columns[0], spec.fill[0])
 
-    def _matrix(self, rows: pa.Array, spec: TensorSpec) -> tuple[Array, Array | None]:
+    def _packed_array(self, found: Values, spec: TensorSpec) -> tuple[Array, Array | None]:
         """Columns that Spark packed into arrays of equal length: their elements are the tensor already."""
-        shape = (len(rows), len(spec.columns))
-        elements = rows.flatten()
+        shape = (len(spec.columns),)
+        matrix = found.dense(found.elements, shape, 0)
         statistics = [self.statistics[column] for column in spec.columns]
-        if not elements.null_count:
-            matrix = to_numpy(elements).reshape(shape)
+        nulls = found.nulls_by_element(shape)
+        if nulls is None:
             add_matrix(statistics, matrix)
-            return _cast_matrix(matrix, spec), np.ones(shape, np.uint8) if spec.nulls == "mask" else None
-        self._count_nulls(elements.null_count, spec)
-        valid = to_numpy(elements.is_valid()).reshape(shape)
-        matrix = to_numpy(_zero_filled(elements)).reshape(shape)
+            return cast_columns(matrix, spec.dtype, spec.columns), None
+        self._refuse_nulls(spec)
         for position, stats in enumerate(statistics):
-            present = valid[:, position]
-            stats.add(matrix[present, position], len(rows) - int(present.sum()))
-        fill = _cast(np.array(spec.fill), spec, spec.name)
-        return np.where(valid, _cast_matrix(matrix, spec), fill), valid.astype(np.uint8)
+            absent = nulls[:, position]
+            stats.add(matrix[~absent, position], int(absent.sum()))
+        fill = cast(np.array(spec.fill), spec.dtype, spec.name)
+        return np.where(nulls, fill, cast_columns(matrix, spec.dtype, spec.columns)), nulls
 
     def _packed(self, batch: pa.RecordBatch, spec: TensorSpec) -> tuple[Array, Array | None]:
-        packed = np.empty((batch.num_rows, len(spec.columns)), _storage_dtype(spec))
-        mask = np.ones(packed.shape, np.uint8) if spec.nulls == "mask" else None
+        packed = np.empty((batch.num_rows, len(spec.columns)), storage_dtype(spec.dtype))
+        missing = np.zeros(packed.shape, np.bool_) if spec.nulls == "mask" else None
         for position, column in enumerate(spec.columns):
-            values, valid = self._scalar(batch.column(column), spec, column, spec.fill[position])
-            packed[:, position] = values
-            if mask is not None and valid is not None:
-                mask[:, position] = valid
-        return packed, mask
+            packed[:, position], nulls = self._scalar(batch.column(column), spec, column, spec.fill[position])
+            if missing is not None and nulls is not None:
+                missing[:, position] = nulls
+        return packed, missing
 
     def _scalar(self, array: pa.Array, spec: TensorSpec, column: str, fill: float) -> tuple[Array, Array | None]:
-        """A column of numbers, and where it has them (None: everywhere)."""
-        array = self._encode(array, spec) if spec.logical == "string" else _plain(array, column)
-        nulls = array.null_count
-        if not nulls:
-            values = to_numpy(array)
-            return self._take_in(values, spec, column), None
-        self._count_nulls(nulls, spec)
-        valid = to_numpy(array.is_valid())
-        present = self._take_in(to_numpy(array.drop_null()), spec, column, nulls)
-        values = np.full(len(array), _cast(np.array([fill]), spec, column)[0], present.dtype)
-        values[valid] = present
-        return values, valid
-
-    def _take_in(self, values: Array, spec: TensorSpec, column: str, nulls: int = 0) -> Array:
-        """Count non-null numbers into the statistics, and cast them."""
-        self.statistics[column].add(values, nulls)
-        return _cast(values, spec, column)
-
-    def _count_nulls(self, nulls: int, spec: TensorSpec) -> None:
-        if nulls and spec.nulls == "error":
-            self.refused = True
-
-    def _encode(self, array: pa.Array, spec: TensorSpec) -> pa.Array:
-        """Strings as codes; work is done once a distinct value, not once a row."""
-        encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-        codes = self._codes[spec.name]
-        known = [codes.get(value) for value in encoded.dictionary.to_pylist()]
-        translated = pa.array(known, pa.int32()).take(encoded.indices)
-        unseen = translated.null_count - array.null_count
-        if unseen:
-            self.unseen[spec.name] = self.unseen.get(spec.name, 0) + unseen
-        return translated
-
-    def _binary(self, array: pa.Array, spec: TensorSpec) -> tuple[pa.Array, Array | None]:
-        nulls = array.null_count
-        self._count_nulls(nulls, spec)
-        lengths = to_numpy(pc.binary_length(array).drop_null())
-        statistics = self.statistics[spec.name]
-        statistics.add(lengths, nulls)
-        valid = to_numpy(array.is_valid()) if nulls else None
-        array = array.cast(pa.large_binary())
-        return (array.fill_null(b"") if nulls else array), valid
+        found = decode(column, array, codes=self._codes.get(spec.name))
+        if found.unseen:
+            self.unseen[spec.name] = self.unseen.get(spec.name, 0) + found.unseen
+        self.statistics[column].add(found.elements, found.nulls)
+        if found.nulls:
+            self._refuse_nulls(spec)
+        elements = cast(found.elements, spec.dtype, column)
+        return found.dense(elements, (), _as_held(fill, spec) if found.nulls else 0), found.missing
 
     def _array(self, array: pa.Array, position: int, spec: TensorSpec) -> tuple[Any, Array | None]:
-        """A column of arrays or vectors, and which rows (elements, if they have one shape) have values."""
-        rows, nulls = len(array), array.null_count
-        valid = to_numpy(array.is_valid()) if nulls else None
-        present = array.drop_null() if nulls else array
+        """A column of arrays, vectors or byte strings."""
+        by_row = spec.ragged or spec.dtype == "binary"
+        found = decode(spec.name, array, ragged=by_row)
+        self._count_array(found, spec)
+        elements, fill = cast(found.elements, spec.dtype, spec.name), 0
+        if found.nulls and spec.dtype != "binary":  # a null byte string is empty, whatever fills numbers
+            fill = _as_held(spec.fill[0], spec)
+        if found.holes is not None:
+            elements = np.where(found.holes, fill, elements)
+        if by_row:
+            if found.holes is not None and spec.nulls == "mask":
+                raise DataError(
+                    f"column {spec.name!r} is ragged and has {int(found.holes.sum())} nulls inside its arrays, which a "
+                    f"mask by row cannot mark: use nulls='fill' or declare its shape"
+                )
+            return _lists(elements, found, binary=spec.dtype == "binary"), found.missing
+        some = found.missing is None or not found.missing.all()
+        shape = self._checked_shape(position, spec, found.shape if some and found.rows else None)
+        return found.dense(elements, shape, fill), found.nulls_by_element(shape)
+
+    def _count_array(self, found: Values, spec: TensorSpec) -> None:
+        assert found.lengths is not None
         statistics = self.statistics[spec.name]
-        statistics.null_count += nulls
-        if is_vector(array.type):
-            values, lengths, shape = _vectors(present, spec)
-            holes: Array | None = None
+        if spec.dtype == "binary":
+            statistics.add(found.lengths, found.nulls)
         else:
-            values, holes, lengths, shape = self._elements(present, spec)
-        statistics.add_lengths(lengths if valid is None else np.append(lengths, 0))
-        missing = 0 if holes is None else int(holes.sum())
-        statistics.add(values if holes is None else values[~holes], missing)
-        self._count_nulls(nulls + missing, spec)
-        flat = _cast(values, spec, spec.name)
-        if holes is not None:
-            flat = np.where(holes, _cast(np.array([spec.fill[0]]), spec, spec.name), flat)
-        if spec.ragged:
-            if holes is not None and spec.nulls == "mask":
-                raise DataError(
-                    f"column {spec.name!r} is ragged and has {missing} nulls inside its arrays, which a mask by row "
-                    f"cannot mark: use nulls='fill' or declare its shape"
-                )
-            return _ragged(flat, lengths, valid, rows), valid
-        shape = self._settle(position, spec, shape, len(present))
-        dense = flat.reshape(len(present), *shape)
-        if holes is not None:
-            marks = np.zeros((rows, *shape), bool)
-            marks[slice(None) if valid is None else valid] = ~holes.reshape(dense.shape)
-            valid_elements: Array | None = marks
-        else:
-            valid_elements = valid
-        if valid is None:
-            return dense, valid_elements
-        whole = np.full((rows, *shape), _cast(np.array([spec.fill[0]]), spec, spec.name)[0], dense.dtype)
-        whole[valid] = dense
-        return whole, valid_elements
+            statistics.add_lengths(found.row_lengths())
+            statistics.add(found.elements if found.holes is None else found.elements[~found.holes], found.nulls)
+        if found.nulls:
+            self._refuse_nulls(spec)
 
-    def _elements(
-        self, present: pa.Array, spec: TensorSpec
-    ) -> tuple[Array, Array | None, Array, tuple[int, ...] | None]:
-        """The elements of non-null lists: values, which are null, the rows' lengths, and the rows' shape if even."""
-        lengths = to_numpy(pc.list_value_length(present))
-        shape: tuple[int, ...] | None = None
-        inner = present.flatten()
-        if pa.types.is_nested(inner.type):
-            if inner.null_count:
-                raise DataError(
-                    f"column {spec.name!r} has {inner.null_count} null arrays inside its rows: fill them first"
-                )
-            inner_lengths = to_numpy(pc.list_value_length(inner))
-            if len(present):
-                shape = (_even(lengths, spec), _even(inner_lengths, spec))
-            inner = inner.flatten()
-        elif not spec.ragged and len(present):
-            shape = (_even(lengths, spec),)
-        holes = None
-        if inner.null_count:
-            holes = to_numpy(inner.is_null())
-            inner = _zero_filled(inner)
-        return to_numpy(inner), holes, lengths, shape
+    def _refuse_nulls(self, spec: TensorSpec) -> None:
+        if spec.nulls == "error":
+            self.refused = True
 
-    def _settle(self, position: int, spec: TensorSpec, shape: tuple[int, ...] | None, rows: int) -> tuple[int, ...]:
+    def _checked_shape(self, position: int, spec: TensorSpec, shape: tuple[int, ...] | None) -> tuple[int, ...]:
         """Compare the shape of a batch's rows with the one planned, and learn it where it was unknown."""
         planned = spec.shape
-        if shape is None or not rows:
+        if shape is None:
             if UNKNOWN in planned:
                 raise DataError(
                     f"column {spec.name!r} is null in all rows of a batch, so its shape is unknown: "
@@ -255,130 +181,19 @@ class Converter:
         return planned
 
 
-def _zero_filled(array: pa.Array) -> pa.Array:
-    return array.fill_null(pa.scalar(0).cast(array.type))
+def _as_held(fill: float, spec: TensorSpec) -> Any:
+    """What stands for null, in the dtype that the tensor is kept in."""
+    return cast(np.array([fill]), spec.dtype, spec.name)[0]
 
 
-def _plain(array: pa.Array, column: str) -> pa.Array:
-    """Dates, times and decimals as the integers they are stored as; numbers as they are."""
-    kind = array.type
-    if pa.types.is_date32(kind):
-        return array.view(pa.int32())
-    if pa.types.is_date64(kind):
-        return array.cast(pa.date32()).view(pa.int32())
-    if pa.types.is_timestamp(kind):
-        try:
-            return array.cast(pa.timestamp("us", kind.tz)).view(pa.int64())
-        except pa.ArrowInvalid as cause:
-            raise DataError(
-                f"column {column!r} has times finer than microseconds ({cause}): round them first"
-            ) from cause
-    if pa.types.is_decimal(kind):
-        return _unscaled(array.cast(pa.decimal128(kind.precision, kind.scale)))
-    return array
-
-
-def _unscaled(array: pa.Array) -> pa.Array:
-    """The integers behind 128-bit decimals of up to 18 digits: the lower half of each, which holds the sign too."""
-    data = array.buffers()[1]
-    halves = np.frombuffer(data, np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
-    integers = from_numpy(halves[::2])
-    return integers if not array.null_count else pc.if_else(array.is_valid(), integers, pa.scalar(None, pa.int64()))
-
-
-def _vectors(present: pa.Array, spec: TensorSpec) -> tuple[Array, Array, tuple[int, ...] | None]:
-    """Dense and sparse vectors as (rows * k,) numbers, their lengths, and their shape."""
-    rows = len(present)
-    kinds = to_numpy(present.field("type"))
-    values, indices = present.field("values"), present.field("indices")
-    stored = to_numpy(pc.list_value_length(values))
-    sparse = kinds == 0
-    lengths = stored.astype(np.int64)
-    if sparse.any():
-        lengths[sparse] = to_numpy(present.field("size").fill_null(0))[sparse]
-    if not rows:
-        return np.empty(0), lengths, None
-    k = _even(lengths, spec)
-    numbers = to_numpy(values.flatten())
-    if not sparse.any():
-        return numbers, lengths, (k,)
-    row_of = np.repeat(np.arange(rows), stored)
-    first = np.cumsum(stored) - stored
-    place = np.arange(len(numbers)) - first[row_of]
-    place[sparse[row_of]] = to_numpy(indices.filter(pa.array(sparse)).flatten())
-    dense = np.zeros((rows, k))
-    dense[row_of, place] = numbers
-    return dense.reshape(-1), lengths, (k,)
-
-
-def _even(lengths: Array, spec: TensorSpec) -> int:
-    """The one length of all rows."""
-    if not lengths.size:
-        return 0
-    least, most = int(lengths.min()), int(lengths.max())
-    if least != most:
-        raise SchemaError(
-            f"column {spec.name!r} has rows of {least} and of {most} elements where one length is needed: "
-            f"declare it as ragged, or make them equal"
+def _lists(elements: Array, found: Values, *, binary: bool) -> pa.Array:
+    """Lists, or byte strings, of the elements; rows that are null become empty."""
+    offsets = np.zeros(found.rows + 1, np.int64 if binary else np.int32)
+    np.cumsum(found.row_lengths(), out=offsets[1:])
+    if binary:
+        return pa.Array.from_buffers(
+            pa.large_binary(), found.rows, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(elements))]
         )
-    return least
-
-
-def _ragged(flat: Array, lengths: Array, valid: Array | None, rows: int) -> pa.Array:
-    """Lists of ``flat``'s elements; rows that are null become empty."""
-    whole = lengths
-    if valid is not None:
-        whole = np.zeros(rows, np.int64)
-        whole[valid] = lengths
-    offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(whole, out=offsets[1:])
-    values = from_numpy(flat)
+    values = from_numpy(elements)
     kind = pa.list_(pa.field("item", values.type, nullable=False))
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets)], children=[values])
-
-
-def _storage_dtype(spec: TensorSpec) -> np.dtype[Any]:
-    return np.dtype("uint8" if spec.dtype == "bool" else spec.dtype)
-
-
-def _cast(values: Array, spec: TensorSpec, column: str) -> Array:
-    """Cast numbers to a tensor's dtype; what does not fit is an error, never a wrapped or infinite number."""
-    target = _storage_dtype(spec)
-    if values.dtype == target and spec.dtype != "bool":
-        return values
-    if not values.size:
-        return values.astype(target)
-    if spec.dtype == "bool":
-        _require_fit(values, (values == 0) | (values == 1), spec, column)
-    elif target.kind in "iu" and values.dtype.kind == "f":
-        low, high = (
-            np.iinfo(target).min,
-            float(np.iinfo(target).max) + 1,
-        )  # as floats, 2**63 - 1 would round up to 2**63
-        _require_fit(values, (values >= low) & (values < high) & (values == np.trunc(values)), spec, column)
-    elif target.kind in "iu" and values.dtype.kind in "iu":
-        extremes = np.array([values.min(), values.max()])
-        limits = np.iinfo(target)
-        _require_fit(extremes, np.array([limits.min <= int(v) <= limits.max for v in extremes]), spec, column)
-    with np.errstate(over="ignore", invalid="ignore"):
-        result = values.astype(target)
-    if target.kind == "f" and target.itemsize < values.dtype.itemsize:
-        _require_fit(values, np.isfinite(result) | ~np.isfinite(values), spec, column)
-    return result
-
-
-def _cast_matrix(matrix: Array, spec: TensorSpec) -> Array:
-    """Cast packed columns; an error names the column, not the tensor."""
-    try:
-        return _cast(matrix, spec, spec.name)
-    except DataError:
-        for position, column in enumerate(spec.columns):
-            _cast(matrix[:, position], spec, column)
-        raise
-
-
-def _require_fit(values: Array, fits: Array, spec: TensorSpec, column: str) -> None:
-    if not fits.all():
-        raise DataError(
-            f"column {column!r} holds {values[~fits][0]}, which {spec.dtype} cannot hold: choose another dtype for it"
-        )
+    return pa.Array.from_buffers(kind, found.rows, [None, pa.py_buffer(offsets)], children=[values])

@@ -25,9 +25,8 @@ class TensorSpec:
             long was only known when the last one was written.
         columns: the source columns, in the order of the last dimension for packed ones.
         role: ``"feature"``, ``"label"`` or ``"mask"``.
-        logical: what the numbers mean where the dtype does not say it: ``""``, ``"decimal"``, ``"date"`` (days since
-            1970), ``"timestamp"`` (microseconds since 1970, UTC), ``"timestamp_ntz"``, ``"string"`` (dictionary codes).
-        scale: digits after the point of a decimal: value = number / 10**scale.
+        logical: what the numbers mean where the dtype does not say it: ``""``, ``"date"`` (days since 1970),
+            ``"timestamp"`` (microseconds since 1970, UTC), ``"timestamp_ntz"``, ``"string"`` (dictionary codes).
         nulls: what was done with nulls: ``"error"`` (there are none), ``"fill"`` or ``"mask"``.
         fill: the values that stand for null, one a column.
         mask_of: for a mask, the name of the tensor whose valid elements (rows, if ragged or binary) it marks with 1.
@@ -42,7 +41,6 @@ class TensorSpec:
     columns: tuple[str, ...] = ()
     role: str = "feature"
     logical: str = ""
-    scale: int = 0
     nulls: str = "error"
     fill: tuple[float, ...] = ()
     mask_of: str | None = None

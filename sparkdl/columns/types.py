@@ -7,11 +7,11 @@ schema of shard files, and views of the blocks of shard files as numpy arrays.
     byte .. long, float, double     same dtype, ()             primitive; packed: fixed_size_list
     bool                            bool, ()                   uint8, 0 or 1
     half (dtypes=... or Arrow)      float16, ()                halffloat
-    decimal(p <= 18, s)             int64, (), scale s         int64, value * 10**s
+    decimal                         float64, ()                double: the nearest one to the value
     date, timestamp                 int64, ()                  days, microseconds since 1970
     string                          int32, (), codes           int32; the dictionary is in the manifest
     binary                          bytes                      binary
-    array<T>, declared shape        T, (k,)                    fixed_size_list
+    array<T>, declared shape        T, (k,)                    fixed_size_list       (T: a number or bool)
     array<T>                        T, ragged; (k,) if even    list
     array<array<T>>                 T, (r, c)                  fixed_size_list of r * c
     VectorUDT, dense or sparse      float64, (k,)              fixed_size_list
@@ -30,7 +30,18 @@ import pyarrow as pa
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import SchemaError
 
-__all__ = ["DTYPES", "UNKNOWN", "Ragged", "arrow_schema", "is_vector", "tensor_arrays", "tensor_kind"]
+__all__ = [
+    "DTYPES",
+    "UNKNOWN",
+    "Ragged",
+    "arrow_schema",
+    "is_list",
+    "is_text",
+    "is_vector",
+    "number_dtype",
+    "tensor_arrays",
+    "tensor_kind",
+]
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -60,6 +71,19 @@ def is_vector(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and [kind.field(i).name for i in range(kind.num_fields)] == _VECTOR_FIELDS
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is a list of anything, of fixed or varying length."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type holds strings, dictionary-encoded or not."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
 def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None) -> dict[str, Any]:
     """What the type of a column says about its tensor.
 
@@ -69,7 +93,7 @@ def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None)
         shape: as declared for it, if it is.
 
     Returns:
-        the fields of a ``TensorSpec`` that follow: dtype, shape, ragged, logical, scale.
+        the fields of a ``TensorSpec`` that follow: dtype, shape, ragged, logical.
 
     Raises:
         SchemaError: no tensor can hold the type.
@@ -77,10 +101,10 @@ def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None)
     types = pa.types
     if is_vector(kind):
         return {"dtype": "float64", "shape": _declared(name, shape, 1) or (UNKNOWN,)}
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind):
         inner = kind.value_type
-        nested = types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner)
-        dtype = _number(inner.value_type if nested else inner)
+        nested = is_list(inner)
+        dtype = number_dtype(inner.value_type if nested else inner)
         if dtype is None:
             raise SchemaError(f"column {name!r} is {kind}, no array of numbers: cast it or leave it out")
         if nested:
@@ -88,28 +112,24 @@ def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None)
         fixed = (kind.list_size,) if types.is_fixed_size_list(kind) else ()
         declared = _declared(name, shape, None) or fixed
         return {"dtype": dtype, "shape": declared, "ragged": not declared}
-    if types.is_decimal(kind):
-        if kind.precision > 18:
-            raise SchemaError(
-                f"column {name!r} is {kind}, above the 18 digits of an int64: cast it to decimal(18, ...)"
-            )
-        return {"dtype": "int64", "logical": "decimal", "scale": kind.scale}
     if types.is_date(kind):
         return {"dtype": "int64", "logical": "date"}
     if types.is_timestamp(kind):
         return {"dtype": "int64", "logical": "timestamp" if kind.tz else "timestamp_ntz"}
-    text = kind.value_type if types.is_dictionary(kind) else kind
-    if types.is_string(text) or types.is_large_string(text) or types.is_string_view(text):
+    if is_text(kind):
         return {"dtype": "int32", "logical": "string"}
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return {"dtype": "binary"}
-    number = _number(kind)
+    number = number_dtype(kind)
     if number is None:
         raise SchemaError(f"column {name!r} is {kind}, which no tensor can hold: cast it or leave it out")
     return {"dtype": number}
 
 
-def _number(kind: pa.DataType) -> str | None:
+def number_dtype(kind: pa.DataType) -> str | None:
+    """The dtype of a tensor of numbers of an Arrow type; None if it holds no plain numbers."""
+    if pa.types.is_decimal(kind):
+        return "float64"
     if pa.types.is_boolean(kind):
         return "bool"
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):

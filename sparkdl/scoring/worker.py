@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
+from sparkdl.columns.cast import cast_columns
 from sparkdl.columns.matrices import Matrix, matrix_of
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import ScoreConfig
@@ -131,7 +132,9 @@ class Scorer:
         for plan in self.inputs:
             if plan.mask_of is not None:
                 continue
-            matrix = _assembled(plan, batch, seen)
+            found = _found(plan, batch, seen)
+            self._check_missing(plan, found)
+            matrix = _side_by_side(plan, found)
             if matrix.missing is not None and self.config.nulls == "null":
                 missing = matrix.missing if missing is None else missing | matrix.missing
             tensors[plan.field.name] = self._tensor(plan, matrix).to(device)
@@ -146,9 +149,7 @@ class Scorer:
 
     def _tensor(self, plan: InputPlan, matrix: Matrix) -> torch.Tensor:
         field, rows = plan.field, len(matrix.values)
-        if matrix.missing is not None:
-            self._check_missing(plan, matrix.missing)
-        tensor = _converted(matrix.values, field.dtype)
+        tensor = _tensor_of(matrix.values, field.dtype)
         if matrix.holes is not None and self.config.nulls == "nan":
             tensor[torch.from_numpy(matrix.holes)] = float("nan")
         shape = field.shape
@@ -164,7 +165,10 @@ class Scorer:
             )
         return tensor.reshape(rows, *shape)  # type: ignore[arg-type]
 
-    def _check_missing(self, plan: InputPlan, missing: Array) -> None:
+    def _check_missing(self, plan: InputPlan, found: Sequence[Matrix]) -> None:
+        missing = _missing(found)
+        if missing is None:
+            return
         if self.config.nulls == "error":
             names = list(plan.field.columns)
             raise DataError(
@@ -220,11 +224,17 @@ class Scorer:
         return out
 
 
-def _converted(values: Array, dtype: str) -> torch.Tensor:
-    """The values in memory of their own: the model may write into its input, Arrow's memory stays as it is."""
-    out = np.empty(values.shape, dtype="float32" if dtype == "bfloat16" else dtype)
-    np.copyto(out, values, casting="unsafe")
-    tensor = torch.from_numpy(out)
+def _cast(part: Part, matrix: Matrix, dtype: str) -> Matrix:
+    """The part in its tensor's dtype, as training cast it: each column from its own type, and never a wrong number."""
+    values = cast_columns(matrix.values, "float32" if dtype == "bfloat16" else dtype, part.names)
+    return replace(matrix, values=values.copy() if values is matrix.values else values)
+
+
+def _tensor_of(values: Array, dtype: str) -> torch.Tensor:
+    """The tensor over memory of its own: the model may write into its input, Arrow's memory stays as it is."""
+    tensor = torch.from_numpy(values)
+    if dtype == "bool":
+        return tensor.view(torch.bool)
     return tensor.bfloat16() if dtype == "bfloat16" else tensor
 
 
@@ -250,23 +260,35 @@ def cut(batch: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
     return [batch.slice(start, size) for start in range(0, batch.num_rows, size)]
 
 
-def _assembled(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> Matrix:
+def _found(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> list[Matrix]:
+    """The parts of an input, each in the type of its column."""
     ragged = None in plan.field.shape
     found: list[Matrix] = []
     for part in plan.parts:
         where = (part.column, ragged)
         if where not in seen:
             seen[where] = matrix_of(part.names[0], batch.column(part.column), ragged=ragged)
-        whole = seen[where]
-        found.append(whole if part.picked is None else _picked(part, whole))
+        found.append(seen[where] if part.picked is None else _picked(part, seen[where]))
+    return found
+
+
+def _missing(found: Sequence[Matrix]) -> Array | None:
+    """Rows that have a null in any of the parts; None if none has."""
+    masks = [one.missing for one in found if one.missing is not None]
+    return np.logical_or.reduce(masks) if masks else None
+
+
+def _side_by_side(plan: InputPlan, parts: Sequence[Matrix]) -> Matrix:
+    """The parts in the input's dtype, as one matrix."""
+    found = [_cast(part, one, plan.field.dtype) for part, one in zip(plan.parts, parts, strict=True)]
     if len(found) == 1:
         return found[0]
     values = np.concatenate([one.values for one in found], axis=1)
-    if all(one.missing is None for one in found):
+    missing = _missing(found)
+    if missing is None:
         return Matrix(values)
     holes = [np.zeros(one.values.shape, dtype=bool) if one.holes is None else one.holes for one in found]
-    masks = [one.missing for one in found if one.missing is not None]
-    return Matrix(values, np.concatenate(holes, axis=1), np.logical_or.reduce(masks))
+    return Matrix(values, np.concatenate(holes, axis=1), missing)
 
 
 def _picked(part: Part, whole: Matrix) -> Matrix:

@@ -38,8 +38,11 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "manifest.json"
-WRITER_VERSION = 1
-"""Version of the bytes that writers produce; part of every content key, so a new layout never hits an old cache."""
+WRITER_VERSION = 2
+"""Version of the bytes that writers produce; part of every content key, so a new layout never hits an old cache.
+
+Version 1 kept decimals as integers, which a model would take for other numbers: its sets are refused.
+"""
 MAX_BYTES = 1 << 30
 """Of a manifest: some ten million blocks."""
 
@@ -180,7 +183,7 @@ class Manifest:
 
         Raises:
             IntegrityError: the text is damaged, or holds what no manifest does; the message names the field.
-            SchemaError: it was written by a newer sparkdl.
+            SchemaError: it was written by another version of the writer.
         """
         source = documents.Source(f"the manifest of {uri}", "write the set again")
         head, separator, body = (text.encode() if isinstance(text, str) else text).partition(_BODY)
@@ -196,8 +199,9 @@ class Manifest:
             ("format", envelope.sparkdl_shards, _FORMAT),
             ("layout", found, WRITER_VERSION),
         ):
-            if isinstance(version, int) and version > mine:
-                raise SchemaError(f"shard set {uri} has {what} {version}, this sparkdl reads {mine}: upgrade it")
+            if isinstance(version, int) and version != mine:
+                remedy = "upgrade sparkdl" if version > mine else "write the set again"
+                raise SchemaError(f"shard set {uri} has {what} {version}, this sparkdl reads {mine}: {remedy}")
         return cls._of_fields(fields, uri, source)
 
     @classmethod
@@ -311,8 +315,7 @@ def _check_tensors(tensors: tuple[TensorSpec, ...], source: documents.Source) ->
             "dtype": spec.dtype not in (*DTYPES, "binary"),
             "shape": len(spec.shape) > 8 or min(spec.shape, default=0) < 0 or math.prod(spec.shape) > 2**40,
             "role": spec.role not in ("feature", "label", "mask"),
-            "logical": spec.logical not in ("", "decimal", "date", "timestamp", "timestamp_ntz", "string"),
-            "scale": not -38 <= spec.scale <= 38,
+            "logical": spec.logical not in ("", "date", "timestamp", "timestamp_ntz", "string"),
             "nulls": spec.nulls not in ("error", "fill", "mask"),
             "mask_of": spec.mask_of is not None and spec.mask_of not in names,
         }
@@ -322,5 +325,5 @@ def _check_tensors(tensors: tuple[TensorSpec, ...], source: documents.Source) ->
 
 def schema_hash(tensors: tuple[TensorSpec, ...]) -> str:
     """The hash of what a consumer of batches sees: names, dtypes, shapes, meanings, dictionaries."""
-    seen = [(s.name, s.dtype, s.shape, s.ragged, s.columns, s.role, s.logical, s.scale, s.dictionary) for s in tensors]
+    seen = [(s.name, s.dtype, s.shape, s.ragged, s.columns, s.role, s.logical, s.dictionary) for s in tensors]
     return xxh3_hex(json.dumps(seen).encode())

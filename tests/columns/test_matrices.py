@@ -110,11 +110,11 @@ def test_numbers_without_nulls_are_not_copied():
 def test_what_is_no_number_or_has_no_one_length_is_refused_by_name():
     with pytest.raises(SchemaError, match="'s' has the type string"):
         matrix_of("s", pa.array(["a"]))
-    with pytest.raises(SchemaError, match="'s' has the type string"):
+    with pytest.raises(SchemaError, match=r"'s' has the type list<.*string>"):
         matrix_of("s", pa.array([["a"]]))
     with pytest.raises(DataError, match=r"'l' has rows of 1 and of 2"):
         matrix_of("l", pa.array([[1], [1, 2]]))
     with pytest.raises(DataError, match=r"'v' has vectors of 1 and of 2"):
         matrix_of("v", pa.array([vector([1.0], False), vector([1.0, 2.0], True)], VECTOR))
-    with pytest.raises(DataError, match=r"'m\[\]' has rows of 1 and of 2"):
+    with pytest.raises(DataError, match=r"'m' has rows of 1 and of 2"):
         matrix_of("m", pa.array([[[1], [1, 2]]]))

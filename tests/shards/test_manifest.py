@@ -63,8 +63,10 @@ def test_a_wrong_value_with_a_hash_that_fits_is_named_by_its_field(written, path
         Manifest.from_json(change(written, path, value))
 
 
-def test_a_later_format_or_layout_says_what_reads_it(written):
+def test_another_format_or_layout_says_what_reads_it(written):
     with pytest.raises(SchemaError, match="has layout 9, this sparkdl reads"):
         Manifest.from_json(change(written, ("writer_version",), 9))
+    with pytest.raises(SchemaError, match="has layout 1, this sparkdl reads 2: write the set again"):
+        Manifest.from_json(change(written, ("writer_version",), 1))
     with pytest.raises(SchemaError, match="has format 2, this sparkdl reads 1"):
         Manifest.from_json(written.to_json().replace('"sparkdl_shards":1', '"sparkdl_shards":2'))

@@ -26,7 +26,7 @@ from sparkdl.estimator.fit.settings import roles_of, seed_of, shard_config
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
 from sparkdl.observe import span
-from sparkdl.shards.manifest import Manifest, Source
+from sparkdl.shards.manifest import WRITER_VERSION, Manifest, Source
 from sparkdl.shards.write import write_shards
 
 __all__ = ["Prepared", "data_key", "prepare", "prepare_existing"]
@@ -225,7 +225,7 @@ def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | N
 
 def _stem(source: Source, params: CheckedParams, num_proc: int, float_dtype: str) -> str:
     key = data_key(params, num_proc)
-    text = repr((source.uri, source.version, source.transformation, key[:-2], key[-1], float_dtype))
+    text = repr((WRITER_VERSION, source.uri, source.version, source.transformation, key[:-2], key[-1], float_dtype))
     return "pinned-" + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
