@@ -13,6 +13,7 @@ Enters: nothing. Leaves: exception classes that survive pickling, since most of 
     │   ├── PreflightError                the cluster cannot run the job: refused before it starts
     │   ├── WorldSizeError                the number of running ranks is not the number asked for
     │   ├── LaunchTimeoutError            ranks did not start or did not end in time
+    │   ├── UnreachableError              driver and ranks lost each other: another attempt may succeed
     │   ├── RankFailedError               a rank raised, or died: names it, its traceback and its last log lines
     │   └── CancelledError                the user interrupted the run
     └── TrainingError (RuntimeError)      the training itself went wrong
@@ -52,6 +53,7 @@ __all__ = [
     "SparkdlError",
     "StorageError",
     "TrainingError",
+    "UnreachableError",
     "WorldSizeError",
 ]
 
@@ -166,6 +168,10 @@ class LaunchTimeoutError(ClusterError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class UnreachableError(ClusterError):
+    """Driver and ranks do not reach each other now; another attempt may succeed, and ``max_failures`` makes one."""
 
 
 class CancelledError(ClusterError):

@@ -7,7 +7,6 @@ its values in rank order.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,13 +14,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
+from sparkdl.collective.rendezvous.store import TorchRendezvous
 from sparkdl.compat.first_process_group import before_first_group
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
-from sparkdl.launch.services import LateService, Service
+from sparkdl.launch.services import Service
 from sparkdl.observe import Event
 from sparkdl.world import World
 
@@ -71,7 +71,9 @@ def run(
     """Run ``fn(*args, **kwargs)`` on ``num_proc`` ranks; return every rank's value, in rank order.
 
     The function finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... and Horovod's variables in its environment, and
-    may call ``hvd.init()`` or ``torch.distributed.init_process_group()`` itself. Groups that it leaves open are closed.
+    may call ``hvd.init()`` or ``torch.distributed.init_process_group()`` itself: both then meet at the store of this
+    run, which nobody without its secret can read. (``init_method="tcp://..."`` opens torch's own store instead, on rank
+    0, which accepts anybody.) Groups that it leaves open are closed.
 
     On Spark Connect values, output and events come back as rows of the Spark job: values pass through the server's
     memory (``spark.driver.maxResultSize`` bounds them), output and events arrive when the job ends. A rank whose time
@@ -85,7 +87,7 @@ def run(
         kwargs: its keyword arguments.
         num_proc: number of ranks; None takes all task slots of the cluster; below 0, ``-num_proc`` processes on the
             driver's host, without Spark.
-        backend: whose rendezvous the driver hosts: ``"auto"`` every installed one's, ``"horovod"`` or ``"torch"``.
+        backend: for whom the ranks are prepared: ``"auto"`` every installed one, ``"horovod"`` or ``"torch"``.
         env: variables for the ranks, on top of the launcher's.
         use_gpu: True gives each rank one GPU (or ``config.gpus_per_rank``), False none, None what Spark assigns.
         **settings: see ``RunSettings``.
@@ -248,23 +250,12 @@ def _config(env: Mapping[str, str] | None, use_gpu: bool | None, settings: RunSe
 
 
 def _services(backend: str) -> tuple[list[Service], list[str]]:
-    """Return the servers that ranks meet at, and the modules they will import if they use them."""
+    """Return the ways to the store of the run that ranks get, and the modules they will import if they use them."""
     if backend not in _BACKENDS:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(_BACKENDS)}: choose one of these")
-    services: list[Service] = []
+    services: list[Service] = [TorchRendezvous()]  # nothing listens for it, so every run has it
     preload: list[str] = []
     if backend in ("auto", "torch"):
-        # torch takes seconds to import: its store runs beside rank 0, which loads torch in any case if it is needed.
-        services.append(
-            LateService(
-                module="sparkdl.collective.rendezvous.torch_store",
-                name="TorchRendezvous",
-                address="MASTER_ADDR",
-                port="MASTER_PORT",
-                needs=("torch", "torch.distributed"),
-                variables={"TORCHELASTIC_USE_AGENT_STORE": "True"},
-            )
-        )
         preload += ["torch", "torch.distributed"]
     if backend == "horovod" and find_spec("horovod") is None:
         raise ConfigError("backend='horovod', but horovod is not installed here: install it, or choose 'torch'")
@@ -283,8 +274,7 @@ def _active_session() -> SparkSession:
 def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], world: World) -> T:
     """Call a user's function on a rank, and close the groups it leaves open: the worker will be used again."""
     with ExitStack() as stack:
-        if "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-            stack.enter_context(before_first_group(functools.partial(_prepare_groups, stack)))
+        stack.enter_context(before_first_group(functools.partial(_prepare_groups, stack)))
         value = fn(*args, **kwargs)
     horovod = sys.modules.get("horovod.torch")
     if horovod is not None and horovod.is_initialized():
@@ -296,7 +286,7 @@ def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], w
 
 
 def _prepare_groups(stack: ExitStack) -> None:
-    from sparkdl.collective.backends.torch_distributed import allow_rejoining, kept_groups
+    from sparkdl.collective.backends.torch_distributed import kept_groups, use_run_store
 
-    allow_rejoining()  # the store outlives a group: a second init_process_group() must not find the first
+    use_run_store()
     stack.enter_context(kept_groups())

@@ -1,6 +1,6 @@
 """Set variables of this process for the time of a block.
 
-Enters: names and values. Leaves: the environment as it was.
+Enters: names and values. Leaves: the environment and the working directory as they were.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ __all__ = ["environment"]
 
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set ``variables`` inside the block, unset those of None, for C libraries that read nothing else; restore them."""
-    before = {name: os.environ.get(name) for name in variables}
+    """Set ``variables`` inside the block, unset those of None, for libraries that read nothing else.
+
+    Afterwards the whole environment and the working directory are as before, whatever the block did to them.
+    """
+    before, directory = dict(os.environ), os.getcwd()
     _set(variables)
     try:
         yield
     finally:
-        _set(before)
+        _set({name: before.get(name) for name in {*before, *os.environ} if os.environ.get(name) != before.get(name)})
+        if os.getcwd() != directory:
+            os.chdir(directory)
 
 
 def _set(variables: Mapping[str, str | None]) -> None:

@@ -13,17 +13,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
+
+import cloudpickle
 
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import PreflightError, RankFailedError
 from sparkdl.launch.driver.channel import Channel, Report
 from sparkdl.launch.driver.supervisor import Supervisor
-from sparkdl.launch.rank.link import Ticket
-from sparkdl.launch.rank.rank import RankEndedError, Slot, attend
+from sparkdl.launch.rank.link import ConnectionInfo
+from sparkdl.launch.rank.rank import Slot, run_rank
 from sparkdl.launch.rank.resources import host_gpus
-from sparkdl.launch.services import LateService, Service, hosted, likely
+from sparkdl.launch.services import Service, likely
 from sparkdl.launch.wire import dump_function
 from sparkdl.observe import Event
 from sparkdl.world import World
@@ -49,7 +50,7 @@ def launch(
         fn: what every rank runs; cloudpickled, so closures and lambdas are fine.
         num_proc: number of ranks.
         config: launch settings; None takes the defaults.
-        services: servers to hold on the loopback interface while the ranks run.
+        services: what each rank enters while its function runs.
         preload: modules that the ranks import while they wait for each other, where ``fn`` seems to use them.
         on_event: called on this thread with every event that a rank emits.
 
@@ -67,14 +68,11 @@ def launch(
     slots = _slots(num_proc, config)
     function = dump_function(fn)
     early = () if config.env else likely(preload, function[0])
-    late = [service for service in services if isinstance(service, LateService)]
     channel = Channel(
-        _LOOPBACK, num_proc, config.silence_seconds, preload=early, services=late, interface=config.interface
+        _LOOPBACK, num_proc, config.silence_seconds, preload=early, services=services, interface=config.interface
     )
-    with channel, ExitStack() as held:
-        variables = held.enter_context(hosted([one for one in services if one not in late], _LOOPBACK, num_proc))
-        with _Processes(channel, slots) as processes:
-            return Supervisor(channel, processes, config, variables, on_event).run(function)
+    with channel, _Processes(channel, slots) as processes:
+        return Supervisor(channel, processes, config, on_event).run(function)
 
 
 def _slots(num_proc: int, config: LaunchConfig) -> list[Slot]:
@@ -110,9 +108,9 @@ class _Processes:
         self._output: dict[int, bytearray] = {}
         self._threads: list[threading.Thread] = []
         for slot in slots:
-            self._start(channel.ticket, slot)
+            self._start(channel.connection_info, slot)
 
-    def _start(self, ticket: Ticket, slot: Slot) -> None:
+    def _start(self, info: ConnectionInfo, slot: Slot) -> None:
         # A session of its own: Ctrl-C in the terminal reaches the driver alone, which then ends the ranks in order.
         # The secret goes through a pipe, where no list of processes shows it.
         process = subprocess.Popen(
@@ -127,14 +125,14 @@ class _Processes:
         if process.stdin is None:
             raise AssertionError("the process was started with a pipe")
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(pickle.dumps((ticket, slot)))
+            process.stdin.write(cloudpickle.dumps((info, slot)))
             process.stdin.close()
         self._output[slot.number] = bytearray()
-        thread = threading.Thread(target=self._attend, args=(slot.number, process), daemon=True)
+        thread = threading.Thread(target=self._follow, args=(slot.number, process), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _attend(self, number: int, process: subprocess.Popen[bytes]) -> None:
+    def _follow(self, number: int, process: subprocess.Popen[bytes]) -> None:
         """Keep the last words that a rank says outside of its function, and report its end."""
         if process.stdout is not None:
             while data := os.read(process.stdout.fileno(), 1 << 16):
@@ -179,13 +177,9 @@ class _Processes:
 
 
 def _main() -> int:
-    """Be one rank: the ticket comes on stdin."""
-    ticket, slot = pickle.load(sys.stdin.buffer)
-    try:
-        attend(ticket, slot)
-    except RankEndedError:
-        return 1
-    return 0
+    """Be one rank: what it is to be comes on stdin."""
+    info, slot = pickle.load(sys.stdin.buffer)
+    return 0 if run_rank(info, slot) else 1
 
 
 if __name__ == "__main__":

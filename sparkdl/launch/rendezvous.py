@@ -16,10 +16,11 @@ from sparkdl.world import World
 
 __all__ = [
     "address_of",
-    "environment",
+    "free_port",
     "interface_to",
     "meeting_address",
     "own_address_to",
+    "variables",
     "worlds",
 ]
 
@@ -46,7 +47,7 @@ def worlds(hosts: Sequence[str], devices: Sequence[str] | None = None) -> list[W
     ]
 
 
-def environment(world: World, everybody: Sequence[World], host: str) -> dict[str, str]:
+def variables(world: World, everybody: Sequence[World], host: str) -> dict[str, str]:
     """Return the variables of ``world`` that torchrun's and Horovod's own launchers would set.
 
     Horovod's cross communicator joins the ranks with the same local rank on all hosts that have one.
@@ -128,6 +129,14 @@ def meeting_address(here: str, peers: Sequence[str], interface: str | None) -> s
     if address is None:
         raise ConfigError(f"interface={interface!r} has no IP address here: name one that has")
     return address.partition("%")[0]
+
+
+def free_port(address: str) -> int:
+    """Return a port of ``address`` that nobody listens on now."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
 
 
 def _check_interface(name: str) -> None:

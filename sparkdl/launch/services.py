@@ -1,133 +1,31 @@
-"""The servers that ranks meet at, such as torch's store or Horovod's rendezvous: up before any rank looks for them.
+"""What ranks use beside their function: a backend's way to the store of the run, and modules worth loading early.
 
-Enters: the services that a collective names, and an address. Leaves: the variables by which ranks find them, for as
-long as a block lasts; and a guess which modules the ranks will need, to be loaded while they wait for each other.
+Enters: the services that a collective names, and the function. Leaves: what each rank enters while its function runs,
+and a guess which modules it will need, to be loaded while the ranks wait for each other.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
-import select
-import socket
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Protocol
 
-from sparkdl.errors import ClusterError
+from sparkdl.launch.store import StoreClient
 
-__all__ = ["LateService", "Service", "hosted", "likely"]
+__all__ = ["Service", "likely"]
 
 _LARGEST_GUESS_BYTES = 1 << 20
-_POLL_SECONDS = 0.002
 
 
 class Service(Protocol):
-    """A server that ranks meet at, such as torch's store or Horovod's rendezvous."""
+    """Something that each rank has while its function runs, such as Horovod's way to the store of the run."""
 
-    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
-        """Listen on ``bind_host`` and no other interface; return the variables by which ranks find the server."""
+    def join(self, store: StoreClient) -> AbstractContextManager[Mapping[str, str]]:
+        """Hold it for a block; the value of the block are the variables that the function finds it by."""
         ...
-
-    def stop(self) -> None:
-        """Close the server; idempotent."""
-        ...
-
-
-@dataclass(kw_only=True, slots=True)
-class LateService:
-    """A server that nothing is imported for: a bound socket, and who serves on it once this process has what it takes.
-
-    The launcher holds it beside rank 0, which loads ``needs`` itself if the server is used at all. This class does not:
-    two threads that import a package and one of its modules at once may end in a deadlock error of Python's own.
-
-    Attributes:
-        module: where the server's class is.
-        name: of the class, which takes no arguments, and serves from ``adopt(listener)`` to ``stop()``.
-        address: variable that tells ranks where the server is.
-        port: variable that tells its port.
-        needs: modules that must have been loaded by others before ``module`` is.
-        variables: further ones that its clients read.
-    """
-
-    module: str
-    name: str
-    address: str
-    port: str
-    needs: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
-    _waiting: _Waiting | None = field(default=None, init=False, repr=False)
-
-    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
-        """Bind a socket; return the variables by which it is found.
-
-        Raises:
-            ClusterError: the address cannot be bound.
-        """
-        self.stop()
-        self._waiting = _Waiting(self, _listen(bind_host, 4 * world_size + 16))
-        return {**self.variables, self.address: bind_host, self.port: str(self._waiting.port)}
-
-    def stop(self) -> None:
-        """Close the server, or the socket that nobody came to; idempotent."""
-        if self._waiting is not None:
-            self._waiting.end()
-            self._waiting = None
-
-
-class _Waiting:
-    """A thread that waits for a listening socket's first connection, and then starts the server on it."""
-
-    def __init__(self, service: LateService, listener: socket.socket) -> None:
-        self._service, self._listener = service, listener
-        self.port = int(listener.getsockname()[1])
-        self._server: Any = None
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._wake, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="sparkdl-late-service", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        select.select([self._listener, self._wake], [], [])
-        while not all(_is_loaded(name) for name in self._service.needs):
-            if self._ended.wait(_POLL_SECONDS):
-                break
-        if not self._ended.is_set():
-            server = getattr(importlib.import_module(self._service.module), self._service.name)()
-            with self._lock:
-                if not self._ended.is_set():
-                    server.adopt(self._listener)
-                    self._server = server
-        self._wake.close()
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended.set()
-        self._waker.close()
-        self._thread.join()
-        if self._server is not None:
-            self._server.stop()
-        self._listener.close()
-
-
-def _is_loaded(name: str) -> bool:
-    module = sys.modules.get(name)
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
-
-
-def _listen(bind_host: str, backlog: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
-    try:
-        return socket.create_server((bind_host, 0), family=family, backlog=backlog)
-    except OSError as error:
-        raise ClusterError(
-            f"no service can listen on {bind_host} ({error}): name an address or an interface of this host"
-        ) from error
 
 
 def likely(preload: Sequence[str], pickled: memoryview) -> tuple[str, ...]:
@@ -158,14 +56,3 @@ def _refers(module: ModuleType, top: str) -> bool:
         if home.partition(".")[0] == top:
             return True
     return False
-
-
-@contextmanager
-def hosted(services: Sequence[Service], bind_host: str, world_size: int) -> Iterator[dict[str, str]]:
-    """Run ``services`` for the block; yield what they want ranks to have in their environment."""
-    variables: dict[str, str] = {}
-    with ExitStack() as stack:
-        for service in services:
-            stack.callback(service.stop)
-            variables.update(service.start(bind_host, world_size))
-        yield variables

@@ -1,10 +1,10 @@
-"""The wire between the driver and its ranks: authenticated frames over one TCP connection per rank.
+"""The wire between the driver and its ranks: authenticated frames over TCP.
 
 Enters: a connected socket and the secret of the run. Leaves: small JSON messages and values of any size.
 
-Both ends prove that they hold the secret before either reads anything else (HMAC-SHA256 over fresh nonces), and every
-frame after that carries a tag over its position, header and body, so nothing can be slipped in, replayed or altered.
-Frames are not encrypted: where the network is not trusted, run Spark's own traffic and this through the same VPN.
+Both ends prove that they hold the secret before either reads anything else (HMAC-SHA256 over fresh nonces, within one
+deadline for the whole handshake), and every frame after that carries a tag over its position, header and body, so
+nothing can be slipped in, replayed or altered. Frames are not encrypted: ``docs/threat-model.md`` says what does that.
 
 A frame is ``kind (1 byte) | length (4 bytes) | body | tag (16 bytes)``. Values are pickled with out-of-band buffers
 (PEP 574) and sent in pieces of at most 4 MiB, so that an array larger than memory's half still arrives, without a copy.
@@ -18,9 +18,11 @@ import hmac
 import json
 import os
 import pickle
+import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +30,7 @@ import cloudpickle
 
 from sparkdl.errors import ClusterError, ConfigError
 
-__all__ = ["Connection", "WireError", "dump_function", "dump_value", "load_value"]
+__all__ = ["Connection", "WireError", "connect", "dump_function", "dump_value", "load_value"]
 
 _HEADER = struct.Struct("!BI")
 _TAG_BYTES = 16
@@ -37,6 +39,9 @@ _MESSAGE, _DATA = 1, 2
 _PIECE_BYTES = 4 << 20
 _MAX_MESSAGE_BYTES = 4 << 20
 _HANDSHAKE_SECONDS = 10.0
+_CONNECT_SECONDS = 20.0
+_RETRY_SECONDS = (0.02, 0.1)
+_REFUSAL = bytes(32)
 
 
 class WireError(ClusterError):
@@ -88,9 +93,13 @@ class Connection:
         self._sending_value = threading.Lock()
         self._incoming: _Arriving | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(sock)
+        # One deadline for all of the handshake: who sends a byte now and then does not move it.
+        self._deadline: float | None = time.monotonic() + _HANDSHAKE_SECONDS
         sock.settimeout(_HANDSHAKE_SECONDS)
         self._send_key, self._receive_key = self._shake_hands(secret, server)
         self._sent = self._received = 0
+        self._deadline = None
         sock.settimeout(None)
 
     def _shake_hands(self, secret: bytes, server: bool) -> tuple[bytes, bytes]:
@@ -104,6 +113,8 @@ class Connection:
         if not server:
             self._sock.sendall(own)
         if not hmac.compare_digest(other, bytes(self._read(bytearray(len(other))))):
+            if server:
+                self._sock.sendall(_REFUSAL)  # An end that was only dropped may come again; this one need not.
             raise WireError("the other end of a connection does not hold this run's secret: it was turned away")
         if server:
             self._sock.sendall(own)
@@ -182,11 +193,45 @@ class Connection:
     def _read(self, into: bytearray | memoryview) -> bytearray | memoryview:
         view = memoryview(into)
         while view.nbytes:
+            if self._deadline is not None:
+                self._sock.settimeout(max(self._deadline - time.monotonic(), 1e-3))
             count = self._sock.recv_into(view)
             if count == 0:
                 raise ConnectionResetError("the other end closed the connection")
             view = view[count:]
         return into
+
+
+def connect(address: tuple[str, int], secret: bytes, timeout_seconds: float = _CONNECT_SECONDS) -> Connection:
+    """Connect to the listener at ``address`` that holds ``secret``.
+
+    A listener that is crowded drops the oldest of those that have proved nothing so far: who was dropped comes again.
+
+    Raises:
+        OSError: nobody listens there, or it dropped this end until the time was up.
+        WireError: the listener holds another secret.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        sock = socket.create_connection(address, timeout=max(deadline - time.monotonic(), 1.0))
+        try:
+            return Connection(sock, secret, server=False)
+        except (ConnectionError, TimeoutError):
+            sock.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(*_RETRY_SECONDS))
+        except BaseException:
+            sock.close()
+            raise
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Let the kernel notice within half a minute that the host at the other end has vanished."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class _Arriving:

@@ -18,6 +18,9 @@ import pytest
 from sparkdl.collective import open_collective
 from sparkdl.world import World
 
+sys.path.insert(0, str(Path(__file__).parent))
+from run_store import at_store, held_store
+
 WORKER = Path(__file__).with_name("rank_worker.py")
 BACKENDS = ("torch", "horovod")
 
@@ -97,6 +100,15 @@ class Ranks:
         self.processes = [process or RankProcess() for process in self.processes]
         return values
 
+    def run_at_store(self, services, job, size, environment=None):
+        """As ``run``, for ranks that find each other by ``services``."""
+        cloudpickle.register_pickle_by_value(sys.modules["run_store"])
+        module = sys.modules[getattr(job, "func", job).__module__]
+        if not module.__name__.startswith("sparkdl"):
+            cloudpickle.register_pickle_by_value(module)
+        with held_store() as store:
+            return self.run(partial(at_store, services, store, job), size, environment)
+
     def end(self):
         for process in self.processes:
             process.end()
@@ -141,15 +153,8 @@ def run_collective(ranks):
     def run(job, size, backend, *, timeout=20.0, raw=False, environment=None):
         module = sys.modules[getattr(job, "func", job).__module__]
         cloudpickle.register_pickle_by_value(module)
-        hosted = services(backend)
-        variables = dict(environment or {})
-        for service in hosted:
-            variables |= service.start("127.0.0.1", size)
-        try:
-            values = ranks.run(partial(in_collective, job, backend, timeout), size, variables)
-        finally:
-            for service in hosted:
-                service.stop()
+        job = partial(in_collective, job, backend, timeout)
+        values = ranks.run_at_store(services(backend), job, size, environment)
         if not raw:
             for value in values:
                 if isinstance(value, BaseException):

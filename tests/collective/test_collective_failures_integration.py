@@ -50,12 +50,7 @@ def test_a_rank_that_leaves_ends_the_others(run_collective, backend, shared, how
 def test_ranks_that_never_come(ranks):
     from sparkdl.collective.backends.torch_distributed import TorchRendezvous
 
-    service = TorchRendezvous()
-    environment = service.start("127.0.0.1", 2)
-    try:
-        (value,) = ranks.run(partial(alone, "torch"), 1, environment | {"WORLD_SIZE": "2"})
-    finally:
-        service.stop()
+    (value,) = ranks.run_at_store([TorchRendezvous()], partial(alone, "torch"), 1, {"WORLD_SIZE": "2"})
     assert isinstance(value, ClusterError)
     assert "rank 1 of 2 did not join rank 0" in str(value)
 
@@ -64,12 +59,7 @@ def test_ranks_that_never_come_to_horovod(ranks):
     pytest.importorskip("horovod.torch")
     from sparkdl.collective.backends.horovod import HorovodRendezvous
 
-    service = HorovodRendezvous()
-    environment = service.start("127.0.0.1", 2)
-    try:
-        (value,) = ranks.run(partial(alone, "horovod"), 1, environment)
-    finally:
-        service.stop()
+    (value,) = ranks.run_at_store([HorovodRendezvous()], partial(alone, "horovod"), 1)
     assert isinstance(value, ClusterError)
     assert "rank 1 of 2 did not join rank 0" in str(value)
 
@@ -103,12 +93,8 @@ def hosted(backend):
     return HorovodRendezvous()
 
 
-def run_hosted(ranks, backend, job, size=2, environment=None):
-    service = hosted(backend)
-    try:
-        return ranks.run(job, size, service.start("127.0.0.1", size) | (environment or {}))
-    finally:
-        service.stop()
+def run_hosted(ranks, backend, job, size=2):
+    return ranks.run_at_store([hosted(backend)], job, size)
 
 
 @BOTH
@@ -120,9 +106,9 @@ def own_torch_group(world):
     """Plain torch code: it inits, leaves and inits again; in between sparkdl joins its group."""
     import torch.distributed as dist
 
-    from sparkdl.collective.backends.torch_distributed import allow_rejoining
+    from sparkdl.collective.backends.torch_distributed import use_run_store
 
-    allow_rejoining()
+    use_run_store()
     sums = []
     for _ in range(3):
         dist.init_process_group("gloo")
@@ -144,7 +130,7 @@ def outlives_its_group(world):
     """Plain torch code whose model is freed after its group, right behind the last all-reduce, again and again."""
     import torch.distributed as dist
 
-    from sparkdl.collective.backends.torch_distributed import allow_rejoining, kept_groups
+    from sparkdl.collective.backends.torch_distributed import kept_groups, use_run_store
 
     def train():
         dist.init_process_group("gloo")
@@ -156,7 +142,7 @@ def outlives_its_group(world):
             optimizer.step()
         dist.destroy_process_group()
 
-    allow_rejoining()
+    use_run_store()
     for _ in range(25):
         with kept_groups():
             train()
@@ -242,15 +228,8 @@ def on_a_host_with_a_wrong_name(world, *, backend):
 
 def test_horovod_is_refused_where_the_host_name_leads_elsewhere(ranks):
     pytest.importorskip("horovod.torch")
-    from sparkdl.collective.backends.torch_distributed import TorchRendezvous
-
     for value in run_hosted(ranks, "horovod", partial(on_a_host_with_a_wrong_name, backend="horovod")):
         assert isinstance(value, ConfigError)
         assert "which is not on interface 'no-such-interface'" in str(value)
-    service = TorchRendezvous()
-    environment = service.start("127.0.0.1", 2)
-    try:
-        job = partial(on_a_host_with_a_wrong_name, backend="auto")
-        assert run_hosted(ranks, "horovod", job, environment=environment) == ["torch", "torch"]
-    finally:
-        service.stop()
+    job = partial(on_a_host_with_a_wrong_name, backend="auto")
+    assert run_hosted(ranks, "horovod", job) == ["torch", "torch"]

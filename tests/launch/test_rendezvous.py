@@ -33,7 +33,7 @@ def test_horovods_cross_communicators_join_the_equal_local_ranks(hosts):
     everybody = rendezvous.worlds(hosts)
     groups = {}
     for world, host in zip(everybody, hosts, strict=True):
-        variables = rendezvous.environment(world, everybody, host)
+        variables = rendezvous.variables(world, everybody, host)
         groups.setdefault(world.local_rank, []).append(
             (int(variables["HOROVOD_CROSS_RANK"]), int(variables["HOROVOD_CROSS_SIZE"]))
         )

@@ -1,6 +1,6 @@
 """The collective over Horovod: gloo between CPUs, NCCL between GPUs where Horovod was built with it.
 
-Enters: a world, and the address of the rendezvous that the driver hosts (``HorovodRendezvous``). Leaves: a
+Enters: a world, and the way to the store of the run (``HorovodRendezvous``). Leaves: a
 ``Collective``. Where user code called ``hvd.init()`` already, that Horovod is used as it is, and left running.
 """
 

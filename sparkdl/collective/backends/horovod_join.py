@@ -1,6 +1,6 @@
 """How a rank joins Horovod's other ranks: who must be there, whether this host can connect, what ``hvd.init()`` reads.
 
-Enters: a world, and the address of the rendezvous in the environment. Leaves: one typed error on every rank where it
+Enters: a world, and the store of the run. Leaves: one typed error on every rank where it
 cannot work, before ``hvd.init()``, which would abort the process; else the variables for it.
 """
 
@@ -13,8 +13,7 @@ from datetime import timedelta
 import psutil
 
 from sparkdl.collective.backends.group import never_came
-from sparkdl.collective.rendezvous.http_store import call_roll
-from sparkdl.collective.rendezvous.route import interface_towards
+from sparkdl.collective.rendezvous.store import call_roll, store_of_this_run
 from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.world import World
 
@@ -26,34 +25,30 @@ class HostNameError(ConfigError):
 
 
 def await_everyone(world: World, seconds: float) -> None:
-    """Return once every rank has come to the rendezvous.
+    """Return once every rank has come to the store of the run.
 
-    ``hvd.init()`` aborts the whole process when another rank does not come, so it is called when all are there.
+    ``hvd.init()`` aborts the whole process when another rank does not come, so it is called when all are there. Where
+    user code hosts a rendezvous of its own, no roll is called.
 
     Raises:
         ClusterError: some rank did not come in time; it is named.
+        HostNameError: the host of some rank cannot be connected.
     """
-    address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
-    if world.size == 1 or address is None or port is None:
+    store = store_of_this_run()
+    if world.size == 1 or store is None:
         return
-    try:
-        called = call_roll(address, int(port), world.rank, world.size, seconds, _refusal(world, address))
-    except OSError as error:
-        raise ClusterError(
-            f"rank {world.rank} does not reach the rendezvous at {address}:{port} ({error}): check that the driver is "
-            "alive, and that its address is reachable from this host"
-        ) from error
+    called = call_roll(store, "sparkdl/horovod", world.rank, world.size, seconds, _refusal(world))
     if called.missing:
         raise ClusterError(never_came(world, called.missing, seconds))
-    if called.objections:
-        rank, text = min(called.objections.items())
+    if called.refusals:
+        rank, text = min(called.refusals.items())
         raise HostNameError(
             f"Horovod cannot run on the host of rank {rank}: {text}, and Horovod 0.28.1 binds its data connections to "
             "what the host name resolves to; correct /etc/hosts there, or choose backend='torch'"
         )
 
 
-def _refusal(world: World, address: str) -> str:
+def _refusal(world: World) -> str:
     """Say why Horovod's data connections cannot work here, or nothing.
 
     ``HOROVOD_GLOO_IFACE`` reaches the connections that Horovod agrees over, and not those that it reduces over: these
@@ -67,9 +62,9 @@ def _refusal(world: World, address: str) -> str:
     usable = next((address for address in resolved if _binds(address)), None)
     if usable is None:
         return f"its name {name!r} resolves to {', '.join(resolved)}, which is no address of its own"
-    interface = os.environ.get("HOROVOD_GLOO_IFACE") or interface_towards(address)
-    own = [entry.address for entry in psutil.net_if_addrs().get(interface or "", [])]
-    if world.num_nodes > 1 and usable not in own:
+    interface = os.environ.get("HOROVOD_GLOO_IFACE", "")
+    own = [entry.address for entry in psutil.net_if_addrs().get(interface, [])]
+    if world.num_nodes > 1 and interface and usable not in own:
         return f"its name {name!r} resolves to {usable}, which is not on interface {interface!r}"
     return ""
 
@@ -86,13 +81,11 @@ def _binds(address: str) -> bool:
 
 def init_variables(world: World, timeout: timedelta) -> dict[str, str]:
     """What ``hvd.init()`` reads, from ``world``; what the launcher or the user set already stays."""
-    address = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    if address is None and world.size > 1:
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ and world.size > 1:
         raise ConfigError(
             f"HOROVOD_GLOO_RENDEZVOUS_ADDR is not set, so {world.size} ranks cannot meet: start them with sparkdl.run"
         )
     seconds = max(1, int(timeout.total_seconds()))
-    interface = interface_towards(address) if address else None
     defaults = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -100,7 +93,7 @@ def init_variables(world: World, timeout: timedelta) -> dict[str, str]:
         "HOROVOD_DISABLE_GROUP_FUSION": "1",
         "HOROVOD_HOSTNAME": f"node{world.node_rank}",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, seconds // 2)),
-    } | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
+    } | ({"HOROVOD_GLOO_IFACE": "lo"} if world.num_nodes == 1 else {})
     positions = {
         "HOROVOD_RANK": world.rank,
         "HOROVOD_SIZE": world.size,

@@ -1,6 +1,6 @@
 """The collective over ``torch.distributed``: gloo between CPUs, NCCL between GPUs.
 
-Enters: a world, and the address of a store (``TorchRendezvous``). Leaves: a ``Collective``.
+Enters: a world, and the store of the run. Leaves: a ``Collective``.
 A process group that user code made already is used as it is, and left standing.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import torch
 import torch.distributed as dist
@@ -19,13 +20,13 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from sparkdl.collective.backends.group import GroupCollective, never_came
 from sparkdl.collective.base import Pending
-from sparkdl.collective.rendezvous.route import interface_towards
-from sparkdl.collective.rendezvous.torch_store import TorchRendezvous
+from sparkdl.collective.rendezvous.store import TorchRendezvous
+from sparkdl.collective.rendezvous.torch_store import run_store
 from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["TorchCollective", "TorchRendezvous", "allow_rejoining", "kept_groups"]
+__all__ = ["TorchCollective", "TorchRendezvous", "kept_groups", "use_run_store"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
@@ -142,20 +143,11 @@ class TorchCollective(GroupCollective):
 
 
 def _join(world: World, timeout: timedelta) -> None:
-    """Make the default group of this process out of the store that the environment names."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not host or not port:
-        raise ConfigError(
-            f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} do not say where {world.size} ranks meet: start them with "
-            "sparkdl.run, or set both"
-        )
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = TCPStore(
-        host, int(port), is_master=not hosted and world.rank == 0, timeout=timeout, multi_tenant=not hosted
-    )
+    """Make the default group of this process, at the store of its run or the one that its environment names."""
+    store = run_store() or _store_of_environment(world, timeout)
     meeting = _next_round(store, world.rank, "sparkdl")
     meeting.set(f"here/{world.rank}", "1")
-    interface = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(host)
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or ("lo" if world.num_nodes == 1 else None)
     _forget_failed_groups()
     with environment({"GLOO_SOCKET_IFNAME": interface} if interface else {}):
         try:
@@ -173,6 +165,18 @@ def _join(world: World, timeout: timedelta) -> None:
             raise ClusterError(never_came(world, missing, timeout.total_seconds())) from error
 
 
+def _store_of_environment(world: World, timeout: timedelta) -> Any:
+    """Return torch's own store, which knows no secret, for ranks that another launcher started."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host or not port:
+        raise ConfigError(
+            f"MASTER_ADDR={host!r} and MASTER_PORT={port!r} do not say where {world.size} ranks meet: start them with "
+            "sparkdl.run, or set both"
+        )
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return TCPStore(host, int(port), is_master=not hosted and world.rank == 0, timeout=timeout, multi_tenant=not hosted)
+
+
 def _next_round(store: Any, rank: int, scope: str) -> Any:
     """Return a clean part of ``store``, the same one for all ranks that have joined as often.
 
@@ -188,27 +192,30 @@ def _forget_failed_groups() -> None:
         dist.distributed_c10d._world.group_count = 0
 
 
-def allow_rejoining() -> None:
-    """Let plain torch code in this process call ``init_process_group()`` again after ``destroy_process_group()``.
+def use_run_store() -> None:
+    """Have plain torch code in this process, ``init_process_group("gloo")``, meet at the store of its run.
 
-    With a store that outlives the group, as torchrun's and ``TorchRendezvous``'s do, torch finds the keys of the
-    first group and connects to ports that nobody listens on. Where the environment names no such store, nothing
-    changes. Idempotent.
+    It may do so again after ``destroy_process_group()``: the store outlives a group, and torch would find the keys of
+    the first group and connect to ports that nobody listens on. Outside of a run, nothing changes. Idempotent.
     """
     _forget_failed_groups()
     handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     meet = handlers["env"]
-    if getattr(meet, "in_rounds", False):
+    if getattr(meet, "at_run_store", False):
         return
 
-    def meet_in_rounds(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-        for store, rank, size in meet(url, *args, **kwargs):
-            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                store = _next_round(store, rank, "plain")
-            yield store, rank, size
+    def meet_at_run_store(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        store = run_store()
+        if store is None:
+            yield from meet(url, *args, **kwargs)
+            return
+        asked = dict(parse_qsl(urlsplit(url).query))
+        rank = int(asked.get("rank", os.environ["RANK"]))
+        size = int(asked.get("world_size", os.environ["WORLD_SIZE"]))
+        yield _next_round(store, rank, "plain"), rank, size
 
-    meet_in_rounds.in_rounds = True  # type: ignore[attr-defined]
-    handlers["env"] = meet_in_rounds
+    meet_at_run_store.at_run_store = True  # type: ignore[attr-defined]
+    handlers["env"] = meet_at_run_store
 
 
 @contextmanager

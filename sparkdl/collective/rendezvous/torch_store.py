@@ -1,51 +1,111 @@
-"""The store where torch's ranks find each other: up before any rank connects, on one interface.
+"""The store of the run as torch.distributed takes it: no server of torch's own, which would accept anybody.
 
-Enters: an address, or a socket that listens already. Leaves: the variables with which ranks, and plain torch code in
-them, connect. Kept apart from the collective, so that whoever hosts a store loads no more than that takes.
+Enters: the store that the launcher offers. Leaves: a ``torch.distributed.Store`` for process groups.
 """
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+import torch.distributed as dist
+from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]
 
-from sparkdl.errors import ClusterError
+from sparkdl.collective.rendezvous.store import Store, store_of_this_run
 
-__all__ = ["TorchRendezvous"]
+__all__ = ["RunStore", "run_store"]
 
 
-class TorchRendezvous:
-    """One ``TCPStore`` in this process, on a socket that is bound before its port is told to anybody."""
+class RunStore(TorchStore):
+    """Hands each request of torch on to the store of the run; C++ calls it under torch's own names."""
 
-    def __init__(self) -> None:
-        self._store: TCPStore | None = None
+    timeout: timedelta  # torch keeps it
 
-    def start(self, bind_host: str, world_size: int) -> dict[str, str]:
-        """Listen on ``bind_host`` and no other interface; return the variables with which ranks connect.
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
 
-        Raises:
-            ClusterError: the address cannot be bound.
-        """
+    def set(self, key: str, value: bytes | str) -> None:
+        """Give ``key`` a value."""
+        self._store.set(key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of ``key``, waiting for it."""
+        seconds = self.timeout.total_seconds()
         try:
-            family = socket.getaddrinfo(bind_host, 0, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.bind((bind_host, 0))
-            listener.listen(4 * world_size + 16)
-        except OSError as error:
-            raise ClusterError(
-                f"no store can listen on {bind_host} ({error}): name an address of this host's own interfaces"
-            ) from error
-        port = listener.getsockname()[1]
-        self.adopt(listener)
-        return {"MASTER_ADDR": bind_host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+            return self._store.get(key, seconds)
+        except TimeoutError as error:
+            raise dist.DistStoreError(str(error)) from error
 
-    def adopt(self, listener: socket.socket) -> None:
-        """Serve on ``listener``, which is owned from now on; connections that wait there already are served too."""
-        self.stop()
-        host, port = listener.getsockname()[:2]
-        self._store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    def add(self, key: str, number: int) -> int:
+        """Add to the count under ``key``."""
+        return self._store.add(key, number)
 
-    def stop(self) -> None:
-        """Stop listening. Idempotent."""
-        self._store = None
+    def append(self, key: str, value: bytes | str) -> None:
+        """Put ``value`` behind what ``key`` has."""
+        self._store.append(key, _bytes(value))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether every one of ``keys`` is set."""
+        return self._store.check(keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until every one of ``keys`` is set."""
+        seconds = (timeout or self.timeout).total_seconds()
+        if not self._store.wait(keys, seconds):
+            missing = [key for key in keys if not self._store.check([key])]
+            raise dist.DistStoreError(f"nobody has set {', '.join(missing[:5])} within {seconds:g} s")
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Set ``key`` if it is as expected."""
+        return self._store.compare_set(key, _bytes(expected), _bytes(desired))
+
+    def delete_key(self, key: str) -> bool:
+        """Remove ``key``."""
+        return self._store.delete(key)
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return self._store.count()
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of ``keys``, waiting for them."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        """Give each of ``keys`` its value."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """Whether ``append``, ``multi_get`` and ``multi_set`` exist."""
+        return True
+
+    def clone(self) -> RunStore:
+        """Return a store for another thread: this one, where no request waits for another."""
+        return self
+
+    # What C++ calls them.
+    deleteKey = delete_key
+    getNumKeys = num_keys
+
+
+def run_store() -> RunStore | None:
+    """The store of this run for torch, the same object each time; None in a process that was not launched."""
+    store: Any = store_of_this_run()
+    if store is None:
+        return None
+    for known in _kept:
+        if known._store is store:
+            return known
+    _kept.append(RunStore(store))
+    return _kept[-1]
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+# C++ holds a store without keeping its Python half alive, and may ask it late: none is ever dropped.
+_kept: list[RunStore] = []

@@ -3,7 +3,8 @@
 Enters: a Spark session and a function of a ``World``. Leaves: the values it returned, in rank order.
 
 The stage is ``DataFrame.mapInArrow(..., barrier=True)`` over a frame of ``num_proc`` partitions: no RDD. Nothing is
-agreed on by barrier calls, which cost a second each; the driver's channel carries registration, order, logs, values.
+agreed on by barrier calls, which cost a second each; the driver's channel carries registration, the launch plan, logs
+and values.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import gc
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.spark_errors import task_fault
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import LaunchTimeoutError, PreflightError
 from sparkdl.launch.driver.channel import Channel, Report
-from sparkdl.launch.driver.gather import ROW_SCHEMA, GatherJob, StartWatch, attend_gathered, failure_in, values_of
+from sparkdl.launch.driver.gather import ROW_SCHEMA, GatherJob, StartWatch, failure_in, run_gathered_rank, values_of
 from sparkdl.launch.driver.preflight import job_problems
 from sparkdl.launch.driver.session import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
 from sparkdl.launch.driver.supervisor import Supervisor
-from sparkdl.launch.rank.link import Ticket
-from sparkdl.launch.rank.rank import Slot, attend, facts
-from sparkdl.launch.services import LateService, Service, hosted, likely
+from sparkdl.launch.rank.link import ConnectionInfo
+from sparkdl.launch.rank.rank import Slot, facts, run_rank
+from sparkdl.launch.services import Service, likely
 from sparkdl.launch.wire import dump_function
 from sparkdl.observe import Event
 from sparkdl.world import World
@@ -59,7 +60,7 @@ def launch(
         fn: what every rank runs; cloudpickled, so closures and lambdas are fine.
         num_proc: number of ranks.
         config: launch settings; None takes the defaults.
-        services: servers to hold while the ranks run: on the driver, or beside rank 0 where they are ``LateService``.
+        services: what each rank enters while its function runs.
         preload: modules that the ranks import while they wait for each other, where ``fn`` seems to use them.
         on_event: called on this thread with every event that a rank emits.
 
@@ -87,28 +88,24 @@ def launch(
         )
         return _launch_gathered(spark, job, profile, on_event)
     bind_host = bind_address(spark, config)
-    late = [service for service in services if isinstance(service, LateService)]
     channel = Channel(
-        bind_host, num_proc, config.silence_seconds, preload=early, services=late, interface=config.interface
+        bind_host, num_proc, config.silence_seconds, preload=early, services=services, interface=config.interface
     )
-    with channel, ExitStack() as held:
-        # The services of the driver are up before the ranks are told of them, and end after them.
-        variables = held.enter_context(hosted([one for one in services if one not in late], bind_host, num_proc))
-        with _start(spark, channel, profile) as running:
-            return Supervisor(channel, running, config, variables, on_event).run(function)
+    with channel, _start(spark, channel, profile) as running:
+        return Supervisor(channel, running, config, on_event).run(function)
 
 
 def _start(spark: SparkSession, channel: Channel, profile: ResourceProfile | None) -> _Job:
     """Start the stage whose tasks report to ``channel``."""
-    ticket, keep_output = channel.ticket, not is_local(spark)
+    info, keep_output = channel.connection_info, not is_local(spark)
 
     def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        return run_task(ticket, batches, keep_output)
+        return run_task(info, batches, keep_output)
 
     def ended(job: _Job) -> None:
         channel.put(Report(kind="ended", message={"error": job.error}))
 
-    return _Job(spark, _frame(spark, ticket.num_proc, task, "rank int", profile).collect, ended)
+    return _Job(spark, _frame(spark, info.num_proc, task, "rank int", profile).collect, ended)
 
 
 def check(spark: SparkSession, num_proc: int, config: LaunchConfig | None = None) -> None:
@@ -193,13 +190,17 @@ def _slot(keep_output: bool) -> tuple[Slot, BarrierTaskContext]:
 
 
 def run_task(
-    ticket: Ticket, batches: Iterator[pyarrow.RecordBatch], keep_output: bool
+    info: ConnectionInfo, batches: Iterator[pyarrow.RecordBatch], keep_output: bool
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Be the rank of this barrier task; yields no rows, for everything has gone through the channel."""
-    for _ in promptly(batches):
-        pass
-    attend(ticket, _slot(keep_output)[0])
-    _freeze()
+    """Be the rank of this barrier task; yields no rows, for everything has gone through the channel.
+
+    A task that raises has Spark print a traceback for each rank before the driver's one sentence: a rank that failed
+    ends its task like the others. It leaves its input unread, though, which makes Spark end this process with it.
+    """
+    if run_rank(info, _slot(keep_output)[0]):
+        for _ in promptly(batches):
+            pass
+        _freeze()
     return iter(())
 
 
@@ -209,7 +210,7 @@ def run_gathered(
     """Be the rank of this barrier task; what it has to say are its rows."""
     for _ in promptly(batches):
         pass
-    yield from attend_gathered(job, *_slot(keep_output))
+    yield from run_gathered_rank(job, *_slot(keep_output))
 
 
 _frozen = False
@@ -274,7 +275,7 @@ class _Job:
                 self._spark.sparkContext.addJobTag(self._tag)
             self._rows = self._collect()
         except BaseException as error:
-            self.error = failure_in(str(error)) or as_cluster_error(error)
+            self.error = failure_in(str(error)) or task_fault(error) or as_cluster_error(error)
         self._ended(self)
 
     def wait(self, watch: StartWatch | None, config: LaunchConfig) -> Any:

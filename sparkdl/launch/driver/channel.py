@@ -1,15 +1,12 @@
-"""The driver's end of the channel: one TCP server per run, on one interface, one thread per rank.
+"""The driver's end of the channel: one port per run, on one interface, one thread per connection.
 
 Enters: connections of ranks. Leaves: their reports, in the order of the driver's clock, from one bounded queue.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import secrets
-import socket
-import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.errors import ClusterError
-from sparkdl.launch.rank.link import Ticket, keep_alive
+from sparkdl.launch.listener import Listener
+from sparkdl.launch.rank.link import ConnectionInfo
 from sparkdl.launch.services import Service
+from sparkdl.launch.store import KeyValueStore
 from sparkdl.launch.wire import Connection, WireError
 
 __all__ = ["Channel", "Report"]
 
-_MAX_STRANGERS = 64
 _QUEUE_REPORTS = 10_000
 
 
@@ -32,7 +30,7 @@ class Report:
     """Something that happened.
 
     Attributes:
-        kind: what a rank sent (``hello``, ``log``, ``event``, ``beat``, ``result``, ``error``, ``stopped``,
+        kind: what a rank sent (``registration``, ``log``, ``event``, ``beat``, ``result``, ``error``, ``stopped``,
             ``where``), or ``lost`` when its connection ended without a good-bye, ``silent`` when nothing went through
             it, or what the launcher put in (``ended``).
         slot: which slot it is about, None for the launcher's own reports.
@@ -51,12 +49,14 @@ class Report:
 class Channel:
     """Listens on one interface for the ranks of one run; a context manager that leaves nothing behind.
 
+    The store that the ranks meet at is held here too, on the same port.
+
     Args:
         bind_host: address to listen on.
         num_proc: how many ranks there should be.
         silence_seconds: a rank that takes in nothing for this long counts as dead, and one that says nothing can.
         preload: modules that ranks may import while the others are on their way.
-        services: to be held beside slot 0.
+        services: what each rank enters while its function runs.
         interface: that the ranks talk over; None leaves it to the route.
     """
 
@@ -70,33 +70,25 @@ class Channel:
         services: Sequence[Service] = (),
         interface: str | None = None,
     ) -> None:
-        try:
-            family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
-            self._listener = socket.create_server((bind_host, 0), family=family, backlog=max(128, num_proc))
-        except OSError as error:
-            raise ClusterError(
-                f"the driver cannot listen on {bind_host} ({error}): set driver_host to one of this host's addresses"
-            ) from error
-        address = (bind_host, int(self._listener.getsockname()[1]))
-        self.ticket = Ticket(
-            address=address,
-            secret=secrets.token_bytes(32),
-            num_proc=num_proc,
-            preload=tuple(preload),
-            services=tuple(services),
-            interface=interface,
-            beat_seconds=min(5.0, silence_seconds / 4),
-        )
+        secret = secrets.token_bytes(32)
         self._silence_seconds = silence_seconds
         self._reports: queue.Queue[Report] = queue.Queue(_QUEUE_REPORTS)
         self._connections: dict[int, Connection] = {}
         # When each slot was last heard of: kept here, so that a slow reader of the reports takes nobody for dead.
         self._heard: dict[int, float] = {}
         self._lock = threading.Lock()
-        self._strangers = threading.Semaphore(_MAX_STRANGERS)
         self._closing = False
-        self._threads = [threading.Thread(target=self._accept, name="sparkdl-channel", daemon=True)]
-        self._threads[0].start()
+        self._store = KeyValueStore()
+        self._listener = Listener(bind_host, secret, self._serve, backlog=num_proc, send_seconds=silence_seconds)
+        self.connection_info = ConnectionInfo(
+            address=self._listener.address,
+            secret=secret,
+            num_proc=num_proc,
+            preload=tuple(preload),
+            services=tuple(services),
+            interface=interface,
+            beat_seconds=min(5.0, silence_seconds / 4),
+        )
 
     def __enter__(self) -> Channel:
         return self
@@ -163,52 +155,24 @@ class Channel:
         return len(self._connections)
 
     def close(self) -> None:
-        """Hang up on everybody and wait for the threads; idempotent."""
+        """Hang up on everybody, forget the store, and wait for the threads; idempotent."""
         self._closing = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._store.close()
         self._listener.close()
-        with self._lock:
-            connections = list(self._connections.values())
-        for connection in connections:
-            connection.close()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout=15)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._strangers.acquire(blocking=False):
-                sock.close()
-                continue
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            thread = threading.Thread(target=self._serve, args=(sock,), name="sparkdl-channel-rank", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, connection: Connection) -> None:
         try:
-            keep_alive(sock)
-            # A rank that is frozen fills its buffers: without a limit, the driver would wait with it.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._silence_seconds))
-            connection = Connection(sock, self.ticket.secret, server=True)
             message, _ = connection.receive()
+            if message["kind"] == "store":
+                self._store.serve(connection, message)
+                return
             slot = int(message["slot"])
         except (OSError, ClusterError, KeyError, ValueError):
-            sock.close()  # A stranger: nothing of what it sent was used.
-            return
-        finally:
-            self._strangers.release()
+            return  # It holds the secret, and is no rank: one that was ended as it began to speak.
         with self._lock:
             self._connections[slot] = connection
             self._heard[slot] = time.monotonic()
-            if self._closing:
-                connection.close()
-        self.put(Report(kind="hello", slot=slot, message=message))
+        self.put(Report(kind="registration", slot=slot, message=message))
         try:
             self._listen(slot, connection)
         except (OSError, WireError) as error:
@@ -216,7 +180,6 @@ class Channel:
         finally:
             with self._lock:
                 self._connections.pop(slot, None)
-            connection.close()
 
     def _listen(self, slot: int, connection: Connection) -> None:
         while True:
@@ -227,7 +190,3 @@ class Channel:
                 self.put(Report(kind="left", slot=slot))
                 return
             self.put(Report(kind=str(message["kind"]), slot=slot, message=message, parts=parts))
-
-
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))

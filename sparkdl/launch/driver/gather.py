@@ -3,10 +3,11 @@
 Enters: a barrier task's context and what it is to run. Leaves: rows of ``(rank, kind, part, piece)`` that the client
 puts together again: values in pieces of 4 MiB, output lines, events.
 
-One allGather, a second long, carries what ranks say of themselves and where the services are, which the task of slot 0
-hosts. What is different from the channel: output and events arrive when the job ends; a failure is told by the text of
-the exception that fails its task, and so is a rank's own look at the clock when its time is up; Spark, not the client,
-ends the other ranks, within about three seconds. A rank that nothing interrupts, or a frozen one, is ended, not named.
+One allGather, a second long, carries what ranks say of themselves and where their store is, which the task of slot 0
+holds: it lets in those that have the secret which came with the job. What is different from the channel: output and
+events arrive when the job ends; a failure is told by the text of the exception that fails its task, and so is a rank's
+own look at the clock when its time is up; Spark, not the client, ends the other ranks, within about three seconds. A
+rank that nothing interrupts, or a frozen one, is ended, not named.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import base64
 import contextlib
 import json
 import re
+import secrets
 import signal
 import threading
 import time
@@ -22,22 +24,24 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow
 
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import ClusterError, LaunchTimeoutError, RankFailedError
-from sparkdl.launch.driver.launch_plan import check_size, make_order
+from sparkdl.launch.driver.launch_plan import check_size, make_plan
 from sparkdl.launch.driver.supervisor import is_follow_up, is_waiting, load_or_name, print_lines
+from sparkdl.launch.listener import Listener
 from sparkdl.launch.rank.capture import TAIL_LINES
 from sparkdl.launch.rank.link import Stopped, stack_of
-from sparkdl.launch.rank.rank import Slot, introduction, perform, preload
+from sparkdl.launch.rank.rank import Assignment, Slot, perform, preload, registration
 from sparkdl.launch.services import Service
+from sparkdl.launch.store import KeyValueStore, StoreClient
 from sparkdl.observe import Event
 
-__all__ = ["ROW_SCHEMA", "GatherJob", "StartWatch", "attend_gathered", "failure_in", "values_of"]
+__all__ = ["ROW_SCHEMA", "GatherJob", "StartWatch", "run_gathered_rank", "failure_in", "values_of"]
 
 ROW_SCHEMA = "rank int, kind string, part int, piece binary"
 _SCHEMA = pyarrow.schema(
@@ -69,10 +73,11 @@ class GatherJob:
     Attributes:
         num_proc: number of ranks.
         function: as ``dump_value`` took it apart.
-        services: to be held by the task of slot 0.
+        services: what each rank enters while its function runs.
         preload: modules to import while the others are on their way.
         versions: what the client has installed.
         config: the launch settings.
+        secret: of this run, by which its ranks know each other.
     """
 
     num_proc: int
@@ -81,6 +86,7 @@ class GatherJob:
     preload: Sequence[str]
     versions: Mapping[str, str]
     config: LaunchConfig
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
 
 class _Rows:
@@ -154,7 +160,7 @@ class _Rows:
             signal.pthread_kill(main, signal.SIGINT)
 
 
-def attend_gathered(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[pyarrow.RecordBatch]:
+def run_gathered_rank(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[pyarrow.RecordBatch]:
     """Be the rank of this barrier task; yield its rows.
 
     Raises:
@@ -163,32 +169,50 @@ def attend_gathered(job: GatherJob, slot: Slot, context: Gathering) -> Iterator[
     check_size(slot.number, slot.found_size, job.num_proc)
     rows = _Rows(job.config.timeout_seconds)
     with ExitStack() as stack:
-        mine = introduction(slot, job.services, job.config.interface, stack)
+        mine = registration(slot, job.config.interface)
+        if slot.number == 0 and "problem" not in mine:
+            mine["store"] = _hold_store(job, mine["address"], stack)
         preload(job.preload, slot)
-        hellos = [json.loads(text) for text in context.allGather(json.dumps(mine))]
-        problem = next((hello["problem"] for hello in hellos if "problem" in hello), None)
+        registered = [json.loads(text) for text in context.allGather(json.dumps(mine))]
+        problem = next((one["problem"] for one in registered if "problem" in one), None)
         if problem:
             raise ClusterError(problem)
-        order = make_order(hellos, job.versions, hellos[0].get("variables", {}), job.config)
-        rank = order["worlds"][slot.number]["rank"]
-        try:
-            succeeded = perform(rows, slot, order, job.function)
-        except Stopped:
-            limit = job.config.timeout_seconds
-            late = {"cause": f"it did not return within {limit:g} s", "limit": limit, "tail": rows.tail}
-            raise ClusterError(_marked(rank, {**late, "traceback": rows.where})) from None
-        if not succeeded:
-            if is_follow_up(str((rows.error or {}).get("cause", ""))):
-                time.sleep(_FOLLOW_UP_SECONDS)  # Spark names the first task that fails: let the one at fault be it.
-            raise ClusterError(_marked(rank, rows.error or {}))
+        plan = make_plan(registered, job.versions, job.config)
+        rank = plan["worlds"][slot.number]["rank"]
+        host, port = registered[0]["store"]
+        store = StoreClient((host, port), job.secret)
+        stack.callback(store.close)
+        _run(rows, rank, Assignment(slot, plan, store, job.services), job)
         if job.services:
-            context.barrier()  # Slot 0 holds the services until the last rank is done with them.
+            context.barrier()  # Slot 0 holds the store until the last rank is done with it.
     for message in rows.messages:
         yield _batch(rank, str(message["kind"]), 0, json.dumps(message, default=str).encode())
     for number, part in enumerate(rows.parts):
         flat = part.cast("B")
         for start in range(0, max(flat.nbytes, 1), _PIECE_BYTES):
             yield _batch(rank, "result", number, flat[start : start + _PIECE_BYTES])
+
+
+def _hold_store(job: GatherJob, address: str, stack: ExitStack) -> tuple[str, int]:
+    store = KeyValueStore()
+    listener = Listener(address, job.secret, store.serve, backlog=job.num_proc)
+    stack.callback(listener.close)
+    stack.callback(store.close)
+    return listener.address
+
+
+def _run(rows: _Rows, rank: int, assigned: Assignment, job: GatherJob) -> None:
+    """Run the function; raise what the client is to know of its failure."""
+    try:
+        succeeded = perform(rows, assigned, job.function)
+    except Stopped:
+        limit = job.config.timeout_seconds
+        late = {"cause": f"it did not return within {limit:g} s", "limit": limit, "tail": rows.tail}
+        raise ClusterError(_marked(rank, {**late, "traceback": rows.where})) from None
+    if not succeeded:
+        if is_follow_up(str((rows.error or {}).get("cause", ""))):
+            time.sleep(_FOLLOW_UP_SECONDS)  # Spark names the first task that fails: let the one at fault be it.
+        raise ClusterError(_marked(rank, rows.error or {}))
 
 
 def _batch(rank: int, kind: str, part: int, piece: bytes | memoryview) -> pyarrow.RecordBatch:

@@ -1,6 +1,6 @@
-"""The order to start: from what every rank said of itself to where each stands and what it is to use.
+"""The launch plan: from what every rank said of itself to where each stands and what it is to use.
 
-Enters: one introduction per slot. Leaves: one JSON-able order for all of them, the same wherever it is computed.
+Enters: one registration per slot. Leaves: one JSON-able plan for all of them, the same wherever it is computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparkdl.launch.driver import preflight
 from sparkdl.launch.rank import resources
 from sparkdl.observe import logger
 
-__all__ = ["check_size", "make_order"]
+__all__ = ["check_size", "make_plan"]
 
 
 def check_size(slot: int, found_size: int, num_proc: int) -> None:
@@ -32,32 +32,32 @@ def check_size(slot: int, found_size: int, num_proc: int) -> None:
         )
 
 
-def make_order(
-    hellos: Sequence[Mapping[str, Any]],
-    versions: Mapping[str, str],
-    variables: Mapping[str, str],
-    config: LaunchConfig,
+def make_plan(
+    registered: Sequence[Mapping[str, Any]], versions: Mapping[str, str], config: LaunchConfig
 ) -> dict[str, Any]:
-    """Return the order for the ranks that introduced themselves by ``hellos``, in the order of their slots.
+    """Return the plan for the ranks that ``registered``, which are in the order of their slots.
+
+    MASTER_ADDR and MASTER_PORT name a free port of rank 0, for programs that read them; nobody listens there, for
+    ``init_process_group()`` is handed the authenticated store of the run.
 
     Args:
-        hellos: ``host``, ``facts``, ``gpus``, ``cores``, ``threads`` of every slot.
+        registered: ``host``, ``facts``, ``gpus``, ``cores``, ``threads`` of every slot; of the first also ``address``
+            and ``port``.
         versions: what the driver has installed.
-        variables: what the services want in the ranks' environment.
         config: the launch settings.
 
     Raises:
         PreflightError: a worker has other versions than the driver.
         ClusterError: two ranks were given the same GPU.
     """
-    preflight.check_versions(versions, [(hello["host"], hello["facts"]) for hello in hellos])
+    preflight.check_versions(versions, [(one["host"], one["facts"]) for one in registered])
     told = config.env.get("OMP_NUM_THREADS", "")
     threads = int(told) if told.isdigit() else config.cpus_per_rank
-    for warning in preflight.crowded_hosts(hellos, threads):
+    for warning in preflight.crowded_hosts(registered, threads):
         logger.warning("%s", warning)
-    hosts = [str(hello["host"]) for hello in hellos]
+    hosts = [str(one["host"]) for one in registered]
     everybody = rendezvous.worlds(hosts)
-    gpus: list[list[str]] = [[] if config.gpus_per_rank == 0 else list(hello["gpus"]) for hello in hellos]
+    gpus: list[list[str]] = [[] if config.gpus_per_rank == 0 else list(one["gpus"]) for one in registered]
     by_rank = sorted(range(len(hosts)), key=lambda slot: everybody[slot].rank)
     return {
         "kind": "go",
@@ -67,7 +67,7 @@ def make_order(
         "gpus_of_host": {
             host: resources.shared_order([gpus[slot] for slot in by_rank if hosts[slot] == host]) for host in set(hosts)
         },
-        "variables": dict(variables),
+        "variables": {"MASTER_ADDR": registered[0]["address"], "MASTER_PORT": str(registered[0]["port"])},
         "settings": {
             "env": dict(config.env),
             "interface": config.interface,

@@ -1,4 +1,4 @@
-"""The driver's watch over one run: from the first rank's hello to the last one's value, or to the one at fault.
+"""The driver's watch over one run: from the first rank's registration to the last one's value, or to the one at fault.
 
 Enters: a channel and what should run. Leaves: the values in rank order, or an error that names the first rank at fault.
 """
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, LaunchTimeoutError, RankFailedError, WorldSizeError
 from sparkdl.launch.driver.channel import Channel, Report
-from sparkdl.launch.driver.launch_plan import check_size, make_order
+from sparkdl.launch.driver.launch_plan import check_size, make_plan
 from sparkdl.launch.rank.capture import TAIL_LINES
 from sparkdl.launch.rank.process_memory import explain
 from sparkdl.launch.rank.rank import facts
@@ -59,10 +59,10 @@ class Host(Protocol):
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Rank:
     """What the driver knows of one slot."""
 
-    hello: Mapping[str, Any] = field(default_factory=dict)
+    registration: Mapping[str, Any] = field(default_factory=dict)
     rank: int = -1
     value: list[bytearray] | None = None
     failure: Report | None = None
@@ -79,7 +79,6 @@ class Supervisor:
         channel: through which the ranks report.
         host: what runs their processes.
         config: the launch settings.
-        variables: what the services want in the ranks' environment.
         on_event: called on this thread with every event of every rank.
     """
 
@@ -88,14 +87,12 @@ class Supervisor:
         channel: Channel,
         host: Host,
         config: LaunchConfig,
-        variables: Mapping[str, str],
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self._channel, self._host, self._config = channel, host, config
-        self._variables = variables
         self._on_event = on_event
-        self._num_proc = channel.ticket.num_proc
-        self._seats: dict[int, _Seat] = {}
+        self._num_proc = channel.connection_info.num_proc
+        self._ranks: dict[int, _Rank] = {}
         self._ended: Report | None = None
 
     def run(self, function: list[memoryview]) -> list[Any]:
@@ -109,61 +106,59 @@ class Supervisor:
         """
         try:
             self._gather()
-            self._order(function)
+            self._begin(function)
             self._watch()
-            self._channel.send(0, {"kind": "done"})  # Slot 0 may hold services that the others used until now.
         except BaseException:
             self._end()
             raise
         return self._values()
 
     def _gather(self) -> None:
-        """Wait until every slot has said hello."""
+        """Wait until every slot has registered."""
         deadline = time.monotonic() + self._config.start_timeout_seconds
-        while len(self._seats) < self._num_proc:
+        while len(self._ranks) < self._num_proc:
             if time.monotonic() > deadline:
                 raise LaunchTimeoutError(
-                    f"{len(self._seats)} of {self._num_proc} ranks started within "
+                    f"{len(self._ranks)} of {self._num_proc} ranks started within "
                     f"{self._config.start_timeout_seconds:.0f} s: free slots on the cluster, lower num_proc, or raise "
                     f"start_timeout"
                 )
             self._take(self._channel.next(_TICK_SECONDS))
             self._raise_failure()
 
-    def _order(self, parts: list[memoryview]) -> None:
+    def _begin(self, parts: list[memoryview]) -> None:
         """Check what the ranks said of themselves, tell each its place, and let them start."""
-        slots = [self._seats[slot] for slot in range(self._num_proc)]
-        variables = {**self._variables, **slots[0].hello.get("variables", {})}
-        order = make_order([seat.hello for seat in slots], facts(), variables, self._config)
-        for slot, seat in enumerate(slots):
-            seat.rank = order["worlds"][slot]["rank"]
-            self._channel.send(slot, order, parts)
+        slots = [self._ranks[slot] for slot in range(self._num_proc)]
+        plan = make_plan([one.registration for one in slots], facts(), self._config)
+        for slot, one in enumerate(slots):
+            one.rank = plan["worlds"][slot]["rank"]
+            self._channel.send(slot, plan, parts)
 
     def _watch(self) -> None:
         """Wait until every rank has returned its value."""
         start = time.monotonic()
-        while any(seat.value is None for seat in self._seats.values()):
+        while any(one.value is None for one in self._ranks.values()):
             self._take(self._channel.next(_TICK_SECONDS))
             self._raise_failure()
             now = time.monotonic()
             limit = self._config.timeout_seconds
-            waiting = any(seat.value is None for seat in self._seats.values())
+            waiting = any(one.value is None for one in self._ranks.values())
             if limit is not None and now - start > limit and waiting:
                 raise self._overdue(limit)
-            for slot, seat in self._seats.items():
-                if seat.value is None and self._channel.silence(slot) > self._config.silence_seconds:
+            for slot, one in self._ranks.items():
+                if one.value is None and self._channel.silence(slot) > self._config.silence_seconds:
                     why = f"gave no sign of life for {self._config.silence_seconds:g} s"
-                    seat.failure = Report(kind="silent", message={"why": why})
-                    raise self._error(seat)
+                    one.failure = Report(kind="silent", message={"why": why})
+                    raise self._error(one)
 
     def _overdue(self, limit: float) -> LaunchTimeoutError:
         """Ask the ranks that are still at work where they are; name the first that does not wait for another one."""
-        slots = [slot for slot, seat in self._seats.items() if seat.value is None]
+        slots = [slot for slot, one in self._ranks.items() if one.value is None]
         self._ask(slots)
-        late = sorted((self._seats[slot] for slot in slots), key=lambda seat: seat.rank)
-        first = min(late, key=lambda seat: (is_waiting(seat.where), seat.rank))
+        late = sorted((self._ranks[slot] for slot in slots), key=lambda one: one.rank)
+        first = min(late, key=lambda one: (is_waiting(one.where), one.rank))
         ranks = "rank " if len(late) == 1 else "ranks "
-        ranks += ", ".join(str(seat.rank) for seat in late)
+        ranks += ", ".join(str(one.rank) for one in late)
         return LaunchTimeoutError(
             f"{ranks} of {self._num_proc} did not return within {limit:g} s and had to be ended: raise timeout, or "
             f"find out what rank {first.rank} waits for",
@@ -175,10 +170,10 @@ class Supervisor:
     def _ask(self, slots: Sequence[int]) -> None:
         """Ask the ranks in ``slots`` where they are and what they hold, and wait a moment for their answers."""
         for slot in slots:
-            self._seats[slot].memory = None
+            self._ranks[slot].memory = None
             self._channel.send(slot, {"kind": "where"})
         until = time.monotonic() + _ANSWER_SECONDS
-        while any(self._seats[slot].memory is None for slot in slots if self._channel.hears(slot)):
+        while any(self._ranks[slot].memory is None for slot in slots if self._channel.hears(slot)):
             if time.monotonic() > until:
                 return
             self._take(self._channel.next(0.05))
@@ -190,57 +185,55 @@ class Supervisor:
         if report.slot is None:
             self._ended = report
             return
-        if report.kind == "hello":
-            self._seat(report)
-        seat = self._seats.get(report.slot)
-        if seat is None:
+        if report.kind == "registration":
+            self._register(report)
+        one = self._ranks.get(report.slot)
+        if one is None:
             return
         if report.kind == "log":
-            self._print(seat, report.message["lines"])
+            self._print(one, report.message["lines"])
         elif report.kind == "event":
             if self._on_event is not None:
                 self._on_event(report.message["event"])
         elif report.kind == "result":
-            seat.value = report.parts
+            one.value = report.parts
         elif report.kind == "beat":
-            seat.beat = report
+            one.beat = report
         elif report.kind == "where":
-            seat.where, seat.memory = str(report.message["traceback"]), report.message["memory"]
-        elif report.kind == "error" or (report.kind in ("lost", "silent", "stopped") and seat.value is None):
-            seat.failure = seat.failure or report
+            one.where, one.memory = str(report.message["traceback"]), report.message["memory"]
+        elif report.kind == "error" or (report.kind in ("lost", "silent", "stopped") and one.value is None):
+            one.failure = one.failure or report
 
-    def _seat(self, report: Report) -> None:
+    def _register(self, report: Report) -> None:
         slot = -1 if report.slot is None else report.slot
         check_size(slot, int(report.message["found_size"]), self._num_proc)
         if "problem" in report.message:
             raise ClusterError(str(report.message["problem"]))
-        if slot in self._seats:
+        if slot in self._ranks:
             raise WorldSizeError(f"two ranks say that they are slot {slot} of {self._num_proc}: the stage ran twice")
-        self._seats[slot] = _Seat(hello=report.message, rank=slot)
+        self._ranks[slot] = _Rank(registration=report.message, rank=slot)
 
-    def _print(self, seat: _Seat, lines: Sequence[str]) -> None:
-        seat.tail.extend(lines)
+    def _print(self, one: _Rank, lines: Sequence[str]) -> None:
+        one.tail.extend(lines)
         if self._config.log_to_driver:
-            print_lines(seat.rank, lines)
+            print_lines(one.rank, lines)
 
     def _raise_failure(self) -> None:
         """Raise what went wrong, if anything did; look twice where it may be the echo of another rank's failure."""
-        failed = [seat for seat in self._seats.values() if seat.failure is not None]
+        failed = [one for one in self._ranks.values() if one.failure is not None]
         if not failed and self._ended is None:
             return
         why = self._ended.message.get("error") if self._ended is not None else None
         if isinstance(why, CancelledError):
             raise why
         until = time.monotonic() + _SECOND_LOOK_SECONDS
-        while not any(_is_cause(seat.failure) for seat in failed) and time.monotonic() < until:
+        while not any(_is_cause(one.failure) for one in failed) and time.monotonic() < until:
             self._take(self._channel.next(0.05))
-            failed = [seat for seat in self._seats.values() if seat.failure is not None]
+            failed = [one for one in self._ranks.values() if one.failure is not None]
             if len(failed) == self._num_proc or (not failed and not self._open()):
                 break
         if failed:
-            first = min(
-                failed, key=lambda seat: (not _is_cause(seat.failure), seat.failure.time if seat.failure else 0)
-            )
+            first = min(failed, key=lambda one: (not _is_cause(one.failure), one.failure.time if one.failure else 0))
             raise self._error(first)
         if self._ended is not None and self._open():
             why = self._ended.message.get("error")
@@ -249,67 +242,69 @@ class Supervisor:
             raise ClusterError("the job that hosted the ranks ended before they did: look at its log")
 
     def _open(self) -> bool:
-        return len(self._seats) < self._num_proc or any(seat.value is None for seat in self._seats.values())
+        return len(self._ranks) < self._num_proc or any(one.value is None for one in self._ranks.values())
 
-    def _error(self, seat: _Seat) -> ClusterError:
-        report = seat.failure
+    def _error(self, one: _Rank) -> ClusterError:
+        report = one.failure
         if report is None:
-            raise AssertionError("only a seat with a failure is asked for its error")
+            raise AssertionError("only a rank with a failure is asked for its error")
         if report.kind == "error":
-            tail = report.message["tail"] or list(seat.tail)
+            tail = report.message["tail"] or list(one.tail)
             trace = str(report.message["traceback"])
-            if "\n  File " not in trace and seat.beat is not None:  # no memory was left to note where it happened
-                trace += f"(at its last sign of life it was here)\n{seat.beat.message['where']}"
-            error = RankFailedError(seat.rank, report.message["cause"], trace, tuple(tail))
+            if "\n  File " not in trace and one.beat is not None:  # no memory was left to note where it happened
+                trace += f"(at its last sign of life it was here)\n{one.beat.message['where']}"
+            error = RankFailedError(one.rank, report.message["cause"], trace, tuple(tail))
             original = _original(report.parts)
             if original is not None:
                 original.__cause__, error.__cause__ = error.__cause__, original
             return error
-        process = f"the process (pid {seat.hello['pid']} on {seat.hello['host']})"
+        process = f"the process (pid {one.registration['pid']} on {one.registration['host']})"
         why = str(report.message.get("why", "its process ended"))
         if report.kind == "silent":
             cause = (
                 f"{process} {why}: it is stopped, starved of CPU or memory, or cut off; silence_seconds sets the limit"
             )
         else:
-            slot = next(number for number, other in self._seats.items() if other is seat)
+            slot = next(number for number, other in self._ranks.items() if other is one)
             cause = f"{process} died without an exception: {self._host.post_mortem(slot) or why}"
-        known, where = self._last_words(seat, report.time)
-        return RankFailedError(seat.rank, f"{cause}; {known}" if known else cause, where, tuple(seat.tail))
+        known, where = self._last_words(one, report.time)
+        return RankFailedError(one.rank, f"{cause}; {known}" if known else cause, where, tuple(one.tail))
 
-    def _last_words(self, seat: _Seat, time_of_end: float) -> tuple[str, str]:
+    def _last_words(self, one: _Rank, time_of_end: float) -> tuple[str, str]:
         """Return what is known of the memory of a rank that cannot say it any more, and where it was."""
-        if seat.beat is None:
+        if one.beat is None:
             return "", ""
-        host = seat.hello["host"]
-        beside = [slot for slot, other in self._seats.items() if other is not seat and other.hello["host"] == host]
+        host = one.registration["host"]
+        beside = [
+            slot for slot, other in self._ranks.items() if other is not one and other.registration["host"] == host
+        ]
         self._ask(beside)
-        looks = [memory for slot in beside if (memory := self._seats[slot].memory)]
+        looks = [memory for slot in beside if (memory := self._ranks[slot].memory)]
         after = max(looks, key=lambda memory: memory["kills"], default={})
-        age = max(time_of_end - seat.beat.time, 0.0)
-        where = str(seat.beat.message["where"])
-        known = explain(seat.hello.get("memory", {}), seat.beat.message["memory"], after, age)
+        age = max(time_of_end - one.beat.time, 0.0)
+        where = str(one.beat.message["where"])
+        known = explain(one.registration.get("memory", {}), one.beat.message["memory"], after, age)
         return known, f"(where it was {age:.1f} s before)\n{where}" if where else ""
 
     def _end(self) -> None:
         """End every rank, gently for the length of the grace, then for good."""
-        for slot, seat in self._seats.items():
-            if seat.failure is not None and seat.failure.kind == "silent":
+        for slot, one in self._ranks.items():
+            if one.failure is not None and one.failure.kind == "silent":
                 self._channel.hang_up(slot)  # It would not hear it.
         grace = self._config.stop_grace_seconds
         self._channel.stop_all(grace)
         until = time.monotonic() + grace + 1.0
         while self._channel.connected and time.monotonic() < until:
             report = self._channel.next(0.05)
-            if report is not None and report.kind == "log" and report.slot in self._seats:
-                self._print(self._seats[report.slot], report.message["lines"])
+            if report is not None and report.kind == "log" and report.slot in self._ranks:
+                self._print(self._ranks[report.slot], report.message["lines"])
         self._host.cancel()
 
     def _values(self) -> list[Any]:
         values: list[Any] = []
-        for seat in sorted(self._seats.values(), key=lambda seat: seat.rank):
-            values.append(load_or_name(seat.rank, seat.value or []))
-            seat.value = []
+        for one in sorted(self._ranks.values(), key=lambda one: one.rank):
+            values.append(load_or_name(one.rank, one.value or []))
+            one.value = []
         return values
 
 

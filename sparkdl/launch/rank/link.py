@@ -1,6 +1,6 @@
 """The rank's end of the channel: it reports to the driver, and leaves when the driver is gone or says stop.
 
-Enters: a ticket. Leaves: the driver's order to start; log lines, events, the result or the error, sent.
+Enters: connection info. Leaves: the driver's launch plan; log lines, events, the result or the error, sent.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 import psutil
 
-from sparkdl.errors import ClusterError
+from sparkdl.errors import ClusterError, UnreachableError
 from sparkdl.launch.rank.process_memory import look
 from sparkdl.launch.services import Service
-from sparkdl.launch.wire import Connection
+from sparkdl.launch.wire import connect
 
-__all__ = ["EXIT_DRIVER_GONE", "EXIT_STOPPED", "Link", "Stopped", "Ticket", "keep_alive", "stack_of"]
+__all__ = ["ConnectionInfo", "EXIT_DRIVER_GONE", "EXIT_STOPPED", "Link", "Stopped", "stack_of"]
 
 EXIT_DRIVER_GONE = 75
 EXIT_STOPPED = 76
-_CONNECT_SECONDS = 20.0
+_GOODBYE_SECONDS = 20.0
 _LOOK_SECONDS = 0.25
 _TOLD_SHARE = 1 / 50
 
@@ -39,7 +39,7 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ticket:
+class ConnectionInfo:
     """What a rank needs to reach its driver.
 
     Attributes:
@@ -47,7 +47,7 @@ class Ticket:
         secret: of this run alone; whoever holds it may take part.
         num_proc: how many ranks there should be.
         preload: modules to import while the others are on their way.
-        services: to be held beside slot 0, until every rank has returned.
+        services: what each rank enters while its function runs.
         interface: that the ranks talk over; None leaves it to the route.
         beat_seconds: between two signs of life.
     """
@@ -65,33 +65,30 @@ class Link:
     """A rank's connection to the driver.
 
     Raises:
-        ClusterError: the driver cannot be reached.
+        UnreachableError: the driver cannot be reached.
     """
 
-    def __init__(self, ticket: Ticket) -> None:
-        host, port = ticket.address
-        self._beat_seconds = ticket.beat_seconds
+    def __init__(self, info: ConnectionInfo) -> None:
+        host, port = info.address
+        self._beat_seconds = info.beat_seconds
         try:
-            sock = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
-            keep_alive(sock)
-            self._connection = Connection(sock, ticket.secret, server=False)
+            self._connection = connect(info.address, info.secret)
         except OSError as error:
-            raise ClusterError(
+            raise UnreachableError(
                 f"{socket.gethostname()} does not reach the driver at {host}:{port} ({error}): set driver_host, or "
                 f"spark.driver.host, to an address of the driver that executors reach"
             ) from error
-        self._order: tuple[dict[str, Any], list[bytearray]] | None = None
-        self._ordered = threading.Event()
-        self._done = threading.Event()
+        self._plan: tuple[dict[str, Any], list[bytearray]] | None = None
+        self._planned = threading.Event()
         self._released = threading.Event()
         self._state = threading.Lock()
         self._running = self._leaving = self.stopped = False
         self._at_work = threading.get_ident()
         threading.Thread(target=self._listen, name="sparkdl-link-listen", daemon=True).start()
 
-    def introduce(self, hello: Mapping[str, Any]) -> None:
+    def register(self, registration: Mapping[str, Any]) -> None:
         """Send the first message, by which the driver knows this rank, and signs of life from now on."""
-        self.send(hello)
+        self.send(registration)
         threading.Thread(target=self._beat, name="sparkdl-link-beat", daemon=True).start()
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -104,16 +101,16 @@ class Link:
         with contextlib.suppress(OSError):
             self._connection.send_value(message, parts)
 
-    def wait_for_order(self) -> tuple[dict[str, Any], list[bytearray]]:
-        """Wait until the driver has heard of every rank; return its order and the function's parts.
+    def wait_for_plan(self) -> tuple[dict[str, Any], list[bytearray]]:
+        """Wait until the driver has heard of every rank; return its launch plan and the function's parts.
 
         Raises:
             Stopped: the driver ended the run instead, or is gone.
         """
-        self._ordered.wait()
-        if self._order is None:
+        self._planned.wait()
+        if self._plan is None:
             raise Stopped
-        return self._order
+        return self._plan
 
     @contextlib.contextmanager
     def interruptible(self) -> Any:
@@ -136,15 +133,11 @@ class Link:
         if self.stopped:
             raise Stopped
 
-    def wait_until_done(self) -> None:
-        """Wait until every rank has returned, or the run has ended."""
-        self._done.wait()
-
     def leave(self) -> None:
         """Wait until the driver has read everything, then hang up."""
         self._leaving = True
         self.send({"kind": "leaving"})
-        self._released.wait(_CONNECT_SECONDS)
+        self._released.wait(_GOODBYE_SECONDS)
         self._connection.close()
 
     def _listen(self) -> None:
@@ -152,10 +145,8 @@ class Link:
             while True:
                 message, parts = self._connection.receive()
                 if message["kind"] == "go":
-                    self._order = message, parts
-                    self._ordered.set()
-                elif message["kind"] == "done":
-                    self._done.set()
+                    self._plan = message, parts
+                    self._planned.set()
                 elif message["kind"] == "bye":
                     return
                 elif message["kind"] == "where":
@@ -163,11 +154,11 @@ class Link:
                 elif message["kind"] == "stop":
                     self._stop(float(message["grace_seconds"]))
         except (OSError, ClusterError):
-            if not self._leaving and self._ordered.is_set():
+            if not self._leaving and self._planned.is_set():
                 _leave_now(EXIT_DRIVER_GONE)
         finally:
             self._leaving = True
-            for event in (self._ordered, self._done, self._released):
+            for event in (self._planned, self._released):
                 event.set()
 
     def _stop(self, grace_seconds: float) -> None:
@@ -176,8 +167,7 @@ class Link:
             if self._running:
                 # A real signal: unlike an interrupt set from Python, it also wakes a sleeping system call.
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        self._ordered.set()
-        self._done.set()
+        self._planned.set()
         threading.Thread(target=self._end, args=(grace_seconds,), daemon=True).start()
 
     def _end(self, grace_seconds: float) -> None:
@@ -210,11 +200,3 @@ def stack_of(thread: int) -> str:
     stack = traceback.extract_stack(frame) if frame is not None else []
     ours = [number for number, entry in enumerate(stack) if Path(entry.filename).parent == Path(__file__).parent]
     return "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :]))
-
-
-def keep_alive(sock: socket.socket) -> None:
-    """Let the kernel notice within half a minute that the host at the other end has vanished."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

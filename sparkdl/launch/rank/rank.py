@@ -1,6 +1,6 @@
 """What happens in the process of one rank, wherever that process came from: register, wait for all, run, report.
 
-Enters: a ticket to the driver and what this slot is made of (host, GPUs, CPUs). Leaves: the function's value, or its
+Enters: how to reach the driver and what this slot is made of (host, GPUs, CPUs). Leaves: the function's value, or its
 error, at the driver; environment, output streams and threads as they were, for the worker is used again.
 """
 
@@ -19,37 +19,24 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparkdl import observe
-from sparkdl.errors import ClusterError
+from sparkdl.compat.environment import environment
 from sparkdl.launch import rendezvous
 from sparkdl.launch.rank import resources
 from sparkdl.launch.rank.capture import Capture, RateLimit
-from sparkdl.launch.rank.link import Link, Stopped, Ticket
+from sparkdl.launch.rank.link import ConnectionInfo, Link, Stopped
 from sparkdl.launch.rank.process_memory import look
-from sparkdl.launch.services import Service, hosted
+from sparkdl.launch.services import Service
+from sparkdl.launch.store import StoreClient
 from sparkdl.launch.wire import dump_value, load_value
 from sparkdl.world import World
 
-__all__ = [
-    "RankEndedError",
-    "Reporter",
-    "Slot",
-    "attend",
-    "facts",
-    "introduction",
-    "perform",
-    "preload",
-    "restored_environment",
-]
+__all__ = ["Assignment", "Reporter", "Slot", "facts", "perform", "preload", "registration", "run_rank"]
 
 _BURST_BYTES = 4 << 20
 _RESERVE_BYTES = 4 << 20
 _MAX_TRACEBACK_CHARACTERS = 64 << 10
 _MAX_EXCEPTION_BYTES = 1 << 20
 _COMPARED = ("sparkdl", "torch", "horovod")
-
-
-class RankEndedError(ClusterError):
-    """This rank failed or was ended; the driver has the reason already. Fails the task that hosted the rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,38 +74,37 @@ def facts() -> dict[str, str]:
     return versions
 
 
-def attend(ticket: Ticket, slot: Slot) -> None:
-    """Take part in a run as one of its ranks, from the first word to the last.
+def run_rank(info: ConnectionInfo, slot: Slot) -> bool:
+    """Take part in a run as one of its ranks, from the first word to the last; return whether the function succeeded.
+
+    Where it did not, the driver has the reason already, and this process is not to be used again.
 
     Raises:
-        RankEndedError: the function failed, or the driver ended the run.
-        ClusterError: the driver cannot be reached.
+        UnreachableError: the driver cannot be reached.
     """
-    link = Link(ticket)
-    failed = True
+    link = Link(info)
+    succeeded = False
     with ExitStack() as stack:
         stack.callback(link.leave)
         try:
-            hello = introduction(slot, ticket.services, ticket.interface, stack)
-            link.introduce(hello)
-            preload(ticket.preload, slot)
-            order, function = link.wait_for_order()
-            failed = not perform(link, slot, order, function)
-            if "variables" in hello and not failed:
-                link.wait_until_done()  # Others may still use what is hosted here.
+            link.register(registration(slot, info.interface))
+            preload(info.preload, slot)
+            plan, function = link.wait_for_plan()
+            store = StoreClient(info.address, info.secret)
+            stack.callback(store.close)
+            succeeded = perform(link, Assignment(slot, plan, store, info.services), function)
         except (Stopped, KeyboardInterrupt):
             link.send({"kind": "stopped"})
         except Exception as error:
             _report(link, error, [])
-    if failed:
-        raise RankEndedError(f"the rank in slot {slot.number} failed or was ended: the driver has its error")
+    return succeeded
 
 
 def preload(names: Sequence[str], slot: Slot) -> None:
     """Import ``names`` while there is nothing else to do; the function that needs one that fails will say so itself."""
     missing = [name for name in names if name not in sys.modules]
     if missing:
-        with restored_environment(resources.thread_variables(_threads(slot), os.environ)):
+        with environment(resources.thread_variables(_threads(slot), os.environ)):
             for name in missing:
                 with suppress(Exception):
                     importlib.import_module(name)
@@ -145,14 +131,13 @@ class Reporter(Protocol):
         ...
 
 
-def introduction(slot: Slot, services: Sequence[Service], interface: str | None, stack: ExitStack) -> dict[str, Any]:
+def registration(slot: Slot, interface: str | None) -> dict[str, Any]:
     """Return what the rank in ``slot`` has to say of itself before it is told its place.
 
-    Slot 0 starts ``services``, which end with ``stack``; their variables are part of what it says. Where the rank
-    cannot take part, ``problem`` says why.
+    Where the rank cannot take part, ``problem`` says why.
     """
-    hello: dict[str, Any] = {
-        "kind": "hello",
+    known: dict[str, Any] = {
+        "kind": "registration",
         "slot": slot.number,
         "host": slot.host,
         "found_size": slot.found_size,
@@ -162,13 +147,13 @@ def introduction(slot: Slot, services: Sequence[Service], interface: str | None,
     }
     try:
         gpus = resources.physical_gpus(slot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        hello |= {"gpus": gpus, "cores": len(os.sched_getaffinity(0)), "threads": _threads(slot)}
-        if slot.number == 0 and services:
-            host = rendezvous.meeting_address(slot.host, slot.peers, interface)
-            hello["variables"] = stack.enter_context(hosted(services, host, slot.found_size))
+        known |= {"gpus": gpus, "cores": len(os.sched_getaffinity(0)), "threads": _threads(slot)}
+        if slot.number == 0:
+            known["address"] = rendezvous.meeting_address(slot.host, slot.peers, interface)
+            known["port"] = rendezvous.free_port(known["address"])
     except Exception as error:
-        hello["problem"] = f"the rank on {slot.host} cannot take part ({type(error).__name__}): {error}"
-    return hello
+        known["problem"] = f"the rank on {slot.host} cannot take part ({type(error).__name__}): {error}"
+    return known
 
 
 def _threads(slot: Slot) -> int:
@@ -176,24 +161,42 @@ def _threads(slot: Slot) -> int:
     return int(told) if told.isdigit() and slot.cpus == 1 else slot.cpus
 
 
-def perform(link: Reporter, slot: Slot, order: Mapping[str, Any], function: list[bytearray]) -> bool:
-    """Run the function as ``order`` says and send its value, or its error; return whether it succeeded.
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a rank was told once all had registered.
+
+    Attributes:
+        slot: the place it runs in.
+        plan: the launch plan, as ``make_plan`` returned it.
+        store: where the ranks of the run meet.
+        services: what to enter while the function runs.
+    """
+
+    slot: Slot
+    plan: Mapping[str, Any]
+    store: StoreClient
+    services: Sequence[Service]
+
+
+def perform(link: Reporter, assigned: Assignment, function: list[bytearray]) -> bool:
+    """Run the function as planned and send its value, or its error; return whether it succeeded.
 
     Raises:
         Stopped: the driver ended the run.
     """
-    everybody = [World(**world) for world in order["worlds"]]
-    settings = order["settings"]
+    settings = assigned.plan["settings"]
     capture = None
     reserve = bytearray(_RESERVE_BYTES)  # given up when memory runs out, for the report to have some
     try:
         with ExitStack() as stack:
-            variables = _variables(slot, order, everybody)
+            variables = _variables(assigned)
             world = World.from_env(variables)
             limit = RateLimit(_BURST_BYTES, settings["log_kib_per_second"] * 1024)
             lines = functools.partial(_send_lines, link)
-            capture = stack.enter_context(Capture(lines, keep=slot.keep_output, limit=limit))
-            stack.enter_context(restored_environment(variables))
+            capture = stack.enter_context(Capture(lines, keep=assigned.slot.keep_output, limit=limit))
+            for service in assigned.services:
+                variables = {**stack.enter_context(service.join(assigned.store)), **variables}
+            stack.enter_context(environment(variables))
             stack.enter_context(resources.intra_op_threads(int(variables["OMP_NUM_THREADS"])))
             stack.enter_context(_events_to(link, world.rank))
             with link.interruptible():
@@ -213,39 +216,24 @@ def perform(link: Reporter, slot: Slot, order: Mapping[str, Any], function: list
     return True
 
 
-def _variables(slot: Slot, order: Mapping[str, Any], everybody: Sequence[World]) -> dict[str, str]:
+def _variables(assigned: Assignment) -> dict[str, str]:
     """Return everything that the environment of this rank is to hold; the user's own ``env`` wins."""
-    world, hosts, settings = everybody[slot.number], order["hosts"], order["settings"]
+    slot, plan = assigned.slot, assigned.plan
+    hosts, settings = plan["hosts"], plan["settings"]
+    everybody = [World(**world) for world in plan["worlds"]]
     user: dict[str, str] = settings["env"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    variables = rendezvous.environment(world, everybody, slot.host)
-    variables |= order["variables"]
-    gpus = order["gpus"][slot.number]
+    variables = rendezvous.variables(everybody[slot.number], everybody, slot.host)
+    variables |= plan["variables"]
+    gpus = plan["gpus"][slot.number]
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     initialized = bool(cuda is not None and cuda.is_initialized())
-    variables |= resources.device_variables(gpus, order["gpus_of_host"][slot.host], visible, initialized)
+    variables |= resources.device_variables(gpus, plan["gpus_of_host"][slot.host], visible, initialized)
     away = next((host for host in hosts if host != slot.host), None)
     name = settings["interface"] or ("lo" if away is None else rendezvous.interface_to(away))
     variables |= rendezvous.interface_variables(name, {**os.environ, **user})
     variables |= resources.thread_variables(settings["threads"] or _threads(slot), {})
     return variables | user
-
-
-@contextmanager
-def restored_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set ``variables`` for the block; afterwards the environment and the working directory are as before it."""
-    before, directory = dict(os.environ), os.getcwd()
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        for name, value in before.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-        if os.getcwd() != directory:
-            os.chdir(directory)
 
 
 @contextmanager
