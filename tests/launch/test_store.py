@@ -65,7 +65,7 @@ def test_one_thread_waits_while_another_sets(store):
 
 def test_a_key_that_nobody_sets_is_named_when_the_time_is_up(store):
     assert store.wait(["never"], 0.05) is False
-    with pytest.raises(TimeoutError, match="'never' within 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"'never' within 0\.05 s"):
         store.get("never", 0.05)
 
 
@@ -74,7 +74,7 @@ def test_it_is_bounded_in_keys_and_bytes(store, monkeypatch):
     monkeypatch.setattr(store_module, "MAX_BYTES", 1000)
     for number in range(3):
         store.set(f"k{number}", b"")
-    with pytest.raises(ClusterError, match="has 3 keys and .* bytes and does not take 0 more: it holds 3 keys"):
+    with pytest.raises(ClusterError, match=r"has 3 keys and .* bytes and does not take 0 more: it holds 3 keys"):
         store.set("k3", b"")
     store.delete("k0")
     with pytest.raises(ClusterError, match="does not take 800 more"):

@@ -16,13 +16,14 @@ from sparkdl.errors import (
     RankFailedError,
     SparkdlError,
     StorageError,
+    UnreachableError,
 )
 from sparkdl.worker import run_rank
 from sparkdl.world import World
 
 __all__ = ["is_transient", "open_and_train"]
 
-_TRANSIENT = (RankFailedError, LaunchTimeoutError, StorageError, CheckpointError)
+_TRANSIENT = (RankFailedError, LaunchTimeoutError, UnreachableError, StorageError, CheckpointError)
 _USERS_BUGS = ("TypeError", "AttributeError", "NameError", "ImportError", "ModuleNotFoundError", "NotImplementedError")
 
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.compat.quick_ack import promptly
-from sparkdl.compat.spark_errors import task_fault
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import LaunchTimeoutError, PreflightError
 from sparkdl.launch.driver.channel import Channel, Report
@@ -275,7 +274,7 @@ class _Job:
                 self._spark.sparkContext.addJobTag(self._tag)
             self._rows = self._collect()
         except BaseException as error:
-            self.error = failure_in(str(error)) or task_fault(error) or as_cluster_error(error)
+            self.error = failure_in(str(error)) or as_cluster_error(error)
         self._ended(self)
 
     def wait(self, watch: StartWatch | None, config: LaunchConfig) -> Any:

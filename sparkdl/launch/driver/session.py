@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import CancelledError, ClusterError, PreflightError
+from sparkdl.errors import CancelledError, ClusterError, PreflightError, UnreachableError
 from sparkdl.launch.driver.preflight import ClusterFacts
 from sparkdl.launch.rendezvous import address_of
 
@@ -106,6 +106,8 @@ def as_cluster_error(error: BaseException) -> BaseException:
         found = PreflightError(
             "the workers run another Python version than the driver: set PYSPARK_PYTHON to the same version on both"
         )
+    elif unreached := re.search(r"sparkdl\.errors\.UnreachableError: (.+)", text):
+        found = UnreachableError(unreached[1].strip())
     elif missing := re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text):
         found = PreflightError(
             f"the workers' Python has no module {missing[1]!r}: install it there, or set PYSPARK_PYTHON to an "

@@ -364,7 +364,6 @@ def test_a_port_of_the_users_own_that_is_taken_is_told_as_it_is(spark):
 
             import torch.distributed as dist
 
-            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")
             method, rank = f"tcp://127.0.0.1:{port}", int(os.environ["RANK"])
             ten = datetime.timedelta(seconds=10)
             dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2, timeout=ten)
