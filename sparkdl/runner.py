@@ -70,10 +70,9 @@ def run(
 ) -> list[T]:
     """Run ``fn(*args, **kwargs)`` on ``num_proc`` ranks; return every rank's value, in rank order.
 
-    The function finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... and Horovod's variables in its environment, and
-    may call ``hvd.init()`` or ``torch.distributed.init_process_group()`` itself: both then meet at the store of this
-    run, which nobody without its secret can read. (``init_method="tcp://..."`` opens torch's own store instead, on rank
-    0, which accepts anybody.) Groups that it leaves open are closed.
+    The function finds RANK, WORLD_SIZE, MASTER_ADDR, ... and Horovod's variables in its environment, and may
+    call ``hvd.init()`` or ``init_process_group()`` itself: both meet at the store of this run, which only its ranks can
+    read (``init_method="tcp://..."`` opens torch's own, which accepts anybody). Groups that it leaves open are closed.
 
     On Spark Connect values, output and events come back as rows of the Spark job: values pass through the server's
     memory (``spark.driver.maxResultSize`` bounds them), output and events arrive when the job ends. A rank whose time
