@@ -23,6 +23,7 @@ from jobs.features import LABEL
 from jobs.raw import RIDE_COLUMNS, WEATHER_COLUMNS, RideFiles
 from jobs.settings import EtlSettings
 from jobs.state import Vocabulary
+from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -105,8 +106,8 @@ def classified(rides: DataFrame, zones: DataFrame, weather: DataFrame, etl: EtlS
 
 
 def spark_uri(place: str) -> str:
-    """Return a local path as Spark must be told it where its default filesystem is another."""
-    return f"file://{place}" if place.startswith("/") else place
+    """Return a place as Spark must be told it where its default filesystem is another."""
+    return Storage.of(place).spark_uri
 
 
 def _csv_frames(spark: SparkSession, raw: str, files: RideFiles) -> list[DataFrame]:

@@ -100,17 +100,17 @@ def run_job(job: str, body: Callable[[Run], None], argv: Sequence[str] | None = 
         versions=versions(),
     )
     run = Run(Settings(), record, Console())
-    runs = PathSettings().of("runs")
+    paths = PathSettings()
     try:
         run.settings = load_settings(sys.argv[1:] if argv is None else argv, job)
-        runs, record.settings = run.settings.paths.of("runs"), asdict(run.settings)
+        paths, record.settings = run.settings.paths, asdict(run.settings)
         body(run)
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # --help
             return 0
         _fail(record, error)
     record.seconds = time.perf_counter() - started
-    place = f"{runs}/{record.run_id}/record.json"
+    place = f"{paths.of('runs')}/{record.run_id}/record.json"
     record.places["record"] = place
     try:
         write_record(record, place)

@@ -44,6 +44,7 @@ from jobs.entry import Run, run_job
 from jobs.rides import SCHEMA, TEXT_SCHEMA, DayTruth, draw_chunk
 from jobs.settings import EventSettings, Settings
 from sparkdl.errors import ConfigError, DataError, StorageError
+from sparkdl.storage import Storage
 
 __all__ = ["Floor", "make_events", "noise_floor"]
 
@@ -75,9 +76,9 @@ def make_events(settings: Settings) -> dict[str, Any]:
         StorageError: the folder cannot be written.
     """
     events, raw = settings.events, settings.paths.of("raw")
-    if "://" in raw:
+    root = Storage.of(raw).local_path()
+    if root is None:
         raise ConfigError(f"paths.raw={raw} is not a local folder: generate into one, then copy it there")
-    root = Path(raw)
     recipe = {name: getattr(events, name) for name in ("seed", "rows_per_day", "first_day", "late_day")}
     first = date.fromisoformat(events.first_day)
     days = [first + timedelta(days=offset) for offset in range(events.days + events.extra_days)]
@@ -101,8 +102,9 @@ def noise_floor(raw: str, days: Sequence[str]) -> Floor:
     Raises:
         DataError: the truth of a day is not there, as with data that was not generated.
     """
-    path = Path(raw) / "truth.json"
-    if "://" in raw or not path.exists():
+    folder = Storage.of(raw).local_path()
+    path = folder / "truth.json" if folder is not None else None
+    if path is None or not path.exists():
         raise DataError(
             f"{raw} holds no truth.json, so the noise floor of {len(days)} days is unknown: generate the data"
         )

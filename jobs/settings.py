@@ -20,6 +20,7 @@ import yaml
 
 from sparkdl.config import require
 from sparkdl.errors import ConfigError
+from sparkdl.storage import Storage
 
 __all__ = [
     "DEFAULT_CONFIG",
@@ -67,9 +68,9 @@ class PathSettings:
         require(bool(self.root.strip()), f"paths.root={self.root!r} is empty: name a folder or a URI")
 
     def of(self, name: str) -> str:
-        """Return the place called ``name`` (raw, lake, shards, registry, runs), absolute where it is a local path."""
+        """Return the place called ``name`` (raw, lake, shards, registry, runs), as a whole address."""
         place = getattr(self, name) or f"{self.root.rstrip('/')}/{name}"
-        return place if "://" in place else str(Path(place).expanduser().resolve())
+        return Storage.of(place).uri
 
     def table(self, name: str) -> str:
         """Return the place of a Delta table of the lake, e.g. ``features`` or ``predictions``."""

@@ -1,22 +1,19 @@
 """Replaces a saved folder by a new one, so that a failure leaves the old one as it was.
 
 Enters: a folder, and a block that writes its successor beside it. Leaves: the successor under the folder's name. On a
-local disk that takes two renames. An object store has no renames: there the files are copied, and whoever reads
+local disk or HDFS that takes two renames. An object store has no renames: there the files are copied, and whoever reads
 meanwhile may find none; a failure in between puts the old ones back.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Iterator
 
-import fsspec
-
 from sparkdl.errors import StorageError
 from sparkdl.observe import logger
-from sparkdl.storage import TEMPORARY, RemoteStorage, Storage, storage_errors
+from sparkdl.storage import TEMPORARY, Storage
 
 __all__ = ["replacement"]
 
@@ -28,18 +25,18 @@ def replacement(target: Storage) -> Iterator[Storage]:
     Raises:
         StorageError: it cannot be moved into place; the old folder then stands there as before.
     """
-    if isinstance(target, RemoteStorage) and not target.exists():
+    if not target.renames and not target.exists():
         with _emptied_after_failure(target):
             yield target
         return
-    work, old = (_sibling(target) for _ in range(2))
+    work, old = (target.sibling(f"{TEMPORARY}{uuid.uuid4().hex}") for _ in range(2))
     with _emptied_after_failure(work):
         yield work
         was_there = target.exists()
         if was_there:
-            _move(target, old)
+            target.move_to(old)
         try:
-            _move(work, target)
+            work.move_to(target)
         except BaseException:
             if was_there:
                 _put_back(old, target)
@@ -57,30 +54,10 @@ def _emptied_after_failure(folder: Storage) -> Iterator[None]:
         raise
 
 
-def _sibling(target: Storage) -> Storage:
-    parent = target.uri.rstrip("/").rpartition("/")[0]
-    return Storage.of(f"{parent}/{TEMPORARY}{uuid.uuid4().hex}")
-
-
-def _move(source: Storage, target: Storage) -> None:
-    """Give a folder another name; on a filesystem without renames its files are copied."""
-    with storage_errors(target.uri, "write"):
-        if not isinstance(source, RemoteStorage):
-            os.rename(source.uri, target.uri)
-            return
-        files = fsspec.filesystem(source.protocol, **{"use_listings_cache": False, **source.options})
-        below, above = (_path(one) for one in (source, target))
-        files.mv(below, above, recursive=True)
-
-
-def _path(folder: Storage) -> str:
-    return folder.uri if folder.uri.startswith("hdfs:") else folder.uri.partition("://")[2]
-
-
 def _put_back(old: Storage, target: Storage) -> None:
     try:
         target.delete(recursive=True)  # what of the new one has arrived
-        _move(old, target)
+        old.move_to(target)
     except StorageError as error:
         logger.error("the folder that was at %s lies in %s now: move it back (%s)", target.uri, old.uri, error)
 

@@ -24,6 +24,7 @@ from sparkdl.estimator.params.spec import SPECS
 from sparkdl.estimator.saving.persistence import EstimatorReader, EstimatorWriter
 from sparkdl.estimator.store import open_store
 from sparkdl.shards.manifest import Manifest, Source
+from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from sparkdl.tables.table import Table
@@ -90,7 +91,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         training_rows = store.get_train_data_path(dataset_idx)
         if not store.exists(training_rows):
             raise StorageError(f"there is nothing at {training_rows}: write Parquet files there, or use fit(df)")
-        frame = spark.read.parquet(training_rows)
+        frame = spark.read.parquet(Storage.of(training_rows).spark_uri)
         held_out = store.get_val_data_path(dataset_idx)
         if not store.exists(held_out):
             return estimator._fit(frame)
@@ -99,7 +100,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         fit = Fit(estimator, spark)
         with fit:
             training = fit.prepare(frame)
-            fit.keep(prepare(estimator, spark.read.parquet(held_out), fit.store, **fit.sizes))
+            fit.keep(prepare(estimator, spark.read.parquet(Storage.of(held_out).spark_uri), fit.store, **fit.sizes))
             training.validation = fit.kept[-1].train
             return fit.train(training)
 

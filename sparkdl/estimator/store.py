@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from sparkdl.errors import ConfigError
@@ -60,8 +61,8 @@ class Store:
             ("runs_path", "runs"),
         ):
             given = getattr(self, name)
-            whole = given if given and (os.path.isabs(given) or "://" in given) else root.child(given or below).uri
-            object.__setattr__(self, name, whole)
+            whole = Storage.of(given) if os.path.isabs(given) or ":" in given else root.child(given or below)
+            object.__setattr__(self, name, whole.uri)
         object.__setattr__(self, "prefix_path", root.uri)
 
     @staticmethod
@@ -79,10 +80,7 @@ class Store:
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ConfigError(f"Store.create takes no option {unknown[0]!r}: choose among {', '.join(known)}")
-        prefix = os.fspath(prefix_path)
-        if prefix.startswith("dbfs:/"):
-            prefix = f"/dbfs/{prefix.removeprefix('dbfs:/').lstrip('/')}"
-        return Store(prefix_path=prefix, **options)
+        return Store(prefix_path=Storage.of(prefix_path).uri, **options)
 
     def shards_uri(self, key: str) -> str:
         """Where the shard set of ``key`` lies."""
@@ -150,14 +148,15 @@ def open_store(given: str | Store | None, *, shared_disk: bool) -> Store:
         ConfigError: none was given, and the workers would not see a temporary one.
     """
     if isinstance(given, Store):
-        return given
+        return replace(given)  # one that is older than the session takes its plain paths for the session's
     if given is not None:
         return Store.create(given)
     if not shared_disk:
         raise ConfigError(
             "store is not given, and executors do not see the driver's temporary files: give a shared path"
         )
-    return Store(prefix_path=tempfile.mkdtemp(prefix="sparkdl-fit-"), save_runs=False, temporary=True)
+    folder = Path(tempfile.mkdtemp(prefix="sparkdl-fit-"))
+    return Store(prefix_path=Storage.of(folder).uri, save_runs=False, temporary=True)
 
 
 def _checked(what: str, name: str) -> str:

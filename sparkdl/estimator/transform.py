@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -97,7 +98,7 @@ def _root(spark: SparkSession, home: str | None) -> str | None:
     if home is not None:
         return Storage.of(home).child("models").uri
     one_machine = not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
-    return tempfile.gettempdir() if one_machine else None
+    return Storage.of(Path(tempfile.gettempdir())).uri if one_machine else None
 
 
 def _output(signature: Signature, head: Head) -> TensorField:

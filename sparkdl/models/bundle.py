@@ -77,7 +77,7 @@ class Bundle:
 
 def save_bundle(
     model: nn.Module,
-    uri: str,
+    uri: str | Storage,
     *,
     signature: Signature | None = None,
     factory: str | Callable[..., nn.Module] | None = None,
@@ -109,16 +109,16 @@ def save_bundle(
     """
     target = Storage.of(uri)
     if target.child(DOCUMENT).exists():
-        raise ConflictError(f"{uri} holds a bundle already: choose another folder, or delete that one")
+        raise ConflictError(f"{target.uri} holds a bundle already: choose another folder, or delete that one")
     with work_folder(target) as work:
         plan = _write_model(model, work, factory, arguments, example, allow_pickle)
         document = _document(plan, work, signature, preprocessing)
         publish_folder(work, target, json.dumps(document, indent=1, sort_keys=True).encode())
-    return info_of(uri, document)
+    return info_of(target.uri, document)
 
 
 def load_bundle(
-    uri: str,
+    uri: str | Storage,
     *,
     device: str | torch.device = "cpu",
     expected_hash: str | None = None,
@@ -143,10 +143,13 @@ def load_bundle(
     info = read_bundle(uri)
     if expected_hash is not None and info.content_hash != expected_hash:
         raise IntegrityError(
-            f"the bundle {uri} has the content hash {info.content_hash}, {expected_hash} was expected: publish it again"
+            f"the bundle {info.uri} has the content hash {info.content_hash}, {expected_hash} was expected: "
+            "publish it again"
         )
     if info.model["kind"] == "pickle" and not allow_pickle:
-        raise BundleError(f"the bundle {uri} holds a pickle, which can run any code: load it with allow_pickle=True")
+        raise BundleError(
+            f"the bundle {info.uri} holds a pickle, which can run any code: load it with allow_pickle=True"
+        )
     folder = local_copy(info)
     for name, facts in info.files.items():
         check_file(folder / name, facts)

@@ -69,16 +69,17 @@ class BundleInfo:
         return sum(int(facts["bytes"]) for facts in self.files.values())
 
 
-def read_bundle(uri: str) -> BundleInfo:
+def read_bundle(uri: str | Storage) -> BundleInfo:
     """Read what a bundle says about itself.
 
     Raises:
         BundleError: there is none, or it has a newer format.
         IntegrityError: ``bundle.json`` was altered.
     """
-    source = Storage.of(uri).child(DOCUMENT)
+    folder = Storage.of(uri)
+    source = folder.child(DOCUMENT)
     if not source.exists():
-        raise BundleError(f"{uri} holds no {DOCUMENT}: give the folder that save_bundle wrote")
+        raise BundleError(f"{folder.uri} holds no {DOCUMENT}: give the folder that save_bundle wrote")
     try:
         document = json.loads(source.read_bytes())
     except ValueError as cause:
@@ -87,9 +88,9 @@ def read_bundle(uri: str) -> BundleInfo:
         ) from cause
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else None
-        raise BundleError(f"{uri} has the bundle format {found}, this sparkdl reads {FORMAT}: update sparkdl")
+        raise BundleError(f"{folder.uri} has the bundle format {found}, this sparkdl reads {FORMAT}: update sparkdl")
     _check_document(source.uri, document)
-    return info_of(uri, document)
+    return info_of(folder.uri, document)
 
 
 def copy_bundle(info: BundleInfo, uri: str) -> None:
@@ -196,7 +197,7 @@ def publish_folder(work: Path, target: Storage, text: bytes) -> None:
     """Make the finished folder visible under its name: one rename, or the document as the last object."""
     local = target.local_path()
     if local is not None:
-        Storage.of(str(work / DOCUMENT)).write_atomic(text)
+        Storage.of(work / DOCUMENT).write_atomic(text)
         with storage_errors(str(local), "write"):
             try:
                 os.rename(work, local)  # fails on a folder that holds anything

@@ -69,8 +69,9 @@ def process_folder(root: str) -> Storage:
             remove_orphans(root)
             name = f"{_PREFIX}{_machine()}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:8]}"
             _folders[where] = Storage.of(root).child(name)
-            if root == tempfile.gettempdir():  # which all users of the machine share
-                Path(_folders[where].uri).mkdir(mode=0o700)
+            folder = _folders[where].local_path()
+            if folder is not None and folder.parent == Path(tempfile.gettempdir()):  # all users of the machine share it
+                folder.mkdir(mode=0o700)
         return _folders[where]
 
 

@@ -5,9 +5,11 @@ document holds. Leaves: a ``Storage``, the one value for an address, which reads
 failure is a ``StorageError`` that names the remedy. Start reading in ``files.py``.
 """
 
+from sparkdl.storage.connect import options_for
 from sparkdl.storage.failures import storage_errors
-from sparkdl.storage.files import TEMPORARY, Entry, LocalStorage, RemoteStorage, Storage
+from sparkdl.storage.files import TEMPORARY, LocalStorage, RemoteStorage, Storage
 from sparkdl.storage.hashes import sha256_hex, xxh3_hex
+from sparkdl.storage.sizes import Entry
 
 __all__ = [
     "TEMPORARY",
@@ -15,6 +17,7 @@ __all__ = [
     "LocalStorage",
     "RemoteStorage",
     "Storage",
+    "options_for",
     "sha256_hex",
     "storage_errors",
     "xxh3_hex",

@@ -6,6 +6,7 @@ Enters: a block that touches files. Leaves: a ``StorageError`` instead of whatev
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,16 +30,22 @@ def storage_errors(uri: str, action: str) -> Iterator[None]:
 
 
 def _explain(cause: Exception) -> str:
+    said = _one_line(cause)
     code = getattr(cause, "errno", None)
     if code in _FULL:
-        return f"the device or quota is full ({cause}): free space there or choose another target"
+        return f"the device or quota is full ({said}): free space there or choose another target"
     if isinstance(cause, PermissionError) or code in _DENIED:
-        return f"access is denied ({cause}): grant this user the right or choose another place"
+        return f"access is denied ({said}): grant this user the right or choose another place"
     if isinstance(cause, FileNotFoundError):
         return "it does not exist: check the path, or write it first"
     if isinstance(cause, NotADirectoryError | FileExistsError):
-        return f"a file stands where a directory is needed ({cause}): choose another path"
-    return f"{type(cause).__name__}: {cause}: check the address, the network and the credentials"
+        return f"a file stands where a directory is needed ({said}): choose another path"
+    return f"{type(cause).__name__}: {said}: check the address, the network and the credentials"
+
+
+def _one_line(cause: Exception) -> str:
+    """What an error says, without the Java frames that a server sends along; those stay in ``__cause__``."""
+    return re.split(r"(?:\s|\\n|\\t)+at [\w$./]+\(", str(cause), maxsplit=1)[0].replace("\n", " ").rstrip()
 
 
 def http_status(cause: BaseException | None) -> int | None:

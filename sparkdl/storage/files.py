@@ -10,40 +10,31 @@ the driver has in fsspec's configuration travels with a pickled ``Storage``, so 
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from sparkdl.errors import ConfigError, ConflictError, IntegrityError, StorageError
+from sparkdl.errors import ConflictError, StorageError
+from sparkdl.storage.address import is_local, local_path_of, resolved_address
+from sparkdl.storage.connect import HADOOP, OBJECT_STORES, filesystem_of, options_for, protocol_of
 from sparkdl.storage.failures import http_status, storage_errors
 from sparkdl.storage.local import DurableFile, leads_out, open_regular, resolved
 from sparkdl.storage.names import plain_name
+from sparkdl.storage.remote import Upload
+from sparkdl.storage.sizes import Entry, check_size, entry_of, whole
 
 __all__ = [
     "TEMPORARY",
-    "Entry",
     "Storage",
 ]
 
-_SAME_AS = {"s3a": "s3", "s3n": "s3", "gs": "gcs", "wasb": "abfs", "wasbs": "abfs", "abfss": "abfs"}
 TEMPORARY = ".sparkdl-tmp-"  # how the names of files begin that a writer has not yet moved into place
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One name in a directory; ``modified`` is in seconds since the epoch, None where the filesystem does not say."""
-
-    name: str
-    bytes: int
-    modified: float | None
-    is_dir: bool
 
 
 @dataclass(frozen=True)
@@ -54,25 +45,24 @@ class Storage(ABC):
 
     @staticmethod
     def of(uri: str | os.PathLike[str] | Storage, options: Mapping[str, Any] | None = None) -> Storage:
-        """Make the storage of a URI or plain path; ``ConfigError`` if it is empty or of an unknown scheme.
+        """Make the storage of what a user gives: the one place where text becomes an address (``address.py``).
 
-        ``options`` are fsspec's for the scheme (``{"endpoint_url": ...}``), by default those in its configuration.
+        Args:
+            uri: a URI, or a plain path, which is the default filesystem's of the Spark session of this process, and
+                this machine's without one; a ``pathlib.Path`` is always this machine's.
+            options: fsspec's for the scheme (``{"endpoint_url": ...}``), by default those in its configuration.
+
+        Raises:
+            ConfigError: it is empty, of an unknown scheme, or no path at all.
         """
         if isinstance(uri, Storage):
             return uri
-        if not (text := os.fspath(uri)).strip():
-            raise ConfigError(f"the storage URI {text!r} is empty: give a path such as /data/set or s3://bucket/set")
-        scheme, separator, rest = text.partition("://")
-        if not separator or scheme in ("file", "local"):
-            path = os.path.abspath(os.path.expanduser(rest if separator else text.removeprefix("file:")))
-            return LocalStorage(path)
-        import fsspec.config  # which looks for plugins everywhere: local sets do without
-
-        protocol = _SAME_AS.get(scheme, scheme)
-        if protocol not in fsspec.available_protocols():
-            raise ConfigError(f"the scheme {scheme!r} of {text} is unknown: use a path, or s3, gs, abfs or hdfs")
-        chosen = dict(fsspec.config.conf.get(protocol, {}) if options is None else options)
-        return RemoteStorage(text.rstrip("/"), protocol, chosen)
+        text = os.fspath(uri)
+        address = resolved_address(text if isinstance(uri, str) else f"file://{os.path.abspath(text)}")
+        if is_local(address):
+            return LocalStorage(address)
+        protocol = protocol_of(address)
+        return RemoteStorage(address, protocol, dict(options_for(protocol) if options is None else options))
 
     @abstractmethod
     def child(self, name: str) -> Storage:
@@ -83,6 +73,20 @@ class Storage(ABC):
         Raises:
             IntegrityError: the name is not plain: absolute, or with ``..``, a backslash or a control character in it.
         """
+
+    def sibling(self, name: str) -> Storage:
+        """The file or directory ``name`` beside this one."""
+        return replace(self, uri=f"{self.uri.rpartition('/')[0]}/{plain_name(name, self.uri)}")
+
+    @property
+    def spark_uri(self) -> str:
+        """The address as Spark takes it, whatever its default filesystem is."""
+        return self.uri
+
+    @property
+    def renames(self) -> bool:
+        """Whether a directory gets another name in one step."""
+        return True
 
     @abstractmethod
     def local_path(self) -> Path | None:
@@ -140,6 +144,10 @@ class Storage(ABC):
         """Write the whole file, so that a reader sees the old bytes or the new ones, never a mixture."""
 
     @abstractmethod
+    def move_to(self, target: Storage) -> None:
+        """Give the file or directory a name of the same filesystem that nobody has; one step, but for object stores."""
+
+    @abstractmethod
     def write_if_absent(self, data: bytes) -> None:
         """Write the whole file unless it is there: ``ConflictError``; of several writers exactly one succeeds."""
 
@@ -157,40 +165,48 @@ class LocalStorage(Storage):
     folder: str = field(default="", repr=False, compare=False)
 
     @property
+    def _path(self) -> str:
+        return local_path_of(self.uri)
+
+    @property
     def _home(self) -> str:
-        return self.folder or self.uri
+        return self.folder or self._path
 
     def child(self, name: str) -> Storage:
-        return LocalStorage(os.path.join(self.uri, plain_name(name, self.uri)), self._home)
+        return LocalStorage(f"{self.uri.rstrip('/')}/{plain_name(name, self.uri)}", self._home)
+
+    @property
+    def spark_uri(self) -> str:
+        return f"file://{self._path}"
 
     def local_path(self) -> Path:
-        resolved(self.uri, self._home)
-        return Path(self.uri)
+        resolved(self._path, self._home)
+        return Path(self._path)
 
     def read_bytes(self, offset: int = 0, length: int | None = None, *, at_most: int | None = None) -> bytes:
-        with storage_errors(self.uri, "read"), open_regular(self.uri, self._home) as file:
-            _check_size(self.uri, os.fstat(file.fileno()).st_size, at_most)
+        with storage_errors(self.uri, "read"), open_regular(self._path, self._home) as file:
+            check_size(self.uri, os.fstat(file.fileno()).st_size, at_most)
             file.seek(offset)
             data = file.read() if length is None else file.read(length)
-        return _whole(self.uri, data, offset, length)
+        return whole(self.uri, data, offset, length)
 
     def size(self) -> int:
         with storage_errors(self.uri, "read"):
-            return os.stat(resolved(self.uri, self._home)).st_size
+            return os.stat(resolved(self._path, self._home)).st_size
 
     def exists(self) -> bool:
         with storage_errors(self.uri, "read"):
-            return os.path.exists(resolved(self.uri, self._home))
+            return os.path.exists(resolved(self._path, self._home))
 
     def list(self) -> list[Entry]:
         found = []
         with (
             storage_errors(self.uri, "list"),
             suppress(FileNotFoundError),
-            os.scandir(resolved(self.uri, self._home)) as entries,
+            os.scandir(resolved(self._path, self._home)) as entries,
         ):
             for entry in entries:
-                if entry.is_symlink() and leads_out(f"{self.uri}/{entry.name}", self._home):
+                if entry.is_symlink() and leads_out(f"{self._path}/{entry.name}", self._home):
                     continue
                 with suppress(FileNotFoundError):  # removed since the scan
                     facts, is_dir = entry.stat(), entry.is_dir()
@@ -207,28 +223,34 @@ class LocalStorage(Storage):
 
     def open_input(self) -> BinaryIO:
         with storage_errors(self.uri, "read"):
-            return open_regular(self.uri, self._home)
+            return open_regular(self._path, self._home)
 
     def open_output(self) -> BinaryIO:
         with storage_errors(self.uri, "write"):
-            path = Path(resolved(self.uri, self._home))
+            path = Path(resolved(self._path, self._home))
             path.parent.mkdir(parents=True, exist_ok=True)
             return DurableFile(path)
 
     def _itself(self) -> Path:
         """The path, whose last part may be a link: what is removed or replaced is the link."""
-        if self.uri != self._home:
-            resolved(os.path.dirname(self.uri), self._home)
-        return Path(self.uri)
+        if self._path != self._home:
+            resolved(os.path.dirname(self._path), self._home)
+        return Path(self._path)
 
     def write_atomic(self, data: bytes) -> None:
         with self._temporary(data) as temporary:
             os.replace(temporary, self._itself())
 
+    def move_to(self, target: Storage) -> None:
+        with storage_errors(target.uri, "write"):
+            if (there := target.local_path()) is None:
+                raise StorageError(f"{self.uri} cannot be moved to {target.uri}: they are of different filesystems")
+            os.rename(self._itself(), there)
+
     def write_if_absent(self, data: bytes) -> None:
         with self._temporary(data) as temporary:
             try:
-                os.link(temporary, Path(self.uri))  # fails if the name is taken; rename would replace it
+                os.link(temporary, Path(self._path))  # fails if the name is taken; rename would replace it
             except FileExistsError as taken:
                 raise self._conflict() from taken
 
@@ -242,7 +264,7 @@ class LocalStorage(Storage):
                 with DurableFile(temporary) as file:
                     file.write(data)
                 yield temporary
-                directory = os.open(Path(self.uri).parent, os.O_RDONLY)
+                directory = os.open(Path(self._path).parent, os.O_RDONLY)
                 os.fsync(directory)
                 os.close(directory)
             finally:
@@ -263,16 +285,18 @@ class RemoteStorage(Storage):
     @property
     def _fs(self) -> Any:
         with storage_errors(self.uri, "reach"):
-            from fsspec import filesystem  # without a listing cache, which would hide what other processes write
-
-            return filesystem(self.protocol, **{"use_listings_cache": False, **self.options})
+            return filesystem_of(self.protocol, self.uri, self.options)
 
     @property
     def _path(self) -> str:
-        return self.uri.partition("://")[2] if self.protocol != "hdfs" else self.uri
+        return self.uri if self.protocol in HADOOP else self.uri.partition("://")[2]
 
     def child(self, name: str) -> Storage:
         return RemoteStorage(f"{self.uri}/{plain_name(name, self.uri)}", self.protocol, self.options)
+
+    @property
+    def renames(self) -> bool:
+        return self.protocol in HADOOP
 
     def local_path(self) -> None:
         return None
@@ -280,10 +304,10 @@ class RemoteStorage(Storage):
     def read_bytes(self, offset: int = 0, length: int | None = None, *, at_most: int | None = None) -> bytes:
         end = None if length is None else offset + length
         if at_most is not None:
-            _check_size(self.uri, self.size(), at_most)
+            check_size(self.uri, self.size(), at_most)
         with storage_errors(self.uri, "read"):
             data = bytes(self._fs.cat_file(self._path, start=offset or None, end=end))
-        return _whole(self.uri, data, offset, length)
+        return whole(self.uri, data, offset, length)
 
     def size(self) -> int:
         with storage_errors(self.uri, "read"):
@@ -297,7 +321,7 @@ class RemoteStorage(Storage):
     def list(self) -> list[Entry]:
         with storage_errors(self.uri, "list"):
             try:
-                found = [_entry(info) for info in self._fs.ls(self._path, detail=True)]
+                found = [entry_of(info) for info in self._fs.ls(self._path, detail=True)]
             except FileNotFoundError:
                 return []
         return sorted((entry for entry in found if entry.name), key=lambda entry: entry.name)
@@ -316,14 +340,26 @@ class RemoteStorage(Storage):
     def open_output(self) -> BinaryIO:
         with storage_errors(self.uri, "write"):
             self._make_parent()
-            return cast(BinaryIO, _Upload(self._fs.open(self._path, "wb"), self))
+            return cast(BinaryIO, Upload(self._fs.open(self._path, "wb"), self.delete))
 
     def write_atomic(self, data: bytes) -> None:
+        if self.protocol in HADOOP:
+            self._write_and_move(data, overwrite=True)
+            return
         with storage_errors(self.uri, "write"):
             self._make_parent()
             self._fs.pipe_file(self._path, data)
 
+    def move_to(self, target: Storage) -> None:
+        with storage_errors(target.uri, "write"):
+            if not isinstance(target, RemoteStorage) or target.protocol != self.protocol:
+                raise StorageError(f"{self.uri} cannot be moved to {target.uri}: they are of different filesystems")
+            self._fs.mv(self._path, target._path, recursive=True)
+
     def write_if_absent(self, data: bytes) -> None:
+        if self.protocol in HADOOP:
+            self._write_and_move(data, overwrite=False)
+            return
         with storage_errors(self.uri, "write"):
             self._make_parent()
             for _ in range(3):
@@ -338,52 +374,23 @@ class RemoteStorage(Storage):
                         raise
             raise self._conflict()
 
+    def _write_and_move(self, data: bytes, *, overwrite: bool) -> None:
+        """HDFS shows a file while it grows, and moves one in a single step: what has its name is whole."""
+        home = self.uri.rpartition("/")[0]
+        temporary = replace(self, uri=f"{home}/{TEMPORARY}{uuid.uuid4().hex}")
+        with storage_errors(self.uri, "write"):
+            try:
+                with temporary.open_output() as file:
+                    file.write(data)
+                self._fs.mv(temporary._path, self._path, overwrite=overwrite)
+            except FileExistsError as taken:
+                temporary.delete()
+                raise self._conflict() from taken
+            except BaseException:
+                with suppress(StorageError):
+                    temporary.delete()
+                raise
+
     def _make_parent(self) -> None:
-        if self.protocol not in ("s3", "gcs", "abfs"):  # object stores have no directories to make
+        if self.protocol not in OBJECT_STORES:  # which have no directories to make
             self._fs.makedirs(self._path.rsplit("/", 1)[0], exist_ok=True)
-
-
-class _Upload(io.RawIOBase):
-    """A remote file being written: there once closed, never there if its ``with`` block fails."""
-
-    def __init__(self, file: Any, target: Storage) -> None:
-        self._file, self._target = file, target
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return int(self._file.write(data))
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            self._file.close()
-
-    def __exit__(self, kind: object, value: object, trace: object) -> None:
-        if kind is not None:  # fsspec's own files publish what they have got when their block fails
-            super().close()
-            with suppress(Exception):
-                self._file.discard()
-            self._file.closed = True
-            self._target.delete()
-        self.close()
-
-
-def _entry(info: Mapping[str, Any]) -> Entry:
-    modified: Any = info.get("LastModified") or info.get("mtime") or info.get("last_modified") or info.get("created")
-    seconds = modified.timestamp() if hasattr(modified, "timestamp") else modified
-    name = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
-    return Entry(name, int(info.get("size") or 0), seconds, info["type"] == "directory")
-
-
-def _check_size(uri: str, size: int, at_most: int | None) -> None:
-    if at_most is not None and size > at_most:
-        raise IntegrityError(f"{uri} has {size} bytes, at most {at_most} are expected: it was altered, write it again")
-
-
-def _whole(uri: str, data: bytes, offset: int, length: int | None) -> bytes:
-    if length is not None and len(data) != length:
-        end = offset + length
-        raise StorageError(f"{uri} ends at byte {offset + len(data)}, before {end}: it was cut short, write it again")
-    return data

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from sparkdl.tables.delta import (
     check_same_schema,
     check_writable,
     commit_properties,
+    delta_address,
     delta_options,
     open_table,
 )
@@ -93,7 +94,7 @@ class WritePlan:
     """
 
     uri: str
-    options: Mapping[str, str] | None
+    options: Mapping[str, str] | None = field(repr=False)
     mode: str
     schema: Schema
     partition_by: tuple[str, ...]
@@ -165,7 +166,7 @@ class WritePlan:
         properties = commit_properties(self.transaction, **{"sparkdl.write": write_id, "sparkdl.mode": self.mode})
         if table is None:
             create_table_with_add_actions(
-                self.uri,
+                delta_address(self.uri),
                 self.schema,
                 adds,
                 mode="error",

@@ -12,7 +12,9 @@ neither writer found a file to remove, which delta-rs's own conflict check does 
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,8 +25,8 @@ import fsspec.config
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from sparkdl.errors import ConflictError, SchemaError, StorageError
-from sparkdl.storage import Storage
+from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
+from sparkdl.storage import Storage, options_for
 
 __all__ = [
     "AppTransaction",
@@ -32,15 +34,18 @@ __all__ = [
     "check_same_schema",
     "check_writable",
     "commit_properties",
+    "delta_address",
     "delta_options",
     "delta_schema",
     "open_table",
     "optimistic",
     "storage_of",
+    "table_address",
 ]
 
 T = TypeVar("T")
 
+_NAME = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*){1,2}")  # schema.table, catalog.schema.table
 _READABLE = {"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "appendOnly", "invariants"}
 _S3_NAMES = {
     "key": "AWS_ACCESS_KEY_ID",
@@ -70,8 +75,11 @@ class AppTransaction:
 def delta_options(uri: str, options: Mapping[str, str] | None) -> dict[str, str] | None:
     """The options delta-rs connects with: those given, else what fsspec's configuration says of the same store.
 
-    So one configuration (fsspec's) serves both the files and the table log of an S3 address.
+    So one configuration (fsspec's) serves both the files and the table log of an S3 address; for HDFS it comes with
+    the session's Hadoop configuration.
     """
+    if options is None and uri.startswith("hdfs://"):
+        return {name: str(value) for name, value in options_for("hdfs").items()} or None
     if options is not None or not uri.startswith(("s3://", "s3a://")):
         return dict(options) if options is not None else None
     known = fsspec.config.conf.get("s3", {})
@@ -86,6 +94,8 @@ def delta_options(uri: str, options: Mapping[str, str] | None) -> dict[str, str]
 
 def storage_of(uri: str, options: Mapping[str, str] | None) -> Storage:
     """The files of a table as ``Storage``, reached with the same rights as its log."""
+    if options is not None and uri.startswith("hdfs://"):
+        return Storage.of(uri, options)
     if options is None or not uri.startswith(("s3://", "s3a://")):
         return Storage.of(uri)
     upper = {name.upper(): value for name, value in options.items()}
@@ -95,6 +105,26 @@ def storage_of(uri: str, options: Mapping[str, str] | None) -> Storage:
     return Storage.of(uri, theirs)
 
 
+def table_address(uri: str) -> str:
+    """The address of a table, from what the user gave.
+
+    Raises:
+        ConfigError: it looks like a name in a catalog.
+    """
+    text = os.fspath(uri)
+    if _NAME.fullmatch(text):
+        raise ConfigError(
+            f"{text} looks like the name of a table in a catalog, and sparkdl reads and writes tables by their path: "
+            f"give the table's folder or URI, ./{text} for a folder of that name"
+        )
+    return Storage.of(uri).uri
+
+
+def delta_address(uri: str) -> str:
+    """The address as delta-rs takes it: of this machine, a plain path."""
+    return uri.removeprefix("file://")
+
+
 def open_table(uri: str, options: Mapping[str, str] | None, version: int | None = None) -> DeltaTable | None:
     """Open a table at ``version`` (None: the newest), or return None where there is none.
 
@@ -102,7 +132,7 @@ def open_table(uri: str, options: Mapping[str, str] | None, version: int | None 
         StorageError: the table cannot be read, or has no such version.
     """
     try:
-        return DeltaTable(uri, version=version, storage_options=delta_options(uri, options))
+        return DeltaTable(delta_address(uri), version=version, storage_options=delta_options(uri, options))
     except TableNotFoundError:
         return None
     except (DeltaError, OSError, ValueError) as cause:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -143,7 +143,7 @@ class WriteTask:
     """
 
     uri: str
-    options: Mapping[str, str] | None
+    options: Mapping[str, str] | None = field(repr=False)
     write_id: str
     partition_by: tuple[str, ...] = ()
     compression: str = "snappy"

@@ -11,7 +11,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,11 +28,13 @@ from sparkdl.tables.delta import (
     check_same_schema,
     check_writable,
     commit_properties,
+    delta_address,
     delta_options,
     delta_schema,
     open_table,
     optimistic,
     storage_of,
+    table_address,
 )
 from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask, partition_text
 from sparkdl.tables.vacuum import orphans, written_by
@@ -50,13 +52,16 @@ class Table:
     """One Delta table, by its address.
 
     Attributes:
-        uri: a local path or ``s3://...``.
+        uri: a path or URI (``s3://...``); a name of a catalog is none.
         storage_options: delta-rs's options for the store (``AWS_ENDPOINT_URL`` ...); for S3 they default to fsspec's
             configuration.
     """
 
     uri: str
-    storage_options: Mapping[str, str] | None = None
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", table_address(self.uri))
 
     def exists(self) -> bool:
         """Whether a table is there."""
@@ -203,7 +208,7 @@ class Table:
                 check_same_schema(self.uri, table.schema(), Schema.from_arrow(rows.schema))
             mode: Literal["error", "append"] = "error" if table is None else "append"
             write_deltalake(
-                self.uri if table is None else table,
+                delta_address(self.uri) if table is None else table,
                 rows,
                 mode=mode,
                 storage_options=options if table is None else None,

@@ -57,7 +57,7 @@ def test_a_first_attempt_that_fails_leaves_nothing(home):
 
 
 def test_a_failure_of_the_last_move_puts_the_old_one_back(home, monkeypatch):
-    target, moves, move = home.child("m"), [], swap._move
+    target, moves, move = home.child("m"), [], type(home).move_to
     write(target, a="1")
 
     def breaks(source, to):
@@ -67,7 +67,7 @@ def test_a_failure_of_the_last_move_puts_the_old_one_back(home, monkeypatch):
             raise StorageError("the network is gone")
         move(source, to)
 
-    monkeypatch.setattr(swap, "_move", breaks)
+    monkeypatch.setattr(type(home), "move_to", breaks)
     with pytest.raises(StorageError, match="the network is gone"), swap.replacement(target) as work:
         write(work, a="2")
     assert held(target) == {"a": "1"}

@@ -13,7 +13,6 @@ who allow it alone (``trust.py``).
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "StageWriter"]
 
 _SECTION = "sparkdl"
+_METADATA_BYTES = 64 << 20
 
 
 class StageWriter(MLWriter):
@@ -53,26 +53,35 @@ class StageWriter(MLWriter):
             BundleError: a part of it was left in a pickle when it was loaded, so that nothing can be saved of it.
         """
         self._check()  # before anything is written
-        where = qualified(self.sparkSession, path)
-        root = Storage.of(where)
+        root = Storage.of(path)
         if root.exists() and not self.shouldOverwrite:
-            raise ConflictError(f"{where} exists already: save elsewhere, or call write().overwrite().save(path)")
+            raise ConflictError(f"{root.uri} exists already: save elsewhere, or call write().overwrite().save(path)")
         with replacement(root) as work:
-            self.saveImpl(work.uri)
+            self._write(work)
+
+    def saveImpl(self, path: str) -> None:
+        """Write all parts below ``path``, metadata last."""
+        self._write(Storage.of(path))
+
+    def _write(self, root: Storage) -> None:
+        """Write all parts, metadata last."""
+        raise NotImplementedError
 
     def _check(self) -> None:
         """Refuse what cannot be saved."""
 
-    def _metadata(self, instance: CheckedParams, path: str, extra: Mapping[str, Any]) -> None:
+    def _metadata(self, instance: CheckedParams, root: Storage, extra: Mapping[str, Any]) -> None:
+        """Write what Spark's own reader of pipelines looks for, as the other parts are written: to the same place."""
         given = {param.name: value for param, value in instance._paramMap.items()}
         plain = {spec.name for spec in instance.SPECS if spec.json}
-        DefaultParamsWriter.saveMetadata(
+        text = DefaultParamsWriter._get_metadata_to_save(
             instance,
-            path,
             self.sparkSession,
             extraMetadata={_SECTION: {"stage": self._stage, **extra}},
             paramMap={name: value for name, value in given.items() if name in plain},
         )
+        root.child("metadata/part-00000").write_atomic(f"{text}\n".encode())
+        root.child("metadata/_SUCCESS").write_atomic(b"")
 
 
 class EstimatorWriter(StageWriter):
@@ -84,21 +93,19 @@ class EstimatorWriter(StageWriter):
         super().__init__()
         self._instance = instance
 
-    def saveImpl(self, path: str) -> None:
-        """Write bundle and objects first, metadata last."""
+    def _write(self, root: Storage) -> None:
         given = {param.name: value for param, value in self._instance._paramMap.items()}
         objects = {spec.name: given[spec.name] for spec in self._instance.SPECS if not spec.json and spec.name in given}
-        root = Storage.of(path)
         section: dict[str, Any] = {}
         known: dict[int, str] = {}
         model = objects.get("model")
         if isinstance(model, torch.nn.Module):
             with contextlib.suppress(BundleError):  # then it goes into the pickle, and its optimizer with it
-                section["bundle"] = save_bundle(model, root.child("bundle").uri).content_hash
+                section["bundle"] = save_bundle(model, root.child("bundle")).content_hash
                 section["training"] = model.training
                 known = {id(tensor): name for name, tensor in _tensors(objects.pop("model")).items()}
         section["objects"] = save_named(objects, root.child("objects"), known)
-        self._metadata(self._instance, path, section)
+        self._metadata(self._instance, root, section)
 
 
 class EstimatorReader(MLReader["TorchEstimator"]):
@@ -117,17 +124,16 @@ class EstimatorReader(MLReader["TorchEstimator"]):
             ConfigError: something else was saved there.
             BundleError: a part of it is a pickle, and the caller has not allowed any.
         """
-        where, metadata = _read_metadata(self, path, "TorchEstimator")
+        root, metadata = _read_metadata(path, "TorchEstimator")
         section, model = metadata[_SECTION], None
-        root = Storage.of(where)
         pickled = section["objects"]["pickled"]
         allowed = pickle_allowed(self.sparkSession)
         if pickled and not allowed:
             raise BundleError(
-                f"{', '.join(pickled)} of {where} are saved as a pickle, which can run any code: {REMEDY}"
+                f"{', '.join(pickled)} of {root.uri} are saved as a pickle, which can run any code: {REMEDY}"
             )
         if "bundle" in section:
-            model = load_bundle(root.child("bundle").uri, expected_hash=section["bundle"]).model
+            model = load_bundle(root.child("bundle"), expected_hash=section["bundle"]).model
             model.train(section["training"])
         known = _tensors(model) if model is not None else None
         objects = load_named(root.child("objects"), section["objects"], known, allowed=allowed)
@@ -153,20 +159,15 @@ class ModelWriter(StageWriter):
             if isinstance(value, Withheld):
                 raise value.refusal()
 
-    def saveImpl(self, path: str) -> None:
-        """Write bundle and objects first, metadata last."""
+    def _write(self, root: Storage) -> None:
         model, signature = self._instance.getModel(), self._instance._signature
         with loose_by_value(model):
             info = save_bundle(
-                model,
-                Storage.of(path).child("bundle").uri,
-                signature=signature,
-                example=example_of(signature),
-                allow_pickle=True,
+                model, root.child("bundle"), signature=signature, example=example_of(signature), allow_pickle=True
             )
         known = {id(tensor): name for name, tensor in _tensors(model).items()}
-        facts = save_named(self._instance._objects(), Storage.of(path).child("objects"), known)
-        self._metadata(self._instance, path, {"bundle": info.content_hash, "objects": facts})
+        facts = save_named(self._instance._objects(), root.child("objects"), known)
+        self._metadata(self._instance, root, {"bundle": info.content_hash, "objects": facts})
 
 
 class ModelReader(MLReader["TorchModel"]):
@@ -189,13 +190,13 @@ class ModelReader(MLReader["TorchModel"]):
             BundleError: a module that the model needs is missing here, or the model is a pickle, and the caller has not
                 allowed any.
         """
-        where, metadata = _read_metadata(self, path, "TorchModel")
-        facts, root = metadata[_SECTION], Storage.of(where)
+        root, metadata = _read_metadata(path, "TorchModel")
+        facts = metadata[_SECTION]
         allowed = pickle_allowed(self.sparkSession)
-        uri = root.child("bundle").uri
-        if not allowed and read_bundle(uri).model["kind"] == "pickle":
-            raise BundleError(f"the model of {where} is saved as a pickle, which can run any code: {REMEDY}")
-        bundle = load_bundle(uri, expected_hash=facts["bundle"], allow_pickle=allowed)
+        folder = root.child("bundle")
+        if not allowed and read_bundle(folder).model["kind"] == "pickle":
+            raise BundleError(f"the model of {root.uri} is saved as a pickle, which can run any code: {REMEDY}")
+        bundle = load_bundle(folder, expected_hash=facts["bundle"], allow_pickle=allowed)
         objects = load_named(root.child("objects"), facts["objects"], _tensors(bundle.model), allowed=allowed)
         instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
         instance._resetUid(metadata["uid"])
@@ -203,17 +204,23 @@ class ModelReader(MLReader["TorchModel"]):
         return instance
 
 
-def _read_metadata(reader: MLReader[Any], path: str, stage: str) -> tuple[str, dict[str, Any]]:
-    where = qualified(reader.sparkSession, path)
-    if not Storage.of(where).child("metadata").exists():
-        raise StorageError(f"{where} holds no saved {stage}: check the path, or save one there first")
-    metadata = DefaultParamsReader.loadMetadata(where, reader.sparkSession)
-    if _SECTION not in metadata:
-        raise IntegrityError(f"the metadata of {where} names no artifacts: it was altered, or not saved by sparkdl")
-    found = metadata[_SECTION].get("stage", stage)
+def _read_metadata(path: str, stage: str) -> tuple[Storage, dict[str, Any]]:
+    root = Storage.of(path)
+    folder = root.child("metadata")
+    parts = [entry for entry in folder.list() if entry.name.startswith("part-") and entry.bytes]
+    if not parts:
+        raise StorageError(f"{root.uri} holds no saved {stage}: check the path, or save one there first")
+    try:
+        text = folder.child(parts[0].name).read_bytes(at_most=_METADATA_BYTES).decode()
+        metadata = DefaultParamsReader._parseMetaData(text)
+        found = metadata[_SECTION].get("stage", stage)
+    except (ValueError, LookupError, TypeError, AttributeError) as cause:
+        raise IntegrityError(
+            f"the metadata of {root.uri} names no artifacts: it was altered, or not saved by sparkdl"
+        ) from cause
     if found != stage:
-        raise ConfigError(f"{where} holds a saved {found}, not a {stage}: call {found}.load(path)")
-    return where, metadata
+        raise ConfigError(f"{root.uri} holds a saved {found}, not a {stage}: call {found}.load(path)")
+    return root, metadata
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -229,12 +236,3 @@ def example_of(signature: Signature | None) -> Any:
         for field in signature.inputs
     }
     return values if signature.call != "positional" else tuple(values.values())
-
-
-def qualified(spark: Any, path: str) -> str:
-    """Return ``path`` with the filesystem that Spark would take for it, so that metadata and artifacts lie together."""
-    text = os.fspath(path)
-    if "://" in text or text.startswith("file:"):
-        return text.replace("file:///", "/").replace("file:/", "/")
-    default = str(spark.conf.get("spark.hadoop.fs.defaultFS", "file:///"))
-    return os.path.abspath(text) if default.startswith("file:") else default.rstrip("/") + "/" + text.lstrip("/")

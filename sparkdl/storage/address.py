@@ -1,0 +1,80 @@
+"""From the text that a user gives to one absolute address; done once, where the text enters.
+
+Enters: a plain path, a path with ``~`` or ``file:``, a URI of any scheme. Leaves: an absolute path of this machine, or
+a whole URI; either way what the user can paste, here and into Spark, and what another process takes for the same place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from sparkdl.errors import ConfigError
+from sparkdl.storage.session import qualified_by_session
+
+__all__ = ["is_local", "local_path_of", "looks_like_a_table", "resolved_address"]
+
+_CATALOG = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*){2}")
+_LOCAL = ("file://", "local://")
+
+
+def resolved_address(text: str) -> str:
+    """Return the absolute address that ``text`` means in this process.
+
+    A plain path belongs to the filesystem that Spark's session takes by default (``fs.defaultFS``), and to this machine
+    where there is no session.
+
+    Raises:
+        ConfigError: it is empty, the name of a table in a catalog, or of another machine.
+    """
+    if not text.strip():
+        raise ConfigError(f"the storage URI {text!r} is empty: give a path such as /data/set or s3://bucket/set")
+    if text.startswith("dbfs:/"):
+        text = f"file:///dbfs/{text.removeprefix('dbfs:/').lstrip('/')}"
+    scheme, separator, rest = text.partition("://")
+    if text.startswith("file:") or scheme in ("file", "local"):
+        return _local(_path_behind(text, rest if separator else text.removeprefix("file:")))
+    if separator:  # hdfs:///x leaves its host to Hadoop's configuration
+        whole = qualified_by_session(rest) if scheme in ("hdfs", "viewfs") and rest.startswith("/") else None
+        return whole if whole is not None and whole.startswith(f"{scheme}://") else text.rstrip("/")
+    if _CATALOG.fullmatch(text):
+        raise ConfigError(
+            f"{text} looks like the name of a table in a catalog, and a path is needed here: write ./{text} if it is a "
+            "file or folder"
+        )
+    whole = qualified_by_session(text)
+    if whole is None:
+        return os.path.abspath(os.path.expanduser(text))
+    return f"file:///dbfs/{whole.removeprefix('dbfs:/').lstrip('/')}" if whole.startswith("dbfs:/") else whole
+
+
+def looks_like_a_table(text: str) -> bool:
+    """Whether a text is a name such as ``catalog.schema.table``, and not a path."""
+    return _CATALOG.fullmatch(text) is not None
+
+
+def is_local(address: str) -> bool:
+    """Whether a resolved address lies on this machine."""
+    return "://" not in address or address.startswith(_LOCAL)
+
+
+def local_path_of(address: str) -> str:
+    """The path behind a resolved address of this machine."""
+    return address.removeprefix("file://")
+
+
+def _path_behind(text: str, rest: str) -> str:
+    if text.startswith("file://") and not rest.startswith(("/", "~")):
+        host, slash, path = rest.partition("/")
+        if host != "localhost" or not slash:
+            raise ConfigError(
+                f"{text} names a file of the host {host!r}: write file:///{rest} for a path of this machine"
+            )
+        return f"/{path}"
+    return rest
+
+
+def _local(path: str) -> str:
+    """A path of this machine, with its scheme where a plain path would be taken for another filesystem's."""
+    whole = os.path.abspath(os.path.expanduser(path))
+    return whole if qualified_by_session(whole) is None else f"file://{whole}"

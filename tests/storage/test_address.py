@@ -1,0 +1,87 @@
+"""Text that a user gives becomes an address once: what stays, what is completed, what is refused."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from sparkdl.errors import ConfigError, StorageError
+from sparkdl.estimator.store import Store
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.storage import Storage, connect
+from sparkdl.tables.table import Table
+
+
+@pytest.fixture(params=["/data/set", "file:///data/set", "file:/data/set", "local:///data/set", "/data//x/../set/"])
+def local_text(request):
+    return request.param
+
+
+def test_every_spelling_of_a_local_path_is_one_address(local_text):
+    storage = Storage.of(local_text)
+    assert storage.uri == "/data/set"
+    assert storage.local_path() == Path("/data/set")
+    assert storage.spark_uri == "file:///data/set"
+
+
+def test_a_relative_path_becomes_absolute_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = [Storage.of("sets/a"), Storage.of(Store.create("sets").prefix_path), Storage.of(Table("sets/t").uri)]
+    made.append(Storage.of(ModelRegistry("registry").uri))
+    monkeypatch.chdir("/")
+    places = [one.local_path() for one in made]
+    assert places == [tmp_path / "sets/a", tmp_path / "sets", tmp_path / "sets/t", tmp_path / "registry"]
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/a", "s3a://bucket/a", "hdfs://nn:8020/a", "hdfs:///a", "memory://m/a"])
+def test_a_scheme_stays(uri):
+    for storage in (Storage.of(uri), Storage.of(f"{uri}/"), pickle.loads(pickle.dumps(Storage.of(uri)))):
+        assert storage.uri == storage.spark_uri == uri
+    assert Storage.of(uri).child("b").uri == f"{uri}/b"
+    assert Storage.of(uri).sibling("b").uri == f"{uri[:-1]}b"
+
+
+def test_a_mounted_path_of_databricks_is_local():
+    assert Storage.of("dbfs:/a/b").local_path() == Path("/dbfs/a/b")
+    assert Store.create("dbfs:/a/b").prefix_path == "/dbfs/a/b"
+
+
+@pytest.mark.parametrize("name", ["main.sales.orders", "a.b.c"])
+def test_a_name_of_a_catalog_is_no_path_anywhere(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for make in (Storage.of, Table, Store.create, ModelRegistry):
+        with pytest.raises(ConfigError, match=rf"{name} looks like the name of a table in a catalog"):
+            make(name)
+    assert Storage.of(f"./{name}").local_path() == tmp_path / name
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_of_a_schema_is_no_folder():
+    with pytest.raises(ConfigError, match=r"sales\.orders looks like the name of a table"):
+        Table("sales.orders")
+    assert Storage.of("model.bin").local_path() == Path("model.bin").absolute()
+
+
+def test_a_file_of_another_host_is_refused():
+    with pytest.raises(ConfigError, match="names a file of the host 'data': write file:///data/set"):
+        Storage.of("file://data/set")
+    assert Storage.of("file://localhost/data").local_path() == Path("/data")
+
+
+@pytest.mark.parametrize(("uri", "extra"), [("hdfs://nn/a", r"sparkdl\[hdfs\]"), ("s3://b/a", r"sparkdl\[s3\]")])
+def test_a_missing_package_is_named_with_its_extra(uri, extra, monkeypatch):
+    monkeypatch.setattr(connect, "find_spec", lambda name: None)
+    with pytest.raises(StorageError, match=f"needs the package .* not installed here: pip install '{extra}'$"):
+        Storage.of(uri).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b"])
+def test_a_name_that_the_client_of_hdfs_would_cut_is_refused(name):
+    with pytest.raises(StorageError, match="holds a"):
+        Storage.of("hdfs://nn/a").child(name).read_bytes()
+
+
+def test_secrets_are_in_no_repr():
+    options = {"AWS_SECRET_ACCESS_KEY": "hidden"}
+    for made in (Table("s3://b/t", options), ModelRegistry("s3://b/r", options)):
+        assert "hidden" not in repr(made)
