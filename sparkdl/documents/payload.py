@@ -34,13 +34,11 @@ class Parcel:
         data: the pickle.
         storages: the memory of its tensors, one array of bytes each.
         modules: top-level modules outside the standard library that the workers must be able to import to open it.
-        loose: modules whose code is in it.
     """
 
     data: bytes
     storages: tuple[npt.NDArray[np.uint8], ...] = ()
     modules: tuple[str, ...] = ()
-    loose: tuple[str, ...] = ()
 
     @staticmethod
     def of(value: Any) -> Parcel:

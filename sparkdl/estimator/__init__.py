@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkdl.estimator.estimator import TorchEstimator
-    from sparkdl.estimator.fit.settings import SparkBackend
     from sparkdl.estimator.model import TorchModel
+    from sparkdl.estimator.params.backend import SparkBackend
     from sparkdl.estimator.store import Store
     from sparkdl.estimator.tuning import CrossValidator
 
@@ -20,7 +20,7 @@ __all__ = ["CrossValidator", "SparkBackend", "Store", "TorchEstimator", "TorchMo
 
 _HOMES = {
     "CrossValidator": "tuning",
-    "SparkBackend": "fit.settings",
+    "SparkBackend": "params.backend",
     "Store": "store",
     "TorchEstimator": "estimator",
     "TorchModel": "model",

@@ -6,7 +6,7 @@ TorchEstimator and Spark ML's column parameters; ``PARAMETERS.md`` beside this f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.ml import Estimator
@@ -16,9 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.errors import ConfigError, StorageError
 from sparkdl.estimator.fit.checks import check_frame
-from sparkdl.estimator.fit.data import prepare, prepare_existing
-from sparkdl.estimator.fit.fits import Fit, GridFits
-from sparkdl.estimator.model import TorchModel
+from sparkdl.estimator.fit.data import Prepared
+from sparkdl.estimator.fit.fit import Fit
+from sparkdl.estimator.fit.grid import GridFits
+from sparkdl.estimator.model import TorchModel, model_of
 from sparkdl.estimator.params.params import CheckedParams, declare, set_defaults, value_of
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.estimator.saving.persistence import EstimatorReader, EstimatorWriter
@@ -73,7 +74,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Iterator[tuple[int, TorchModel]]:
         """Fit one model a param map; maps that differ in training alone share their shards. Thread-safe."""
-        return GridFits(dataset, [self.copy(dict(overrides)) for overrides in paramMaps])
+        return GridFits(dataset, [self.copy(dict(overrides)) for overrides in paramMaps], model_of)
 
     def fit_on_parquet(self, params: ParamMap | None = None, dataset_idx: int | None = None) -> TorchModel:
         """Fit to the Parquet files at the store's ``get_train_data_path()``, validating on ``get_val_data_path()``.
@@ -97,12 +98,8 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
             return estimator._fit(frame)
         if value_of(estimator, "validation") is not None:
             raise ConfigError(f"validation is set, and {held_out} holds validation rows: drop one of the two")
-        fit = Fit(estimator, spark)
-        with fit:
-            training = fit.prepare(frame)
-            fit.keep(prepare(estimator, spark.read.parquet(Storage.of(held_out).spark_uri), fit.store, **fit.sizes))
-            training.validation = fit.kept[-1].train
-            return fit.train(training)
+        validation_rows = spark.read.parquet(Storage.of(held_out).spark_uri)
+        return estimator._fitted(spark, lambda fit: fit.write(frame, validation_rows))
 
     def fit_on_shards(
         self, train_uri: str, validation_uri: str | None = None, params: ParamMap | None = None
@@ -119,11 +116,8 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
             SchemaError: it lacks a column.
         """
         estimator = self.copy(dict(params)) if params else self
-        fit = Fit(estimator, _session())
-        with fit:
-            held_out = Manifest.load(validation_uri) if validation_uri else None
-            manifest = Manifest.load(train_uri)
-            return fit.train(prepare_existing(estimator, manifest, held_out, fit.store, fit.sizes["float_dtype"]))
+        held_out = Manifest.load(validation_uri) if validation_uri else None
+        return estimator._fitted(_session(), lambda fit: fit.take(Manifest.load(train_uri), held_out))
 
     def fit_on_table(
         self, table: str | Table, version: int | None = None, params: ParamMap | None = None
@@ -144,10 +138,16 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         spark = _session()
         opened = Table(table) if isinstance(table, str) else table
         pinned = opened.version() if version is None else version
-        return Fit(estimator, spark).run(opened.read(spark, pinned), Source(uri=opened.uri, version=str(pinned)))
+        rows, source = opened.read(spark, pinned), Source(uri=opened.uri, version=str(pinned))
+        return estimator._fitted(spark, lambda fit: fit.write(rows, source=source))
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
-        return Fit(self, dataset.sparkSession).run(dataset)
+        return self._fitted(dataset.sparkSession, lambda fit: fit.write(dataset))
+
+    def _fitted(self, spark: SparkSession, shards: Callable[[Fit], Prepared]) -> TorchModel:
+        with Fit(self, spark) as fit:
+            prepared = shards(fit)
+            return model_of(self, prepared, fit.train(prepared))
 
     def write(self) -> MLWriter:
         """Return a writer: ``write().overwrite().save(path)``."""

@@ -146,9 +146,9 @@ def bad(frame, estimator, error, message):
 
 
 def test_what_cannot_work_is_refused_before_a_rank_starts(frame, monkeypatch):
-    from sparkdl.estimator.fit import fit
+    from sparkdl.estimator.fit import attempts
 
-    monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
+    monkeypatch.setattr(attempts, "run", lambda *a, **k: pytest.fail("ranks were started"))
     bad(pd.DataFrame({"a": [1.0]}), regression(), SchemaError, r"not a pandas.*createDataFrame")
     other = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
     bad(frame, regression(optimizer=other), ConfigError, "2 parameters of the optimizer are not among the 2 of")

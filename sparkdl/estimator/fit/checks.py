@@ -1,12 +1,15 @@
-"""What the shards' statistics forbid, said before any rank starts.
+"""What is refused before any rank starts: by the shards' statistics, and by two made-up rows.
 
-Enters: manifests of the training and validation shards, roles of the columns, the losses. Leaves: nothing, or a
-``DataError`` with the numbers and the remedy. Nothing is read again: the writer counted while it wrote.
+Enters: manifests of the training and validation shards, roles of the columns, the task, what the model returned for
+two rows. Leaves: nothing, or a ``DataError`` or ``ConfigError`` with the numbers and the remedy. Nothing is read again:
+the writer counted while it wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +18,29 @@ from pyspark.sql import DataFrame
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.estimator.fit.column_plan import Roles
-from sparkdl.estimator.fit.probe import Output
+from sparkdl.estimator.fit.probe import Output, Probe
+from sparkdl.estimator.fit.rank import made_losses
+from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.shards.manifest import Manifest
+from sparkdl.train.model_selection import settled_monitor
 from sparkdl.train.objective.labels import label_kind
+from sparkdl.train.objective.loss import Objective
+from sparkdl.train.objective.metrics import MetricSet
+from sparkdl.train.task import Task, check_optimizer
+from sparkdl.worker import RankJob
 
-__all__ = ["check_classes", "check_frame", "check_loss", "check_rows", "check_steps", "check_values"]
+__all__ = [
+    "built",
+    "check_classes",
+    "check_frame",
+    "check_loss",
+    "check_losses",
+    "check_rows",
+    "check_shards",
+    "check_steps",
+    "check_task",
+    "check_values",
+]
 
 
 def check_frame(what: str, given: Any) -> None:
@@ -31,6 +52,25 @@ def check_frame(what: str, given: Any) -> None:
     if not isinstance(given, DataFrame):
         kind = f"{type(given).__module__}.{type(given).__qualname__}"
         raise SchemaError(f"{what} takes a Spark DataFrame, not a {kind}: make one with spark.createDataFrame(...)")
+
+
+def check_shards(
+    params: CheckedParams, train: Manifest, validation: Manifest | None, roles: Roles, num_proc: int
+) -> None:
+    """Refuse rows that cannot be dealt to the ranks or trained on, and more steps than they give.
+
+    Raises:
+        DataError: too few rows, or values that are no numbers.
+        ConfigError: more steps than there are.
+    """
+    get = params.getOrDefault
+    check_rows(train, validation, num_proc=num_proc, wanted=value_of(params, "validation"))
+    for manifest in filter(None, (train, validation)):
+        check_values(manifest, roles)
+    rows = get("batch_size")
+    check_steps("train_steps_per_epoch", get("train_steps_per_epoch"), train, rows * num_proc)
+    held_out = (get("val_batch_size") or rows) * num_proc
+    check_steps("validation_steps_per_epoch", get("validation_steps_per_epoch"), validation, held_out)
 
 
 def check_rows(train: Manifest, validation: Manifest | None, *, num_proc: int, wanted: Any) -> None:
@@ -87,6 +127,71 @@ def check_values(manifest: Manifest, roles: Roles) -> None:
             )
 
 
+def built(given: Any) -> torch.nn.Module:
+    """The module itself, made if a function was given.
+
+    Raises:
+        ConfigError: it is none, or its class wants arguments.
+    """
+    if not isinstance(given, torch.nn.Module):
+        try:
+            inspect.signature(given).bind()
+        except TypeError as error:
+            name = getattr(given, "__name__", type(given).__name__)
+            raise ConfigError(
+                f"model={name} cannot be made without arguments ({error}): give the module itself, {name}(...), or "
+                f"functools.partial({name}, ...)"
+            ) from error
+    model = given if isinstance(given, torch.nn.Module) else given()
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module, or a function that makes one")
+    return model
+
+
+def check_task(task: Task, model: torch.nn.Module, job: Callable[..., RankJob]) -> None:
+    """Refuse a model with nothing to train, an optimizer that is not its own, a monitor that no epoch will have.
+
+    Args:
+        task: of the driver's copy of the user's objects.
+        model: its model, made.
+        job: what the ranks will run.
+
+    Raises:
+        ConfigError: names what is wrong.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        count = sum(1 for _ in model.parameters())
+        raise ConfigError(f"0 of the model's {count} parameters require a gradient: unfreeze what shall be trained")
+    if isinstance(task.optimizer, torch.optim.Optimizer):
+        check_optimizer(task.optimizer, model)
+    metrics = MetricSet(task.metrics, task.labels, torch.device("cpu"))
+    whole = job(task=task)
+    settled_monitor(whole.train, metrics, task, validates=whole.validation_uri is not None)
+
+
+def check_losses(
+    task: Task, losses: Sequence[Any], probed: Probe, train: Manifest, validation: Manifest | None
+) -> None:
+    """Refuse labels that a loss does not take, and a loss that does not take the model's outputs.
+
+    Args:
+        task: of the driver's copy of the user's objects.
+        losses: as the user gave them.
+        probed: what the model returned for two rows.
+        train: shards to train on.
+        validation: shards to validate on.
+
+    Raises:
+        DataError: labels lie outside of the range that a loss takes.
+        ConfigError: it cannot be computed from output and label.
+    """
+    for manifest in filter(None, (train, validation)):
+        check_classes(manifest, probed.outputs, made_losses(list(losses)))
+    if task.train_step is None:
+        objective = Objective(task, torch.device("cpu"), 1, lambda tensor: tensor)
+        check_loss(lambda: objective(probed.returned, probed.batch), probed.outputs)
+
+
 def check_classes(manifest: Manifest, outputs: Sequence[Output], losses: Sequence[Any]) -> None:
     """Refuse class labels beyond a classifier's outputs, and targets outside 0..1 for binary cross-entropy.
 
@@ -114,11 +219,11 @@ def check_classes(manifest: Manifest, outputs: Sequence[Output], losses: Sequenc
             )
 
 
-def check_loss(compute: Any) -> None:
+def check_loss(compute: Callable[[], Any], outputs: Sequence[Output]) -> None:
     """Compute the loss of the two probe rows; ``compute`` takes nothing.
 
     Raises:
-        ConfigError: outputs and labels do not fit the loss.
+        ConfigError: outputs and labels do not fit the loss, or it has a fault of its own.
     """
     try:
         with torch.no_grad():
@@ -126,7 +231,15 @@ def check_loss(compute: Any) -> None:
     except SparkdlError:
         raise
     except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        shapes = ", ".join(f"{one.label!r} {(-1, *one.shape)} {one.dtype}" for one in outputs)
+        if isinstance(error, RuntimeError | ValueError | IndexError):
+            message = (
+                f"the loss cannot be computed from the outputs for {shapes} and their labels ({told}): make their "
+            )
+            raise ConfigError(message + "shapes and dtypes fit, for instance by label_shapes") from error
+        place = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"the loss cannot be computed from output and label ({type(error).__name__}: {error}): "
-            "make their shapes and dtypes fit, for instance by label_shapes"
+            f"the loss raised {told} at {place.filename}:{place.lineno}, called with the outputs for {shapes} and "
+            "their labels: correct it there"
         ) from error

@@ -6,30 +6,36 @@ Enters: a DataFrame (or a pinned table version, or shard sets that exist) and th
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import inspect
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import cloudpickle
 import numpy as np
+import torch
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from sparkdl.columns.layout import Layout
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
-from sparkdl.estimator.fit.column_plan import ColumnPlan, plan_columns
-from sparkdl.estimator.fit.probe import Probe
-from sparkdl.estimator.fit.settings import roles_of, seed_of, shard_config
+from sparkdl.estimator.fit.column_plan import ColumnPlan, check_names, plan_columns
+from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
+from sparkdl.estimator.fit.settings import ranks_wanted, roles_of, seed_of, shard_config
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
 from sparkdl.observe import span
 from sparkdl.shards.manifest import WRITER_VERSION, Manifest, Source
 from sparkdl.shards.write import write_shards
 
-__all__ = ["Prepared", "data_key", "prepare", "prepare_existing"]
+__all__ = ["Prepared", "prepare", "prepare_existing", "sharing_key"]
 
 _BUCKETS = 1 << 30
 
@@ -57,7 +63,7 @@ class Prepared:
         pinned: whether they come from a pinned table version, and may serve the next fit.
         ours: whether this fit wrote them, and so may delete them.
         seconds: spent on writing.
-        probes: by ``id``, the models of fits on these shards, and how each is called.
+        probes: by ``id``, the models of fits on these shards, and how each is called; see ``probe``.
     """
 
     plan: ColumnPlan
@@ -75,9 +81,34 @@ class Prepared:
             if self.ours and manifest is not None and manifest.uri:
                 self.store.discard_shards(manifest.uri, pinned=self.pinned)
 
+    def probe(self, given: Any, model: torch.nn.Module) -> Probe:
+        """How ``model``, a copy of ``given``, is called on these shards; found out once for all fits of ``given``.
 
-def data_key(params: CheckedParams, num_proc: int) -> tuple[Any, ...]:
-    """What the shards depend on besides the frame: fits with equal keys share them."""
+        Raises:
+            ConfigError: it cannot be called with these inputs.
+            DataError: an id lies beyond an embedding's table.
+        """
+        known = self.probes.get(id(given))
+        if known is None or not isinstance(given, torch.nn.Module):
+            inputs, by_column = self.plan.views(self.train), self.plan.views(self.train, by_column=True)
+            known = given, probe(model, inputs, by_column, self.train, self.plan.roles.labels)
+            self.probes[id(given)] = known  # which keeps ``given`` alive, and so its id its own
+        return known[1]
+
+
+def sharing_key(params: CheckedParams) -> tuple[Any, ...]:
+    """What the shards of an estimator depend on besides the frame: fits with equal keys share them."""
+    ranks = ranks_wanted(params) or 0
+    return (*_data_key(params, ranks), _float_dtype(params), repr(params.getOrDefault("store")))
+
+
+def _float_dtype(params: CheckedParams) -> str:
+    """The floating dtype of the model, which its features take."""
+    model = params.getOrDefault("model")
+    return floating_dtype(model) if isinstance(model, torch.nn.Module) else "float32"
+
+
+def _data_key(params: CheckedParams, num_proc: int) -> tuple[Any, ...]:
     get = params.getOrDefault
     named = [value_of(params, name) for name in ("feature_cols", "label_cols", "sample_weight_col", "validation")]
     ranks = num_proc if get("partitions_per_process") else 0
@@ -85,7 +116,13 @@ def data_key(params: CheckedParams, num_proc: int) -> tuple[Any, ...]:
 
 
 def prepare(
-    params: CheckedParams, df: DataFrame, store: Store, *, num_proc: int, float_dtype: str, source: Source | None = None
+    params: CheckedParams,
+    df: DataFrame,
+    store: Store,
+    *,
+    num_proc: int,
+    held_out: DataFrame | None = None,
+    source: Source | None = None,
 ) -> Prepared:
     """Write the shards of one fit.
 
@@ -94,47 +131,53 @@ def prepare(
         df: the rows; read once for training and once for validation.
         store: where shards go.
         num_proc: number of ranks.
-        float_dtype: the model's floating dtype.
+        held_out: rows to validate on; None takes those of ``df`` that the parameter ``validation`` chooses.
         source: the pinned table version behind ``df``; shards of it that exist are taken.
 
     Raises:
         SchemaError: a column is missing or of a type that cannot be used.
         DataError: there are no rows, or nulls.
     """
+    float_dtype = _float_dtype(params)
     roles = roles_of(params, float_dtype)
     rows = _transformed(params, df)
     plan = plan_columns(rows.schema, roles)
     marks = _marks(params, rows, plan)
+    parts = {"all": rows} if marks is None else {"train": rows.filter(~marks), "validation": rows.filter(marks)}
+    if held_out is not None:
+        parts["validation"] = _transformed(params, held_out)
+        plan_columns(parts["validation"].schema, roles)
     stem = uuid.uuid4().hex if source is None else _stem(source, params, num_proc, float_dtype)
     config = shard_config(params, num_proc)
 
-    def write(part: str, condition: Column | None) -> Manifest:
-        chosen = rows if condition is None else rows.filter(condition)
+    def write(part: str) -> Manifest:
         pinned = source and replace(source, transformation=f"{source.transformation}|{part}")
-        arguments: dict[str, Any] = {
-            "labels": plan.packed_labels,
-            "layout": plan.layout,
-            "config": config,
-            "source": pinned,
-        }
-        uri = store.shards_uri(f"{stem}-{part}")
+        call = functools.partial(
+            write_shards,
+            plan.select(parts[part]),
+            store.shards_uri(f"{stem}-{part}"),
+            columns=plan.columns,
+            labels=plan.packed_labels,
+            layout=plan.layout,
+            config=config,
+            source=pinned,
+        )
         try:
-            return write_shards(plan.select(chosen), uri, columns=plan.columns, **arguments)
+            return call()
         except ConflictError:
             if source is None:
                 raise
-            # Another fit on the same table version was faster; the content key makes its set ours.
-            return write_shards(plan.select(chosen), uri, columns=plan.columns, **arguments)
+            return call()  # another fit on the same table version was faster; the content key makes its set ours
 
     seconds: dict[str, float] = {}
     with span("shards", seconds):
-        train, validation = _both(df, write, marks)
+        written = _at_once(df, write, list(parts))
+    train = written[0]
+    validation = written[1] if len(written) > 1 else None
     return Prepared(plan, train, validation, store, pinned=source is not None, seconds=seconds)
 
 
-def prepare_existing(
-    params: CheckedParams, train: Manifest, validation: Manifest | None, store: Store, float_dtype: str
-) -> Prepared:
+def prepare_existing(params: CheckedParams, train: Manifest, validation: Manifest | None, store: Store) -> Prepared:
     """Take shard sets that exist instead of writing any.
 
     Raises:
@@ -148,7 +191,7 @@ def prepare_existing(
             )
     if value_of(params, "validation") is not None:
         raise ConfigError("validation chooses rows of a DataFrame: give fit_on_shards a validation set instead")
-    roles = roles_of(params, float_dtype)
+    roles = roles_of(params, _float_dtype(params))
     held = {column for spec in train.tensors for column in spec.columns}
     for name in (*roles.features, *roles.labels, *([roles.weight] if roles.weight else [])):
         if name not in held:
@@ -160,28 +203,17 @@ def prepare_existing(
             raise SchemaError(f"shard set {train.uri} packs {name!r} with others: write it with labels=[{name!r}]")
     if validation is not None and validation.schema_hash != train.schema_hash:
         raise SchemaError(f"{train.uri} and {validation.uri} hold different tensors: write both with the same layout")
-    from sparkdl.columns.layout import Layout
-
     plan = ColumnPlan(roles=roles, casts={}, layout=Layout())
     return Prepared(plan, train, validation, store, ours=False)
 
 
-def _both(
-    df: DataFrame, write: Callable[[str, Column | None], Manifest], marks: Column | None
-) -> tuple[Manifest, Manifest | None]:
-    """Write both parts at once: their stages share the slots, and neither waits for the other's last task."""
-    if marks is None:
-        return write("all", None), None
-    results: dict[str, Manifest | BaseException] = {}
-    with ThreadPoolExecutor(2, thread_name_prefix="sparkdl-shards") as pool:
-        parts = {
-            "train": pool.submit(_inheriting(df, write), "train", ~marks),
-            "validation": pool.submit(_inheriting(df, write), "validation", marks),
-        }
-    for part, future in parts.items():
-        error = future.exception()
-        results[part] = error if error is not None else future.result()
-    return _or_empty(results["train"]), _or_empty(results["validation"])
+def _at_once(df: DataFrame, write: Callable[[str], Manifest], parts: list[str]) -> list[Manifest]:
+    """Write all parts at once: their stages share the slots, and none waits for the other's last task."""
+    if len(parts) == 1:
+        return [write(parts[0])]
+    with ThreadPoolExecutor(len(parts), thread_name_prefix="sparkdl-shards") as pool:
+        futures = [pool.submit(_inheriting(df, write), part) for part in parts]
+    return [_or_empty(future.exception() or future.result()) for future in futures]
 
 
 def _or_empty(written: Manifest | BaseException) -> Manifest:
@@ -210,6 +242,7 @@ def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | N
             raise SchemaError(
                 f"validation names the column {validation!r}, the frame has {df.columns}: correct the name"
             )
+        check_names(df.columns, [validation])
         kind = df.schema[validation].dataType
         column = F.col(f"`{validation}`")
         if isinstance(kind, T.BooleanType):
@@ -224,9 +257,19 @@ def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | N
 
 
 def _stem(source: Source, params: CheckedParams, num_proc: int, float_dtype: str) -> str:
-    key = data_key(params, num_proc)
-    text = repr((WRITER_VERSION, source.uri, source.version, source.transformation, key[:-2], key[-1], float_dtype))
+    *described, _, ranks = _data_key(params, num_proc)
+    code = _code_of(params.getOrDefault("transformation_fn"))
+    known = (source.uri, source.version, source.transformation, described, code, ranks, float_dtype)
+    text = repr((WRITER_VERSION, *known))
     return "pinned-" + hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _code_of(function: Any) -> str:
+    """What tells a transformation from another: its pickle, and the source of one that pickles as a mere name."""
+    source = ""
+    with contextlib.suppress(OSError, TypeError):
+        source = inspect.getsource(function)
+    return hashlib.sha256(cloudpickle.dumps(function) + source.encode()).hexdigest()
 
 
 def _transformed(params: CheckedParams, df: DataFrame) -> DataFrame:

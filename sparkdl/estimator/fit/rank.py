@@ -1,44 +1,133 @@
-"""What the estimator runs on a rank: opens the parcel and hands it to the worker.
+"""What travels to a rank, and what the rank makes of it: the one pickle of the user's objects becomes a task.
 
-Enters: a ``RankJob`` in a parcel. Leaves: the rank's report in another. It imports no Spark, so that a rank loads it
-at no cost.
+Enters: a ``FitJob``: the user's model, optimizer, loss, metrics, callbacks and scheduler, packed once, and plain values
+that say how they go together. Leaves: the rank's report, packed. It imports no Spark, so that a rank loads it at no
+cost; the driver makes the same task of its own copy, to refuse what cannot work.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
 
 from sparkdl.documents.payload import Parcel
-from sparkdl.errors import (
-    CheckpointError,
-    IntegrityError,
-    LaunchTimeoutError,
-    RankFailedError,
-    SparkdlError,
-    StorageError,
-    UnreachableError,
-)
-from sparkdl.worker import run_rank
+from sparkdl.estimator.fit.views import Views, attach_views
+from sparkdl.estimator.horovod.adapters import MinibatchStep, adapted_loss, adapted_metrics
+from sparkdl.train.task import Task, takes_no_arguments
+from sparkdl.worker import RankJob, RankReport, run_rank
 from sparkdl.world import World
 
-__all__ = ["is_transient", "open_and_train"]
-
-_TRANSIENT = (RankFailedError, LaunchTimeoutError, UnreachableError, StorageError, CheckpointError)
-_USERS_BUGS = ("TypeError", "AttributeError", "NameError", "ImportError", "ModuleNotFoundError", "NotImplementedError")
+__all__ = ["FitJob", "TaskPlan", "UserParts", "made_losses", "task_of", "train_on_rank"]
 
 
-def is_transient(error: SparkdlError) -> bool:
-    """Whether another attempt may go better: not where the rows, the settings or the user's code are at fault."""
-    if isinstance(error, RankFailedError):
-        return error.cause.partition(":")[0] not in _USERS_BUGS
-    return isinstance(error, _TRANSIENT) and not isinstance(error, IntegrityError)
+@dataclass
+class UserParts:
+    """What the user gave as objects; one pickle carries them all, so references among them survive."""
+
+    model: Any
+    optimizer: Any
+    losses: list[Any] = field(metadata={"parameter": "loss"})
+    metrics: Any = None
+    callbacks: list[Any] = field(default_factory=list)
+    scheduler: Any = field(default=None, metadata={"parameter": "lr_scheduler"})
+    step: Any = field(default=None, metadata={"parameter": "train_minibatch_fn"})
 
 
-def open_and_train(parcel: Parcel) -> Parcel:
-    """Train as the rank that the environment names.
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """How the user's objects go together.
+
+    Attributes:
+        views: from the tensors of a batch to the model's inputs.
+        labels: names of the label tensors.
+        loss_weights: one a label; None without.
+        sample_weight: name of the weights' tensor; None without.
+        passes: backward_passes_per_step.
+    """
+
+    views: Views
+    labels: tuple[str, ...]
+    loss_weights: tuple[float, ...] | None
+    sample_weight: str | None
+    passes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitJob:
+    """What every rank receives.
+
+    Attributes:
+        parts: the packed ``UserParts``.
+        plan: how they go together.
+        job: makes the ``RankJob`` of a task and callbacks.
+    """
+
+    parts: Parcel
+    plan: TaskPlan
+    job: Callable[..., RankJob]
+
+
+def train_on_rank(fit: FitJob) -> Parcel:
+    """Train as the rank that the environment names; return its packed ``RankReport``.
 
     Raises:
-        ModuleNotFoundError: the parcel needs a module that this worker lacks.
+        ModuleNotFoundError: the user's objects need a module that this worker lacks.
         SparkdlError: whatever the stages refuse.
     """
-    return Parcel.of(run_rank(World.from_env(os.environ), parcel.open(share=True)))
+    parts: UserParts = fit.parts.open(share=True)
+    task = task_of(parts, fit.plan)
+    if task.train_step is None:
+        task = replace(task, model=_viewed(parts.model, fit.plan.views))
+    report: RankReport = run_rank(World.from_env(os.environ), fit.job(task=task, callbacks=tuple(parts.callbacks)))
+    return Parcel.of(report)
+
+
+def task_of(parts: UserParts, plan: TaskPlan) -> Task:
+    """The task of the user's objects; its model takes what the views make of a batch."""
+    labels = plan.labels
+    losses = [adapted_loss(loss) for loss in parts.losses]
+    common: dict[str, Any] = {
+        "model": parts.model,
+        "optimizer": parts.optimizer,
+        "inputs": plan.views.tensors,
+        "labels": labels,
+        "metrics": adapted_metrics(parts.metrics, labels),
+        "scheduler": parts.scheduler,
+        "scheduler_interval": "step" if getattr(parts.scheduler, "per_step", False) else "epoch",
+    }
+    if parts.step is None:
+        loss = losses if len(losses) > 1 else losses[0]
+        return Task(loss=loss, loss_weights=plan.loss_weights, sample_weight=plan.sample_weight, **common)
+    step = MinibatchStep(
+        function=parts.step,
+        views=plan.views,
+        labels=labels,
+        losses=tuple(made_losses(losses)),
+        loss_weights=plan.loss_weights or (1.0,),
+        sample_weight=plan.sample_weight,
+        passes=plan.passes,
+    )
+    return Task(train_step=step, **common)
+
+
+def made_losses(losses: list[Any]) -> list[Any]:
+    """The losses themselves, where functions or classes that make them were given."""
+    return [loss() if takes_no_arguments(loss) else loss for loss in losses]
+
+
+def _viewed(model: Any, views: Views) -> Any:
+    if isinstance(model, torch.nn.Module):
+        attach_views(model, views)
+        return model
+    return functools.partial(_build_viewed, model, views)
+
+
+def _build_viewed(factory: Any, views: Views) -> torch.nn.Module:
+    model: torch.nn.Module = factory()
+    attach_views(model, views)
+    return model

@@ -1,80 +1,47 @@
 """From the estimator's parameters to the settings of each stage.
 
-Enters: a ``CheckedParams`` with the estimator's parameters. Leaves: roles of columns, and the config dataclasses of
-shards, batches, training and launch. Each parameter is read in one place, here.
+Enters: a ``CheckedParams`` with the estimator's parameters. Leaves: the user's objects, roles of columns, and the
+config dataclasses of shards, batches, training and launch. Each parameter is read in one place, here.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import sys
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from sparkdl.config import CheckpointConfig, LaunchConfig, LoaderConfig, ShardConfig, SyncConfig, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.column_plan import Roles
+from sparkdl.estimator.fit.rank import TaskPlan, UserParts
+from sparkdl.estimator.fit.views import Views
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage
+from sparkdl.worker import RankJob
 
 __all__ = [
-    "SparkBackend",
     "check_used",
     "checkpoint_config",
     "launch_settings",
     "loader_configs",
+    "rank_job",
     "ranks_wanted",
     "roles_of",
+    "run_id_of",
     "seed_of",
     "shard_config",
+    "task_plan",
     "train_config",
+    "user_parts",
 ]
 
 DEFAULT_TIMEOUT = 600.0
-
-
-class SparkBackend:
-    """Where an estimator runs, in the manner of Horovod's ``SparkBackend``; the rendezvous is chosen automatically.
-
-    Args:
-        num_proc: number of ranks; None takes every slot of the cluster.
-        env: variables for the ranks.
-        start_timeout: until all ranks have started, seconds.
-        stdout: of the ranks; only ``sys.stdout``, where the driver prints their lines, is taken.
-        stderr: of the ranks; only ``sys.stderr`` is taken.
-        options: other options of ``horovod.spark.run``.
-
-    Raises:
-        ConfigError: an option has no counterpart.
-    """
-
-    def __init__(
-        self,
-        num_proc: int | None = None,
-        env: Mapping[str, str] | None = None,
-        *,
-        start_timeout: float | None = None,
-        stdout: Any = None,
-        stderr: Any = None,
-        **options: Any,
-    ) -> None:
-        if stdout not in (None, sys.stdout) or stderr not in (None, sys.stderr):
-            raise ConfigError("stdout and stderr of a SparkBackend can only be those of the driver: leave them out")
-        refused = [name for name, value in options.items() if value]
-        if refused:
-            raise ConfigError(
-                f"SparkBackend takes no {refused[0]}: ranks need no network or log settings, leave it out"
-            )
-        self._num_proc = num_proc
-        self.env = dict(env or {})
-        self.start_timeout = start_timeout
-
-    def num_processes(self) -> int | None:
-        """Return the number of ranks; None for every slot."""
-        return self._num_proc
 
 
 def roles_of(params: CheckedParams, float_dtype: str) -> Roles:
@@ -110,6 +77,78 @@ def roles_of(params: CheckedParams, float_dtype: str) -> Roles:
 
 def _shapes(given: list[list[int]] | None) -> tuple[tuple[int, ...], ...] | None:
     return None if given is None else tuple(tuple(shape) for shape in given)
+
+
+def user_parts(params: CheckedParams) -> UserParts:
+    """Collect the objects among the parameters.
+
+    Raises:
+        ConfigError: model, optimizer or loss is missing, or there are more or fewer losses than labels.
+    """
+    get = params.getOrDefault
+    for name in ("model", "optimizer"):
+        if get(name) is None:
+            raise ConfigError(f"{name} is not given: set it before fit")
+    labels = value_of(params, "label_cols")
+    name = "loss_constructors" if get("loss_constructors") else "loss"
+    losses = get(name)
+    if losses is None:
+        raise ConfigError("loss is not given: set loss, or loss_constructors")
+    losses = list(losses) if isinstance(losses, Sequence) else [losses] * len(labels)
+    if len(losses) == 1:
+        losses = losses * len(labels)
+    if len(losses) != len(labels):
+        raise ConfigError(f"{name} has {len(losses)} entries for {len(labels)} labels: give one, or one a label")
+    return UserParts(
+        model=get("model"),
+        optimizer=get("optimizer"),
+        losses=losses,
+        metrics=get("metrics"),
+        callbacks=list(get("callbacks") or ()),
+        scheduler=get("lr_scheduler"),
+        step=get("train_minibatch_fn"),
+    )
+
+
+def task_plan(params: CheckedParams, roles: Roles, views: Views) -> TaskPlan:
+    """How the user's objects go together, once it is known how the model is called."""
+    get, labels = params.getOrDefault, roles.labels
+    # Horovod weighs several losses equally with a sum of 1 where no weights are given.
+    weights = get("loss_weights") or ([1 / len(labels)] * len(labels) if len(labels) > 1 else None)
+    return TaskPlan(
+        views=views,
+        labels=labels,
+        loss_weights=None if weights is None else tuple(weights),
+        sample_weight=roles.weight,
+        passes=get("backward_passes_per_step"),
+    )
+
+
+def run_id_of(params: CheckedParams) -> str:
+    """The name of the run: the one that was given, or a new one."""
+    return params.getOrDefault("run_id") or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+
+
+def rank_job(
+    params: CheckedParams, train: Manifest, validation: Manifest | None, store: Store, run_id: str
+) -> functools.partial[RankJob]:
+    """Everything of a ``RankJob`` but its task and callbacks."""
+    get = params.getOrDefault
+    train_loader, validation_loader, shuffle = loader_configs(params, train)
+    return functools.partial(
+        RankJob,
+        train_uri=train.uri,
+        validation_uri=validation.uri if validation else None,
+        batch_size=get("batch_size"),
+        validation_batch_size=get("val_batch_size"),
+        shuffle=shuffle,
+        seed=seed_of(params),
+        loader=train_loader,
+        validation_loader=validation_loader,
+        train=train_config(params, store, run_id),
+        checkpoints=checkpoint_config(params, store, run_id),
+        backend=launch_settings(params)["backend"],
+    )
 
 
 def seed_of(params: CheckedParams) -> int:
@@ -199,7 +238,7 @@ def check_used(params: CheckedParams, store: Store) -> None:
         raise ConfigError(
             f"shuffle_buffer_size={get('shuffle_buffer_size')} and shuffle=False contradict each other: drop one"
         )
-    started = None if isinstance(get("backend"), str) else getattr(get("backend"), "start_timeout", None)
+    started = None if isinstance(get("backend"), str) else get("backend").start_timeout
     if given("timeout") and started:
         raise ConfigError(
             f"timeout={get('timeout'):g} and start_timeout={started:g} of the backend name the same thing: drop one"

@@ -1,8 +1,8 @@
-"""Makes one parcel of what the ranks need, and sees to it that they can open it.
+"""Packs what the user gave as objects, once, and sees to it that the ranks can open it.
 
-Enters: a job with the user's model, optimizer, loss and callbacks. Leaves: a ``Parcel``, one pickle, so that an
-optimizer stays bound to its model's parameters. Classes and functions of a script, a notebook or a loose module travel
-with it, since a worker could not import them; those of installed packages are imported there.
+Enters: the user's model, optimizer, loss and callbacks. Leaves: a ``Parcel``, one pickle, so that an optimizer stays
+bound to its model's parameters. Classes and functions of a script, a notebook or a loose module travel with it, since a
+worker could not import them; those of installed packages are imported there.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -27,56 +27,88 @@ from sparkdl.documents.payload import Parcel
 from sparkdl.errors import ConfigError
 from sparkdl.observe import logger
 
-__all__ = ["foreign_modules", "is_loose", "loose_by_value", "missing_modules", "pack"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["check_importable", "foreign_modules", "is_loose", "loose_by_value", "missing_modules", "pack"]
 
 _EXPECTED = {"sparkdl", "torch", "numpy", "pyspark", "pyarrow", "pandas", "cloudpickle", "torchmetrics", "horovod"}
 """Packages that every worker has, or sparkdl itself would not run there."""
 
 
-def pack(value: Any, what: str = "the model, its optimizer or loss", like: Parcel | None = None) -> Parcel:
-    """Pickle ``value``, with the source of every loose module that it needs.
-
-    Args:
-        value: anything.
-        what: it is, for the error.
-        like: a parcel of the same code, which was looked through already.
+def pack(parts: Any) -> Parcel:
+    """Pickle a dataclass of the user's objects, with the source of every loose module that they need.
 
     Raises:
-        ConfigError: a part of it cannot be pickled, or lies in a module that can travel neither way.
+        ConfigError: one of them cannot be pickled, or lies in a module that can travel neither way.
     """
-    if like is not None:
-        with _by_value(list(like.loose)) if like.loose else contextlib.nullcontext():
-            return replace(_packed(value, what), modules=like.modules, loose=like.loose)
-    parcel = _packed(value, what)
-    loose = [name for name in foreign_modules(parcel.data) if is_loose(name)]
+    payload = _packed(parts)
+    loose = [name for name in foreign_modules(payload.data) if is_loose(name)]
     if loose:
         with _by_value(loose):
-            parcel = _packed(value, what)
-    tops = sorted({name.split(".")[0] for name in foreign_modules(parcel.data)})
+            payload = _packed(parts)
+    tops = sorted({name.split(".")[0] for name in foreign_modules(payload.data)})
     stuck = [name for name in tops if is_loose(name)]
     if stuck:
         raise ConfigError(
-            f"{what} needs {stuck[0]!r}, a module of the driver alone that cannot be copied: install it on every worker"
+            f"the model, its optimizer or loss needs {stuck[0]!r}, a module of the driver alone that cannot be copied: "
+            "install it on every worker"
         )
-    return replace(parcel, modules=tuple(top for top in tops if top not in _EXPECTED), loose=tuple(loose))
+    return replace(payload, modules=tuple(top for top in tops if top not in _EXPECTED))
+
+
+def check_importable(payload: Parcel, spark: SparkSession) -> None:
+    """Ask one worker whether it can import what the model needs; most models need nothing that has to be asked.
+
+    Raises:
+        ConfigError: names the module, and how it gets there.
+    """
+    if not payload.modules:
+        return
+    names = payload.modules
+
+    def ask(_: Any) -> Any:
+        import pyarrow as pa
+
+        yield pa.RecordBatch.from_pydict({"name": pa.array(missing_modules(names), pa.string())})
+
+    lacking = [row["name"] for row in spark.range(0, 1, 1, 1).mapInArrow(ask, "name string").collect()]
+    if lacking:
+        raise ConfigError(
+            f"the model, its optimizer or loss needs {lacking[0]!r}, which workers cannot import: install it there, "
+            f"ship it with spark.addArtifacts, or call cloudpickle.register_pickle_by_value({lacking[0]})"
+        )
 
 
 @contextlib.contextmanager
 def loose_by_value(value: Any) -> Iterator[None]:
     """Let whatever pickles ``value`` inside the block take loose modules along."""
-    loose = [name for name in foreign_modules(_packed(value, "the object").data) if is_loose(name)]
+    loose = [name for name in foreign_modules(_packed(value).data) if is_loose(name)]
     with _by_value(loose) if loose else contextlib.nullcontext():
         yield
 
 
-def _packed(value: Any, what: str) -> Parcel:
+def _packed(value: Any) -> Parcel:
     try:
         return Parcel.of(value)
     except Exception as cause:
         raise ConfigError(
-            f"{what} cannot travel to the ranks ({type(cause).__name__}: {cause}): keep locks, sessions and open files "
-            "out of it, or give a function that makes it there"
+            f"{_culprit(value)} cannot travel to the ranks ({type(cause).__name__}: {cause}): keep locks, sessions and "
+            "open files out of it, or give a function that makes it there"
         ) from cause
+
+
+def _culprit(value: Any) -> str:
+    """Which of the user's objects cannot be pickled, under the name of its parameter."""
+    for one in fields(value) if is_dataclass(value) else ():
+        given = getattr(value, one.name)
+        name = one.metadata.get("parameter", one.name)
+        for place, part in enumerate(given) if isinstance(given, list) else [(-1, given)]:
+            try:
+                Parcel.of(part)
+            except Exception:
+                return name if place < 0 or len(given) == 1 else f"{name}[{place}]"
+    return "the object"
 
 
 def foreign_modules(data: bytes) -> list[str]:

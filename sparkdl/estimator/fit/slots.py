@@ -11,15 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import LaunchTimeoutError
+from sparkdl.config import LaunchConfig
+from sparkdl.errors import LaunchTimeoutError, PreflightError
+from sparkdl.launch.driver import barrier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SlotGate", "application_of", "gate_of"]
+__all__ = ["SlotGate", "gate_of", "hold_slots", "slots_of"]
 
 
 class SlotGate:
@@ -78,6 +80,20 @@ def gate_of(application: str) -> SlotGate:
         return _gates.setdefault(application, SlotGate())
 
 
-def application_of(spark: SparkSession) -> str:
-    """The id of the Spark application that a session belongs to."""
-    return str(spark.conf.get("spark.app.id", "") or spark.conf.get("spark.app.name", "") or "spark")
+def slots_of(spark: SparkSession) -> int:
+    """How many ranks the cluster can run at once.
+
+    Raises:
+        PreflightError: the session does not tell.
+    """
+    return barrier.slots(spark, LaunchConfig())
+
+
+def hold_slots(spark: SparkSession, count: int, timeout: float | None = None) -> AbstractContextManager[None]:
+    """Hold ``count`` slots of the cluster for a block; see ``SlotGate.hold``."""
+    try:
+        total = slots_of(spark)
+    except PreflightError:  # Spark Connect does not always tell: then one at a time
+        total = count
+    application = str(spark.conf.get("spark.app.id", "") or spark.conf.get("spark.app.name", "") or "spark")
+    return gate_of(application).hold(count, total=total, timeout=timeout)

@@ -14,10 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sparkdl.config import LaunchConfig
-from sparkdl.errors import ConfigError, PreflightError
-from sparkdl.estimator.fit.slots import application_of, gate_of
-from sparkdl.launch.driver import barrier
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.fit.slots import hold_slots, slots_of
 from sparkdl.observe import emit, logger
 from sparkdl.runner import run
 
@@ -144,22 +142,15 @@ def _run_source(name: str, source: str, arguments: list[str]) -> None:
 
 
 def _leader_value(fn: Callable[..., Any], *, num_proc: int, **settings: Any) -> Any:
-    seat: AbstractContextManager[None] = nullcontext()
+    slots: AbstractContextManager[None] = nullcontext()
     if num_proc >= 0:
         from pyspark.sql import SparkSession
 
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-        try:
-            total = barrier.slots(spark, LaunchConfig())
-        except PreflightError:  # Spark Connect does not always tell: then one run at a time
-            if num_proc == 0:
-                raise
-            total = num_proc
-        num_proc = num_proc or total
+        num_proc = num_proc or slots_of(spark)
         settings["spark"] = spark
-        if num_proc <= total:
-            seat = gate_of(application_of(spark)).hold(num_proc, total=total)
-    with seat:
+        slots = hold_slots(spark, num_proc)
+    with slots:
         return run(fn, num_proc=num_proc, on_event=_print_log, **settings)[0]
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator.fit.checks import check_classes, check_loss, check_rows, check_steps, check_values
+from sparkdl.estimator.fit.checks import built, check_classes, check_loss, check_rows, check_steps, check_values
 from sparkdl.estimator.fit.column_plan import Roles
 from sparkdl.estimator.fit.probe import Output
 from sparkdl.shards.manifest import Manifest
@@ -61,8 +61,19 @@ def test_binary_targets_lie_in_0_to_1():
 
 
 def test_a_loss_that_cannot_be_computed_is_a_config_error():
-    with pytest.raises(ConfigError, match="label_shapes"):
-        check_loss(lambda: torch.ones(2) @ torch.ones(3))
+    outputs = [Output("y", (3,), "float32")]
+    with pytest.raises(ConfigError, match=r"the outputs for 'y' \(-1, 3\) float32 .* by label_shapes"):
+        check_loss(lambda: torch.ones(2) @ torch.ones(3), outputs)
+    with pytest.raises(ConfigError, match=r"the loss raised AttributeError: .*'nope' at .*test_checks.py:\d+, "):
+        check_loss(lambda: torch.ones(2).nope(), outputs)
+
+
+def test_a_class_that_wants_arguments_is_told_from_one_that_makes_the_model():
+    assert isinstance(built(torch.nn.Identity), torch.nn.Identity)
+    with pytest.raises(ConfigError, match=r"^model=Linear cannot be made without arguments .*: give the module itself"):
+        built(torch.nn.Linear)
+    with pytest.raises(ConfigError, match="model is a int: give a torch"):
+        built(lambda: 3)
 
 
 def test_more_steps_than_the_rows_give_are_refused():

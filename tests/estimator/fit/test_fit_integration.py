@@ -207,7 +207,7 @@ def test_transformations_are_applied_before_rows_become_shards(frame):
 
 
 def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame, tmp_path, monkeypatch):
-    from sparkdl.estimator.fit import fit, shipping
+    from sparkdl.estimator.fit import attempts, shipping
 
     (tmp_path / "driver_only_net.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
     facts = tmp_path / "driver_only_net-1.0.dist-info"
@@ -216,7 +216,7 @@ def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame,
     (facts / "top_level.txt").write_text("driver_only_net\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     shipping._distributed.cache_clear()
-    monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
+    monkeypatch.setattr(attempts, "run", lambda *a, **k: pytest.fail("ranks were started"))
     try:
         import driver_only_net
 
@@ -227,7 +227,7 @@ def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame,
 
 
 def test_after_a_failure_as_many_ranks_go_on_as_there_are_slots_but_not_fewer_than_the_least(spark):
-    from sparkdl.estimator.fit.fit import _ranks_left
+    from sparkdl.estimator.fit.attempts import _ranks_left
 
     assert _ranks_left(spark, 1, 1, 5) == 1
     assert _ranks_left(spark, 4, 2, 5) == 2
@@ -261,3 +261,14 @@ def test_rows_of_varying_length_reach_a_model_that_takes_no_mask(spark, kind):
     assert model.history["loss"].iloc[-1] < model.history["loss"].iloc[0]
     for row in model.transform(df).collect():
         assert row["y__output"] == pytest.approx(scale * sum(row["v"]), rel=1e-5)
+
+
+def test_a_model_learns_columns_that_are_features_as_well(frame):
+    net = nn.Linear(3, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
+    model = estimator(net, optimizer=optimizer, label_cols=["b"], sample_weight_col="w", num_proc=1, epochs=4).fit(
+        frame.withColumn("w", frame["a"] * 0 + 2)
+    )
+    assert torch.allclose(model.getModel().weight, torch.tensor([[0.0, 1.0, 0.0]]), atol=0.05)
+    row = model.transform(frame).first()
+    assert row["b__output"] == pytest.approx(row["b"], abs=0.2)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.fit.rank import UserParts
 from sparkdl.estimator.fit.shipping import foreign_modules, missing_modules, pack
+from sparkdl.train.callbacks import Callback
 
 LOOSE = """
 import torch
@@ -44,13 +46,11 @@ def test_an_optimizer_arrives_bound_to_its_model():
 def test_a_loose_module_travels_with_the_model(loose, tmp_path):
     model = loose.Net()
     registered = cloudpickle.list_registry_pickle_by_value()
-    parcel = pack(model)
-    assert parcel.modules == ()
-    again = pack([model], like=parcel)  # of the same code, not looked through a second time
-    assert again.loose == parcel.loose == ("loose_module",)
-    file = tmp_path / "parcel"
-    file.write_bytes(pickle.dumps(again))
-    script = f"import pickle, torch; print(pickle.load(open({str(file)!r}, 'rb')).open()[0](torch.ones(1, 2)).item())"
+    payload = pack(model)
+    assert payload.modules == ()
+    file = tmp_path / "payload"
+    file.write_bytes(pickle.dumps(payload))
+    script = f"import pickle, torch; print(pickle.load(open({str(file)!r}, 'rb')).open()(torch.ones(1, 2)).item())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/", check=True)
     assert float(done.stdout) == pytest.approx(model(torch.ones(1, 2)).item(), rel=1e-5)
     assert cloudpickle.list_registry_pickle_by_value() == registered
@@ -73,6 +73,18 @@ def test_the_modules_of_a_pickle_are_found_through_its_memo():
     assert all(name.split(".")[0] == "torch" for name in found)
 
 
+class Locked(Callback):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
 def test_what_cannot_travel_is_named_with_the_remedy():
-    with pytest.raises(ConfigError, match="cannot travel to the ranks"):
+    with pytest.raises(ConfigError, match=r"^the object cannot travel to the ranks"):
         pack({"model": torch.nn.Linear(1, 1), "lock": threading.Lock()})
+    parts = UserParts(model=torch.nn.Linear(1, 1), optimizer=None, losses=[torch.nn.MSELoss()])
+    parts.callbacks = [Callback(), Locked()]
+    with pytest.raises(ConfigError, match=r"^callbacks\[1\] cannot travel to the ranks .*keep locks, sessions"):
+        pack(parts)
+    parts.callbacks, parts.losses = [], [Locked()]
+    with pytest.raises(ConfigError, match=r"^loss cannot travel to the ranks"):
+        pack(parts)
