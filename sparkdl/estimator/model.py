@@ -56,7 +56,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         self,
         *,
         model: torch.nn.Module | None = None,
-        history: Sequence[Any] = (),
+        history: Sequence[Any] | None = None,
         optimizer: Any = None,
         loss: Any = None,
         loss_constructors: Any = None,
@@ -67,8 +67,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     ) -> None:
         super().__init__()
         set_defaults(self)
-        self._model, self._signature, self._vector_labels = model, signature, tuple(vector_labels)
-        self._history, self._summary = list(history), summary
+        self._model, self._signature, self._vector_labels = _module(model), signature, tuple(vector_labels)
+        self._history, self._summary = list(history or ()), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
         self._published: dict[tuple[Head, ...], Published] = {}
         self._home: str | None = None
@@ -168,7 +168,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     def setModel(self, value: torch.nn.Module) -> TorchModel:
         """Put another module in its place, with the same inputs and outputs."""
-        self._model, self._published = value, {}
+        self._model, self._published = _module(value), {}
         return self
 
     def getHistory(self) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     def setHistory(self, value: Sequence[Any]) -> TorchModel:
         """Set the rows of the epoch table."""
-        self._history = list(value)
+        self._history = list(value or ())
         return self
 
     def getOptimizer(self) -> Any:
@@ -224,6 +224,15 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     def setLabelColoumns(self, value: list[str]) -> TorchModel:
         """Set label_columns, under the name that Horovod misspells."""
         return self._set(label_columns=value)  # type: ignore[no-any-return]
+
+
+def _module(given: Any) -> torch.nn.Module | None:
+    if given is None or isinstance(given, torch.nn.Module):
+        return given
+    name = getattr(given, "__name__", type(given).__name__)
+    raise ConfigError(
+        f"model={name} is no torch.nn.Module: give the module itself, such as {name}(...), with its weights"
+    )
 
 
 def _given(value: Any) -> Any:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from sparkdl.columns.layout import plan_tensors
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.column_plan import Roles, plan_columns
+from sparkdl.estimator.fit.column_plan import Roles, plan_columns, source_column
 from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.outputs import Head, Heads
@@ -130,6 +130,7 @@ def _field(view: InputView, manifest: Manifest) -> TensorField:
     columns = spec.columns
     if view.index is not None:
         row, columns = (), (spec.columns[view.index],)
+    columns = tuple(source_column(name) for name in columns)
     if view.shape is not None:
         row = view.shape[1:]
     dtype = view.dtype or ("uint8" if spec.dtype == "binary" else spec.dtype)

@@ -4,7 +4,7 @@ from pyspark.sql import types as T
 
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.fit.column_plan import Roles, plan_columns
+from sparkdl.estimator.fit.column_plan import Roles, plan_columns, source_column
 from sparkdl.shards.manifest import Manifest
 
 SCHEMA = (
@@ -99,3 +99,23 @@ def test_wrong_input_shapes_name_both_shapes():
     ]
     with pytest.raises(ConfigError, match=r"\[-1, 1, 28, 27\] for 'v', whose rows have shape \[784\]"):
         plan("v", "f", shapes=((-1, 1, 28, 27), (-1, 1))).views(manifest)
+
+
+def test_a_feature_that_is_a_label_or_the_weight_as_well_is_packed_like_the_others():
+    found = plan_columns(SCHEMA, Roles(features=("f", "y", "j"), labels=("y",), weight="j"))
+    assert found.layout.pack == {"features": ["f", "y__feature", "j__feature"]}
+    assert found.columns == ["f", "y__feature", "j__feature", "y", "j"]
+    assert found.layout.dtypes == {"f": "float32", "y__feature": "float32", "j__feature": "float32", "j": "float32"}
+    packed = TensorSpec(name="features", dtype="float32", shape=(3,), columns=("f", "y__feature", "j__feature"))
+    manifest = Manifest(rows=1, bytes=1, shards=(), tensors=(packed,))
+    assert [view.tensor for view in found.views(manifest)] == ["features"]
+    assert [(view.name, view.index) for view in found.views(manifest, by_column=True)] == [("f", 0), ("y", 1), ("j", 2)]
+    assert source_column("y__feature") == source_column("y") == "y"
+
+
+@pytest.mark.parametrize("other", ["F", "f"])
+def test_columns_that_spark_does_not_tell_apart_are_refused_where_they_are_used(other):
+    schema = T.StructType([*SCHEMA.fields]).add(other, T.FloatType())
+    assert plan_columns(schema, Roles(features=("d",), labels=("y",))).columns == ["d", "y"]
+    with pytest.raises(SchemaError, match=rf"2 columns of the name 'f', \['f', '{other}'\], which Spark does not tell"):
+        plan_columns(schema, Roles(features=("f",), labels=("y",)))

@@ -24,7 +24,9 @@ from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.estimator.fit.views import InputView
 from sparkdl.shards.manifest import Manifest
 
-__all__ = ["ColumnPlan", "Roles", "plan_columns"]
+__all__ = ["ColumnPlan", "Roles", "check_names", "plan_columns", "source_column"]
+
+_COPY = "__feature"  # behind the name of a number column that is packed as a feature, and a label or weight as well
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FRACTIONS = (T.FloatType, T.DoubleType, T.DecimalType, T.BooleanType)
@@ -90,17 +92,20 @@ class ColumnPlan:
         roles: what was asked for.
         casts: Spark type by column that has to be cast before it is written.
         layout: of the shards.
+        copies: by feature that is a label or weight, too, the name under which it is written once more, to be packed.
     """
 
     roles: Roles
     casts: Mapping[str, str]
     layout: Layout
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
         """The columns to write, each once."""
         weight = [self.roles.weight] if self.roles.weight else []
-        return list(dict.fromkeys([*self.roles.features, *self.roles.labels, *weight]))
+        features = [self.copies.get(name, name) for name in self.roles.features]
+        return list(dict.fromkeys([*features, *self.roles.labels, *weight]))
 
     @property
     def packed_labels(self) -> list[str]:
@@ -113,8 +118,9 @@ class ColumnPlan:
         return df.select(*chosen, *extra)
 
     def _expression(self, name: str) -> Column:
-        column = F.col(f"`{name}`")
-        return column.cast(self.casts[name]).alias(name) if name in self.casts else column
+        source = source_column(name) if name in self.copies.values() else name
+        column = F.col(f"`{source}`")
+        return (column.cast(self.casts[source]) if source in self.casts else column).alias(name)
 
     def views(self, manifest: Manifest, *, by_column: bool = False) -> tuple[InputView, ...]:
         """Return the model's inputs, as they lie in a shard set.
@@ -127,7 +133,7 @@ class ColumnPlan:
             ConfigError: an entry of input_shapes does not fit its column; both shapes are named.
             SchemaError: the set lacks a column.
         """
-        places = {name: _place(manifest, name) for name in self.roles.features}
+        places = {name: _place(manifest, self.copies.get(name, name)) for name in self.roles.features}
         if self.roles.shapes is not None:
             return tuple(
                 _shaped(name, *places[name], shape)
@@ -149,10 +155,13 @@ def plan_columns(schema: T.StructType, roles: Roles) -> ColumnPlan:
     Raises:
         SchemaError: a column is missing, or of a type that cannot be used in its part.
     """
+    kept = {*roles.labels, *([roles.weight] if roles.weight else [])}
+    check_names(schema.fieldNames(), [*roles.features, *kept])
     kinds = {name: _kind(schema, name, "feature column") for name in roles.features}
     casts: dict[str, str] = {}
     dtypes: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
+    copies: dict[str, str] = {}
     packs = dict.fromkeys(roles.continuous, "continuous") | dict.fromkeys(roles.categorical, "categorical")
     plain = [
         name for name, kind in kinds.items() if _is_number(kind) and name not in packs and name not in roles.dtypes
@@ -163,20 +172,42 @@ def plan_columns(schema: T.StructType, roles: Roles) -> ColumnPlan:
             dtype = _number_dtype(name, kind, roles, packs.get(name), floating)
             if isinstance(kind, T.DecimalType | T.BooleanType):
                 casts[name] = "double"
-            groups.setdefault(packs.get(name, f"features_{dtype}"), []).append(name)
-            dtypes[name] = dtype
+            if name in kept and roles.shapes is None:
+                copies[name] = name + _COPY
+            stored = copies.get(name, name)
+            groups.setdefault(packs.get(name, f"features_{dtype}"), []).append(stored)
+            dtypes[stored] = dtype
         else:
             dtype = roles.dtypes.get(name) or (roles.float_dtype if _is_floating(kind) else "")
             dtypes |= {name: dtype} if dtype else {}
-    for name in (*roles.labels, *([roles.weight] if roles.weight else [])):
+    for name in kept:
         if isinstance(_kind(schema, name, "label or weight column"), T.DecimalType):
             casts[name] = "double"
-    kept = set(roles.labels) | {roles.weight}
     pack = _named([(name, [c for c in columns if c not in kept]) for name, columns in groups.items()])
     if roles.weight:
         dtypes[roles.weight] = "float32"
     layout = Layout(pack=pack, dtypes=dtypes, shapes=_array_sizes(kinds, roles) | _label_shapes(schema, roles))
-    return ColumnPlan(roles=roles, casts=casts, layout=layout)
+    return ColumnPlan(roles=roles, casts=casts, layout=layout, copies=copies)
+
+
+def source_column(name: str) -> str:
+    """The column of the frame that a column of the shards was made of."""
+    return name.removesuffix(_COPY)
+
+
+def check_names(names: Sequence[str], used: Sequence[str]) -> None:
+    """Refuse columns that Spark finds under one name with others.
+
+    Raises:
+        SchemaError: names them.
+    """
+    for name in used:
+        same = [one for one in names if one.lower() == name.lower()]
+        if len(same) > 1:
+            raise SchemaError(
+                f"the frame has {len(same)} columns of the name {name!r}, {same}, which Spark does not tell apart: "
+                "rename or drop all but one"
+            )
 
 
 def _array_sizes(kinds: Mapping[str, T.DataType], roles: Roles) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.params.backend import SparkBackend
 
 __all__ = [
     "Converter",
@@ -230,13 +231,11 @@ def anything_in(*allowed: Any) -> Converter:
     return convert
 
 
-def backend(name: str, value: Any) -> Any:
-    """A collective's name, or an object in the manner of Horovod's SparkBackend."""
+def backend(name: str, value: Any) -> str | SparkBackend:
+    """A collective's name, or a SparkBackend: ours, Horovod's, or one that tells as much."""
     if isinstance(value, str):
-        return anything_in("auto", "horovod", "torch")(name, value)
-    if not callable(getattr(value, "num_processes", None)):
-        raise _wrong(name, value, "'auto', 'horovod', 'torch', or a sparkdl.estimator.SparkBackend")
-    return value
+        return str(anything_in("auto", "horovod", "torch")(name, value))
+    return SparkBackend.of(name, value)
 
 
 def compression(name: str, value: Any) -> str:

@@ -6,7 +6,6 @@ means the default, an unknown name or two names for one thing raise, and nothing
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.params.renamed import advice
 from sparkdl.estimator.params.spec import ALIASES, ParamSpec
 
 __all__ = ["CheckedParams", "check_conflicts", "declare", "set_defaults", "value_of"]
@@ -64,9 +64,7 @@ class CheckedParams(Params):
         known = [spec.name for spec in self.SPECS]
         for name, value in params.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else "see explainParams() for the names there are"
-                raise ConfigError(f"{type(self).__name__} has no parameter {name!r}: {hint}")
+                raise ConfigError(f"{type(self).__name__} has no parameter {name!r}: {advice(name, known)}")
             if value is None:
                 self._paramMap.pop(self.getParam(name), None)
             else:

@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from sparkdl.errors import BundleError
-from sparkdl.estimator.fit.settings import SparkBackend
 from sparkdl.estimator.fit.shipping import is_loose
+from sparkdl.estimator.params.backend import SparkBackend
 from sparkdl.estimator.saving.artifacts import is_plain_tensor
 from sparkdl.estimator.store import Store
 from sparkdl.estimator.summary import TrainingSummary

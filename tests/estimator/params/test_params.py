@@ -5,6 +5,7 @@ import torch
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import SparkBackend, TorchEstimator, TorchModel
+from sparkdl.estimator.params import renamed
 from sparkdl.estimator.params.spec import ALIASES, SPECS
 
 HOROVOD = """
@@ -45,9 +46,32 @@ def test_the_signature_shows_every_parameter_with_its_default():
     assert parameters["batch_size"].default == 32
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one():
-    with pytest.raises(ConfigError, match="no parameter 'epoch': did you mean epochs"):
-        TorchEstimator(epoch=3)
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("epoch", r"did you mean epochs\?"),
+        ("num_epochs", "use epochs"),
+        ("maxIter", "use epochs"),
+        ("batchSize", "it is spelt batch_size"),
+        ("feature_Cols", "it is spelt feature_cols"),
+        ("loader_num_epochs", "leave it out: rows are read as often as epochs says"),
+        ("num_gpus", "use use_gpu"),
+        ("trainer_args", "use num_proc, epochs and the others"),
+        ("learning_rate", "use optimizer"),
+        ("colour", "see explainParams"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_to_write_instead(name, hint):
+    with pytest.raises(ConfigError, match=f"TorchEstimator has no parameter '{name}': {hint}"):
+        TorchEstimator(**{name: 3})
+
+
+def test_the_table_of_other_names_leads_to_parameters_there_are():
+    known = {spec.name for spec in SPECS}
+    others = [name for names in renamed._RENAMED.values() for name in names]
+    assert {here for here in renamed._RENAMED if "," not in here} <= known
+    assert not known & {*others, *renamed._WITHOUT}
+    assert len(set(others)) == len(others)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +163,36 @@ def test_a_spark_backend_refuses_what_has_no_counterpart():
         SparkBackend(2, nics=["eth0"])
 
 
+class Told:
+    """As much of a backend as an estimator asks for."""
+
+    env = {"A": "1"}  # noqa: RUF012
+
+    def num_processes(self):
+        return 3
+
+
+class Runs(Told):
+    def run(self, fn, args=(), kwargs=None, env=None):
+        raise NotImplementedError
+
+
+def test_backends_of_others_are_taken_at_their_word_or_refused():
+    taken = TorchEstimator(backend=Told()).getBackend()
+    assert (taken.num_processes(), taken.env, taken.start_timeout) == (3, {"A": "1"}, None)
+    with pytest.raises(ConfigError, match=r"backend is a .*Runs, whose run\(\) sparkdl would not call: give a sparkdl"):
+        TorchEstimator(backend=Runs())
+    theirs = type("SparkBackend", (Runs,), {"__module__": "horovod.spark.common.backend"})()
+    theirs._env, theirs._kwargs = {"B": "2"}, {"use_gloo": True, "start_timeout": 5}
+    taken = TorchEstimator(backend=theirs).getBackend()
+    assert (taken.num_processes(), taken.env, taken.start_timeout) == (3, {"B": "2"}, 5)
+    theirs._kwargs = {"nics": ["eth0"]}
+    with pytest.raises(ConfigError, match="takes no nics"):
+        TorchEstimator(backend=theirs)
+    with pytest.raises(ConfigError, match=r"num_proc='2': give a whole number"):
+        SparkBackend("2")
+
+
 def test_the_model_has_horovods_accessors():
     net = torch.nn.Linear(2, 1)
     model = TorchModel(model=net, feature_columns=["a", "b"], label_columns=["y"], input_shapes=[[-1, 2]])
@@ -148,3 +202,14 @@ def test_the_model_has_horovods_accessors():
     assert model.setLabelColoumns(["z"]).getLabelColumns() == ["z"]
     with pytest.raises(ConfigError, match="holds no model"):
         TorchModel().getModel()
+
+
+def test_a_model_is_a_module_and_its_history_may_be_left_out():
+    columns = {"feature_columns": ["a"], "label_columns": ["y"]}
+    assert TorchModel(model=torch.nn.Linear(1, 1), history=None, **columns).getHistory() == []
+    for attempt in (
+        lambda: TorchModel(model=torch.nn.Linear, **columns),
+        lambda: TorchModel().setModel(torch.nn.Linear),
+    ):
+        with pytest.raises(ConfigError, match=r"^model=Linear is no torch.nn.Module: give the module itself"):
+            attempt()
