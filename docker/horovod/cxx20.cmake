@@ -2,4 +2,4 @@
 # Loaded through CMAKE_PROJECT_INCLUDE, so that the sdist from PyPI is built unpatched.
 set(CMAKE_CXX14_STANDARD_COMPILE_OPTION "-std=c++20")
 # Without debug symbols, which make its library 64 MB and a third of the build.
-set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG" CACHE STRING "" FORCE)
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O3 -DNDEBUG" CACHE STRING "" FORCE)
