@@ -10,14 +10,13 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from sparkdl.collective.base import Ranks
-from sparkdl.errors import CheckpointError, ClusterError, ConfigError
+from sparkdl.errors import CheckpointError, ConfigError
 
-__all__ = ["agree_on_tensors", "named_parameters", "pack", "pickled", "share_optimizer", "unpack", "unpickled"]
+__all__ = ["agree_on_tensors", "named_parameters", "pack", "share_optimizer", "unpack"]
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Description = list[tuple[str, tuple[int, ...], str]]
@@ -156,32 +155,3 @@ def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         part.reshape(-1).view(torch.uint8).copy_(flat[offset : offset + size])
         tensor.detach().copy_(part)
         offset += size
-
-
-class _Unpicklable:
-    """Travels in the place of a value that could not be pickled, so that no other rank waits for it in vain."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-
-
-def pickled(value: Any) -> torch.Tensor:
-    """Return ``value`` as a flat tensor of bytes; where it cannot be pickled, the reason why. Raises nothing."""
-    try:
-        blob = cloudpickle.dumps(value)
-    except Exception as error:
-        text = f"{type(value).__name__} cannot be pickled ({type(error).__name__}: {error})"
-        blob = cloudpickle.dumps(_Unpicklable(text))
-    return torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-
-
-def unpickled(flat: torch.Tensor, rank: int) -> Any:
-    """Return the value in the bytes of ``flat``, sent by ``rank``.
-
-    Raises:
-        ClusterError: the sender could not pickle its value.
-    """
-    value = cloudpickle.loads(flat.numpy().data)
-    if isinstance(value, _Unpicklable):
-        raise ClusterError(f"rank {rank} sent a value that does not travel: {value.message}; send plain data")
-    return value

@@ -19,12 +19,11 @@ from sparkdl.collective.agree import (
     agree_on_tensors,
     named_parameters,
     pack,
-    pickled,
     share_optimizer,
     unpack,
-    unpickled,
 )
 from sparkdl.collective.base import GradientSync, Pending, ReduceOp
+from sparkdl.collective.signed import SignedObjects
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
@@ -85,6 +84,10 @@ class GroupCollective(ABC):
     def may_share_memory(self) -> bool:
         """Whether gradients may go round the backend, through memory of the host, where nobody said otherwise."""
         return self._may_share_memory
+
+    @functools.cached_property
+    def _objects(self) -> SignedObjects:
+        return SignedObjects(self._world)
 
     @property
     @abstractmethod
@@ -159,13 +162,15 @@ class GroupCollective(ABC):
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Return ``root``'s value on every rank."""
         self._check_root(root)
-        flat = pickled(value) if self._world.rank == root else torch.empty(0, dtype=torch.uint8)
+        flat = self._objects.pack(value) if self._world.rank == root else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([flat.numel()], dtype=torch.int64)
         self.broadcast_flat(size.view(torch.uint8), root)
         if self._world.rank != root:
             flat = torch.empty(int(size.item()), dtype=torch.uint8)
         self._broadcast_long(flat, root)
-        return unpickled(flat, root)
+        value = self._objects.unpack(flat, root)
+        self._objects.next_operation()
+        return value
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum", *, weight: float | None = None) -> torch.Tensor:
         """Return ``op`` over all ranks, elementwise, as a new tensor."""
@@ -193,7 +198,10 @@ class GroupCollective(ABC):
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return all ranks' values in rank order."""
-        return [unpickled(part, rank) for rank, part in enumerate(self.gather_rows(pickled(value)))]
+        parts = self.gather_rows(self._objects.pack(value))
+        values = [self._objects.unpack(part, rank) for rank, part in enumerate(parts)]
+        self._objects.next_operation()
+        return values
 
     def wrap(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: SyncConfig | None = None

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from sparkdl.collective.agree import named_parameters, pickled, unpickled
+from sparkdl.collective.agree import named_parameters
 from sparkdl.collective.backends.group import check_reduction, reduced_dtype, widened
 from sparkdl.collective.base import GradientSync, ReduceOp
 from sparkdl.collective.gradients.buckets import separate
+from sparkdl.collective.signed import SignedObjects
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError, WorldSizeError
 from sparkdl.world import World
@@ -69,7 +70,7 @@ class SoloCollective:
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Return a copy of ``value``, as many ranks would."""
         _check_root(root)
-        return unpickled(pickled(value), 0)
+        return self._copied(value)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum", *, weight: float | None = None) -> torch.Tensor:
         """Return a copy of ``tensor``."""
@@ -81,7 +82,11 @@ class SoloCollective:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return ``[value]``, copied."""
-        return [unpickled(pickled(value), 0)]
+        return [self._copied(value)]
+
+    def _copied(self, value: Any) -> Any:
+        objects = SignedObjects(self.world)
+        return objects.unpack(objects.pack(value), 0)
 
     def barrier(self) -> None:
         """Return at once."""
