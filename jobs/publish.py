@@ -17,7 +17,7 @@ from jobs.features import LABEL, Statistics, features_frame
 from jobs.make_events import noise_floor
 from jobs.record import Publication, Quality
 from jobs.settings import Settings
-from jobs.train import PREDICTION, Trained
+from jobs.trained import PREDICTION, Trained
 from sparkdl.errors import BundleError, ConflictError, DataError
 from sparkdl.models.bundle import read_bundle
 from sparkdl.models.registry import Lineage, ModelRegistry, ModelVersion

@@ -25,7 +25,7 @@ from jobs.make_events import noise_floor
 from jobs.publish import champion_of, scored_days
 from jobs.record import Predictions
 from jobs.settings import Settings
-from jobs.train import PREDICTION
+from jobs.trained import PREDICTION
 from sparkdl.errors import DataError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.tables.table import Table

@@ -16,7 +16,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from jobs.features import CATEGORICAL, LABEL, NUMERIC, features_frame, id_column
 from jobs.model import build_model, model_kwargs
 from jobs.record import Training
 from jobs.settings import Settings, TrainSettings
+from jobs.trained import PREDICTION, Trained
 from sparkdl.columns.layout import Layout
 from sparkdl.config import CheckpointConfig, ShardConfig, TrainConfig
 from sparkdl.errors import DataError
@@ -47,29 +48,9 @@ from sparkdl.world import World
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PREDICTION", "Trained", "check_shards", "train_model", "training_identity"]
+__all__ = ["check_shards", "train_model", "training_identity"]
 
-PREDICTION = "predicted_minutes"
 NUMERICS, IDS = "numerics", "ids"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A trained model that is not published yet.
-
-    Attributes:
-        identity: of the training: equal for equal data, split, network and settings.
-        bundle: where the model lies.
-        manifest: of the training shards.
-        report: of rank 0.
-        parameters: what the registry keeps of the settings, JSON values.
-    """
-
-    identity: str
-    bundle: str
-    manifest: Manifest
-    report: RankReport
-    parameters: dict[str, Any]
 
 
 def training_identity(settings: Settings, etl: EtlResult) -> str:

@@ -94,7 +94,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         check_conflicts(self)
         with self._lock:
-            signature = self._signature or signature_for(self, dataset)
+            signature = self._signature or signature_for(self, self.getModel(), dataset)
             wanted = wanted_columns(self, signature, self._vector_labels)
             heads = tuple(one.head for one in wanted)
             # The copies that a param map makes share this dict: each combination of outputs is written once.

@@ -36,7 +36,6 @@ from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from sparkdl.estimator.fit.views import InputView
-    from sparkdl.estimator.model import TorchModel
 
 __all__ = ["Published", "Wanted", "publish", "score_frame", "signature_for", "signature_of", "wanted_columns"]
 
@@ -137,23 +136,21 @@ def _field(view: InputView, manifest: Manifest) -> TensorField:
     return TensorField(name=view.name, dtype=dtype, shape=row, columns=columns)
 
 
-def signature_for(model: TorchModel, df: DataFrame | None) -> Signature:
+def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) -> Signature:
     """Find out how a model that sparkdl did not fit is fed, from the frame's schema and two rows of zeros.
 
     Raises:
         ConfigError: feature_columns or label_columns are not set, or a column's size needs input_shapes.
     """
-    features, labels = model.getOrDefault("feature_columns"), model.getOrDefault("label_columns")
+    features, labels = params.getOrDefault("feature_columns"), params.getOrDefault("label_columns")
     if not features or not labels:
         raise ConfigError("feature_columns and label_columns are not set: name the model's inputs and outputs")
-    if df is None:
-        raise ConfigError("this model was not fitted here, so its inputs are unknown before the first transform(df)")
-    shapes = model.getOrDefault("input_shapes")
+    shapes = params.getOrDefault("input_shapes")
     roles = Roles(
         features=tuple(features),
         labels=(),
         shapes=tuple(tuple(shape) for shape in shapes) if shapes else None,
-        float_dtype=floating_dtype(model.getModel()),
+        float_dtype=floating_dtype(model),
     )
     plan = plan_columns(df.schema, roles)
     schema = spark_arrow_schema(plan.select(df), plan.columns)
@@ -170,7 +167,7 @@ def signature_for(model: TorchModel, df: DataFrame | None) -> Signature:
         tensors.append(spec)
     manifest = Manifest(rows=2, bytes=0, shards=(), tensors=tuple(tensors))
     inputs, by_column = plan.views(manifest), plan.views(manifest, by_column=True)
-    return signature_of(probe(model.getModel(), inputs, by_column, manifest, labels), manifest)
+    return signature_of(probe(model, inputs, by_column, manifest, labels), manifest)
 
 
 def wanted_columns(model: CheckedParams, signature: Signature, vector_labels: Sequence[str]) -> list[Wanted]:

@@ -13,8 +13,8 @@ who allow it alone (``trust.py``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
@@ -28,10 +28,6 @@ from sparkdl.estimator.saving.trust import REMEDY, pickle_allowed
 from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage
-
-if TYPE_CHECKING:
-    from sparkdl.estimator.estimator import TorchEstimator
-    from sparkdl.estimator.model import TorchModel
 
 __all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "StageWriter"]
 
@@ -89,7 +85,7 @@ class EstimatorWriter(StageWriter):
 
     _stage = "TorchEstimator"
 
-    def __init__(self, instance: TorchEstimator) -> None:
+    def __init__(self, instance: CheckedParams) -> None:
         super().__init__()
         self._instance = instance
 
@@ -108,14 +104,14 @@ class EstimatorWriter(StageWriter):
         self._metadata(self._instance, root, section)
 
 
-class EstimatorReader(MLReader["TorchEstimator"]):
+class EstimatorReader(MLReader[Any]):
     """Reads an estimator."""
 
-    def __init__(self, kind: type[TorchEstimator]) -> None:
+    def __init__(self, kind: Callable[[], Any]) -> None:
         super().__init__()
         self._kind = kind
 
-    def load(self, path: str) -> TorchEstimator:
+    def load(self, path: str) -> Any:
         """Read it from below ``path``.
 
         Raises:
@@ -149,7 +145,7 @@ class ModelWriter(StageWriter):
 
     _stage = "TorchModel"
 
-    def __init__(self, instance: TorchModel) -> None:
+    def __init__(self, instance: Any) -> None:
         super().__init__()
         self._instance = instance
 
@@ -170,14 +166,14 @@ class ModelWriter(StageWriter):
         self._metadata(self._instance, root, {"bundle": info.content_hash, "objects": facts})
 
 
-class ModelReader(MLReader["TorchModel"]):
+class ModelReader(MLReader[Any]):
     """Reads a fitted model."""
 
-    def __init__(self, kind: type[TorchModel]) -> None:
+    def __init__(self, kind: Callable[..., Any]) -> None:
         super().__init__()
         self._kind = kind
 
-    def load(self, path: str) -> TorchModel:
+    def load(self, path: str) -> Any:
         """Read it from below ``path``.
 
         A loss or optimizer that only a pickle holds is left out where the caller has not allowed any: the model scores
