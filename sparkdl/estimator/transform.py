@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sparkdl.columns.layout import plan_tensors
+from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.column_plan import Roles, plan_columns, source_column
@@ -216,5 +217,5 @@ def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], b
     )
     if vectors or not any(one.vector for one in wanted):
         return scored
-    turned = {one.column: array_to_vector(F.col(f"`{one.column}`")) for one in wanted if one.vector}
+    turned = {one.column: array_to_vector(F.col(quoted(one.column))) for one in wanted if one.vector}
     return scored.withColumns(turned)

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
 
+from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
@@ -157,10 +158,6 @@ def _spark_type(field: TensorField, vectors: bool) -> T.DataType:
     return kind
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Transport:
     """Which columns travel to Python, and how inputs and kept columns are found in them.
@@ -187,10 +184,10 @@ class _Transport:
         where = {name: (pack, place) for pack, names in packs.items() for place, name in enumerate(names)}
         single = [name for name in signature.columns if name not in where]
         passed = [name for name in kept if name not in where and name not in single]
-        select = [F.array(*[F.col(_quoted(name)) for name in names]).alias(pack) for pack, names in packs.items()]
+        select = [F.array(*[F.col(quoted(name)) for name in names]).alias(pack) for pack, names in packs.items()]
         # Spark's mapInArrow takes a dot in a name for a path into a struct.
         called = {name: f"{_PLAIN}{n}" if "." in name else name for n, name in enumerate([*single, *passed])}
-        select += [F.col(_quoted(name)).alias(alias) for name, alias in called.items()]
+        select += [F.col(quoted(name)).alias(alias) for name, alias in called.items()]
         returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, called[name]) for name in kept)
         plans = tuple(_input_plan(field, signature, where, packs, called) for field in signature.inputs)
         return cls(select=select, inputs=plans, kept=returned)

@@ -22,6 +22,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, functions
 
 from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
+from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.compat.quick_ack import promptly
@@ -146,10 +147,6 @@ def _arrow_type(kind: st.DataType) -> pa.DataType | None:
     return _SCALARS.get(type(kind))
 
 
-def _quoted(column: str) -> str:
-    return "`" + column.replace("`", "``") + "`"
-
-
 def _packed_rows(df: DataFrame, schema: pa.Schema, tensors: Sequence[TensorSpec]) -> tuple[DataFrame, tuple[str, ...]]:
     """The columns that are written, those of a packed tensor as one array where they have one type.
 
@@ -159,7 +156,7 @@ def _packed_rows(df: DataFrame, schema: pa.Schema, tensors: Sequence[TensorSpec]
     for spec in tensors:
         if spec.mask_of is not None:
             continue
-        columns = [functions.col(_quoted(column)) for column in spec.columns]
+        columns = [functions.col(quoted(column)) for column in spec.columns]
         kinds = {schema.field(column).type for column in spec.columns}
         if len(columns) > 1 and len(kinds) == 1:
             selected.append(functions.array(*columns).alias(spec.name))
@@ -242,5 +239,5 @@ def _partition() -> int:
 
 def _distinct(df: DataFrame, columns: list[str], most: int) -> dict[str, list[str]]:
     """The sorted values of string columns: their order, and so the codes, depends on no partitioning."""
-    parts = _run(df.select(*(_quoted(column) for column in columns)), _DistinctTask(tuple(columns), most))
+    parts = _run(df.select(*(quoted(column) for column in columns)), _DistinctTask(tuple(columns), most))
     return {column: sorted({value for part in parts for value in part[column]}) for column in columns}

@@ -19,12 +19,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.columns.layout import Layout
+from sparkdl.columns.names import check_names, quoted
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.estimator.fit.views import InputView
 from sparkdl.shards.manifest import Manifest
 
-__all__ = ["ColumnPlan", "Roles", "check_names", "plan_columns", "source_column"]
+__all__ = ["ColumnPlan", "Roles", "plan_columns", "source_column"]
 
 _COPY = "__feature"  # behind the name of a number column that is packed as a feature, and a label or weight as well
 
@@ -108,6 +109,14 @@ class ColumnPlan:
         return list(dict.fromkeys([*features, *self.roles.labels, *weight]))
 
     @property
+    def sources(self) -> list[str]:
+        """The columns of the frame that they are made of, each once."""
+        return list(dict.fromkeys(self._source(name) for name in self.columns))
+
+    def _source(self, name: str) -> str:
+        return source_column(name) if name in self.copies.values() else name
+
+    @property
     def packed_labels(self) -> list[str]:
         """Columns with the role of a label in the shards, which ``pack`` leaves alone."""
         return list(self.roles.labels)
@@ -118,8 +127,8 @@ class ColumnPlan:
         return df.select(*chosen, *extra)
 
     def _expression(self, name: str) -> Column:
-        source = source_column(name) if name in self.copies.values() else name
-        column = F.col(f"`{source}`")
+        source = self._source(name)
+        column = F.col(quoted(source))
         return (column.cast(self.casts[source]) if source in self.casts else column).alias(name)
 
     def views(self, manifest: Manifest, *, by_column: bool = False) -> tuple[InputView, ...]:
@@ -193,21 +202,6 @@ def plan_columns(schema: T.StructType, roles: Roles) -> ColumnPlan:
 def source_column(name: str) -> str:
     """The column of the frame that a column of the shards was made of."""
     return name.removesuffix(_COPY)
-
-
-def check_names(names: Sequence[str], used: Sequence[str]) -> None:
-    """Refuse columns that Spark finds under one name with others.
-
-    Raises:
-        SchemaError: names them.
-    """
-    for name in used:
-        same = [one for one in names if one.lower() == name.lower()]
-        if len(same) > 1:
-            raise SchemaError(
-                f"the frame has {len(same)} columns of the name {name!r}, {same}, which Spark does not tell apart: "
-                "rename or drop all but one"
-            )
 
 
 def _array_sizes(kinds: Mapping[str, T.DataType], roles: Roles) -> dict[str, tuple[int, ...]]:

@@ -24,9 +24,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.columns.layout import Layout
+from sparkdl.columns.names import check_names, quoted
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
-from sparkdl.estimator.fit.column_plan import ColumnPlan, check_names, plan_columns
+from sparkdl.estimator.fit.column_plan import ColumnPlan, plan_columns
 from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
 from sparkdl.estimator.fit.settings import ranks_wanted, roles_of, seed_of, shard_config
 from sparkdl.estimator.params.params import CheckedParams, value_of
@@ -244,7 +245,7 @@ def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | N
             )
         check_names(df.columns, [validation])
         kind = df.schema[validation].dataType
-        column = F.col(f"`{validation}`")
+        column = F.col(quoted(validation))
         if isinstance(kind, T.BooleanType):
             return F.coalesce(column, F.lit(False))
         if isinstance(kind, T.NumericType):
@@ -252,7 +253,7 @@ def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | N
         raise SchemaError(
             f"the validation column {validation!r} is a {kind.simpleString()}: make it boolean or a number"
         )
-    hashed = F.xxhash64(*(F.col(f"`{name}`") for name in plan.columns), F.lit(seed_of(params)))
+    hashed = F.xxhash64(*(F.col(quoted(name)) for name in plan.sources), F.lit(seed_of(params)))
     return F.pmod(hashed, F.lit(_BUCKETS)) < F.lit(int(validation * _BUCKETS))
 
 

@@ -1,0 +1,17 @@
+"""Names of columns with dots, backticks and other cases."""
+
+import pytest
+
+from sparkdl.columns.names import check_names, quoted
+from sparkdl.errors import SchemaError
+
+
+@pytest.mark.parametrize(("name", "whole"), [("a", "`a`"), ("a.b", "`a.b`"), ("a`b", "`a``b`")])
+def test_a_name_is_quoted_whole(name, whole):
+    assert quoted(name) == whole
+
+
+def test_a_name_that_stands_for_several_columns_is_refused_where_it_is_used():
+    check_names(["a", "b", "B"], ["a"])
+    with pytest.raises(SchemaError, match=r"2 columns of the name 'b', \['b', 'B'\], which Spark does not tell apart"):
+        check_names(["a", "b", "B"], ["a", "b"])
