@@ -73,7 +73,7 @@ def scored_days(
     """Score days of the feature table with a bundle and the statistics it was trained with."""
     statistics = Statistics.from_dict(read_bundle(bundle).preprocessing["statistics"])
     frame = features_frame(spark, settings, days=days, statistics=statistics, version=etl.features_version, extra=extra)
-    return score(frame, bundle)
+    return score(frame, bundle, trusted=["jobs.model"])
 
 
 def evaluate(spark: SparkSession, settings: Settings, etl: EtlResult, bundle: str, *, details: bool) -> Evaluation:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from sparkdl.estimator.estimator import TorchEstimator
     from sparkdl.estimator.horovod.runners import HorovodRunner, TorchDistributor, log_to_driver
     from sparkdl.estimator.model import TorchModel
-    from sparkdl.estimator.saving.trust import allow_pickle
     from sparkdl.estimator.store import Store
     from sparkdl.models.registry import ModelRegistry
+    from sparkdl.models.trust import allow_imports, allow_pickle
     from sparkdl.runner import run, run_on_dataframe
     from sparkdl.shards.write import write_shards
 
@@ -28,6 +28,7 @@ __all__ = [
     "TorchDistributor",
     "TorchEstimator",
     "TorchModel",
+    "allow_imports",
     "allow_pickle",
     "log_to_driver",
     "run",
@@ -43,7 +44,8 @@ _HOMES = {
     "TorchDistributor": "estimator.horovod.runners",
     "TorchEstimator": "estimator.estimator",
     "TorchModel": "estimator.model",
-    "allow_pickle": "estimator.saving.trust",
+    "allow_imports": "models.trust",
+    "allow_pickle": "models.trust",
     "log_to_driver": "estimator.horovod.runners",
     "run": "runner",
     "run_on_dataframe": "runner",

@@ -19,30 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparkdl.documents.tensors import DTYPE_NAMES
 from sparkdl.errors import CheckpointError
 
 __all__ = ["Layout", "decode", "encode"]
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-}
 _PLAIN = frozenset({type(None), bool, str, int})
-_MARKS = {"tensor", "array", "tuple", "map", "bytes", "float"}
 
 
 def encode(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -108,7 +90,7 @@ class _Encoder:
         return {"$map": pairs}
 
     def _add(self, tensor: torch.Tensor, path: str) -> str:
-        if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
+        if tensor.layout != torch.strided or tensor.dtype not in DTYPE_NAMES:
             raise CheckpointError(
                 f"the tensor {path.lstrip('.')!r} is {tensor.layout} of {tensor.dtype}, which no checkpoint can hold: "
                 "use a dense tensor of a plain dtype"
@@ -190,7 +172,7 @@ class Layout:
         for name, tensor in ordered:
             start, end = end, end + tensor.numel() * tensor.element_size()
             header[name] = {
-                "dtype": _DTYPES[tensor.dtype],
+                "dtype": DTYPE_NAMES[tensor.dtype],
                 "shape": list(tensor.shape),
                 "data_offsets": [start, end],
             }

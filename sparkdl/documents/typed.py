@@ -59,20 +59,7 @@ def read(file: Storage, kind: type[T], remedy: str, limit: int = MAX_BYTES) -> T
         StorageError: it is not there, or cannot be read.
         IntegrityError: it is larger than ``limit`` bytes, or holds something else.
     """
-    return decode(read_bytes(file, remedy, limit), kind, Source(file.uri, remedy), limit)
-
-
-def read_bytes(file: Storage, remedy: str, limit: int = MAX_BYTES) -> bytes:
-    """Read a file that is a document, unless it is larger than any document of its kind.
-
-    Raises:
-        StorageError: it is not there, or cannot be read.
-        IntegrityError: it is larger than ``limit`` bytes.
-    """
-    size = file.size()
-    if size > limit:
-        raise _too_large(Source(file.uri, remedy), size, limit)
-    return file.read_bytes(0, size)
+    return decode(file.read_bytes(at_most=limit), kind, Source(file.uri, remedy), limit)
 
 
 def decode(data: bytes, kind: type[T], source: Source, limit: int = MAX_BYTES) -> T:

@@ -29,6 +29,7 @@ from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.launch.driver.session import is_connect
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.signature import Signature, TensorField
+from sparkdl.models.trust import never
 from sparkdl.scoring.score import score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.shards.manifest import Manifest
@@ -48,10 +49,12 @@ class Published:
     Attributes:
         source: a bundle's URI, or the module itself, which then travels with every task.
         signature: of its wanted outputs.
+        trusted: the module that workers may import to rebuild it.
     """
 
     source: str | torch.nn.Module
     signature: Signature
+    trusted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,10 @@ def publish(
     root = _root(spark, home)
     if root is None:
         return Published(chosen, answer)
+    own = type(chosen).__module__  # the driver has it, and says so itself
     with loose_by_value(chosen):
-        return Published(keep(root, lambda uri: save_bundle(chosen, uri, signature=answer, allow_pickle=True)), answer)
+        uri = keep(root, lambda uri: save_bundle(chosen, uri, signature=answer, allow_pickle=True))
+    return Published(uri, answer, () if never(own) else (own,))
 
 
 def _root(spark: SparkSession, home: str | None) -> str | None:
@@ -214,6 +219,7 @@ def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], b
         output_columns=[one.column for one in wanted],
         config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),
         allow_pickle=True,
+        trusted=published.trusted,
     )
     if vectors or not any(one.vector for one in wanted):
         return scored

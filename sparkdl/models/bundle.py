@@ -2,8 +2,8 @@
 
 Enters: a ``torch.nn.Module`` and what training knows about it. Leaves: ``bundle.json`` and ``weights.safetensors``;
 from these, the model again, in a process that never saw it. Nothing in a bundle is code: a model is rebuilt from the
-structure of torch.nn's own layers, or by calling an installed class. Pickle is possible, behind an explicit opt-in on
-both sides. No Spark.
+structure of torch.nn's own layers, or by calling an installed class of a package that the reader names. Pickle is
+possible, behind an explicit opt-in on both sides. No Spark.
 
     bundle.json           format, model, signature, preprocessing, versions, files, content_hash
     weights.safetensors   every distinct tensor of the state once
@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import msgspec
 import safetensors
 import torch
 from torch import nn
@@ -28,8 +29,12 @@ from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.models.folder import (
     DOCUMENT,
     FORMAT,
+    PICKLE,
+    WEIGHTS,
     BundleInfo,
-    check_file,
+    FileFacts,
+    Recipe,
+    check_files,
     content_hash_of,
     copy_bundle,
     file_hash,
@@ -39,8 +44,9 @@ from sparkdl.models.folder import (
     read_bundle,
     work_folder,
 )
-from sparkdl.models.recipe import PICKLE, WEIGHTS, as_json, prove, rebuilt, recipe_of
+from sparkdl.models.recipe import as_json, prove, rebuilt, recipe_of
 from sparkdl.models.signature import Signature, TensorField
+from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.models.weights import save_weights
 from sparkdl.storage import Storage
 
@@ -111,10 +117,11 @@ def save_bundle(
     if target.child(DOCUMENT).exists():
         raise ConflictError(f"{target.uri} holds a bundle already: choose another folder, or delete that one")
     with work_folder(target) as work:
-        plan = _write_model(model, work, factory, arguments, example, allow_pickle)
-        document = _document(plan, work, signature, preprocessing)
-        publish_folder(work, target, json.dumps(document, indent=1, sort_keys=True).encode())
-    return info_of(target.uri, document)
+        recipe = _write_model(model, work, factory, arguments, example, allow_pickle)
+        text = json.dumps(_document(recipe, work, signature, preprocessing), indent=1, sort_keys=True).encode()
+        info = info_of(target.uri, text)  # what cannot be read is not written
+        publish_folder(work, target, text)
+    return info
 
 
 def load_bundle(
@@ -134,11 +141,13 @@ def load_bundle(
         device: where the model shall compute.
         expected_hash: the content hash that somebody else recorded, such as a registry.
         allow_pickle: accept a bundle that holds a pickle, which can run any code.
-        trusted: modules whose functions may rebuild a model without an annotation.
+        trusted: packages that may be imported to rebuild it, such as your own, besides those that ``allow_imports``
+            names; without, a bundle can make nothing but torch's own layers. The bundle itself has no say in this.
 
     Raises:
         IntegrityError: a file differs from its hash, or the bundle from ``expected_hash``.
         BundleError: it cannot be rebuilt here; the message names the module that is missing, or the opt-in.
+        ConfigError: ``trusted`` names what can never be allowed.
     """
     info = read_bundle(uri)
     if expected_hash is not None and info.content_hash != expected_hash:
@@ -146,14 +155,13 @@ def load_bundle(
             f"the bundle {info.uri} has the content hash {info.content_hash}, {expected_hash} was expected: "
             "publish it again"
         )
-    if info.model["kind"] == "pickle" and not allow_pickle:
+    if info.recipe.kind == "pickle" and not allow_pickle:
         raise BundleError(
             f"the bundle {info.uri} holds a pickle, which can run any code: load it with allow_pickle=True"
         )
     folder = local_copy(info)
-    for name, facts in info.files.items():
-        check_file(folder / name, facts)
-    model = rebuilt(info.model, folder, trusted)
+    check_files(folder, info)
+    model = rebuilt(info.recipe, folder, (*checked_packages(trusted), *allowed_imports()))
     model.eval()
     if torch.device(device).type != "cpu":
         model.to(device)
@@ -167,30 +175,30 @@ def _write_model(
     arguments: Mapping[str, Any] | None,
     example: Any,
     allow_pickle: bool,
-) -> dict[str, Any]:
-    """Put the model's files into ``work`` and return the plan of rebuilding it, proved by doing so."""
+) -> Recipe:
+    """Put the model's files into ``work`` and return the recipe of rebuilding it, proved by doing so."""
     was_training = model.training
     model.eval()
     try:
         facts = save_weights(model, work / WEIGHTS)
-        plan = {**recipe_of(model, factory, arguments, example), "weights": facts}
-        prove(model, plan, work, example)
-        return plan
+        recipe = replace(recipe_of(model, factory, arguments, example), weights=facts)
+        prove(model, recipe, Storage.of(work), example)
+        return recipe
     except BundleError:
         if not allow_pickle or factory is not None:
             raise
         (work / WEIGHTS).unlink(missing_ok=True)
         with (work / PICKLE).open("wb") as file:
             cloudpickle.dump(model, file)
-        return {"kind": "pickle"}
+        return Recipe(kind="pickle")
     finally:
         model.train(was_training)
 
 
 def _document(
-    plan: Mapping[str, Any], work: Path, signature: Signature | None, preprocessing: Mapping[str, Any] | None
+    recipe: Recipe, work: Path, signature: Signature | None, preprocessing: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": file_hash(path)} for path in sorted(work.iterdir())}
+    files = {path.name: FileFacts(bytes=path.stat().st_size, sha256=file_hash(path)) for path in work.iterdir()}
     versions = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -198,10 +206,10 @@ def _document(
     }
     document: dict[str, Any] = {
         "format": FORMAT,
-        "model": dict(plan),
-        "signature": signature.to_json() if signature else None,
+        "model": recipe.to_json(),
+        "signature": msgspec.to_builtins(signature),
         "preprocessing": as_json(preprocessing or {}),
         "versions": versions,
-        "files": files,
+        "files": msgspec.to_builtins(files),
     }
     return {**document, "content_hash": content_hash_of(document)}

@@ -10,14 +10,18 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
+import msgspec
+
+from sparkdl.documents.typed import Source, convert, parse
 from sparkdl.errors import BundleError, ConflictError, IntegrityError, StorageError
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage, sha256_hex, storage_errors
@@ -25,8 +29,14 @@ from sparkdl.storage import Storage, sha256_hex, storage_errors
 __all__ = [
     "DOCUMENT",
     "FORMAT",
+    "PICKLE",
+    "WEIGHTS",
     "BundleInfo",
+    "FileFacts",
+    "Recipe",
+    "WeightFacts",
     "check_file",
+    "check_files",
     "content_hash_of",
     "copy_bundle",
     "file_hash",
@@ -38,7 +48,77 @@ __all__ = [
 ]
 
 FORMAT = 1
-DOCUMENT = "bundle.json"
+DOCUMENT, WEIGHTS, PICKLE = "bundle.json", "weights.safetensors", "model.pkl"
+MAX_WEIGHTS_BYTES = 1 << 40
+"""Of a bundle's largest file; nothing larger is copied, hashed or mapped."""
+
+MAX_BYTES = 64 << 20
+"""Of ``bundle.json``, whose preprocessing may hold vocabularies."""
+
+_REMEDY = "it was altered or cut short, publish it again"
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileFacts:
+    """What is recorded of a file.
+
+    Attributes:
+        bytes: its size.
+        sha256: its hash, 64 hexadecimal digits.
+    """
+
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_WEIGHTS_BYTES)]
+    sha256: _Sha256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightFacts:
+    """What the weights' file does not say.
+
+    Attributes:
+        aliases: names of tensors that are others, and the names of these.
+        channels_last: whether images lie in memory channels last.
+    """
+
+    aliases: dict[str, str] = field(default_factory=dict)
+    channels_last: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How a model is rebuilt.
+
+    Attributes:
+        kind: ``"structure"`` of torch.nn's own layers, ``"import"`` of a class or function, or ``"pickle"``.
+        tree: of a structure.
+        target: the import path, ``"package.module:Name"``.
+        arguments: that the target is called with, JSON values.
+        weights: about the file of weights.
+    """
+
+    kind: Literal["structure", "import", "pickle"]
+    tree: dict[str, Any] | None = None
+    target: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    weights: WeightFacts = field(default_factory=WeightFacts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values, without what this kind has not."""
+        return {name: value for name, value in msgspec.to_builtins(self).items() if value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Document:
+    """What ``bundle.json`` holds."""
+
+    format: int
+    model: dict[str, Any]
+    signature: Signature | None
+    preprocessing: dict[str, Any]
+    versions: dict[str, str]
+    files: dict[str, FileFacts]
+    content_hash: _Sha256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +132,7 @@ class BundleInfo:
         signature: how it is fed; None if it was saved without.
         preprocessing: facts that its features were made with (statistics, category maps), JSON values.
         versions: of the software that saved it.
-        files: name to size in bytes and SHA-256.
+        files: by name, what is recorded of each.
     """
 
     uri: str
@@ -61,12 +141,21 @@ class BundleInfo:
     signature: Signature | None
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    files: Mapping[str, FileFacts] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
         """Size of the files besides ``bundle.json``."""
-        return sum(int(facts["bytes"]) for facts in self.files.values())
+        return sum(facts.bytes for facts in self.files.values())
+
+    @property
+    def recipe(self) -> Recipe:
+        """How its model is rebuilt.
+
+        Raises:
+            IntegrityError: ``model`` holds something else.
+        """
+        return convert(self.model, Recipe, Source(f"{self.uri}/{DOCUMENT}", _REMEDY), "$.model")
 
 
 def read_bundle(uri: str | Storage) -> BundleInfo:
@@ -80,17 +169,42 @@ def read_bundle(uri: str | Storage) -> BundleInfo:
     source = folder.child(DOCUMENT)
     if not source.exists():
         raise BundleError(f"{folder.uri} holds no {DOCUMENT}: give the folder that save_bundle wrote")
-    try:
-        document = json.loads(source.read_bytes())
-    except ValueError as cause:
-        raise IntegrityError(
-            f"{source.uri} is not JSON ({cause}): it was altered or cut short, publish it again"
-        ) from cause
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else None
-        raise BundleError(f"{folder.uri} has the bundle format {found}, this sparkdl reads {FORMAT}: update sparkdl")
-    _check_document(source.uri, document)
-    return info_of(folder.uri, document)
+    return info_of(folder.uri, source.read_bytes(at_most=MAX_BYTES))
+
+
+def info_of(uri: str, text: bytes) -> BundleInfo:
+    """What the text of a ``bundle.json`` says of the bundle at ``uri``.
+
+    Raises:
+        BundleError: it has another format.
+        IntegrityError: it does not match its own hash, or holds what no bundle does.
+    """
+    source = Source(f"{uri.rstrip('/')}/{DOCUMENT}", _REMEDY)
+    fields = parse(text, source, MAX_BYTES)
+    found = fields.get("format") if isinstance(fields, dict) else None
+    if not isinstance(found, int):
+        raise source.error("it says no format")
+    if found != FORMAT:
+        raise BundleError(f"{uri} has the bundle format {found}, this sparkdl reads {FORMAT}: load it with its sparkdl")
+    actual = content_hash_of(fields)
+    if actual != fields.get("content_hash"):
+        raise source.error(f"its hash is {actual}, another was recorded")
+    document = convert(fields, _Document, source)
+    info = BundleInfo(
+        uri=uri,
+        content_hash=document.content_hash,
+        model=document.model,
+        signature=document.signature,
+        preprocessing=document.preprocessing,
+        versions=document.versions,
+        files=document.files,
+    )
+    needed = {PICKLE if info.recipe.kind == "pickle" else WEIGHTS}
+    if set(info.files) != needed:
+        raise source.error(
+            f"it names {sorted(info.files)[:3]}, a bundle of this kind holds {sorted(needed)}", "$.files"
+        )
+    return info
 
 
 def copy_bundle(info: BundleInfo, uri: str) -> None:
@@ -104,42 +218,62 @@ def copy_bundle(info: BundleInfo, uri: str) -> None:
     """
     target = Storage.of(uri)
     folder = local_copy(info)
-    for name, facts in info.files.items():
-        check_file(folder / name, facts)
-    text = Storage.of(info.uri).child(DOCUMENT).read_bytes()
+    check_files(folder, info)
+    text = Storage.of(info.uri).child(DOCUMENT).read_bytes(at_most=MAX_BYTES)
+    if info_of(info.uri, text).content_hash != info.content_hash:
+        raise IntegrityError(f"the bundle {info.uri} was replaced while it was copied: publish it again")
     document = target.child(DOCUMENT)
     if document.exists() and read_bundle(uri).content_hash == info.content_hash:
-        document.write_atomic(text)  # a sweep spares what is young
+        document.write_atomic(text)  # a vacuum spares what is young
         return
     with work_folder(target) as work:
         for name in info.files:
-            shutil.copyfile(folder / name, work / name)
+            with folder.child(name).open_input() as source, (work / name).open("xb") as sink:
+                shutil.copyfileobj(source, sink, 4 << 20)
         with suppress(ConflictError):  # another publisher of the same content was faster
             publish_folder(work, target, text)
 
 
-def local_copy(info: BundleInfo) -> Path:
-    """The bundle's folder on this machine: itself, or a copy shared by the processes of this user."""
-    local = Storage.of(info.uri).local_path()
-    if local is not None:
-        return local
-    cache = Path(tempfile.gettempdir()) / f"sparkdl-{os.getuid()}" / "bundles"
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+def local_copy(info: BundleInfo) -> Storage:
+    """The bundle's folder on this machine: itself, or a copy shared by the processes of this user.
+
+    Raises:
+        IntegrityError: a file is larger than recorded.
+        StorageError: it cannot be copied.
+    """
+    there = Storage.of(info.uri)
+    if there.local_path() is not None:
+        return there
+    cache = _cache()
     final = cache / info.content_hash
     if not final.exists():
         work = Path(tempfile.mkdtemp(dir=cache))
         try:
-            for name in info.files:
-                with Storage.of(info.uri).child(name).open_input() as source, (work / name).open("wb") as sink:
+            for name, facts in info.files.items():
+                _compare_size(there.child(name), facts)
+                with there.child(name).open_input() as source, (work / name).open("xb") as sink:
                     shutil.copyfileobj(source, sink, 4 << 20)
             os.rename(work, final)
         except OSError as cause:
             shutil.rmtree(work, ignore_errors=True)
+            if isinstance(cause, StorageError):
+                raise
             if not final.exists():  # not merely another process that was faster
                 raise StorageError(
                     f"cannot copy the bundle {info.uri} to {cache}: {cause}; free space there"
                 ) from cause
-    return final
+    return Storage.of(final)
+
+
+def _cache() -> Path:
+    """A folder of this user's, and nobody else's, below the one for temporary files that all users share."""
+    home = Path(tempfile.gettempdir()) / f"sparkdl-{os.getuid()}"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = home.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise StorageError(f"{home} belongs to somebody else, or others may write there: remove it, or set TMPDIR")
+    (home / "bundles").mkdir(mode=0o700, exist_ok=True)
+    return home / "bundles"
 
 
 @contextmanager
@@ -162,29 +296,35 @@ def content_hash_of(document: Mapping[str, Any]) -> str:
     return sha256_hex(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
 
 
-def _check_document(uri: str, document: Mapping[str, Any]) -> None:
-    actual = content_hash_of(document)
-    if actual != document.get("content_hash"):
-        raise IntegrityError(
-            f"{uri} was altered: its hash is {actual}, {document.get('content_hash')} was recorded; publish it again"
-        )
+def check_files(folder: Storage, info: BundleInfo) -> None:
+    """Compare every file with what was recorded of it.
+
+    Raises:
+        IntegrityError: one is missing, is no regular file, lies elsewhere, or differs in size or hash.
+    """
+    for name, facts in info.files.items():
+        check_file(folder.child(name), facts)
 
 
-def check_file(path: Path, facts: Mapping[str, Any]) -> None:
+def check_file(file: Storage, facts: FileFacts) -> None:
     """Compare a file with what was recorded of it.
 
     Raises:
-        IntegrityError: it is missing, or differs in size or hash.
+        IntegrityError: it is missing, is no regular file, lies elsewhere, or differs in size or hash.
     """
-    if not path.exists():
-        raise IntegrityError(f"{path} is missing from its bundle: publish the model again")
-    if path.stat().st_size != facts["bytes"]:
-        raise IntegrityError(
-            f"{path} has {path.stat().st_size} bytes, {facts['bytes']} were recorded: publish it again"
-        )
-    actual = file_hash(path)
-    if actual != facts["sha256"]:
-        raise IntegrityError(f"{path} has the hash {actual}, {facts['sha256']} was recorded: publish the model again")
+    _compare_size(file, facts)
+    with file.open_input() as source:
+        actual = hashlib.file_digest(cast(Any, source), "sha256").hexdigest()
+    if actual != facts.sha256:
+        raise IntegrityError(f"{file.uri} has the hash {actual}, {facts.sha256} was recorded: publish the model again")
+
+
+def _compare_size(file: Storage, facts: FileFacts) -> None:
+    if not file.exists():
+        raise IntegrityError(f"{file.uri} is missing from its bundle: publish the model again")
+    size = file.size()
+    if size != facts.bytes:
+        raise IntegrityError(f"{file.uri} has {size} bytes, {facts.bytes} were recorded: publish it again")
 
 
 def file_hash(path: Path) -> str:
@@ -210,17 +350,3 @@ def publish_folder(work: Path, target: Storage, text: bytes) -> None:
         with path.open("rb") as source, target.child(path.name).open_output() as sink:
             shutil.copyfileobj(source, sink, 4 << 20)
     target.child(DOCUMENT).write_if_absent(text)
-
-
-def info_of(uri: str, document: Mapping[str, Any]) -> BundleInfo:
-    """What a document says of the bundle at ``uri``."""
-    signature = document["signature"]
-    return BundleInfo(
-        uri=uri,
-        content_hash=document["content_hash"],
-        model=document["model"],
-        signature=Signature.from_json(signature) if signature else None,
-        preprocessing=document["preprocessing"],
-        versions=document["versions"],
-        files=document["files"],
-    )

@@ -1,14 +1,16 @@
-"""Models that are rebuilt by calling a class or a function by its import path.
+"""Classes and functions that a saved file names by import path.
 
-Enters: a class, a function, or ``"package.module:Name"``. Leaves: the path that names it, checked; on loading, the
-module that calling it gives. A bundle is data from somewhere else, so it may only call what can make a model: classes
-derived from ``torch.nn.Module`` and functions annotated to return one. Anything more powerful is refused unless the
-caller lists its module as trusted.
+Enters: a class, a function, or ``"package.module:Name"``, and the packages that the reader has allowed. Leaves: the
+path that names it; on loading, the object, or the module that calling it gives. Importing a module runs its code, so
+nothing is imported before it is allowed, and a file has no say in what is. The object must be defined where its path
+says: what an allowed module has merely imported (``shutil:os.system``) is out of reach.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,28 +18,33 @@ from typing import Any
 from torch import nn
 
 from sparkdl.errors import BundleError
+from sparkdl.models.trust import IMPORT_SETTING, IMPORT_VARIABLE, checked_packages, never
 
-__all__ = ["build", "path_of", "resolve"]
+__all__ = ["TORCH", "build", "make", "path_of", "resolve"]
+
+TORCH = ("torch.nn",)
+"""What may be imported without a word: torch's own layers."""
 
 
 def path_of(factory: str | Callable[..., nn.Module]) -> str:
-    """The import path of a factory, ``"package.module:Name"``.
+    """The import path of a factory, ``"package.module:Name"``, the one where it is defined.
 
     Raises:
-        BundleError: it lives where no other process can import it from.
+        BundleError: it lives where no other process can import it from, or makes no model.
     """
     if isinstance(factory, str):
-        path = factory
+        module, name = _split(factory)
+        found = _member(_imported(module, "the model"), module, name, "the model")
     else:
-        module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
-        path = f"{module}:{name}"
-        if module in ("__main__", "") or "<" in name:
-            raise BundleError(
-                f"the model factory {path} cannot be imported by another process: move it to the top level of a module "
-                "that is installed on the workers, or use allow_pickle=True"
-            )
-    found = resolve(path)
-    if not isinstance(factory, str) and found is not factory:
+        found = factory
+    module, name = getattr(found, "__module__", "") or "", getattr(found, "__qualname__", "")
+    path = f"{module}:{name}"
+    if module in ("__main__", "") or "<" in name:
+        raise BundleError(
+            f"the model factory {path} cannot be imported by another process: move it to the top level of a module "
+            "that is installed on the workers, or use allow_pickle=True"
+        )
+    if resolve(path, (module,)) is not found:
         raise BundleError(f"the import path {path} leads to another object than the one given: give its true path")
     return path
 
@@ -48,62 +55,101 @@ def build(path: str, arguments: Mapping[str, Any], trusted: Sequence[str] = ()) 
     Args:
         path: ``"package.module:Name"``.
         arguments: keyword arguments, JSON values.
-        trusted: modules whose functions may be called whatever their annotation says.
+        trusted: packages that may be imported besides ``torch.nn``.
 
     Raises:
-        BundleError: it cannot be imported, is nothing that makes a model, or fails.
+        BundleError: it is not allowed, cannot be imported, is nothing that makes a model, or fails.
+        ConfigError: ``trusted`` names what can never be allowed.
     """
-    found = resolve(path)
-    if not _makes_a_model(found) and path.partition(":")[0] not in trusted:
+    found = resolve(path, (*TORCH, *checked_packages(trusted)))
+    if not _makes_a_model(found):
         raise BundleError(
-            f"{path} is neither a torch.nn.Module class nor a function annotated to return one: annotate it, or load "
-            f"with trusted=[{path.partition(':')[0]!r}] if you trust it"
+            f"{path} is neither a torch.nn.Module class nor a function annotated to return one: annotate it where it "
+            "is defined"
         )
+    return make(found, arguments, path)
+
+
+def make(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> nn.Module:
+    """Call ``factory``, whatever it raises becoming one error that names it.
+
+    Raises:
+        BundleError: it fails, or makes something else than a module.
+    """
     try:
-        model = found(**arguments)
+        model = factory(**arguments)
     except Exception as cause:
+        given = str(dict(arguments))
+        shown = given if len(given) <= 300 else f"{given[:300]}..."
         raise BundleError(
-            f"{path} fails with the arguments {dict(arguments)}: {type(cause).__name__}: {cause}; install the "
-            "version of that module that the model was saved with"
+            f"{name} fails with the arguments {shown}: {type(cause).__name__}: {cause}; install the version of that "
+            "module that the model was saved with"
         ) from cause
     if not isinstance(model, nn.Module):
-        raise BundleError(f"{path} returned a {type(model).__name__}, not a torch.nn.Module: let it return the model")
+        raise BundleError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module: let it return the model")
     return model
 
 
-def resolve(path: str, needed_by: str = "the model") -> Any:
-    """Import what ``"package.module:Name"`` names, whatever it is.
+def resolve(path: str, allowed: Sequence[str], needed_by: str = "the model") -> Any:
+    """The class or function that ``"package.module:Name"`` names.
 
     Args:
         path: the import path.
+        allowed: packages and modules that may be imported.
         needed_by: what cannot do without it, for the message.
 
     Raises:
-        BundleError: the path is malformed, its module is not installed here, or it lacks the name.
+        BundleError: the path is malformed, its module is not allowed or not installed here, or it does not define the
+            name.
     """
-    module, separator, name = path.partition(":")
-    if not separator or not module or not name:
-        raise BundleError(f"the import path {path!r} does not look like 'package.module:Name': write it so")
+    module, name = _split(path)
+    reason = never(module)
+    if reason:
+        raise BundleError(f"{needed_by} names {path}, which {reason}: it was not saved by sparkdl, do not load it")
+    if not any(f"{module}.".startswith(f"{one}.") for one in allowed):
+        top = module.partition(".")[0]
+        raise BundleError(
+            f"{needed_by} needs {path}, and importing {module} runs its code: if you trust that module, load inside "
+            f"`with sparkdl.allow_imports({top!r}):`, give trusted=[{top!r}] where it can be given, or set "
+            f"{IMPORT_SETTING}={top} in Spark or {IMPORT_VARIABLE}={top} in the environment"
+        )
+    found = _member(_imported(module, needed_by), module, name, needed_by)
+    defined = (getattr(found, "__module__", None), getattr(found, "__qualname__", None))
+    if not (inspect.isclass(found) or inspect.isfunction(found)) or defined != (module, name):
+        raise BundleError(f"{path} is no class or function that {module} defines: give the path of its definition")
+    return found
+
+
+def _split(path: str) -> tuple[str, str]:
+    module, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
+        raise BundleError(f"the import path {path[:200]!r} does not look like 'package.module:Name': write it so")
+    return module, name
+
+
+def _imported(module: str, needed_by: str) -> Any:
+    if module in sys.modules:
+        return sys.modules[module]
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        return importlib.import_module(module)
     except ImportError as cause:
         raise BundleError(
             f"{needed_by} needs the module {module}, which cannot be imported here ({cause}): install it where "
             f"{needed_by} is loaded"
         ) from cause
-    except AttributeError as cause:
-        raise BundleError(
-            f"the module {module} has no {name!r}: install the version of {module} that {needed_by} was saved with"
-        ) from cause
+
+
+def _member(found: Any, module: str, name: str, needed_by: str) -> Any:
+    for part in name.split("."):  # by what is there, as a module's own __getattr__ may import others
+        if part not in vars(found):
+            raise BundleError(
+                f"the module {module} has no {name!r}: install the version of {module} that {needed_by} was saved with"
+            )
+        found = vars(found)[part]
     return found
 
 
 def _makes_a_model(found: Any) -> bool:
-    module = getattr(found, "__module__", "") or ""
-    if module.startswith("torch.") and not module.startswith("torch.nn."):
-        return False  # torch.jit, torch.hub and the like run what they load
     if isinstance(found, type):
         return issubclass(found, nn.Module)
     try:

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import torch
 from torch import nn
 
+from sparkdl.documents.typed import encode
 from sparkdl.errors import BundleError
 from sparkdl.models import importing, structure
+from sparkdl.models.folder import PICKLE, WEIGHTS, Recipe
 from sparkdl.models.weights import check_unsaved_state, load_weights
+from sparkdl.storage import Storage
 
-__all__ = ["PICKLE", "WEIGHTS", "as_json", "prove", "rebuilt", "recipe_of"]
-
-WEIGHTS, PICKLE = "weights.safetensors", "model.pkl"
+__all__ = ["as_json", "own_layer", "prove", "rebuilt", "recipe_of"]
 
 
-def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | None, example: Any) -> dict[str, Any]:
+def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | None, example: Any) -> Recipe:
     """Choose how ``model`` will be rebuilt, in the order that ``save_bundle`` documents.
 
     Raises:
@@ -35,16 +35,16 @@ def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | Non
     if factory is None and callable(own):
         factory, arguments = type(model), own()
     if factory is not None:
-        return {"kind": "import", "target": importing.path_of(factory), "arguments": as_json(arguments or {})}
+        return Recipe(kind="import", target=importing.path_of(factory), arguments=as_json(arguments or {}))
     try:
-        return {"kind": "structure", "tree": structure.describe(model)}
+        return Recipe(kind="structure", tree=structure.describe(model))
     except BundleError as refusal:
         if example is None or type(model).__module__.startswith("torch."):
             raise
         # its own class: attributes may not mean what the arguments meant, so only the example's outputs decide
         try:
             found = structure.recovered_arguments(model)
-            return {"kind": "import", "target": importing.path_of(type(model)), "arguments": found}
+            return Recipe(kind="import", target=importing.path_of(type(model)), arguments=found)
         except BundleError as second:
             raise second from refusal
 
@@ -56,20 +56,21 @@ def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
         BundleError: JSON cannot hold them.
     """
     try:
-        return dict(json.loads(json.dumps(dict(arguments), allow_nan=False)))
+        return dict(json.loads(encode(dict(arguments))))
     except (TypeError, ValueError) as cause:
         raise BundleError(f"arguments={dict(arguments)} are not JSON values ({cause}): pass plain values") from cause
 
 
-def prove(model: nn.Module, plan: Mapping[str, Any], work: Path, example: Any) -> None:
+def prove(model: nn.Module, recipe: Recipe, folder: Storage, example: Any) -> None:
     """Rebuild the model from ``folder`` and compare it with the original.
 
     Raises:
         BundleError: tensors outside the state differ, or the answer to ``example``.
     """
-    again = rebuilt(plan, work, ()).eval()
+    own = recipe.target.partition(":")[0]
+    again = rebuilt(recipe, folder, [own] if own else ()).eval()
     check_unsaved_state(model, again)
-    if plan["kind"] == "structure" and repr(again) != repr(model):
+    if recipe.kind == "structure" and repr(again) != repr(model):
         raise BundleError(
             "the model rebuilt from its structure prints differently from the original: "
             "give factory= and arguments=, or allow_pickle=True"
@@ -111,39 +112,56 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def rebuilt(plan: Mapping[str, Any], folder: Path, trusted: Sequence[str]) -> nn.Module:
+def rebuilt(recipe: Recipe, folder: Storage, trusted: Sequence[str]) -> nn.Module:
     """Make the model of a recipe, with the weights that lie in ``folder``.
+
+    torch's own layers are built on the meta device, and get memory only once their tensors are known to be those of
+    the weights' file.
+
+    Args:
+        recipe: of ``bundle.json``.
+        folder: on this machine.
+        trusted: packages that may be imported.
 
     Raises:
         BundleError: it cannot be made here.
+        IntegrityError: the weights cannot be read, or the recipe holds what none does.
     """
-    kind = plan["kind"]
-    if kind == "pickle":
-        with (folder / PICKLE).open("rb") as file:
-            try:
-                model = cloudpickle.load(file)
-            except ImportError as cause:
-                raise BundleError(f"the pickled model needs {cause.name}, not installed here: install it") from cause
-        if not isinstance(model, nn.Module):
-            raise BundleError(
-                f"{PICKLE} holds a {type(model).__name__}, not a torch.nn.Module: publish the model again"
-            )
-        return model
-    if kind == "structure":
-        with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
-            model = structure.rebuild(plan["tree"])
-        if _stays_empty(model):
-            with torch.random.fork_rng(devices=[]):
-                model = structure.rebuild(plan["tree"])
-    elif kind == "import":
-        with torch.random.fork_rng(devices=[]):
-            model = importing.build(plan["target"], plan["arguments"], trusted)
+    if recipe.kind == "pickle":
+        return _unpickled(folder.child(PICKLE))
+    weights = folder.child(WEIGHTS).local_path()
+    assert weights is not None
+    if recipe.kind == "structure":
+        model = structure.rebuild(recipe.tree)
+    elif own_layer(recipe.target):
+        with torch.device("meta"):
+            model = importing.build(recipe.target, structure.checked_arguments(recipe.arguments))
     else:
-        raise BundleError(f"the bundle is rebuilt by {kind!r}, which this sparkdl does not know: update sparkdl")
-    return load_weights(model, folder / WEIGHTS, plan["weights"])
+        with torch.random.fork_rng(devices=[]):
+            model = importing.build(recipe.target, recipe.arguments, trusted)
+    return load_weights(model, weights, recipe.weights)
 
 
-def _stays_empty(model: nn.Module) -> bool:
-    """Whether a tensor outside the state would stay without memory."""
-    saved = set(model.state_dict())
-    return any(name not in saved for name, _ in model.named_buffers())
+def own_layer(target: str) -> bool:
+    """Whether an import path is that of one of torch's own layers, which is built without a word of the reader's.
+
+    Raises:
+        BundleError: it lies in ``torch.nn`` and is no layer.
+    """
+    if not target.startswith(("torch.nn:", "torch.nn.")):
+        return False
+    kind = structure.layer_class(target.rpartition(":")[2])
+    if f"{kind.__module__}:{kind.__qualname__}" != target:
+        raise BundleError(f"{target} is none of torch.nn's layers: publish the model again")
+    return True
+
+
+def _unpickled(file: Storage) -> nn.Module:
+    with file.open_input() as source:
+        try:
+            model = cloudpickle.load(source)
+        except ImportError as cause:
+            raise BundleError(f"the pickled model needs {cause.name}, not installed here: install it") from cause
+    if not isinstance(model, nn.Module):
+        raise BundleError(f"{PICKLE} holds a {type(model).__name__}, not a torch.nn.Module: publish the model again")
+    return model

@@ -5,9 +5,8 @@ Enters: facts that training knew. Leaves: a ``Signature``, from which scoring pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from sparkdl.config import require
 
@@ -46,22 +45,8 @@ class TensorField:
             f"tensor {self.name!r} has dtype {self.dtype!r}, not one of {_DTYPES}: use one of these",
         )
         require(
-            all(size is None or size > 0 for size in self.shape),
+            all(size is None or 0 < size < 2**40 for size in self.shape),
             f"tensor {self.name!r} has shape {self.shape}: sizes are above 0, or None where they vary",
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "columns": list(self.columns)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TensorField:
-        """Back from ``to_json``."""
-        return cls(
-            name=values["name"],
-            dtype=values["dtype"],
-            shape=tuple(values["shape"]),
-            columns=tuple(values.get("columns", ())),
         )
 
 
@@ -97,22 +82,3 @@ class Signature:
     def columns(self) -> list[str]:
         """Every column that scoring reads, once, in order."""
         return list(dict.fromkeys(column for field in self.inputs for column in field.columns))
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "inputs": [field.to_json() for field in self.inputs],
-            "outputs": [field.to_json() for field in self.outputs],
-            "call": self.call,
-            "labels": list(self.labels),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Signature:
-        """Back from ``to_json``."""
-        return cls(
-            inputs=tuple(TensorField.from_json(field) for field in values["inputs"]),
-            outputs=tuple(TensorField.from_json(field) for field in values["outputs"]),
-            call=values["call"],
-            labels=tuple(values["labels"]),
-        )

@@ -1,8 +1,8 @@
 """torch.nn's own layers as JSON, and back.
 
 Enters: a module built from ``torch.nn``'s layers and containers. Leaves: a tree of class names and constructor
-arguments; from such a tree, a fresh module. The arguments are read from the attributes that the layers keep them in,
-so the tree holds no code, and whoever saves it rebuilds and compares before trusting it.
+arguments; from such a tree, a module whose tensors are shapes alone. The arguments are read from the attributes that
+the layers keep them in, so the tree holds no code, and whoever saves it rebuilds and compares before trusting it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,41 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
+from sparkdl.documents.typed import Count, Source, convert
 from sparkdl.errors import BundleError
+from sparkdl.models.importing import make
 
-__all__ = ["describe", "rebuild", "recovered_arguments"]
+__all__ = ["MAX_MODULES", "checked_arguments", "describe", "layer_class", "rebuild", "recovered_arguments"]
 
 Node = dict[str, Any]
+
+MAX_MODULES = 100_000
+"""That a structure may have."""
+
+
+class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"class_": "class"}):
+    """One module: a layer with arguments, a container with children, an encoder with its layer, or one seen before."""
+
+    class_: str = ""
+    arguments: dict[str, Any] = {}
+    children: tuple[tuple[str, Any], ...] | None = None
+    layer: dict[str, Any] | None = None
+    num_layers: Count = 0
+    norm: dict[str, Any] | None = None
+    same_as: str | None = None
+
 
 _CONTAINERS: tuple[type[nn.Module], ...] = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size")
 _ELSEWHERE = {"device", "dtype"}  # the saved weights decide these
+_COPIES = {"num_layers", "num_encoder_layers", "num_decoder_layers"}
+_LARGEST_LAYER = 16  # modules or parameters that torch's own layers make for each of these
+_LONGEST_LIST = 256
+_SOURCE = Source("the structure of the bundle's model", "publish the model again")
 
 
 def describe(module: nn.Module) -> Node:
@@ -176,44 +199,93 @@ _SPECIAL: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def rebuild(node: Node) -> nn.Module:
-    """Build the module that ``describe`` described, with fresh weights.
+def rebuild(tree: Any) -> nn.Module:
+    """Build the module that ``describe`` described, on the meta device: its tensors have shapes, and take no memory.
 
     Raises:
-        BundleError: the tree names a class that torch.nn does not have, or arguments that it does not take.
+        BundleError: the tree names a class that torch.nn does not have, arguments that it does not take, or more than
+            ``MAX_MODULES`` modules.
     """
-    return _rebuild(node, "", {})
+    with torch.device("meta"):
+        return _Builder().build(tree, "")
 
 
-def _rebuild(node: Node, path: str, made: dict[str, nn.Module]) -> nn.Module:
-    if "same_as" in node:
-        return made[node["same_as"]]
-    kind = getattr(nn, node["class"], None)
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise BundleError(
-            f"torch.nn {torch.__version__} has no layer {node['class']!r}: load it with the torch that saved it"
-        )
-    if "children" in node:
-        module = kind()
-        made[path] = module
-        for name, child in node["children"]:
-            module.add_module(name, _rebuild(child, f"{path}.{name}".lstrip("."), made))
-        return module
-    arguments = {name: _tuples(value) for name, value in node["arguments"].items()}
-    try:
-        if "layer" in node:
-            norm = _rebuild(node["norm"], f"{path}.norm", made) if node["norm"] else None
-            layer = _rebuild(node["layer"], f"{path}.layers.0", made)
-            module = nn.TransformerEncoder(layer, node["num_layers"], norm, **arguments)  # type: ignore[arg-type]
-        else:
-            module = kind(**arguments)
-    except (TypeError, ValueError) as cause:
-        raise BundleError(
-            f"torch.nn.{node['class']} refuses the arguments {arguments}: {cause}; check torch's version"
-        ) from cause
-    made[path] = module
-    return module
+def layer_class(name: str) -> type[nn.Module]:
+    """The layer that ``torch.nn`` has under a name.
+
+    Raises:
+        BundleError: it has none.
+    """
+    kind = getattr(nn, name, None)
+    lazy = isinstance(kind, type) and issubclass(kind, nn.modules.lazy.LazyModuleMixin)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or lazy or kind is nn.Module:
+        raise BundleError(f"torch.nn {torch.__version__} has no layer {name!r}: load it with the torch that saved it")
+    return kind
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+class _Builder:
+    """Builds one tree; what it builds is counted, as a few bytes can ask for millions of layers."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, nn.Module] = {}
+        self._left = MAX_MODULES
+
+    def build(self, tree: Any, path: str) -> nn.Module:
+        node = convert(tree, _Node, _SOURCE, f"${path and '.'}{path}")
+        if node.same_as is not None:
+            if node.same_as not in self._made:
+                raise BundleError(f"the module {path!r} is said to be {node.same_as!r}, which is not before it")
+            return self._made[node.same_as]
+        kind = layer_class(node.class_)
+        self._spend(1)
+        if node.children is None:
+            self._made[path] = made = make(kind, self._arguments(node, path), f"torch.nn.{node.class_}")
+            return made
+        if kind not in _CONTAINERS:
+            raise BundleError(f"torch.nn.{node.class_} at {path!r} is no container and has children: save it again")
+        self._made[path] = container = kind()
+        for name, child in node.children:
+            part = self.build(child, f"{path}.{name}".lstrip("."))
+            try:
+                container.add_module(name, part)
+            except KeyError as cause:
+                raise BundleError(f"the module {path!r} cannot have a child {name!r}: save it again") from cause
+        return container
+
+    def _arguments(self, node: _Node, path: str) -> dict[str, Any]:
+        arguments = checked_arguments(node.arguments)
+        copies = [value for name, value in arguments.items() if name in _COPIES and type(value) is int]
+        self._spend(sum(max(0, count) for count in copies) * _LARGEST_LAYER)
+        if node.class_ != "TransformerEncoder" or node.layer is None:
+            return arguments
+        layer = self.build(node.layer, f"{path}.layers.0")
+        norm = self.build(node.norm, f"{path}.norm") if node.norm is not None else None
+        self._spend(node.num_layers * sum(1 for _ in layer.modules()))
+        return {**arguments, "encoder_layer": layer, "num_layers": node.num_layers, "norm": norm}
+
+    def _spend(self, modules: int) -> None:
+        self._left -= modules
+        if self._left < 0:
+            raise BundleError(f"the bundle's model has more than {MAX_MODULES:,} modules: use a class and factory=")
+
+
+def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of one of torch's own layers, lists as tuples.
+
+    Raises:
+        BundleError: one decides where its tensors lie, or is larger than any that a layer takes.
+    """
+    found = {}
+    for name, value in arguments.items():
+        if name in _ELSEWHERE:
+            raise BundleError(f"the bundle's model gives a layer its {name}, which its reader decides: save it again")
+        found[name] = _checked(value, name)
+    return found
+
+
+def _checked(value: Any, name: str) -> Any:
+    if isinstance(value, int | float) and not abs(value) < 2**62:
+        raise BundleError(f"the bundle's model gives a layer a {name} out of any range: save it again")
+    if isinstance(value, list | dict) and len(value) > _LONGEST_LIST:
+        raise BundleError(f"the bundle's model gives a layer {len(value)} values of {name}: save it again")
+    return tuple(_checked(item, name) for item in value) if isinstance(value, list) else value

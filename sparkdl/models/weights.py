@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from sparkdl.documents.tensors import TensorFacts, map_tensors, tensor_facts
 from sparkdl.errors import BundleError
+from sparkdl.models.folder import WeightFacts
 
 __all__ = ["check_unsaved_state", "load_weights", "save_weights"]
 
 
-def save_weights(model: nn.Module, path: Path) -> dict[str, Any]:
+def save_weights(model: nn.Module, path: Path) -> WeightFacts:
     """Write the state of ``model``; return what ``load_weights`` needs besides.
-
-    Returns:
-        ``{"aliases": {name: name that holds the tensor}, "channels_last": bool}``
 
     Raises:
         BundleError: the state holds something other than tensors, or a type that safetensors does not know.
@@ -62,7 +61,7 @@ def save_weights(model: nn.Module, path: Path) -> dict[str, Any]:
         raise BundleError(
             f"the weights cannot be written to {path}: {cause}; free space or choose another place"
         ) from cause
-    return {"aliases": aliases, "channels_last": channels_last}
+    return WeightFacts(aliases=aliases, channels_last=channels_last)
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,35 +71,53 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if whole else tensor.clone()
 
 
-def load_weights(model: nn.Module, path: Path, facts: Mapping[str, Any]) -> nn.Module:
+def load_weights(model: nn.Module, path: Path, facts: WeightFacts) -> nn.Module:
     """Give ``model`` the tensors of the file, mapped, with tied ones tied again.
 
+    Names, shapes and types are compared with the file's header first; a model on the meta device takes no memory until
+    they are found to agree.
+
     Raises:
-        BundleError: the file's names or shapes are not the model's.
+        BundleError: the file's tensors are not the model's.
+        IntegrityError: it cannot be read.
     """
-    with safe_open(path, framework="pt") as file:
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    for name, owner in facts["aliases"].items():
+    _compare(model, tensor_facts(path), facts.aliases)
+    state = map_tensors(path)
+    for name, owner in facts.aliases.items():
         state[name] = state[owner]
-    expected = {
-        name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)
-    }
-    found = {name: tuple(value.shape) for name, value in state.items()}
-    for name in [*expected, *found]:
-        if expected.get(name) != found.get(name):
-            raise BundleError(
-                f"the rebuilt model has {name!r} of shape {expected.get(name)}, the saved weights {found.get(name)}: "
-                "rebuild it with the arguments it was trained with"
-            )
     model.load_state_dict(state, assign=True)
-    for name, owner in facts["aliases"].items():
+    for name, owner in facts.aliases.items():
         _tie(model, name, owner)
+    empty = [name for name, tensor in _all_tensors(model).items() if tensor.is_meta]
+    if empty:
+        raise BundleError(f"the rebuilt model has tensors that no file holds, {empty[:3]}: give factory= of your own")
     floating = {value.dtype for value in state.values() if value.is_floating_point()}
     if len(floating) == 1:  # buffers that are not saved follow, as they did in the model that was saved
         model.to(floating.pop())
-    if facts["channels_last"]:
+    if facts.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def _compare(model: nn.Module, held: TensorFacts, aliases: Mapping[str, str]) -> None:
+    strange = [name for name, owner in aliases.items() if owner not in held or name in held]
+    if strange:
+        raise BundleError(f"the tensors {strange[:3]} are said to be others, which the file lacks: save it again")
+    found = {**held, **{name: held[owner] for name, owner in aliases.items()}}
+    expected = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    for name in [*expected, *found]:
+        mine = tuple(expected[name].shape) if name in expected else None
+        theirs, kind = found.get(name, (None, None))
+        if mine != theirs:
+            raise BundleError(
+                f"the rebuilt model has {name!r} of shape {mine}, the saved weights {theirs}: "
+                "rebuild it with the arguments it was trained with"
+            )
+        wanted = expected[name].dtype
+        if kind != wanted and not (kind is not None and kind.is_floating_point and wanted.is_floating_point):
+            raise BundleError(  # a model may have been cast, from one type of floating point to another
+                f"the rebuilt model has {name!r} of {wanted}, the saved weights {kind}: save it again"
+            )
 
 
 def _tie(model: nn.Module, name: str, owner: str) -> None:

@@ -25,6 +25,7 @@ from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
+from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource
 from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer
 from sparkdl.storage import sha256_hex
@@ -63,6 +64,7 @@ def score(
     keep: Sequence[str] | None = None,
     config: ScoreConfig | None = None,
     allow_pickle: bool = False,
+    trusted: Sequence[str] = (),
 ) -> DataFrame:
     """Add a model's predictions to a DataFrame; nothing runs until the result is used.
 
@@ -75,6 +77,8 @@ def score(
         keep: columns of ``frame`` in the result; all by default. Fewer cost less.
         config: batch size, nulls, vectors, device, threads.
         allow_pickle: accept a bundle that holds a pickle.
+        trusted: packages that workers may import to rebuild a bundle's model, besides those that ``allow_imports`` and
+            the session name; without, only torch's own layers are rebuilt.
 
     Returns:
         ``keep`` and the predictions, in the order of the rows of each partition.
@@ -87,7 +91,7 @@ def score(
     """
     map_task_errors_of_actions()
     config = config or ScoreConfig()
-    source, known = _source(model, allow_pickle)
+    source, known = _source(model, allow_pickle, (*checked_packages(trusted), *allowed_imports(frame.sparkSession)))
     signature = signature or known
     if signature is None:
         raise ConfigError("the model has no signature: give signature=, or save the bundle with one")
@@ -110,7 +114,9 @@ def score(
     return frame.select(*transport.select).mapInArrow(scorer, schema)
 
 
-def _source(model: str | BundleInfo | nn.Module, allow_pickle: bool) -> tuple[ModelSource, Signature | None]:
+def _source(
+    model: str | BundleInfo | nn.Module, allow_pickle: bool, trusted: tuple[str, ...]
+) -> tuple[ModelSource, Signature | None]:
     if isinstance(model, nn.Module):
         payload = cloudpickle.dumps(model)
         if len(payload) > _LARGEST_MODULE:
@@ -122,7 +128,7 @@ def _source(model: str | BundleInfo | nn.Module, allow_pickle: bool) -> tuple[Mo
     info = model if isinstance(model, BundleInfo) else read_bundle(model)
     if info.model["kind"] == "pickle" and not allow_pickle:
         raise ConfigError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
-    return BundleSource(info.uri, info.content_hash, allow_pickle), info.signature
+    return BundleSource(info.uri, info.content_hash, allow_pickle, trusted), info.signature
 
 
 def _output_names(signature: Signature, given: Sequence[str] | None) -> list[str]:

@@ -230,7 +230,7 @@ class Manifest:
         file = root.child(MANIFEST_NAME)
         if not file.exists():
             raise StorageError(f"{root.uri} holds no committed shard set: write one there with write_shards first")
-        return cls.from_json(documents.read_bytes(file, "write the set again", MAX_BYTES), uri=root.uri)
+        return cls.from_json(file.read_bytes(at_most=MAX_BYTES), uri=root.uri)
 
     def commit(self, uri: str | Storage, *, overwrite: bool = False) -> Manifest:
         """Make the set visible: the one write after which it exists.

@@ -5,19 +5,19 @@ they refer to by name; from these, equal objects. What is not of a kind listed h
 a pickle.
 
     numbers, strings, lists     as they are; tuples, dicts, dtypes and numpy's scalars under a tag
-    functions and classes       by import path, never of the standard library; they are named, not called
+    functions and classes       by import path, only of torch, torchmetrics and what the reader allows; never called
     losses of torch.nn          class and constructor arguments
     optimizers                  class, groups by parameter name, state as tensors
     Store, SparkBackend, ...    the fields of sparkdl's own records
 
-A file can therefore name only what is installed, and make only losses, optimizers and sparkdl's own records.
+A file can therefore make only losses, optimizers and sparkdl's own records, and nothing is imported for it that its
+reader has not allowed (``models/trust.py``).
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
@@ -33,7 +33,10 @@ from sparkdl.estimator.store import Store
 from sparkdl.estimator.summary import TrainingSummary
 from sparkdl.models.importing import resolve
 
-__all__ = ["Decoder", "Encoder", "NotPlain"]
+__all__ = ["INSTALLED", "Decoder", "Encoder", "NotPlain"]
+
+INSTALLED = ("torch.nn", "torch.optim", "torchmetrics")
+"""What saved objects may name without a word: what sparkdl itself needs, and loads no files."""
 
 _TAG = "!"
 _RECORDS: dict[str, type[Any]] = {
@@ -152,10 +155,17 @@ class Decoder:
     Args:
         tensors: those that the encoder collected.
         known: the tensors that were known, by name.
+        trusted: packages whose functions and classes may be imported, besides ``INSTALLED``.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], known: Mapping[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        known: Mapping[str, torch.Tensor] | None = None,
+        trusted: Sequence[str] = (),
+    ) -> None:
         self._tensors, self._known = tensors, dict(known or {})
+        self._allowed = (*INSTALLED, *trusted)
 
     def decode(self, value: Any) -> Any:
         """Return the object that ``value`` describes.
@@ -187,7 +197,7 @@ class Decoder:
         return np.dtype(value["dtype"]).type(value["value"])
 
     def _make_name(self, value: Mapping[str, Any]) -> Any:
-        return _find(value["path"])
+        return resolve(value["path"], self._allowed, "a saved object")
 
     def _make_tensor(self, value: Mapping[str, Any]) -> Any:
         return self._tensors[value["name"]]
@@ -201,7 +211,7 @@ class Decoder:
         return self._known[name]
 
     def _make_optimizer(self, value: Mapping[str, Any]) -> Any:
-        kind = _find(value["class"])
+        kind = resolve(value["class"], self._allowed, "a saved optimizer")
         if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
             raise BundleError(f"{value['class']} is no torch.optim.Optimizer: save the optimizer again")
         options = [self.decode(group) for group in value["groups"]]
@@ -252,30 +262,12 @@ def _made(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> to
 def _path_of(value: Any) -> str:
     module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
     path = f"{module}:{name}"
-    if not module or module == "__main__" or "<" in name or is_loose(module) or _is_standard(module):
+    if not module or module == "__main__" or "<" in name or is_loose(module):
         raise NotPlain(f"{path}, which another process cannot import")
     try:
-        found = _find(path)
+        found = resolve(path, (module,), "a saved object")
     except BundleError as cause:
         raise NotPlain(path) from cause
     if found is not value:
         raise NotPlain(f"{path}, which is another object than the one given")
     return path
-
-
-def _is_standard(module: str) -> bool:
-    return module.split(".")[0] in sys.stdlib_module_names
-
-
-def _find(path: str) -> Any:
-    """The function or class at an import path; only what was defined there, and nothing of the standard library."""
-    module, _, name = path.partition(":")
-    found = None if _is_standard(module) else resolve(path, "a saved object")
-    if not (inspect.isfunction(found) or inspect.isclass(found)) or (found.__module__, found.__qualname__) != (
-        module,
-        name,
-    ):
-        raise BundleError(
-            f"{path} is no function or class of an installed package: install the version it was saved with"
-        )
-    return found

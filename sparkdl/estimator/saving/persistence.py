@@ -24,9 +24,9 @@ from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityErr
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.estimator.saving.saved import Withheld, load_named, save_named
-from sparkdl.estimator.saving.trust import REMEDY, pickle_allowed
 from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
 from sparkdl.models.signature import Signature
+from sparkdl.models.trust import REMEDY, allowed_imports, pickle_allowed
 from sparkdl.storage import Storage
 
 __all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "StageWriter"]
@@ -123,16 +123,16 @@ class EstimatorReader(MLReader[Any]):
         root, metadata = _read_metadata(path, "TorchEstimator")
         section, model = metadata[_SECTION], None
         pickled = section["objects"]["pickled"]
-        allowed = pickle_allowed(self.sparkSession)
+        allowed, trusted = pickle_allowed(self.sparkSession), allowed_imports(self.sparkSession)
         if pickled and not allowed:
             raise BundleError(
                 f"{', '.join(pickled)} of {root.uri} are saved as a pickle, which can run any code: {REMEDY}"
             )
         if "bundle" in section:
-            model = load_bundle(root.child("bundle"), expected_hash=section["bundle"]).model
+            model = load_bundle(root.child("bundle"), expected_hash=section["bundle"], trusted=trusted).model
             model.train(section["training"])
         known = _tensors(model) if model is not None else None
-        objects = load_named(root.child("objects"), section["objects"], known, allowed=allowed)
+        objects = load_named(root.child("objects"), section["objects"], known, allowed=allowed, trusted=trusted)
         instance = self._kind()
         instance._resetUid(metadata["uid"])
         instance._set(**metadata["paramMap"])
@@ -187,13 +187,13 @@ class ModelReader(MLReader[Any]):
                 allowed any.
         """
         root, metadata = _read_metadata(path, "TorchModel")
-        facts = metadata[_SECTION]
-        allowed = pickle_allowed(self.sparkSession)
-        folder = root.child("bundle")
-        if not allowed and read_bundle(folder).model["kind"] == "pickle":
+        facts, folder = metadata[_SECTION], root.child("bundle")
+        allowed, trusted = pickle_allowed(self.sparkSession), allowed_imports(self.sparkSession)
+        if not allowed and read_bundle(folder).recipe.kind == "pickle":
             raise BundleError(f"the model of {root.uri} is saved as a pickle, which can run any code: {REMEDY}")
-        bundle = load_bundle(folder, expected_hash=facts["bundle"], allow_pickle=allowed)
-        objects = load_named(root.child("objects"), facts["objects"], _tensors(bundle.model), allowed=allowed)
+        bundle = load_bundle(folder, expected_hash=facts["bundle"], allow_pickle=allowed, trusted=trusted)
+        known = _tensors(bundle.model)
+        objects = load_named(root.child("objects"), facts["objects"], known, allowed=allowed, trusted=trusted)
         instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
         instance._resetUid(metadata["uid"])
         instance._set(**metadata["paramMap"])

@@ -10,7 +10,7 @@ names of what only the pickle holds; from these the objects, those in the pickle
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from sparkdl.estimator.saving.artifacts import (
     write_tensors,
 )
 from sparkdl.estimator.saving.objects import Decoder, Encoder, NotPlain
-from sparkdl.estimator.saving.trust import REMEDY
+from sparkdl.models.trust import REMEDY
 from sparkdl.storage import Storage
 
 __all__ = ["Withheld", "load_named", "save_named"]
@@ -84,7 +84,12 @@ def save_named(values: Mapping[str, Any], folder: Storage, known: Mapping[int, s
 
 
 def load_named(
-    folder: Storage, section: Mapping[str, Any], known: Mapping[str, torch.Tensor] | None = None, *, allowed: bool
+    folder: Storage,
+    section: Mapping[str, Any],
+    known: Mapping[str, torch.Tensor] | None = None,
+    *,
+    allowed: bool,
+    trusted: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Read what ``save_named`` wrote.
 
@@ -93,6 +98,7 @@ def load_named(
         section: what ``save_named`` returned.
         known: the tensors that were known when it was written, by name.
         allowed: whether the pickle may be loaded; ``Withheld`` stands for each of its objects otherwise.
+        trusted: packages whose functions and classes may be imported.
 
     Raises:
         IntegrityError: a file is missing, or differs from its hash; also one that is not needed.
@@ -101,7 +107,7 @@ def load_named(
     files = dict(section["files"])
     plain, state = files.pop(_PLAIN), files.pop(_STATE, None)
     tensors = read_tensors(folder.child(_STATE), state) if state else {}
-    decoder = Decoder(tensors, known)
+    decoder = Decoder(tensors, known, trusted)
     try:
         found = {n: decoder.decode(one) for n, one in json.loads(check_file(folder.child(_PLAIN), plain)).items()}
     except (KeyError, TypeError, AttributeError) as cause:

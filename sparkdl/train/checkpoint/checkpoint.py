@@ -16,16 +16,16 @@ import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
 
 from sparkdl.config import CheckpointConfig
 from sparkdl.documents import typed as documents
+from sparkdl.documents.tensors import load_tensors
 from sparkdl.documents.trees import Layout, decode, encode
-from sparkdl.errors import CheckpointError, ConfigError, IntegrityError, SparkdlError, StorageError
+from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError, StorageError
 from sparkdl.observe import emit, logger
 from sparkdl.storage import Storage, storage_errors, xxh3_hex
 
@@ -65,7 +65,7 @@ class _Body:
     epoch: documents.Count
     best: bool
     state: dict[str, Any]
-    tensors: str
+    tensors: Annotated[str, msgspec.Meta(pattern=r"^step-[0-9]{10}\.[0-9a-f]{8}\.safetensors$")]
     bytes: documents.Count
     xxh3: str
 
@@ -198,12 +198,11 @@ class Checkpointer:
         try:
             body = self._body(step)
             file = self._folder.child(body.tensors)
-            size = file.size()
-            data = file.read_bytes() if size == body.bytes else b""
-            if not data or xxh3_hex(data) != body.xxh3:
-                raise IntegrityError(f"{body.tensors} has {size} bytes that do not match the recorded hash")
-            state = decode(body.state, load_safetensors(data))
-        except (StorageError, ConfigError, SafetensorError, CheckpointError) as cause:
+            data = file.read_bytes(at_most=body.bytes)
+            if len(data) != body.bytes or xxh3_hex(data) != body.xxh3:
+                raise IntegrityError(f"{body.tensors} has {len(data)} bytes that do not match the recorded hash")
+            state = decode(body.state, load_tensors(data, file.uri))
+        except (StorageError, CheckpointError) as cause:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.config.uri} is damaged ({cause}): resume from another one"
             ) from cause
@@ -227,7 +226,7 @@ class Checkpointer:
         """The JSON file of a checkpoint, checked against its own hash."""
         file = self._folder.child(_file(step))
         source = documents.Source(file.uri, "resume from another one")
-        data = documents.read_bytes(file, source.remedy, MAX_BYTES)
+        data = file.read_bytes(at_most=MAX_BYTES)
         text, separator, rest = data.removeprefix(_HEAD).rpartition(_HASH)
         if not data.startswith(_HEAD) or not separator or rest != b'%s"}' % xxh3_hex(text).encode():
             raise source.error("it does not match its hash")
@@ -236,8 +235,8 @@ class Checkpointer:
         if isinstance(found, int) and found > _FORMAT:
             raise source.error(f"format {found} is newer than {_FORMAT}, the newest this version reads")
         body = documents.convert(fields, _Body, source)
-        if body.step != step:
-            raise source.error(f"it says step {body.step}, its name step {step}", "$.step")
+        if body.step != step or not body.tensors.startswith(f"step-{step:010d}."):
+            raise source.error(f"it is of step {body.step} and names {body.tensors!r}", "$.step")
         return body
 
     def _write(self, body: dict[str, Any], layout: Layout, ready: torch.cuda.Event | None) -> None:

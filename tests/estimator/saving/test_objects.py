@@ -119,9 +119,12 @@ def test_what_has_code_or_is_bound_to_something_else_is_left_to_a_pickle(value):
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"!": "name", "path": "os:system"}, "no function or class of an installed package"),
-        ({"!": "name", "path": "sparkdl.storage:os.system"}, "no function or class"),
-        ({"!": "name", "path": "no_such_package_here:f"}, "cannot be imported here"),
+        ({"!": "name", "path": "os:system"}, "of Python's standard library"),
+        ({"!": "name", "path": "sparkdl.storage:os.system"}, "which is sparkdl itself"),
+        ({"!": "name", "path": "torch.hub:load"}, "outside of torch.nn"),
+        ({"!": "name", "path": "torch.nn.functional:Tensor"}, "no class or function that torch.nn.functional defines"),
+        ({"!": "name", "path": "strange_package:f"}, r"allow_imports\('strange_package'\)"),
+        ({"!": "optimizer", "class": "strange_package:Best", "params": [], "groups": []}, "importing strange_package"),
         ({"!": "name", "path": "torch.nn.functional:no_such_loss"}, "has no 'no_such_loss'"),
         ({"!": "loss", "class": "Linear", "arguments": {}, "training": True}, "no loss 'Linear'"),
         ({"!": "exec", "code": "1"}, "does not know"),
@@ -135,6 +138,12 @@ def test_what_has_code_or_is_bound_to_something_else_is_left_to_a_pickle(value):
 def test_a_forged_file_makes_nothing_but_losses_optimizers_and_records(node, message):
     with pytest.raises(BundleError, match=message):
         Decoder({}).decode(node)
+
+
+def test_a_function_of_another_package_is_found_where_that_is_allowed():
+    node = {"!": "name", "path": "no_such_package_here:f"}
+    with pytest.raises(BundleError, match="cannot be imported here"):
+        Decoder({}, trusted=["no_such_package_here"]).decode(node)
 
 
 def test_a_summary_keeps_every_field():
