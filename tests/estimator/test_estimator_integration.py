@@ -247,7 +247,7 @@ def test_a_save_that_fails_midway_leaves_the_saved_model_as_it_was(spark, tmp_pa
     def full(*_, **__):
         raise StorageError("cannot write: the device is full")
 
-    monkeypatch.setattr(persistence.DefaultParamsWriter, "saveMetadata", full)
+    monkeypatch.setattr(persistence.DefaultParamsWriter, "_get_metadata_to_save", full)
     other = TorchModel(model=nn.Linear(2, 1), feature_columns=["a", "b"], label_columns=["y"])
     with pytest.raises(StorageError, match="the device is full"):
         other.write().overwrite().save(path)
