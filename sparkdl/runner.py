@@ -23,6 +23,7 @@ from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
 from sparkdl.launch.services import Service
 from sparkdl.observe import Event
+from sparkdl.storage import Configuration
 from sparkdl.world import World
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def run(
     services, preload = _services(backend)
     settled: dict[str, Any] = {"config": config, "services": services, "preload": preload}
     settled["on_event"] = settings.get("on_event")
-    job = functools.partial(_call, fn, tuple(args), dict(kwargs or {}))
+    job = functools.partial(_call, Configuration.here(), fn, tuple(args), dict(kwargs or {}))
     with task_errors():
         if num_proc is not None and num_proc < 0:
             return local.launch(job, num_proc=-num_proc, **settled)
@@ -270,9 +271,12 @@ def _active_session() -> SparkSession:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], world: World) -> T:
+def _call(
+    storage: Configuration, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any], world: World
+) -> T:
     """Call a user's function on a rank, and close the groups it leaves open: the worker will be used again."""
     with ExitStack() as stack:
+        stack.enter_context(storage.applied())
         stack.enter_context(before_first_group(functools.partial(_prepare_groups, stack)))
         value = fn(*args, **kwargs)
     horovod = sys.modules.get("horovod.torch")

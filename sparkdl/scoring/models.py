@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import cloudpickle
@@ -21,6 +21,7 @@ from torch import nn
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError
 from sparkdl.models.bundle import load_bundle
+from sparkdl.storage import Configuration
 
 __all__ = ["BundleSource", "ModelSource", "ModuleSource", "loaded", "place"]
 
@@ -49,18 +50,21 @@ class BundleSource:
         key: its content hash.
         allow_pickle: as for ``load_bundle``.
         trusted: as for ``load_bundle``.
+        storage: how the driver reaches the folder.
     """
 
     uri: str
     key: str
     allow_pickle: bool = False
     trusted: tuple[str, ...] = ()
+    storage: Configuration = field(default_factory=Configuration)
 
     def load(self, device: str) -> nn.Module:
         """Load it, checked against the hash that the driver saw."""
-        return load_bundle(
-            self.uri, device=device, expected_hash=self.key, allow_pickle=self.allow_pickle, trusted=self.trusted
-        ).model
+        with self.storage.applied():
+            return load_bundle(
+                self.uri, device=device, expected_hash=self.key, allow_pickle=self.allow_pickle, trusted=self.trusted
+            ).model
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundl
 from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource
 from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer
-from sparkdl.storage import sha256_hex
+from sparkdl.storage import Configuration, sha256_hex
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -128,7 +128,8 @@ def _source(
     info = model if isinstance(model, BundleInfo) else read_bundle(model)
     if info.model["kind"] == "pickle" and not allow_pickle:
         raise ConfigError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
-    return BundleSource(info.uri, info.content_hash, allow_pickle, trusted), info.signature
+    here = Configuration.here()
+    return BundleSource(info.uri, info.content_hash, allow_pickle, trusted, here), info.signature
 
 
 def _output_names(signature: Signature, given: Sequence[str] | None) -> list[str]:

@@ -5,6 +5,7 @@ document holds. Leaves: a ``Storage``, the one value for an address, which reads
 failure is a ``StorageError`` that names the remedy. Start reading in ``files.py``.
 """
 
+from sparkdl.storage.configuration import Configuration
 from sparkdl.storage.connect import options_for
 from sparkdl.storage.failures import storage_errors
 from sparkdl.storage.files import TEMPORARY, LocalStorage, RemoteStorage, Storage
@@ -13,6 +14,7 @@ from sparkdl.storage.sizes import Entry
 
 __all__ = [
     "TEMPORARY",
+    "Configuration",
     "Entry",
     "LocalStorage",
     "RemoteStorage",
