@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
+import time
+import uuid
+from pathlib import Path
 
 import pytest
+
+from sparkdl.storage import Storage
+
+S3_OPTIONS = {"key": "testing", "secret": "testing", "client_kwargs": {"region_name": "us-east-1"}}
 
 # Spark's workers take the first python3 on the PATH unless they are told.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -31,6 +40,66 @@ def spark(tmp_path_factory):
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(tmp_path_factory):
+    """An S3 server of its own process on the loopback interface."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    log = tmp_path_factory.mktemp("moto") / "log"
+    command = [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
+    with log.open("wb") as stream:
+        server = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ})
+    try:
+        address = None
+        while address is None and server.poll() is None:
+            address = re.search(rb"http://127\.0\.0\.1:\d+", log.read_bytes())
+        assert address is not None, log.read_text()
+        yield address[0].decode()
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+@pytest.fixture
+def s3_root(s3_endpoint):
+    """The storage of a fresh bucket's ``set`` prefix."""
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    root = Storage.of(f"s3://{bucket}/set", {**S3_OPTIONS, "endpoint_url": s3_endpoint})
+    root._fs.call_s3("create_bucket", Bucket=bucket)  # s3fs adds a location constraint that us-east-1 refuses
+    return root
+
+
+@pytest.fixture(scope="session")
+def hadoop(tmp_path_factory):
+    """The folder with Hadoop's configuration of an HDFS that was started for the tests; skips where there is none."""
+    tools = Path(__file__).resolve().parents[2] / "shared" / "yarn"
+    if not (tools / "start.sh").exists():
+        pytest.skip("needs HDFS: ../shared/yarn/start.sh does not lie beside the project")
+    pytest.importorskip("hdfs_native")
+    base = tmp_path_factory.mktemp("hadoop")
+    try:
+        # the script itself gives up after a minute, the server it started may need longer on a busy machine
+        subprocess.run(
+            [str(tools / "start.sh"), str(base), "1", "1024", "1"],
+            env={**os.environ, "PYTHON": sys.executable},
+            capture_output=True,
+            check=False,
+        )
+        while not (base / "ready").exists():
+            os.kill(int((base / "pid").read_text()), 0)
+            time.sleep(0.2)
+        yield base / "conf"
+    finally:
+        subprocess.run([str(tools / "stop.sh"), str(base)], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def hdfs(hadoop):
+    """The address of that HDFS, such as ``hdfs://localhost:8020``."""
+    text = (hadoop / "core-site.xml").read_text()
+    return re.search(r"<name>fs.defaultFS</name><value>([^<]+)", text)[1]
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from sparkdl.storage.connect import HADOOP, OBJECT_STORES, filesystem_of, option
 from sparkdl.storage.failures import http_status, storage_errors
 from sparkdl.storage.local import DurableFile, leads_out, open_regular, resolved
 from sparkdl.storage.names import plain_name
-from sparkdl.storage.remote import Upload
+from sparkdl.storage.remote import Upload, copy_tree, remove
 from sparkdl.storage.sizes import Entry, check_size, entry_of, whole
 
 __all__ = [
@@ -328,10 +328,7 @@ class RemoteStorage(Storage):
 
     def delete(self, recursive: bool = False) -> None:
         with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
-            if recursive:
-                self._fs.rm(self._path, recursive=True)
-            else:
-                self._fs.rm_file(self._path)  # rm would take a name with * for a pattern
+            remove(self._fs, self._path, recursive)
 
     def open_input(self) -> BinaryIO:
         with storage_errors(self.uri, "read"):
@@ -354,7 +351,11 @@ class RemoteStorage(Storage):
         with storage_errors(target.uri, "write"):
             if not isinstance(target, RemoteStorage) or target.protocol != self.protocol:
                 raise StorageError(f"{self.uri} cannot be moved to {target.uri}: they are of different filesystems")
-            self._fs.mv(self._path, target._path, recursive=True)
+            if self.renames:
+                self._fs.mv(self._path, target._path)
+                return
+            copy_tree(self._fs, self._path, target._path)
+        self.delete(recursive=True)
 
     def write_if_absent(self, data: bytes) -> None:
         if self.protocol in HADOOP:

@@ -1,16 +1,36 @@
-"""A file of another machine while it is written.
+"""What fsspec's filesystems do not do as one expects.
 
-Enters: fsspec's open file. Leaves: one that a failing block takes back.
+Enters: fsspec's open file, or its filesystem and paths. Leaves: a file that a failing block takes back; trees copied and
+removed by their names, whatever characters these hold.
 """
 
 from __future__ import annotations
 
+import glob
 import io
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Upload"]
+__all__ = ["Upload", "copy_tree", "remove"]
+
+
+def copy_tree(files: Any, source: str, target: str) -> None:
+    """Copy a file, or all files of a folder, one by one: fsspec's own ``mv`` looks for objects that folders have not."""
+    start = len(files._strip_protocol(source))
+    for path in files.find(source):
+        files.cp_file(path, target + path[start:])
+
+
+def remove(files: Any, path: str, recursive: bool) -> None:
+    """Remove a file, or a folder with all below it; ``rm`` alone takes a name with ``*`` for a pattern."""
+    if not recursive:
+        files.rm_file(path)
+    elif not glob.has_magic(path):
+        files.rm(path, recursive=True)
+    else:
+        for below in files.find(path):
+            files.rm_file(below)
 
 
 class Upload(io.RawIOBase):

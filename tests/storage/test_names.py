@@ -148,6 +148,10 @@ def test_a_name_with_a_star_deletes_one_file_of_an_object_store():
         root.child(name).write_atomic(b"")
     root.child("a*").delete()
     assert [entry.name for entry in root.list()] == ["a1", "a2"]
+    root.child("b[12]/c").write_atomic(b"")
+    root.child("b1/c").write_atomic(b"")
+    root.child("b[12]").delete(recursive=True)
+    assert [root.child(name).exists() for name in ("b1/c", "b[12]/c")] == [True, False]
     root.delete(recursive=True)
 
 
