@@ -1,7 +1,7 @@
 """What fsspec's filesystems do not do as one expects.
 
-Enters: fsspec's open file, or its filesystem and paths. Leaves: a file that a failing block takes back; trees copied and
-removed by their names, whatever characters these hold.
+Enters: fsspec's open file, or its filesystem and paths. Leaves: a file that a failing block takes back; trees
+copied and removed by their names, whatever characters these hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Upload", "copy_tree", "remove"]
 
 
 def copy_tree(files: Any, source: str, target: str) -> None:
-    """Copy a file, or all files of a folder, one by one: fsspec's own ``mv`` looks for objects that folders have not."""
+    """Copy a file, or all files of a folder, one by one; fsspec's ``mv`` asks object stores for folders and fails."""
     start = len(files._strip_protocol(source))
     for path in files.find(source):
         files.cp_file(path, target + path[start:])
