@@ -256,8 +256,8 @@ def _check_nulls(tensors: Sequence[TensorSpec], statistics: dict[str, ColumnStat
         (column, nulls), others = bad[0], bad[1:]
         more = f" (also {', '.join(f'{name}: {count}' for name, count in others)})" if others else ""
         raise DataError(
-            f"column {column!r} has {nulls} nulls{more}, allowed are 0: fill or drop them first, or set "
-            "nulls of write_shards' layout to 'fill' or 'mask'"
+            f"column {column!r} has {nulls} nulls{more}, allowed are 0: fill or drop them first "
+            "(write_shards does so by nulls='fill' or 'mask' of its layout)"
         )
 
 

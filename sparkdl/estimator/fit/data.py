@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import traceback
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -284,6 +285,11 @@ def _transformed(params: CheckedParams, df: DataFrame) -> DataFrame:
                 "transformation_edit_fields and _removed_fields describe a transformation_fn: give one, too"
             )
         return df
+    unknown = [name for name in removed if name not in df.columns]
+    if unknown:
+        raise SchemaError(
+            f"transformation_removed_fields names {unknown}, the frame has {df.columns}: correct the name"
+        )
     fields = {one.name: one for one in df.schema.fields if one.name not in removed}
     for edit in edits or ():
         name, dtype, shape, nullable = edit
@@ -293,11 +299,34 @@ def _transformed(params: CheckedParams, df: DataFrame) -> DataFrame:
     def apply(frames: Any) -> Any:
         for frame in promptly(frames):
             frame.columns = given
-            yield function(frame)[names]
+            yield _made(function, frame, names)
 
     # Spark's mapInPandas takes a dot in a name for a path into a struct.
     plain = df.toDF(*(f"column_{n}" for n in range(len(given))))
     return plain.mapInPandas(apply, T.StructType(list(fields.values())))
+
+
+def _made(function: Callable[[Any], Any], frame: Any, names: list[str]) -> Any:
+    """What a user's transformation makes of some rows, on a worker.
+
+    Raises:
+        ConfigError: it raised; names where.
+        SchemaError: it returned no frame with all the columns.
+    """
+    try:
+        made = function(frame)
+    except Exception as error:
+        _, own, *_ = *traceback.extract_tb(error.__traceback__), None  # the first frame is this one
+        place = f" at {own.filename}:{own.lineno}" if own else ""
+        raise ConfigError(f"transformation_fn raised {type(error).__name__}: {error}{place}: correct it") from error
+    lacking = [name for name in names if name not in getattr(made, "columns", ())]
+    if lacking:
+        found = list(made.columns) if hasattr(made, "columns") else f"a {type(made).__name__}"
+        raise SchemaError(
+            f"transformation_fn returned {found} without {lacking}: return them, or name in "
+            "transformation_removed_fields what it removes"
+        )
+    return made[names]
 
 
 def _spark_type(name: str, dtype: Any, shape: tuple[Any, ...]) -> T.DataType:

@@ -115,16 +115,20 @@ def boolean(name: str, value: Any) -> bool:
 
 def column(name: str, value: Any) -> str:
     """The name of one column."""
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str):
         raise _wrong(name, value, "the name of one column")
+    if not value:
+        raise ConfigError(f"{name}='' is an empty name: give the name of one column")
     return value
 
 
 def columns(name: str, value: Any) -> list[str]:
     """Names of columns, each once; one bare name counts as a list of one."""
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, Sequence) or not names or not all(isinstance(one, str) and one for one in names):
+    if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
         raise _wrong(name, value, "a list of column names")
+    if not names or not all(names):
+        raise ConfigError(f"{name}={value!r} holds {'an empty name' if names else 'no name'}: give names of columns")
     twice = sorted({one for one in names if list(names).count(one) > 1})
     if twice:
         raise ConfigError(f"{name} names {twice} more than once: name each column once")

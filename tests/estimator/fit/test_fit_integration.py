@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.errors import ConfigError, PreflightError, RankFailedError
+from sparkdl.errors import ConfigError, PreflightError, RankFailedError, SchemaError
 from sparkdl.estimator import SparkBackend, TorchEstimator
 from sparkdl.train.callbacks import Callback
 
@@ -204,6 +204,12 @@ def test_transformations_are_applied_before_rows_become_shards(frame):
     assert estimator(Net(), num_proc=1, **given).fit(dotted).summary.metrics["loss"] < 3
     with pytest.raises(ConfigError, match="give one, too"):
         estimator(transformation_removed_fields=["c"]).fit(frame)
+    with pytest.raises(SchemaError, match=r"removed_fields names \['z'\], the frame has"):
+        estimator(transformation_fn=scaled, transformation_removed_fields=["z"]).fit(frame)
+    with pytest.raises(ConfigError, match=r"^transformation_fn raised KeyError: 'nope' at .*: correct it$"):
+        estimator(transformation_fn=lambda rows: rows["nope"]).fit(frame)
+    with pytest.raises(SchemaError, match=r"^transformation_fn returned \['b', 'y'\] without \['a', 'c'\]"):
+        estimator(transformation_fn=lambda rows: rows[["b", "y"]]).fit(frame)
 
 
 def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame, tmp_path, monkeypatch):

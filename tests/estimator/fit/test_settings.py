@@ -1,11 +1,16 @@
 """Each parameter of the estimator arrives where its stage reads it."""
 
 import pytest
+import torch
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import SparkBackend, Store, TorchEstimator
 from sparkdl.estimator.fit import settings as s
+from sparkdl.estimator.fit.data import sharing_key
+from sparkdl.estimator.fit.views import Views
+from sparkdl.estimator.params.spec import SPECS
 from sparkdl.shards.manifest import Manifest
+from sparkdl.train.callbacks import Callback
 
 ROWS = Manifest(rows=100, bytes=4000, shards=(), tensors=())
 
@@ -89,3 +94,77 @@ def test_what_was_set_and_would_have_no_effect_is_refused(tmp_path, given, messa
     with pytest.raises(ConfigError, match=message):
         s.check_used(TorchEstimator(**given), temporary)
     s.check_used(TorchEstimator(min_num_proc=1, max_failures=1, keep_checkpoints=2), temporary)
+
+
+VALUES = {
+    "model": torch.nn.Linear(1, 1),
+    "optimizer": torch.optim.SGD,
+    "loss": torch.nn.L1Loss(),
+    "loss_constructors": [torch.nn.L1Loss],
+    "loss_weights": [0.5],
+    "metrics": [torch.nn.L1Loss()],
+    "callbacks": [Callback()],
+    "train_minibatch_fn": print,
+    "lr_scheduler": print,
+    "feature_cols": ["x"],
+    "label_cols": ["y"],
+    "sample_weight_col": "w",
+    "continuous_cols": ["c"],
+    "categorical_cols": ["k"],
+    "input_shapes": [[-1, 2]],
+    "label_shapes": [[-1, 2]],
+    "validation": 0.2,
+    "feature_dtypes": {"features": "int64"},
+    "transformation_fn": print,
+    "transformation_edit_fields": [("z", "float32", (), False)],
+    "transformation_removed_fields": ["z"],
+    "featuresCol": "x",
+    "labelCol": "y",
+    "weightCol": "w",
+    "validationIndicatorCol": "v",
+    "val_batch_size": 7,
+    "train_steps_per_epoch": 7,
+    "validation_steps_per_epoch": 7,
+    "random_seed": 7,
+    "precision": "bf16",
+    "max_grad_norm": 0.5,
+    "early_stopping_patience": 2,
+    "monitor": "val_mae",
+    "num_proc": 7,
+    "backend": "torch",
+    "gradient_compression": "fp16",
+    "store": "/tmp/somewhere",
+    "run_id": "mine",
+    "checkpoint_every": 7,
+    "timeout": 7.0,
+    "partitions_per_process": 7,
+    "train_reader_num_workers": 7,
+    "val_reader_num_workers": 7,
+    "shuffle_buffer_size": 7,
+}
+"""A value of each parameter that is not its default; numbers and booleans may be left out."""
+
+REFUSED = {"mp_start_method", "data_module", "reader_pool_type", "inmemory_cache_all"}
+OF_THE_MODEL = {"outputCols", "predictionCol", "probabilityCol", "rawPredictionCol", "transform_batch_size"}
+AFTER_A_FAILURE = {"max_failures", "min_num_proc"}  # test_lost_slots_integration.py
+
+
+def decided(folder, /, **given):
+    """All that an estimator's parameters come to before a rank starts."""
+    whole = {"model": None, "optimizer": None, "loss": torch.nn.MSELoss()} | given
+    whole |= {name: print for name in ("model", "optimizer") if whole[name] is None}
+    if "loss_constructors" in given:
+        del whole["loss"]
+    params = TorchEstimator(**whole)
+    roles = s.roles_of(params, "float32")
+    found = (s.user_parts(params), roles, s.shard_config(params, 2), s.task_plan(params, roles, Views(())))
+    found += (s.rank_job(params, ROWS, ROWS, folder, "r").keywords, s.launch_settings(params), s.ranks_wanted(params))
+    return repr((*found, sharing_key(params), params.getOrDefault("run_id") and s.run_id_of(params)))
+
+
+@pytest.mark.parametrize("spec", [one for one in SPECS if one.name not in REFUSED | OF_THE_MODEL | AFTER_A_FAILURE])
+def test_every_parameter_decides_something(store, spec):
+    value = VALUES.get(spec.name)
+    if value is None:
+        value = not spec.default if spec.unit.startswith("boolean") else spec.default + 1
+    assert decided(store, **{spec.name: value}) != decided(store)
