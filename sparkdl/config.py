@@ -79,7 +79,9 @@ class SyncConfig:
         bucket_mib: gradients are fused until a message has this size, MiB; None chooses by their bytes and the number
             of ranks. Ranks that share memory send no messages.
         compression: ``"fp16"`` or ``"bf16"`` halves the bytes of float32 gradients on the wire; None sends them whole.
-        sync_batch_norm: replace BatchNorm layers by ones whose statistics run over the global batch.
+        sync_batch_norm: statistics of BatchNorm layers run over the global batch, as do InstanceNorm's running ones.
+            None does so where the model has such layers and there is more than one rank, and warns of layers where it
+            cannot; True raises there; False leaves each rank its own, so that N ranks train another model than one.
         shared_memory: ranks that all compute on the CPUs of one host exchange gradients through memory they share
             instead of the backend's all-reduce. None does so where the backend was chosen by ``"auto"`` and
             ``compression`` is not set: who names a backend gets its all-reduce. True raises where it cannot be done.
@@ -88,7 +90,7 @@ class SyncConfig:
     bucket_mib: float | None = None
     compression: str | None = None
     shared_memory: bool | None = None
-    sync_batch_norm: bool = False
+    sync_batch_norm: bool | None = None
 
     def __post_init__(self) -> None:
         require(

@@ -46,8 +46,8 @@ class GradientSync(Protocol):
     def forward_is_collective(self) -> bool:
         """Whether a forward or backward pass itself waits for the other ranks, as synchronised batch norm does.
 
-        Where it is true, a rank with an empty local batch must run both passes all the same; where it is false, it
-        may go straight to ``synchronize()``.
+        Where it is true, a rank with an empty local batch must run both passes all the same, over rows that stand in
+        for none (``without_rows``); where it is false, it may go straight to ``synchronize()``.
         """
         ...
 
@@ -55,6 +55,20 @@ class GradientSync(Protocol):
         """Backward passes inside only add to the local gradients; nothing travels.
 
         Behind it every ``param.grad`` has memory of its own, so that the next pass adds to each of them once.
+        """
+        ...
+
+    def without_rows(self) -> AbstractContextManager[None]:
+        """Forward passes inside, and their backward passes, count nothing in what ranks exchange on the way.
+
+        What they do to ``param.grad`` is the caller's affair.
+        """
+        ...
+
+    def share_buffers(self) -> None:
+        """Give all ranks rank 0's buffers, so that all validate and save the same model; every rank calls it.
+
+        Warns once where floating-point buffers had drifted apart.
         """
         ...
 

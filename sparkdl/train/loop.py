@@ -202,7 +202,7 @@ class _Trainer:
         self.window.flush()
         self.reporter.epoch_done()
         self._tell_without_divisor()
-        self._share_buffers()
+        self.sync.share_buffers()
         whole = run.batch >= self.steps_per_epoch
         if not whole and not self._finished():
             whole = True  # the source had less to give than it said, as after resuming with other batches
@@ -249,7 +249,7 @@ class _Trainer:
             self.window.flush()
             self.scalars.steps()
         if due:
-            self._share_buffers()
+            self.sync.share_buffers()
             self._save()
 
     def _stops_here(self) -> bool:
@@ -275,12 +275,6 @@ class _Trainer:
             )
             logger.warning(message)
             emit("log", message=message)
-
-    def _share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers (running statistics), so that all validate and save the same model."""
-        buffers = list(self.run.model.buffers())
-        if buffers and self.run.world.size > 1:
-            self.collective.broadcast(buffers)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 

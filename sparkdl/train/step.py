@@ -99,6 +99,7 @@ class Stepper:
     ) -> None:
         self._sync, self._optimizer, self._objective = sync, optimizer, objective
         self._net = _compiled(sync.model, config.compile)
+        self._task = task
         self._call = caller_of(task)
         self._train_step = task.train_step
         self._precision = config.precision
@@ -107,6 +108,7 @@ class Stepper:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(device.type) if config.precision == "fp16" else None
         self.norm: torch.Tensor | None = None
+        self._row: dict[str, torch.Tensor] | None = None
         self._is_plain = config.precision == "fp32" and objective is not None
         self.divides = objective is None or not objective.only_sums
         optimizer.zero_grad(set_to_none=True)
@@ -123,14 +125,15 @@ class Stepper:
             The batch's loss on this rank, detached, such that its mean over ranks is the loss of the global batch; and
             the model's outputs, None where there is no row.
         """
+        if self._row is None and self._sync.forward_is_collective and batch.rows:
+            self._row = {name: tensor[:1].clone() for name, tensor in batch.items()}
         if self._is_plain and last and share == 1.0 and batch.rows:  # what follows, without what does not apply
             outputs = self._call(self._net, batch)
             loss = self._objective(outputs, batch)  # type: ignore[misc]
             loss.backward()
             return loss.detach(), outputs
-        if batch.rows == 0 and not self._sync.forward_is_collective:
-            if self._objective is not None:
-                self._objective.skip(batch)
+        if batch.rows == 0:
+            self._pass_without_rows(batch)
             return torch.zeros((), device=self._device), None
         if self._precision == "fp32":
             loss, outputs = self._loss(batch)
@@ -145,7 +148,32 @@ class Stepper:
         else:
             with self._sync.accumulate():
                 scaled.backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), outputs if batch.rows else None
+        return loss.detach(), outputs
+
+    def _pass_without_rows(self, batch: BatchLike) -> None:
+        """Take part in what the other ranks exchange while they compute with their rows.
+
+        Layers that wait for other ranks in both passes need passes, and few models take a batch of no rows: the first
+        row that this rank had stands in, or one of zeros. It counts for nothing, and its gradients are thrown away.
+        """
+        if self._sync.forward_is_collective:
+            rows = self._row or {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}
+            stand_in = Batch(rows, step=batch.step, epoch=batch.epoch, rows=1)
+            with self._sync.without_rows(), autocast_of(self._precision, self._device):
+                loss = self._loss_alone(stand_in, batch)
+            wanted = [p for p in {*self._sync.model.parameters(), *self._parameters} if p.requires_grad]
+            if loss.requires_grad:
+                torch.autograd.grad(loss, wanted, allow_unused=True)
+        elif self._objective is not None:
+            self._objective.skip(batch)
+
+    def _loss_alone(self, stand_in: Batch, batch: BatchLike) -> torch.Tensor:
+        """The loss of rows that stand in for those of ``batch``: all that travels is said to be of no rows."""
+        if self._objective is None:
+            return self._loss(stand_in)[0]
+        outputs = self._call(self._net, stand_in)
+        self._objective.skip(batch)
+        return Objective(self._task, self._device, 1, lambda tensor: tensor)(outputs, stand_in)
 
     def update(self, correction: float) -> None:
         """Synchronise, clip and step.

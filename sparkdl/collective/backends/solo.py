@@ -6,7 +6,7 @@ Enters and leaves: one rank's tensors and objects.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,8 +38,14 @@ class _SoloSync:
         yield
         separate(self._params)
 
+    def without_rows(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def synchronize(self) -> None:
         separate(self._params)
+
+    def share_buffers(self) -> None:
+        pass
 
     def state_dict(self) -> dict[str, Any]:
         return {}

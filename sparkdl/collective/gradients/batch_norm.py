@@ -1,65 +1,180 @@
-"""Batch norm whose statistics run over the global batch, on CPU as on GPU, for local batches of any size.
+"""Normalisation whose statistics run over the global batch, on CPU as on GPU, for local batches of any size.
 
-Enters: a model with ``BatchNorm`` layers. Leaves: the same model, whose layers, while they train, ask the other ranks
-for their count, mean and variance. torch's own ``SyncBatchNorm`` takes CUDA tensors only.
+Enters: a model with ``BatchNorm`` layers, or ``InstanceNorm`` layers with running statistics. Leaves: the same model,
+whose layers ask the other ranks for their counts, means and variances while they train. torch's own ``SyncBatchNorm``
+takes CUDA tensors only.
+
+The modules stay the ones they are, with their parameters and buffers: only their ``forward`` is replaced, on the
+instance, so that a state dict, a copy, a pickle and ``isinstance`` see nothing of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import MethodType
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
+from sparkdl import observe
 from sparkdl.collective.base import Ranks
+from sparkdl.errors import ConfigError
 
-__all__ = ["synchronised_batch_norm"]
+__all__ = ["SynchronisedNorms", "synchronise_norms"]
 
 CHANNEL = "batch_norm"
 
 
-def synchronised_batch_norm(model: torch.nn.Module, ranks: Ranks) -> Callable[[], None]:
-    """Make every ``BatchNorm`` of ``model`` use statistics of the global batch; return what undoes it.
+def synchronise_norms(model: torch.nn.Module, ranks: Ranks, wanted: bool | None) -> SynchronisedNorms | None:
+    """Let the normalisation layers of ``model`` see the global batch; None where there is nothing to synchronise.
 
-    The modules stay the ones they are, with their parameters and buffers: only their ``forward`` is replaced, on the
-    instance, so that a state dict, an EMA copy and ``isinstance`` see nothing of it.
+    Args:
+        model: whose layers to take.
+        ranks: the ranks of the run.
+        wanted: True and None synchronise; of a layer that cannot be, None warns. False logs that ranks then differ from
+            one rank.
+
+    Raises:
+        ConfigError: ``wanted`` contradicts a layer of the model.
     """
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    ranks.open_channel(CHANNEL)
-    for index, layer in enumerate(layers):
-        _RANKS[layer] = (ranks, f"{CHANNEL}.{index}")
-        layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
+    layers = {name: module for name, module in model.named_modules() if _sees_the_batch(module)}
+    if ranks.world.size == 1 or not layers:
+        return None
+    first = next(iter(layers))
+    if wanted is False:
+        given = next((name for name, layer in layers.items() if _synchronises_itself(layer)), None)
+        if given is not None:
+            raise ConfigError(
+                f"sync_batch_norm=False, but layer {given!r} is a {type(layers[given]).__name__}: leave one of them out"
+            )
+        _tell(ranks, f"sync_batch_norm=False: layer {first!r} and the like see each rank's own rows alone")
+        return None
+    foreign = next((name for name, layer in layers.items() if not _is_known(layer)), None)
+    if foreign is not None:
+        what = f"layer {foreign!r}, a {type(layers[foreign]).__name__}, has a forward of its own"
+        if wanted:
+            raise ConfigError(f"sync_batch_norm=True, but {what}: replace the layer, or leave sync_batch_norm out")
+        _tell(ranks, f"{what}, which sees each rank's own rows alone")
+    known = {name: layer for name, layer in layers.items() if _is_known(layer)}
+    return SynchronisedNorms(model, known, ranks) if known else None
 
-    def undo() -> None:
-        for layer in layers:
+
+def _tell(ranks: Ranks, what: str) -> None:
+    if ranks.world.is_leader:
+        observe.logger.warning("%s: %d ranks train another model than one rank would", what, ranks.world.size)
+
+
+def _sees_the_batch(module: torch.nn.Module) -> bool:
+    """Whether what the module computes, or keeps for evaluation, mixes the rows of a batch."""
+    return isinstance(module, _BatchNorm) or (isinstance(module, _InstanceNorm) and module.running_mean is not None)
+
+
+def _synchronises_itself(module: torch.nn.Module) -> bool:
+    return type(module).__name__ == "SyncBatchNorm"  # torch's and Horovod's
+
+
+def _is_known(module: torch.nn.Module) -> bool:
+    ours = (_BatchNorm.forward, SyncBatchNorm.forward, _InstanceNorm.forward)
+    return type(module).forward in ours or _synchronises_itself(module)
+
+
+class SynchronisedNorms:
+    """The layers of one model that see the global batch.
+
+    Attributes:
+        training: whether the model is in training mode; elsewhere the ranks do not run in step, and no layer asks.
+        counts_rows: whether the rows of a forward pass that begins now count, in it and in its backward pass.
+    """
+
+    def __init__(self, model: torch.nn.Module, layers: Mapping[str, torch.nn.Module], ranks: Ranks) -> None:
+        self._model = model
+        self._layers = list(layers.values())
+        self.ranks = ranks
+        self.counts_rows = True
+        ranks.open_channel(CHANNEL)
+        for name, layer in layers.items():
+            run = _instance_norm if isinstance(layer, _InstanceNorm) else _batch_norm
+            layer.forward = _Forward(layer, self, name, run)
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is in training mode."""
+        return self._model.training
+
+    def add(self, numbers: torch.Tensor, key: str, *, counts: bool) -> torch.Tensor:
+        """Sum ``numbers`` over the ranks, without this rank's where they do not count."""
+        summed = numbers.contiguous().view(-1) if counts else torch.zeros_like(numbers).view(-1)
+        self.ranks.start_all_reduce(summed, "sum", f"{CHANNEL}.{key}", channel=CHANNEL).wait()
+        return summed.view_as(numbers)
+
+    @contextmanager
+    def without_rows(self) -> Iterator[None]:
+        """Let passes inside take part and count nothing."""
+        before, self.counts_rows = self.counts_rows, False
+        try:
+            yield
+        finally:
+            self.counts_rows = before
+
+    def undo(self) -> None:
+        """Give the layers their own ``forward`` back."""
+        for layer in self._layers:
             layer.__dict__.pop("forward", None)
-            _RANKS.pop(layer, None)
-
-    return undo
 
 
-# Kept beside the layers, so that a deep copy of one has its weights alone: it never waits for others.
-_RANKS: WeakKeyDictionary[_BatchNorm, tuple[Ranks, str]] = WeakKeyDictionary()
+class _Forward:
+    """Stands in for ``forward`` of one layer. A copy or a pickle of the layer holds the layer's own."""
+
+    def __init__(
+        self, layer: Any, norms: SynchronisedNorms, name: str, run: Callable[[Any, torch.Tensor, _Forward], Any]
+    ) -> None:
+        self.layer, self.norms, self.name, self.run = layer, norms, name, run
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor
+        # In evaluation mode, too, a layer without running statistics normalises by those of its batch.
+        if self.norms.training and (self.layer.training or self.layer.running_mean is None):
+            result = self.run(self.layer, batch, self)
+        else:
+            result = type(self.layer).forward(self.layer, batch)
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.layer, "forward")  # the class's: a copy gets its attributes after this
 
 
-def _forward(layer: _BatchNorm, batch: torch.Tensor) -> torch.Tensor:
-    known = _RANKS.get(layer)
-    if known is None or not layer.training:
-        return type(layer).forward(layer, batch)
-    ranks, key = known
+def _instance_norm(layer: _InstanceNorm, batch: torch.Tensor, here: _Forward) -> torch.Tensor:
+    """Normalise each instance by itself, and make the running statistics those of all ranks' instances.
+
+    They move linearly in the means over a batch's instances, so that their mean over the ranks, weighted by instances,
+    is what one rank keeps.
+    """
+    out: torch.Tensor = type(layer).forward(layer, batch)
+    mean, variance = layer.running_mean, layer.running_var
+    if mean is None or variance is None:
+        return out
+    instances = batch.shape[0] if batch.dim() > layer._get_no_batch_dim() else 1  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        sums = torch.cat([mean * instances, variance * instances, mean.new_tensor([instances])])
+        sums = here.norms.add(sums, f"{here.name}.forward", counts=here.norms.counts_rows)
+        torch._foreach_copy_([mean, variance], list((sums[:-1] / sums[-1]).chunk(2)))
+    return out
+
+
+def _batch_norm(layer: _BatchNorm, batch: torch.Tensor, here: _Forward) -> torch.Tensor:
     layer._check_input_dim(batch)  # type: ignore[no-untyped-call]
     out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-        batch, layer.weight, layer.bias, layer.eps, ranks, key
+        batch, layer.weight, layer.bias, layer.eps, here
     )
-    _track(layer, mean, variance, count)
+    if layer.training:
+        _track(layer, mean, variance, count)
     return out  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
-def _track(layer: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+def _track(layer: _NormBase, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
     """Move the running statistics, as ``torch.nn.BatchNorm`` does on one rank."""
     if not layer.track_running_stats or layer.running_mean is None or layer.running_var is None:
         return
@@ -83,17 +198,17 @@ class _Normalise(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
-        ranks: Ranks,
-        key: str,
+        here: _Forward,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         axes = [axis for axis in range(batch.dim()) if axis != 1]
         shape = [1, -1] + [1] * (batch.dim() - 2)
         wide = batch.to(torch.promote_types(batch.dtype, torch.float32))
-        mean, variance, count = _global_moments(wide, axes, shape, ranks, key)
+        mean, variance, count = _global_moments(wide, axes, shape, here)
         scale = (variance + eps).rsqrt()
         normal = (wide - mean.view(shape)) * scale.view(shape)
-        ctx.save_for_backward(normal, weight, scale, count)
-        ctx.ranks, ctx.key, ctx.axes, ctx.shape = ranks, key, axes, shape
+        ctx.save_for_backward(normal, weight, bias, scale, count)
+        ctx.here, ctx.axes, ctx.shape = here, axes, shape
+        ctx.counts = here.norms.counts_rows
         ctx.mark_non_differentiable(mean, variance, count)
         out = normal if weight is None else normal * weight.view(shape)
         out = out if bias is None else out + bias.view(shape)
@@ -101,40 +216,49 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        normal, weight, scale, count = ctx.saved_tensors
+        normal, weight, bias, scale, count = ctx.saved_tensors
         shape, axes = ctx.shape, ctx.axes
         wide = grads[0].to(normal.dtype)
         grad_bias, grad_weight = wide.sum(axes), (wide * normal).sum(axes)
-        sums = torch.cat([grad_bias, grad_weight])
-        ctx.ranks.start_all_reduce(sums, "sum", f"{ctx.key}.backward", channel=CHANNEL).wait()
+        sums = torch.stack([grad_bias, grad_weight])
+        sums = ctx.here.norms.add(sums, f"{ctx.here.name}.backward", counts=ctx.counts)
         over_all, over_all_normal = (sums / count.clamp(min=1)).view(2, *shape)
         inner = wide - over_all - normal * over_all_normal
         factor = scale if weight is None else scale * weight
         grad_batch = (inner * factor.view(shape)).to(grads[0].dtype)
-        if weight is None:
-            return grad_batch, None, None, None, None, None
-        return grad_batch, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None, None
+        own_weight = None if weight is None else grad_weight.to(weight.dtype)
+        own_bias = None if bias is None else grad_bias.to(bias.dtype)
+        return grad_batch, own_weight, own_bias, None, None
 
 
 def _global_moments(
-    wide: torch.Tensor, axes: list[int], shape: list[int], ranks: Ranks, key: str
+    wide: torch.Tensor, axes: list[int], shape: list[int], here: _Forward
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean, biased variance and count over all ranks, in one message.
 
     Every rank sends its count, mean and sum of squared deviations, which are merged as Chan, Golub and LeVeque (1979)
     do: a sum of squares would cancel where the mean is large.
+
+    Raises:
+        ConfigError: there is one value a channel on all ranks together, as torch refuses on one; every rank raises it.
     """
-    channels, size = wide.shape[1], ranks.world.size
+    world = here.norms.ranks.world
+    channels = wide.shape[1]
     rows = wide.numel() // max(1, channels)
-    slots = wide.new_zeros(size, 2 * channels + 1)
+    slots = wide.new_zeros(world.size, 2 * channels + 1)
     if rows:
         mean = wide.mean(axes)
-        slots[ranks.world.rank, 0] = rows
-        slots[ranks.world.rank, 1 : channels + 1] = mean
-        slots[ranks.world.rank, channels + 1 :] = (wide - mean.view(shape)).square().sum(axes)
-    ranks.start_all_reduce(slots.view(-1), "sum", f"{key}.forward", channel=CHANNEL).wait()
+        slots[world.rank, 0] = rows
+        slots[world.rank, 1 : channels + 1] = mean
+        slots[world.rank, channels + 1 :] = (wide - mean.view(shape)).square().sum(axes)
+    slots = here.norms.add(slots, f"{here.name}.forward", counts=here.norms.counts_rows)
     counts, means, squares = slots[:, :1], slots[:, 1 : channels + 1], slots[:, channels + 1 :]
     count = counts.sum()
+    if rows <= 1 and count == 1:  # reading waits for a GPU, and who has more rows need not read
+        raise ConfigError(
+            f"layer {here.name!r} got one value a channel in a whole global batch, and one value has no variance: "
+            "choose a batch size that leaves no step with a single row"
+        )
     mean = (counts * means).sum(0) / count.clamp(min=1)
     within = squares.sum(0) + (counts * (means - mean).square()).sum(0)
     return mean, within / count.clamp(min=1), count

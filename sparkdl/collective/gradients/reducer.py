@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,8 +28,9 @@ from torch.utils.hooks import RemovableHandle
 from sparkdl import observe
 from sparkdl.collective.agree import named_parameters
 from sparkdl.collective.base import Ranks
-from sparkdl.collective.gradients.batch_norm import synchronised_batch_norm
+from sparkdl.collective.gradients.batch_norm import synchronise_norms
 from sparkdl.collective.gradients.buckets import Bucket, bucket_bytes, plan_buckets, separate
+from sparkdl.collective.gradients.buffers import BufferSharing
 from sparkdl.collective.gradients.carrier import AllReduceCarrier, Carrier
 from sparkdl.collective.gradients.mesh import Mesh, open_mesh
 from sparkdl.collective.gradients.shared_memory import SharedMemoryCarrier
@@ -66,9 +67,8 @@ class Reducer:
         self._order: dict[torch.nn.Parameter, None] = {}
         self._local = False
         self._reset()
-        self._undo_batch_norm: Callable[[], None] | None = None
-        if config.sync_batch_norm:
-            self._undo_batch_norm = synchronised_batch_norm(model, ranks)
+        self._norms = synchronise_norms(model, ranks, config.sync_batch_norm)
+        self.share_buffers = BufferSharing(model, ranks)
         self._carrier = _open_carrier(ranks, self._params, config)
         self._settled = not self._carrier.overlaps  # what leaves behind the backward pass needs no order
         self._adopt_trainable()
@@ -93,7 +93,7 @@ class Reducer:
     @property
     def forward_is_collective(self) -> bool:
         """Whether batch norm waits for the other ranks in both passes."""
-        return self._undo_batch_norm is not None
+        return self._norms is not None
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -104,6 +104,10 @@ class Reducer:
         finally:
             self._local = before
         separate(self._params)
+
+    def without_rows(self) -> AbstractContextManager[None]:
+        """Forward passes inside, and their backward passes, count nothing in what ranks exchange on the way."""
+        return nullcontext() if self._norms is None else self._norms.without_rows()
 
     def synchronize(self) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks."""
@@ -150,9 +154,9 @@ class Reducer:
         self._handles.clear()
         self._carrier.close()
         self._buckets, self._bucket_of = [], {}
-        if self._undo_batch_norm is not None:
-            self._undo_batch_norm()
-            self._undo_batch_norm = None
+        if self._norms is not None:
+            self._norms.undo()
+            self._norms = None
 
     def _dense(self) -> list[torch.nn.Parameter]:
         return [param for param in self._params if param in self._trained and param not in self._sparse]

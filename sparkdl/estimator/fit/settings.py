@@ -201,7 +201,9 @@ def train_config(params: CheckedParams, store: Store, run_id: str) -> TrainConfi
         early_stopping_patience=get("early_stopping_patience"),
         compile=get("compile"),
         tensorboard_dir=logs if writes_logs and importlib.util.find_spec("tensorboard") else None,
-        sync=SyncConfig(compression=None if compression == "none" else compression),
+        sync=SyncConfig(
+            compression=None if compression == "none" else compression, sync_batch_norm=get("sync_batch_norm")
+        ),
     )
 
 
