@@ -65,7 +65,7 @@ def task_errors() -> Iterator[None]:
         found = task_error(raised)
         if found is None or found is raised:
             raise
-        raise found from raised
+        raise found from raised.with_traceback(None)  # our own frames, or Spark's copy of what its text says anyway
 
 
 def map_task_errors_of_actions() -> None:

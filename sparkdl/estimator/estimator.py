@@ -68,6 +68,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
             DataError: the rows do not fit the model, the loss or the number of ranks.
             ConfigError: parameters do not fit each other or the model.
             RankFailedError: a rank failed more often than max_failures allows.
+            SparkdlError: what a rank refused, as what it is: a ``NonFiniteLossError``, an ``IntegrityError``.
         """
         check_frame("fit", dataset)
         return super().fit(dataset, params)

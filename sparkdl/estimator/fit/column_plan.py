@@ -70,9 +70,9 @@ class Roles:
             if shapes is not None and len(shapes) != len(columns):
                 raise ConfigError(f"{name} has {len(shapes)} shapes for {len(columns)} columns: give one a column")
         for name, named in (("continuous_cols", self.continuous), ("categorical_cols", self.categorical)):
-            strangers = [column for column in named if column not in self.features]
-            if strangers:
-                raise ConfigError(f"{name} names {strangers}, which feature_cols does not: name them there, too")
+            unknown = [column for column in named if column not in self.features]
+            if unknown:
+                raise ConfigError(f"{name} names {unknown}, which feature_cols does not: name them there, too")
             if named and self.shapes is not None:
                 raise ConfigError(
                     f"{name} packs columns, and input_shapes gives each its own tensor: drop one of the two"
@@ -80,9 +80,9 @@ class Roles:
         both = sorted(set(self.continuous) & set(self.categorical))
         if both:
             raise ConfigError(f"continuous_cols and categorical_cols both name {both}: name each in one of them")
-        strangers = sorted(set(self.dtypes) - set(self.features))
-        if strangers:
-            raise ConfigError(f"feature_dtypes names {strangers}, which are no feature columns: take them out")
+        unknown = sorted(set(self.dtypes) - set(self.features))
+        if unknown:
+            raise ConfigError(f"feature_dtypes names {unknown}, which are no feature columns: take them out")
 
 
 @dataclass(frozen=True, kw_only=True)
