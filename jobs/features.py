@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs.settings import EtlSettings, Settings
+from sparkdl.columns.statistics import RunningStats
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.tables.table import Table
 
@@ -79,13 +80,13 @@ class Moments:
     variance: float
 
     def merged(self, other: Moments) -> Moments:
-        """Return the moments of both sets of rows together (Chan, Golub and LeVeque 1979, eq. 2.1)."""
-        rows = self.rows + other.rows
-        if not self.rows or not other.rows:
-            return self if self.rows else other
-        delta = other.mean - self.mean
-        squares = self.variance * self.rows + other.variance * other.rows + delta**2 * self.rows * other.rows / rows
-        return Moments(rows=rows, mean=self.mean + delta * other.rows / rows, variance=squares / rows)
+        """Return the moments of both sets of rows together."""
+        both = self._running()
+        both.merge(other._running())
+        return Moments(rows=both.count, mean=both.mean, variance=both.squares / both.count if both.count else 0.0)
+
+    def _running(self) -> RunningStats:
+        return RunningStats(count=self.rows, mean=self.mean, squares=self.variance * self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
