@@ -290,6 +290,9 @@ class LoaderConfig:
         fetch_threads: that fetch and decompress blocks which cannot be mapped where they lie.
         on_damage: ``"error"`` raises on a block that differs from its hash; ``"substitute"`` puts the rows of the next
             whole block in their place, and logs it.
+        verify: ``"first"`` compares a block with its hash when it is first read, and again when its file has changed
+            (looked for as an epoch begins and ends: one ``stat`` a file); ``"epoch"`` does so in every epoch, which
+            also finds what a failing disk or memory does to a file.
         ragged: ``"padded"`` gives ``(rows, longest, ...)`` and a mask ``<name>__valid``; ``"jagged"`` nested tensors.
         pad_value: fills padded rows.
         max_length: ragged rows are cut off behind this many elements; None keeps them whole.
@@ -307,6 +310,7 @@ class LoaderConfig:
     decode_threads: int | None = None
     fetch_threads: int = 8
     on_damage: str = "error"
+    verify: str = "first"
     ragged: str = "padded"
     pad_value: float = 0
     max_length: int | None = None
@@ -329,6 +333,7 @@ class LoaderConfig:
             require(value is None or value >= 1, f"{name}={value} is below 1: give at least 1")
         for name, chosen, allowed in (
             ("on_damage", self.on_damage, ("error", "substitute")),
+            ("verify", self.verify, ("first", "epoch")),
             ("ragged", self.ragged, ("padded", "jagged")),
         ):
             require(chosen in allowed, f"{name}={chosen!r} is not one of {allowed}: choose one of these")

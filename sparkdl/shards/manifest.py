@@ -46,6 +46,9 @@ Version 1 kept decimals as integers, which a model would take for other numbers:
 MAX_BYTES = 1 << 30
 """Of a manifest: some ten million blocks."""
 
+MAX_BLOCK_ROWS = 1 << 20
+"""Rows of a block: buffers are sized by it before the block is read."""
+
 _Bytes = bytes  # inside Manifest the name is a field
 _FORMAT, _BODY = 1, b',"manifest":'
 
@@ -213,6 +216,10 @@ class Manifest:
         found = documents.convert({**fields, "shards": ()}, cls, source)
         _check_settings(found, source)
         _check_tensors(found.tensors, source)
+        _check_statistics(found.statistics, source)
+        paths = [shard.path for shard in shards]
+        if len(set(paths)) < len(paths):
+            raise source.error("it names a file twice", "$.shards")
         for name, total in (("rows", sum(one.rows for one in shards)), ("bytes", sum(one.bytes for one in shards))):
             if getattr(found, name) != total:
                 raise source.error(f"{getattr(found, name)} is not the sum over its shards, {total}", f"$.{name}")
@@ -289,6 +296,8 @@ def shard_from_json(shard: Any, source: documents.Source = _REPORT, root: str = 
         raise source.error(
             f"{found.rows} is not the sum over its blocks, {sum(rows)}, of at least a row", f"{root}.rows"
         )
+    if max(rows, default=0) > MAX_BLOCK_ROWS:
+        raise source.error(f"a block of {max(rows)} rows exceeds {MAX_BLOCK_ROWS}", f"{root}.blocks[0]")
     ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
     if any(end > start for end, start in zip(ends, [*offsets[1:], found.bytes], strict=True)) or 0 in sizes:
         raise source.error(f"its blocks overlap, or end behind its {found.bytes} bytes", f"{root}.blocks")
@@ -313,7 +322,8 @@ def _check_tensors(tensors: tuple[TensorSpec, ...], source: documents.Source) ->
         wrong = {
             "name": not spec.name or names.count(spec.name) > 1,
             "dtype": spec.dtype not in (*DTYPES, "binary"),
-            "shape": len(spec.shape) > 8 or min(spec.shape, default=0) < 0 or math.prod(spec.shape) > 2**40,
+            "shape": len(spec.shape) > 8 or min(spec.shape, default=0) < 0 or math.prod(spec.shape) >= 2**31,
+            "columns": not spec.columns,
             "role": spec.role not in ("feature", "label", "mask"),
             "logical": spec.logical not in ("", "date", "timestamp", "timestamp_ntz", "string"),
             "nulls": spec.nulls not in ("error", "fill", "mask"),
@@ -321,6 +331,14 @@ def _check_tensors(tensors: tuple[TensorSpec, ...], source: documents.Source) ->
         }
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
             raise source.error(f"{getattr(spec, name)!r} is nothing it can be", f"$.tensors[{position}].{name}")
+
+
+def _check_statistics(statistics: Mapping[str, ColumnStats], source: documents.Source) -> None:
+    """Buffers are sized by means and counts."""
+    for name, stats in statistics.items():
+        counts = (stats.count, stats.null_count, stats.nan_count, stats.inf_count)
+        if min(counts) < 0 or (stats.mean is not None and not math.isfinite(stats.mean)):
+            raise source.error(f"{stats} are no statistics of a column", f"$.statistics[{name!r}]")
 
 
 def schema_hash(tensors: tuple[TensorSpec, ...]) -> str:

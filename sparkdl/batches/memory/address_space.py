@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import StorageError
+from sparkdl.errors import IntegrityError, StorageError
 
 __all__ = ["PAGE", "Arena"]
 
@@ -60,8 +60,16 @@ class _Range:
         self.address = int(address)
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (self.address, True)}
 
+    def _within(self, offset: int, size: int) -> None:
+        """Memory outside of the range belongs to somebody else."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise IntegrityError(
+                f"{size} bytes at {offset} lie outside of the {self.size} reserved: write the set again"
+            )
+
     def place(self, offset: int, size: int, descriptor: int) -> None:
         """Map the first ``size`` bytes of a file at ``offset``, or with -1 take the file there away."""
+        self._within(offset, pages(size))
         if descriptor < 0:
             flags, size = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED, pages(size)
         else:
@@ -74,6 +82,7 @@ class _Range:
             )
 
     def advise(self, offset: int, size: int, advice: int) -> None:
+        self._within(offset, size)
         first = offset // PAGE * PAGE
         self._libc.madvise(self.address + first, offset + size - first, advice)
 

@@ -3,34 +3,33 @@
 Enters: a manifest and its files. Leaves: for every tensor, the place of its first element in each block, counted in
 elements from the start of one ``Arena``; with it, any row of the set is one index.
 
-Uncompressed Arrow files of this machine are mapped where they lie (``MappedBlocks``, here); all else goes through
-the host's cache (``remote.CachedBlocks``).
+Uncompressed Arrow files of this machine are mapped where they lie (``mapped.MappedBlocks``); all else goes through
+the host's cache (``remote.CachedBlocks``). Bytes that were checked once are checked again when they may have changed:
+when an epoch begins and when it ends.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.batches.memory.address_space import Arena, pages
+from sparkdl.batches.memory.address_space import Arena
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import arrow_schema
 from sparkdl.config import LoaderConfig
-from sparkdl.errors import IntegrityError, StorageError
+from sparkdl.errors import IntegrityError
 from sparkdl.observe import emit, logger
 from sparkdl.shards.manifest import BlockInfo, Manifest, ShardInfo
-from sparkdl.storage import xxh3_hex
 
-__all__ = ["Blocks", "MappedBlocks", "is_ragged"]
+__all__ = ["Blocks", "is_ragged"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -115,7 +114,7 @@ class Blocks(ABC):
         if self._checked[block] and self._present(block):
             return block
         if block in self.damaged:
-            return self.damaged[block]
+            return self.ready(self.damaged[block])
         try:
             self._load(block)
         except IntegrityError as damage:
@@ -124,6 +123,30 @@ class Blocks(ABC):
             return self._substitute(block, damage)
         self._checked[block] = True
         return block
+
+    def begin_epoch(self) -> None:
+        """Have blocks checked again before they are read: by policy all, else those that may have changed."""
+        with self._lock:
+            for block in range(len(self._where)) if self._config.verify == "epoch" else self._suspects():
+                self._checked[block] = False
+
+    def end_epoch(self) -> None:
+        """Check the blocks again that may have changed while they were read.
+
+        Raises:
+            IntegrityError: one differs from its hash, and ``on_damage="error"``.
+        """
+        with self._lock:
+            suspects = [block for block in self._suspects() if self._checked[block]]
+        for block in suspects:
+            try:
+                self._verify(block)
+            except IntegrityError as damage:
+                self._checked[block] = False
+                if self._config.on_damage == "error":
+                    raise
+                logger.warning("%s; batches of this epoch may hold it", damage)
+                emit("block_changed", block=block, reason=str(damage))
 
     def _substitute(self, block: int, damage: IntegrityError) -> int:
         """The next whole block in file order: the same one on every rank, whatever the order they read in."""
@@ -154,7 +177,7 @@ class Blocks(ABC):
         shard, info = self._where[block]
         try:
             batch = pa.ipc.read_record_batch(pa.py_buffer(self.arena.bytes[start : start + size]), self._schema)
-        except (pa.ArrowException, OSError, ValueError) as cause:
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as cause:
             raise IntegrityError(f"{self._name(shard, info)} is no Arrow record batch: write the set again") from cause
         if batch.num_rows != info.rows:
             raise IntegrityError(
@@ -165,17 +188,32 @@ class Blocks(ABC):
             array = batch.column(spec.name)
             buffers = array.buffers()  # their addresses, not to_numpy, whose first call imports pandas
             self._check_size(spec, buffers[-1], batch.num_rows)
-            self.base[spec.name][block] = self._element(buffers[-1], item_size(spec))
+            self.base[spec.name][block] = self._element(buffers[-1], item_size(spec), start, size)
             if is_ragged(spec):
                 long = pa.types.is_large_list(array.type) or pa.types.is_large_binary(array.type)
-                self.offset_dtype[spec.name] = np.dtype(np.int64 if long else np.int32)
-                self.offsets[spec.name][block] = self._element(buffers[1], 8 if long else 4)
+                dtype = self.offset_dtype[spec.name] = np.dtype(np.int64 if long else np.int32)
+                self._check_offsets(spec, buffers[1], buffers[-1], batch.num_rows, dtype)
+                self.offsets[spec.name][block] = self._element(buffers[1], dtype.itemsize, start, size)
+
+    def _check_offsets(
+        self, spec: TensorSpec, offsets: pa.Buffer | None, values: pa.Buffer | None, rows: int, dtype: np.dtype[Any]
+    ) -> None:
+        """Row offsets of a ragged tensor must climb, and end inside its values: what they point at is read."""
+        row_ends = np.frombuffer(offsets, dtype)[: rows + 1] if offsets is not None else np.empty(0, dtype)
+        elements = (values.size if values is not None else 0) // item_size(spec)
+        width = math.prod(spec.shape)
+        whole = row_ends.size == rows + 1 and row_ends[0] >= 0 and bool((row_ends[1:] >= row_ends[:-1]).all())
+        if not whole or int(row_ends[-1]) * width > elements:
+            raise IntegrityError(
+                f"the row offsets of tensor {spec.name!r} in a block of {self.manifest.uri} lead out of its "
+                f"{elements} elements: write the set again"
+            )
 
     def _check_size(self, spec: TensorSpec, buffer: pa.Buffer | None, rows: int) -> None:
         """Arrow takes a schema at its word: a file that holds other columns would be read as wrong numbers."""
         if is_ragged(spec):
             return
-        due = rows * int(np.prod(spec.shape, dtype=np.int64)) * item_size(spec)
+        due = rows * math.prod(spec.shape) * item_size(spec)
         found = buffer.size if buffer is not None else 0
         if not due <= found < due + _PADDING:
             raise IntegrityError(
@@ -183,15 +221,19 @@ class Blocks(ABC):
                 f"rows of {spec.dtype} {spec.shape}: the files are not those of the manifest, write the set again"
             )
 
-    def _element(self, buffer: pa.Buffer | None, size: int) -> int:
-        """Where a buffer starts in the arena, in elements of ``size`` bytes; 0 for an empty one."""
+    def _element(self, buffer: pa.Buffer | None, item: int, start: int, size: int) -> int:
+        """Where a buffer of the block at ``[start, start + size)`` starts in the arena, in elements of ``item`` bytes.
+
+        0 for an empty one.
+        """
         if buffer is None or not buffer.size:
             return 0
         place = int(buffer.address) - self.arena.address
-        element, rest = divmod(place, size)
-        if rest or not 0 <= place < self.arena.size:
+        element, rest = divmod(place, item)
+        if rest or place < start or place + buffer.size > start + size:
             raise IntegrityError(
-                f"a block's data lies at byte {place} of memory, off the grid of its dtype: write it again"
+                f"a buffer of {buffer.size} bytes of a block of {self.manifest.uri} lies outside of its block, or off "
+                "the grid of its dtype: write the set again"
             )
         return element
 
@@ -223,68 +265,17 @@ class Blocks(ABC):
     def _load(self, block: int) -> None:
         """Make the block readable, check it, note where its tensors lie."""
 
+    @abstractmethod
+    def _suspects(self) -> list[int]:
+        """Blocks in memory whose bytes may have changed since they were checked; under the lock."""
 
-class MappedBlocks(Blocks):
-    """Uncompressed Arrow files of this machine, mapped where they lie."""
+    @abstractmethod
+    def _verify(self, block: int) -> None:
+        """Compare a block that is in memory with its hash, again.
 
-    def __init__(self, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig, root: Path) -> None:
-        starts = np.cumsum([0] + [pages(shard.bytes) for shard in manifest.shards])
-        super().__init__(manifest, tensors, config, Arena(max(1, int(starts[-1]))))
-        self._root = root
-        self._starts = {shard.path: int(start) for shard, start in zip(manifest.shards, starts[:-1], strict=True)}
-        self._mapped: dict[str, int] = {}
-        self._forgotten: set[int] = set()
-
-    def _arrive(self, block: int) -> None:
-        pass  # the first touch brings it
-
-    def _leave(self, block: int) -> bool:
-        shard, info = self._where[block]
-        self.arena.forget(self._starts[shard.path] + info.offset, info.bytes)
-        self._forgotten.add(block)
-        return True
-
-    def _present(self, block: int) -> bool:
-        if block in self._forgotten:
-            self._forgotten.discard(block)
-            shard, info = self._where[block]
-            self.arena.populate(self._starts[shard.path] + info.offset, info.bytes)
-        return True
-
-    def _map(self, shard: ShardInfo) -> int:
-        """Map a shard file once; returns its size."""
-        with self._lock:
-            if shard.path not in self._mapped:
-                path = self._root / shard.path
-                try:
-                    descriptor = os.open(path, os.O_RDONLY)
-                except FileNotFoundError as cause:
-                    raise IntegrityError(f"the shard {path} is gone: restore it or write the set again") from cause
-                except OSError as cause:
-                    raise StorageError(f"cannot read {path} ({cause}): grant this user the right to it") from cause
-                try:
-                    size = os.fstat(descriptor).st_size
-                    if size:
-                        self.arena.map(descriptor, min(size, shard.bytes), self._starts[shard.path])
-                finally:
-                    os.close(descriptor)
-                self._mapped[shard.path] = size
-            return self._mapped[shard.path]
-
-    def _load(self, block: int) -> None:
-        shard, info = self._where[block]
-        size = self._map(shard)
-        if size < info.offset + info.bytes:  # touching pages behind the end of a file would kill the process
-            raise IntegrityError(
-                f"{self._root / shard.path} has {size} bytes, its manifest says {shard.bytes}: it was cut short, "
-                "restore it or write the set again"
-            )
-        start = self._starts[shard.path] + info.offset
-        self.arena.populate(start, info.bytes)
-        found = xxh3_hex(self.arena.bytes[start : start + info.bytes])
-        if found != info.hash:
-            raise self._mismatch(shard, info, found)
-        self._locate_tensors(block, start, info.bytes)
+        Raises:
+            IntegrityError: it differs.
+        """
 
 
 def is_ragged(spec: TensorSpec) -> bool:

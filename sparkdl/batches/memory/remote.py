@@ -17,8 +17,9 @@ import pyarrow as pa
 import xxhash
 
 from sparkdl.batches.memory.address_space import Arena
-from sparkdl.batches.memory.blocks import Blocks, MappedBlocks
+from sparkdl.batches.memory.blocks import Blocks
 from sparkdl.batches.memory.cache import BlockCache, default_folder
+from sparkdl.batches.memory.mapped import MappedBlocks
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import IntegrityError
@@ -26,6 +27,8 @@ from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex
 
 __all__ = ["CachedBlocks", "open_blocks"]
+
+_TRAILER = 8  # bytes of the hash behind a block in the cache
 
 
 class CachedBlocks(Blocks):
@@ -72,50 +75,93 @@ class CachedBlocks(Blocks):
             with self._lock:
                 self._coming.pop(block, None)  # the next try fetches again
             raise
+        if not self._checked[block]:
+            self._verify(block)
 
     def _fetch(self, block: int) -> None:
-        info = self._where[block][1]
-        kind = "" if self.manifest.format == "ipc" and self.manifest.compression is None else "decoded-"
-        key = f"{kind}{self.manifest.schema_hash}-{info.hash}-{info.bytes}-{info.rows}"
+        """Task: bring a block into the cache unless it is there, map it, and check it."""
+        key = self._key(block)
         for attempt in (1, 2):
             descriptor, size = self._cache.open(key, lambda: self._message(block))
             try:
                 with self._lock:
-                    start = self.arena.allot(size + 8)
-                    self.arena.map(descriptor, size + 8, start)
+                    start = self.arena.allot(size + _TRAILER)
+                    self.arena.map(descriptor, size + _TRAILER, start)
             finally:
                 os.close(descriptor)
-            whole = xxhash.xxh3_64_digest(self.arena.bytes[start : start + size].data)
-            if self._checked[block] or whole == self.arena.bytes[start + size : start + size + 8].tobytes():
+            if self._is_whole(start, size):
                 break
             self._cache.discard(key)  # the machine died while it was written, or its disk errs
             with self._lock:
-                self.arena.unmap(start, size + 8)
+                self.arena.unmap(start, size + _TRAILER)
             if attempt == 2:
-                raise IntegrityError(
-                    f"the cache {self._cache.folder} returns other bytes than were written: check its disk"
-                )
+                raise self._altered(block)
         self._locate_tensors(block, start, size)
         with self._lock:
-            self._places[block] = (start, size + 8)
+            self._places[block] = (start, size + _TRAILER)
+            self._checked[block] = True
+
+    def _key(self, block: int) -> str:
+        info = self._where[block][1]
+        kind = "" if self.manifest.format == "ipc" and self.manifest.compression is None else "decoded-"
+        return f"{kind}{self.manifest.schema_hash}-{info.hash}-{info.bytes}-{info.rows}"
+
+    def _is_whole(self, start: int, size: int) -> bool:
+        """Whether the bytes of a file of the cache, mapped at ``start``, are those that were written."""
+        data = self.arena.bytes[start : start + size + _TRAILER]
+        return bool(xxhash.xxh3_64_digest(data[:size].data) == data[size:].tobytes())
+
+    def _altered(self, block: int) -> IntegrityError:
+        shard, info = self._where[block]
+        return IntegrityError(
+            f"the cache {self._cache.folder} returns other bytes than were written of {self._name(shard, info)}: check "
+            "its disk"
+        )
+
+    def _suspects(self) -> list[int]:
+        return list(self._places)  # few: those in use and those just used
+
+    def _verify(self, block: int) -> None:
+        with self._lock:
+            start, size = self._places[block]
+        if not self._is_whole(start, size - _TRAILER):
+            self._cache.discard(self._key(block))  # the next run fetches it again
+            raise self._altered(block)
 
     def _message(self, block: int) -> bytes:
         """The block as one uncompressed Arrow message."""
         shard, info = self._where[block]
         file = self._root.child(shard.path)
+        size = file.size()
+        if size < info.offset + info.bytes:  # before so many bytes are asked for
+            raise IntegrityError(
+                f"{file.uri} has {size} bytes, its manifest says {shard.bytes}: it was cut short, restore it or write "
+                "the set again"
+            )
         data = file.read_bytes(info.offset, info.bytes)
         found = xxh3_hex(data)
         if found != info.hash:
             raise self._mismatch(shard, info, found)
+        if self.manifest.format == "ipc" and self.manifest.compression is None:
+            return data
+        try:
+            return bytes(self._decoded(block, file, data).serialize())
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as cause:
+            raise IntegrityError(
+                f"{self._name(shard, info)} cannot be decoded ({cause}): write the set again"
+            ) from cause
+
+    def _decoded(self, block: int, file: Storage, data: bytes) -> pa.RecordBatch:
+        """A compressed message, or a row group, as a record batch."""
+        shard, info = self._where[block]
         if self.manifest.format == "ipc":
-            if self.manifest.compression is None:
-                return data
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
         else:
             part = _Part(data, info.offset, shard.bytes)
             table = self._footer(file).read_row_group(self._numbers[block], part)
-            batch = table.cast(self._schema).combine_chunks().to_batches()[0]
-        return bytes(batch.serialize())
+            [batch] = table.cast(self._schema).combine_chunks().to_batches()
+        batch.validate(full=True)  # it is written anew from its offsets, wherever these lead
+        return batch
 
     def _footer(self, file: Storage) -> _Footer:
         """The footer of a Parquet shard, fetched once."""
@@ -201,7 +247,6 @@ class _Part(io.RawIOBase):
 
 def open_blocks(manifest: Manifest, root: Storage, tensors: Sequence[TensorSpec], config: LoaderConfig) -> Blocks:
     """Choose how the blocks of a set come into memory: by mapping its files if possible, else through the cache."""
-    path = root.local_path()
-    if path is not None and manifest.format == "ipc" and manifest.compression is None:
-        return MappedBlocks(manifest, tensors, config, path)
+    if root.local_path() is not None and manifest.format == "ipc" and manifest.compression is None:
+        return MappedBlocks(manifest, tensors, config, root)
     return CachedBlocks(manifest, tensors, config, root)

@@ -307,6 +307,8 @@ class ShardLoader:
         return self._batches(self.epoch, step)
 
     def _batches(self, epoch: int, step: int) -> Iterator[Batch]:
+        blocks = self.dataset.blocks
+        blocks.begin_epoch()
         executor = None
         threads = self.dataset.config.decode_threads or cores(self.world.local_size)
         if self._options.decode:
@@ -328,11 +330,13 @@ class ShardLoader:
                     self._position = (epoch, number + 1)
                 yield batch
                 del batch
+            reader.close()
+            blocks.end_epoch()
         finally:
             reader.close()
             if executor is not None:
                 executor.shutdown(wait=True, cancel_futures=True)
-            self.dataset.blocks.rest()
+            blocks.rest()
 
     def _extent(self, step: int) -> tuple[int, int]:
         """Rows of a step on this rank, and on all."""
