@@ -146,9 +146,9 @@ def test_a_remote_set_is_fetched_once_and_read_in_the_same_order(remote, monkeyp
     fetched = []
     plain = RemoteStorage.read_bytes
 
-    def counting(self, offset=0, length=None):
+    def counting(self, offset=0, length=None, **options):
         fetched.append((self.uri, offset))
-        return plain(self, offset, length)
+        return plain(self, offset, length, **options)
 
     monkeypatch.setattr(RemoteStorage, "read_bytes", counting)
     first = rows(uri, config)
