@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 
 from sparkdl import errors
 
-__all__ = ["map_task_errors_of_actions", "task_error", "task_errors"]
+__all__ = ["OTHER_PYTHON", "map_task_errors_of_actions", "task_error", "task_errors"]
+
+OTHER_PYTHON = "the workers run another Python version than the driver: set PYSPARK_PYTHON to the same version on both"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -43,7 +45,10 @@ def task_error(raised: BaseException) -> errors.SparkdlError | None:
         return None if type(original).__module__ != errors.__name__ else _in_text(raised.rank_traceback)
     if isinstance(raised, errors.SparkdlError):
         return raised
-    found = _in_text(str(raised)) if type(raised).__module__.startswith("pyspark.") else None
+    text = str(raised) if type(raised).__module__.startswith("pyspark.") else ""
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return errors.PreflightError(OTHER_PYTHON)
+    found = _in_text(text)
     return None if isinstance(found, errors.ClusterError) else found  # a launch reads those itself, and more in them
 
 

@@ -22,6 +22,7 @@ from torch import nn
 
 from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import map_task_errors_of_actions
+from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
@@ -90,6 +91,7 @@ def score(
         DataError: when the result is used: nulls, or rows of a shape that the model does not take.
     """
     map_task_errors_of_actions()
+    use_drivers_python(frame.sparkSession)
     config = config or ScoreConfig()
     source, known = _source(model, allow_pickle, (*checked_packages(trusted), *allowed_imports(frame.sparkSession)))
     signature = signature or known

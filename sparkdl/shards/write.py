@@ -27,6 +27,7 @@ from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
+from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ShardConfig
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.observe import span
@@ -88,6 +89,7 @@ def write_shards(
         StorageError: the target cannot be written.
     """
     layout, config = layout or Layout(), config or ShardConfig()
+    use_drivers_python(df.sparkSession)
     schema = spark_arrow_schema(df, columns, labels)
     tensors = plan_tensors(schema, columns=columns, labels=labels, layout=layout)
     plan = str(df.semanticHash()) if source is not None and not source.transformation else ""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import LaunchTimeoutError, PreflightError
 from sparkdl.launch.driver.channel import Channel, Report
@@ -131,6 +132,7 @@ def slots(spark: SparkSession, config: LaunchConfig | None = None) -> int:
 
 def _preflight(spark: SparkSession, num_proc: int, config: LaunchConfig, profile: Any) -> None:
     """Refuse what cannot run; wait, within the start timeout, while executors are still being started."""
+    use_drivers_python(spark)
     deadline = time.monotonic() + config.start_timeout_seconds
     while True:
         known = cluster_facts(spark, _java(spark, profile))

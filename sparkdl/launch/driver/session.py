@@ -10,6 +10,7 @@ import re
 import time
 from typing import Any
 
+from sparkdl.compat.spark_errors import OTHER_PYTHON
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, PreflightError, UnreachableError
 from sparkdl.launch.driver.preflight import ClusterFacts
@@ -103,9 +104,7 @@ def as_cluster_error(error: BaseException) -> BaseException:
     elif "SPARK-24942" in text:
         found = PreflightError("a barrier stage cannot run with spark.dynamicAllocation.enabled=true: set it to false")
     elif "PYTHON_VERSION_MISMATCH" in text or ("different version" in text and "PYSPARK_PYTHON" in text):
-        found = PreflightError(
-            "the workers run another Python version than the driver: set PYSPARK_PYTHON to the same version on both"
-        )
+        found = PreflightError(OTHER_PYTHON)
     elif unreached := re.search(r"sparkdl\.errors\.UnreachableError: (.+)", text):
         found = UnreachableError(unreached[1].strip())
     elif missing := re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text):

@@ -1,0 +1,30 @@
+"""Python workers of this host run the driver's interpreter, where nobody chose another one.
+
+Enters: a session. Leaves: the same, whose tasks start with ``sys.executable``.
+
+PySpark starts its workers with PYSPARK_PYTHON, or else with the first ``python3`` on the PATH, which in a virtual
+environment started by its full path is another interpreter: every task then fails in 60 lines of Java. On a cluster the
+workers' paths are not the driver's; there Spark's own error is mapped to one sentence. Of pyspark 4.2 and 4.3
+(``SparkContext.pythonExec``); it can go when PySpark defaults to the driver's interpreter for local masters.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+__all__ = ["use_drivers_python"]
+
+
+def use_drivers_python(spark: Any) -> None:
+    """Let workers on this host run this process's interpreter, unless PYSPARK_PYTHON or Spark's settings say another.
+
+    Args:
+        spark: the session; one of Spark Connect is left alone, for its server chooses.
+    """
+    context = None if type(spark).__module__.startswith("pyspark.sql.connect") else spark.sparkContext
+    if context is None or context.getConf().get("spark.pyspark.python") or "PYSPARK_PYTHON" in os.environ:
+        return
+    if str(context.master).startswith("local"):
+        context.pythonExec = sys.executable

@@ -1,0 +1,158 @@
+"""Hosts of their own on this machine: network namespaces on one switch, each with a host name; needs root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SUBNET = "10.77.0"
+
+
+def ip(*arguments):
+    """Run ``ip``; return what it printed."""
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, (arguments, done.stderr)
+    return done.stdout
+
+
+class Host:
+    """A namespace whose interface ``cable`` has the address ``SUBNET.number``."""
+
+    def __init__(self, number):
+        self.name, self.address = f"sdl{os.getpid()}-{number}", f"{SUBNET}.{number}"
+
+    def command(self, *arguments):
+        # Horovod binds its data connections to what the host's name leads to: let it be the address.
+        named = ["unshare", "--uts", "sh", "-c", f'hostname {self.address} && exec "$0" "$@"', *arguments]
+        return ["ip", "netns", "exec", self.name, *named]
+
+    def start(self, *arguments, **options):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = self.command(sys.executable, *map(str, arguments))
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, **options)
+
+    def listening(self):
+        """Addresses and ports of every socket that listens here, by the kernel."""
+        found = set()
+        for file in ("tcp", "tcp6"):
+            table = subprocess.run(
+                ["ip", "netns", "exec", self.name, "cat", f"/proc/net/{file}"], capture_output=True, text=True
+            ).stdout.splitlines()[1:]
+            for row in (line.split() for line in table):
+                if row[3] == "0A":
+                    address, port = row[1].split(":")
+                    octets = [str(int(address[start : start + 2], 16)) for start in range(0, len(address), 2)]
+                    found.add((".".join(reversed(octets)), int(port, 16)))
+        return found
+
+
+@contextmanager
+def hosts(count):
+    """Yield ``count`` hosts that reach each other."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need ip and the rights of root")
+    switch, made = f"sdl{os.getpid()}-sw", [Host(number + 1) for number in range(count)]
+    names = [switch, *(host.name for host in made)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        ip("-n", switch, "link", "set", "switch", "up")
+        for number, host in enumerate(made):
+            port = f"port{number}"
+            ip("link", "add", "cable", "netns", host.name, "type", "veth", "peer", "name", port, "netns", switch)
+            ip("-n", switch, "link", "set", port, "master", "switch", "up")
+            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "cable")
+            ip("-n", host.name, "link", "set", "cable", "up")
+        yield made
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+DRIVER = """
+import pickle, resource, sys
+from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
+from sparkdl.collective.rendezvous.store import TorchRendezvous
+from sparkdl.config import LaunchConfig
+from sparkdl.launch.driver.channel import Channel
+from sparkdl.launch.driver.supervisor import Supervisor
+from sparkdl.launch.wire import dump_value
+from sparkdl.runner import _call
+
+class Nobody:
+    def cancel(self): pass
+    def post_mortem(self, slot): return ""
+
+address, interface, file, source = sys.argv[1:]
+scope = {}
+exec(open(source).read(), scope)
+work = scope["work"]
+
+def rank(world):
+    import functools
+    return _call(functools.partial(work, world), (), {}, world)
+
+config = LaunchConfig(start_timeout_seconds=240, timeout_seconds=240, interface=interface or None)
+with Channel(
+    address, 2, services=[TorchRendezvous(), HorovodRendezvous()], interface=config.interface
+) as channel:
+    with open(file, "wb") as out:
+        out.write(pickle.dumps(channel.connection_info))
+    print("listening", flush=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    values = Supervisor(channel, Nobody(), config).run(dump_value(rank))
+    print("grown", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, flush=True)
+print("values", values, flush=True)
+sys.stdin.readline()
+"""
+
+RANK = """
+import pickle, sys
+from sparkdl.launch.rank.rank import Slot, run_rank
+file, number, host, *peers = sys.argv[1:]
+info = pickle.load(open(file, "rb"))
+sys.exit(not run_rank(info, Slot(number=int(number), host=host, found_size=2, peers=tuple(peers))))
+"""
+
+
+class Run:
+    """A driver and two ranks, on two hosts, that run ``work(world)`` as ``source`` defines it."""
+
+    def __init__(self, folder, pair, source, *, addresses=None, interface=""):
+        self.hosts, self.addresses = pair, addresses or [host.address for host in pair]
+        self.folder, self.info = folder, folder / "info"
+        (folder / "driver.py").write_text(DRIVER)
+        (folder / "rank.py").write_text(RANK)
+        (folder / "work.py").write_text(source)
+        self.driver = pair[0].start(
+            folder / "driver.py", self.addresses[0], interface, self.info, folder / "work.py", stdin=subprocess.PIPE
+        )
+        self.ranks = []
+        assert self.driver.stdout.readline() == "listening\n"
+
+    def start_ranks(self):
+        for number, host in enumerate(self.hosts):
+            arguments = (self.folder / "rank.py", self.info, number, self.addresses[number], *self.addresses)
+            self.ranks.append(host.start(*arguments))
+
+    def result(self):
+        """Wait for the ranks; return how much the driver grew, KiB, and what it printed of their values."""
+        grown, values = self.driver.stdout.readline(), self.driver.stdout.readline()
+        return int(grown.split()[1]), values.removeprefix("values ").strip()
+
+    def end(self):
+        for process in (self.driver, *self.ranks):
+            if process.stdin is not None:
+                process.stdin.close()
+            process.kill()
+            process.wait()
+            process.stdout.close()
