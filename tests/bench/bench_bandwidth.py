@@ -20,20 +20,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+STORE = "SPARKDL_BENCH_STORE"
+sys.path.insert(0, str(ROOT / "tests" / "collective"))  # for run_store
 RESULTS = ROOT / "bench-results"
 PREFIX = "sparkdl-bw"
 HOSTS = ("10.231.7.1", "10.231.7.2")
@@ -108,31 +112,40 @@ def arguments(names, links, rates, sweeps):
 
 
 def serve(names, links, rates, sweeps):
-    """Run in the first namespace: host the rendezvous, start a rank in each namespace, print their rows."""
-    from sparkdl.collective.backends.horovod import HorovodRendezvous, is_installed
-    from sparkdl.collective.backends.torch_distributed import TorchRendezvous
+    """Run in the first namespace: hold the store of the run, start a rank in each namespace, print their rows."""
+    from run_store import held_store
 
-    services = [TorchRendezvous(), *([HorovodRendezvous()] if is_installed() else [])]
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
-    for service in services:
-        environment |= service.start(HOSTS[0], 2)
     ranks = []
-    try:
-        for rank, link in enumerate(links):
-            own = {"RANK": str(rank), "GLOO_SOCKET_IFNAME": link, "HOROVOD_GLOO_IFACE": link}
-            command = [sys.executable, __file__, "--rank", str(rank), *arguments(names, links, rates, sweeps)]
-            # A host name that leads to the host's own address: Horovod binds its data connections to nothing else.
-            named = ["unshare", "--uts", "sh", "-c", f'hostname {HOSTS[rank]} && exec "$0" "$@"', *command]
-            inside = ["ip", "netns", "exec", names[rank], *named]
-            ranks.append(subprocess.Popen(inside, env=environment | own))
-        codes = [rank.wait() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-        for service in services:
-            service.stop()
+    with held_store(HOSTS[0]) as store:
+        environment[STORE] = pickle.dumps(store).hex()
+        try:
+            for rank, link in enumerate(links):
+                own = {"RANK": str(rank), "GLOO_SOCKET_IFNAME": link, "HOROVOD_GLOO_IFACE": link}
+                command = [sys.executable, __file__, "--rank", str(rank), *arguments(names, links, rates, sweeps)]
+                # A host name that leads to the host's own address: Horovod binds its data connections to nothing else.
+                named = ["unshare", "--uts", "sh", "-c", f'hostname {HOSTS[rank]} && exec "$0" "$@"', *command]
+                inside = ["ip", "netns", "exec", names[rank], *named]
+                ranks.append(subprocess.Popen(inside, env=environment | own))
+            codes = [rank.wait() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
     sys.exit(max(abs(code) for code in codes))
+
+
+def at_store(main):
+    """Run ``main()`` as a rank of the run whose store the environment names."""
+    from sparkdl.collective.backends.horovod import HorovodRendezvous, is_installed
+    from sparkdl.collective.backends.torch_distributed import TorchRendezvous, use_run_store
+
+    store = pickle.loads(bytes.fromhex(os.environ[STORE]))
+    with ExitStack() as stack:
+        for service in [TorchRendezvous(), *([HorovodRendezvous()] if is_installed() else [])]:
+            os.environ.update(stack.enter_context(service.join(store)))
+        use_run_store()
+        main()
 
 
 def network(sweep):
@@ -346,7 +359,7 @@ def main():
     if given.serve:
         serve(given.namespaces, given.links, given.rates, given.sweeps)
     elif given.rank is not None:
-        rank_main(given.namespaces, given.links, given.rates, given.sweeps)
+        at_store(partial(rank_main, given.namespaces, given.links, given.rates, given.sweeps))
     elif given.draw:
         draw([json.loads(line) for line in given.draw.read_text().splitlines()])
     elif not usable():
