@@ -1,7 +1,11 @@
-"""Nested state as JSON plus tensors, without pickle, and back.
+"""Nested values as JSON plus tensors, without pickle, and back: the one encoder of trees.
 
-Enters: what ``state_dict`` methods return: dicts, lists, tuples, numbers, strings, bytes, tensors, NumPy arrays.
-Leaves: a JSON-able tree in which a tensor is a name, and the tensors by name; the bytes of a safetensors file.
+Enters: what ``state_dict`` methods return: dicts, lists, tuples, numbers, strings, bytes, tensors, NumPy arrays; a
+subclass adds kinds of its own. Leaves: a JSON-able tree in which a tensor is a name, and the tensors by name; the bytes
+of a safetensors file.
+
+What JSON does not know stands in an object of one key: ``{"$tensor": name}``, ``$array``, ``$tuple``, ``$map`` (pairs,
+where keys are not all texts), ``$bytes`` (base64), ``$float`` (NaN and infinities).
 
 The file format is that of safetensors (8 bytes length, JSON header, raw bytes), laid out in one buffer whose parts are
 tensors, so that taking a snapshot is one copy and writing it needs none. Reading goes through the safetensors library.
@@ -20,33 +24,38 @@ import numpy as np
 import torch
 
 from sparkdl.documents.tensors import DTYPE_NAMES
-from sparkdl.errors import CheckpointError
+from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError
 
-__all__ = ["Layout", "decode", "encode"]
+__all__ = ["Decoder", "Encoder", "Layout"]
 
 _PLAIN = frozenset({type(None), bool, str, int})
 
 
-def encode(state: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the JSON-able tree of ``state`` and its tensors, not copied; equal views become one entry.
+class Encoder:
+    """Takes values apart, and collects their tensors.
 
-    Raises:
-        CheckpointError: something in it is neither data nor a tensor.
+    Attributes:
+        tensors: by name, those that were met, not copied; equal views are one entry.
     """
-    encoder = _Encoder()
-    return encoder.encode(state, ""), encoder.tensors
 
-
-class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._seen: dict[Any, str] = {}
 
-    def encode(self, value: Any, path: str) -> Any:
+    def encode(self, value: Any, path: str = "") -> Any:
+        """Return the JSON-able tree of ``value``.
+
+        Args:
+            value: what to encode.
+            path: where it stands, which names its tensors.
+
+        Raises:
+            CheckpointError: something in it is neither data nor a tensor.
+        """
         if value is None or isinstance(value, bool | str) or type(value) is int:
             return value
         if isinstance(value, torch.Tensor):
-            return {"$tensor": self._add(value.detach(), path)}
+            return self._tensor(value, path)
         if isinstance(value, np.ndarray):
             return {"$array": self._add(torch.from_numpy(np.array(value)), path)}
         if isinstance(value, int | np.integer):
@@ -79,8 +88,6 @@ class _Encoder:
             kind = type(part)
             if kind in _PLAIN or (kind is float and math.isfinite(part)):
                 found[key] = part
-            elif kind is torch.Tensor:
-                found[key] = {"$tensor": self._add(part.detach(), f"{path}.{key}")}
             else:
                 found[key] = self.encode(part, f"{path}.{key}")
         return found
@@ -88,6 +95,9 @@ class _Encoder:
     def _pairs(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
         pairs = [[self.encode(key, path), self.encode(part, f"{path}.{key}")] for key, part in value.items()]
         return {"$map": pairs}
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+        return {"$tensor": self._add(tensor.detach(), path)}
 
     def _add(self, tensor: torch.Tensor, path: str) -> str:
         if tensor.layout != torch.strided or tensor.dtype not in DTYPE_NAMES:
@@ -106,41 +116,56 @@ class _Encoder:
         return name
 
 
-def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the state that ``encode`` took apart.
+class Decoder:
+    """Puts together what an ``Encoder`` took apart.
 
-    Raises:
-        CheckpointError: the tree names a tensor that is not there, is damaged, or was written by a later version.
+    Args:
+        tensors: those that the encoder collected.
     """
-    try:
-        return _decode(tree, tensors)
-    except (TypeError, ValueError, OverflowError) as cause:
-        raise CheckpointError(f"the checkpoint's state cannot be read ({cause}): use another one") from cause
 
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
 
-def _decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(tree, list):
-        return [_decode(part, tensors) for part in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if len(tree) != 1 or not next(iter(tree)).startswith("$"):
-        return {key: _decode(part, tensors) for key, part in tree.items()}
-    ((mark, content),) = tree.items()
-    if mark == "$tuple":
-        return tuple(_decode(part, tensors) for part in content)
-    if mark == "$map":
-        return {_decode(key, tensors): _decode(part, tensors) for key, part in content}
-    if mark == "$bytes":
-        return base64.b64decode(content)
-    if mark == "$float":
-        return float(content)
-    if mark in ("$tensor", "$array"):
-        if content not in tensors:
-            raise CheckpointError(f"the checkpoint names the tensor {content!r} but does not hold it: use another one")
-        return tensors[content] if mark == "$tensor" else tensors[content].numpy()
-    raise CheckpointError(
-        f"the checkpoint holds {mark!r}, which this version cannot read: use the version that wrote it"
-    )
+    def decode(self, tree: Any) -> Any:
+        """Return the value that the tree stands for.
+
+        Raises:
+            IntegrityError: the tree names a tensor that is not there, is damaged, or was written by a later version.
+        """
+        try:
+            return self._any(tree)
+        except SparkdlError:
+            raise
+        except Exception as cause:  # whatever the constructors of saved kinds make of damaged arguments
+            raise IntegrityError(
+                f"a saved value cannot be read ({type(cause).__name__}: {cause}): it was altered, use another one"
+            ) from cause
+
+    def _any(self, tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [self._any(part) for part in tree]
+        if not isinstance(tree, dict):
+            return tree
+        if len(tree) != 1 or not next(iter(tree)).startswith("$"):
+            return {key: self._any(part) for key, part in tree.items()}
+        ((mark, content),) = tree.items()
+        return self._made(mark[1:], content)
+
+    def _made(self, mark: str, content: Any) -> Any:
+        """The value of a mark; subclasses know more of them."""
+        if mark == "tuple":
+            return tuple(self._any(part) for part in content)
+        if mark == "map":
+            return {self._any(key): self._any(part) for key, part in content}
+        if mark == "bytes":
+            return base64.b64decode(content)
+        if mark == "float":
+            return float(content)
+        if mark in ("tensor", "array"):
+            if content not in self._tensors:
+                raise IntegrityError(f"the tensor {str(content)[:100]!r} is named and not there: use another one")
+            return self._tensors[content] if mark == "tensor" else self._tensors[content].numpy()
+        raise IntegrityError(f"a saved value holds {mark[:100]!r}, which this sparkdl does not know: update sparkdl")
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
@@ -25,6 +26,8 @@ from sparkdl.storage import Storage
 __all__ = ["Count", "Source", "convert", "decode", "encode", "parse", "read"]
 
 T = TypeVar("T")
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 MAX_BYTES = 16 << 20
 """Size of a document whose reader states no other limit."""
@@ -94,6 +97,8 @@ def parse(data: bytes, source: Source, limit: int = MAX_BYTES, *, nan: bool = Fa
         raise source.error(f"it is nested deeper than {MAX_DEPTH} levels") from cause
     except ValueError as cause:
         raise source.error(f"it is no JSON ({cause})") from cause
+    if _SURROGATE.search(data) and not _encodable(value):
+        raise source.error("it holds half a character (a lone surrogate)")
     _bound_depth(value, source)
     return value
 
@@ -117,7 +122,7 @@ def convert(value: Any, kind: type[T], source: Source, root: str = "$") -> T:
         reason, _, path = str(cause).rpartition(" - at ")
         field = root + path.strip("`").removeprefix("$") if reason else root
         raise source.error(reason or path, field) from cause
-    except (RecursionError, OverflowError) as cause:
+    except (RecursionError, OverflowError, UnicodeError) as cause:
         raise source.error(f"a value is out of range ({cause})") from cause
 
 
@@ -146,6 +151,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         double = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {_shown(double)} stands there twice")
     return found
+
+
+def _encodable(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _finite(text: str) -> float:

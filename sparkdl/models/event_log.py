@@ -1,18 +1,19 @@
-"""The registry's events, and what they add up to.
+"""The registry's event log, and what its events add up to.
 
 Enters: rows of the events table. Leaves: a ``State`` that answers which versions and aliases there are. Pure values.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import pyarrow as pa
 
+from sparkdl.documents.typed import Count, Source, convert, encode, parse
 from sparkdl.errors import ConfigError
 
 __all__ = ["EVENTS", "Event", "ModelVersion", "State", "fold"]
@@ -37,6 +38,7 @@ EVENTS = pa.schema(
 """Columns of the events table; metrics, parameters and lineage are JSON objects."""
 
 _JSON = ("metrics", "parameters", "lineage")
+_LOG = Source("the registry's table of events", "it was altered, restore an earlier version of it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +61,13 @@ class Event:
         time: of the commit.
     """
 
-    kind: str
+    kind: Literal["published", "aliased", "rolled_back", "deleted"]
     name: str
-    version: int = 0
+    version: Count = 0
     alias: str | None = None
-    previous: int | None = None
+    previous: Count | None = None
     reason: str = ""
-    artifact: str | None = None
+    artifact: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
@@ -78,19 +80,36 @@ class Event:
         return replace(self, version=version)
 
     def stamped(self, sequence: int, time: datetime) -> Event:
-        """The event with its place in the ledger."""
+        """The event with its place in the log."""
         return replace(self, sequence=sequence, time=time)
 
     def to_row(self) -> dict[str, Any]:
         """As a row of ``EVENTS``."""
         row = {name: getattr(self, name) for name in EVENTS.names}
-        return {**row, **{name: json.dumps(dict(row[name]), sort_keys=True) for name in _JSON}}
+        return {
+            **row,
+            **{name: encode(dict(sorted(row[name].items())), nan=name == "metrics").decode() for name in _JSON},
+        }
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Event:
-        """Back from ``to_row``; columns of a later sparkdl are left out."""
-        known = {name: row[name] for name in EVENTS.names}
-        return cls(**{**known, **{name: json.loads(row[name] or "{}") for name in _JSON}})
+    def from_row(cls, row: Mapping[str, Any], source: Source = _LOG) -> Event:
+        """Back from ``to_row``; columns of a later sparkdl are left out.
+
+        Raises:
+            IntegrityError: the row is no event; the message names the column.
+        """
+        absent = [name for name in EVENTS.names if name not in row]
+        if absent:
+            raise source.error(f"the table has no columns {absent}")
+        fields = {name: row[name] for name in EVENTS.names}
+        for name in _JSON:
+            if not isinstance(fields[name], str | None):
+                raise source.error(f"it is a {type(fields[name]).__name__}", f"$.{name}")
+            try:
+                fields[name] = parse((fields[name] or "{}").encode(), source, nan=name == "metrics")
+            except UnicodeEncodeError as cause:
+                raise source.error(f"it is no UTF-8 ({cause.reason})", f"$.{name}") from cause
+        return convert(fields, cls, source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,13 +212,19 @@ def fold(rows: Iterable[Mapping[str, Any]], uri_of: Callable[[str], str]) -> Sta
     Args:
         rows: of the events table, in any order.
         uri_of: from content hash to the bundle's address.
+
+    Raises:
+        IntegrityError: a row is no event, or contradicts those before it.
     """
     events = sorted((Event.from_row(row) for row in rows), key=lambda event: event.sequence)
     live: dict[tuple[str, int], ModelVersion] = {}
     moves: dict[tuple[str, str], list[int]] = {}
     for event in events:
         key = (event.name, event.version)
-        if event.kind == "published" and event.artifact and event.time:
+        _check(event, live, moves)
+        if event.kind == "published":
+            assert event.artifact is not None
+            assert event.time is not None
             live[key] = ModelVersion(
                 name=event.name,
                 version=event.version,
@@ -213,7 +238,8 @@ def fold(rows: Iterable[Mapping[str, Any]], uri_of: Callable[[str], str]) -> Sta
             )
         elif event.kind == "deleted":
             del live[key]
-        elif event.alias is not None:
+        else:
+            assert event.alias is not None
             path = moves.setdefault((event.name, event.alias), [])
             if event.kind == "rolled_back":
                 while len(path) > 1 and path[-1] != event.version:
@@ -221,3 +247,21 @@ def fold(rows: Iterable[Mapping[str, Any]], uri_of: Callable[[str], str]) -> Sta
             else:
                 path.append(event.version)
     return State(events=events, _live=live, _moves=moves)
+
+
+def _check(
+    event: Event, live: Mapping[tuple[str, int], ModelVersion], moves: Mapping[tuple[str, str], Sequence[int]]
+) -> None:
+    """Refuse an event that no registry commits after those before it."""
+    key = (event.name, event.version)
+    if event.kind == "published":
+        wrong = "has no artifact or time" if not (event.artifact and event.time) else "exists" if key in live else ""
+    elif key not in live:
+        wrong = "does not exist"
+    elif event.kind == "deleted":
+        pointing = [alias for (name, alias), path in moves.items() if name == event.name and path[-1] == event.version]
+        wrong = f"is what {pointing} point to" if pointing else ""
+    else:
+        wrong = "is given to no alias" if event.alias is None else ""
+    if wrong:
+        raise _LOG.error(f"event {event.sequence} is {event.kind!r} of {event.name!r} {event.version}, which {wrong}")

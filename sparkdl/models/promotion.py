@@ -1,6 +1,6 @@
 """Whether a new version deserves an alias.
 
-Enters: the registry's state and a metric. Leaves: a verdict with its reason. Pure values.
+Enters: the registry's state and a metric. Leaves: a decision with its reason. Pure values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparkdl.errors import ConfigError
 from sparkdl.models.event_log import ModelVersion, State
 
-__all__ = ["Promotion", "judge"]
+__all__ = ["Promotion", "decide_promotion"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,9 @@ class Promotion:
     previous: int | None
 
 
-def judge(state: State, name: str, alias: str, version: int, metric: str, mode: str, min_delta: float) -> Promotion:
+def decide_promotion(
+    state: State, name: str, alias: str, version: int, metric: str, mode: str, min_delta: float
+) -> Promotion:
     """Compare ``version`` with the version that ``alias`` points to.
 
     Raises:
@@ -55,9 +57,9 @@ def judge(state: State, name: str, alias: str, version: int, metric: str, mode: 
     better = better or (math.isnan(old) and not math.isnan(new))
     what = f"{metric} {new:g} of version {version} against {old:g} of {alias} {current}"
     needed = f", better by {gain:g} where {min_delta:g} was asked for" if min_delta else ""
-    verdict = "is better" if better else "is not better"
+    outcome = "is better" if better else "is not better"
     return Promotion(
-        moved=better, reason=f"{what} {verdict}{needed}", version=version if better else current, previous=current
+        moved=better, reason=f"{what} {outcome}{needed}", version=version if better else current, previous=current
     )
 
 

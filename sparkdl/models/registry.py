@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import pyarrow as pa
 
 from sparkdl.config import require
+from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.models.event_log import EVENTS, Event, ModelVersion, State, fold
-from sparkdl.models.folder import copy_bundle, read_bundle
-from sparkdl.models.promotion import Promotion, judge
+from sparkdl.models.folder import DOCUMENT, copy_bundle, read_bundle
+from sparkdl.models.promotion import Promotion, decide_promotion
 from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
@@ -231,17 +233,17 @@ class ModelRegistry:
         made: list[Promotion] = []
 
         def decide(state: State) -> Event | Promotion:
-            verdict = judge(state, name, alias, version, metric, mode, min_delta)
-            made.append(verdict)
-            if not verdict.moved:
-                return verdict
+            promotion = decide_promotion(state, name, alias, version, metric, mode, min_delta)
+            made.append(promotion)
+            if not promotion.moved:
+                return promotion
             return Event(
                 kind="aliased",
                 name=name,
                 alias=alias,
                 version=version,
-                previous=verdict.previous,
-                reason=verdict.reason,
+                previous=promotion.previous,
+                reason=promotion.reason,
             )
 
         return self._commit(decide, lambda state: made[-1])
@@ -269,7 +271,7 @@ class ModelRegistry:
     def delete(self, name: str, version: int, *, reason: str = "") -> None:
         """Take a version out of the registry; its number is not used again.
 
-        The artifact stays until ``sweep``.
+        The artifact stays until ``vacuum``.
 
         Raises:
             ConflictError: an alias points to it.
@@ -286,7 +288,7 @@ class ModelRegistry:
 
         self._commit(decide, lambda state: None)
 
-    def sweep(self, older_than: timedelta = timedelta(days=1)) -> Sequence[str]:
+    def vacuum(self, older_than: timedelta = timedelta(days=1)) -> Sequence[str]:
         """Delete artifacts that no version names; return their addresses.
 
         Args:
@@ -296,7 +298,9 @@ class ModelRegistry:
         folder = Storage.of(self.uri).child("artifacts")
         removed = []
         for entry in folder.list():
-            document = folder.child(entry.name).child("bundle.json")
+            if not re.fullmatch("[0-9a-f]{64}", entry.name):
+                continue  # not written by a registry
+            document = folder.child(entry.name).child(DOCUMENT)
             stamps = [found.modified or 0.0 for found in folder.child(entry.name).list()] or [entry.modified or 0.0]
             if max(stamps) < limit and entry.name not in self._state().artifacts():
                 document.delete()  # first, so that no reader finds half a bundle
@@ -353,7 +357,7 @@ def _check_alias(alias: str) -> None:
 
 def _as_json(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return dict(json.loads(json.dumps(dict(values), allow_nan=False)))
+        return dict(json.loads(encode(dict(values))))
     except (TypeError, ValueError) as cause:
         raise ConfigError(
             f"{what} are not JSON values ({cause}): pass plain numbers, texts, lists and dicts"

@@ -243,13 +243,14 @@ class _Builder:
             return made
         if kind not in _CONTAINERS:
             raise BundleError(f"torch.nn.{node.class_} at {path!r} is no container and has children: save it again")
-        self._made[path] = container = kind()
+        container = kind()
         for name, child in node.children:
             part = self.build(child, f"{path}.{name}".lstrip("."))
             try:
                 container.add_module(name, part)
             except KeyError as cause:
                 raise BundleError(f"the module {path!r} cannot have a child {name!r}: save it again") from cause
+        self._made[path] = container  # only now: no module holds itself
         return container
 
     def _arguments(self, node: _Node, path: str) -> dict[str, Any]:

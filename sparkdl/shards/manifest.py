@@ -24,6 +24,7 @@ from sparkdl.columns.types import DTYPES
 from sparkdl.documents import typed as documents
 from sparkdl.errors import SchemaError, StorageError
 from sparkdl.storage import Storage, xxh3_hex
+from sparkdl.storage.names import plain_name
 
 __all__ = [
     "BlockInfo",
@@ -289,6 +290,7 @@ def shard_from_json(shard: Any, source: documents.Source = _REPORT, root: str = 
         IntegrityError: they are no shard, or its blocks do not fit into one file of its size.
     """
     found = documents.convert(shard, _StoredShard, source, root)
+    plain_name(found.path, source.name)
     rows, sizes, offsets, hashes = found.blocks
     if not len(rows) == len(sizes) == len(offsets) == len(hashes):
         raise source.error("its columns have different lengths", f"{root}.blocks")

@@ -123,6 +123,7 @@ def test_what_can_run_anything_cannot_be_allowed_even_by_the_reader(package):
         (layer("functional"), "no layer"),
         (layer("Linear", in_features=2, out_features=1, bias=False), "'bias' of shape None"),
         ({"kind": "structure", "tree": {"same_as": "x"}}, "not before it"),
+        ({"kind": "structure", "tree": {"class": "Sequential", "children": [["0", {"same_as": ""}]]}}, "not before it"),
         ({"kind": "structure", "tree": {"class": "Linear", "children": []}}, "no container"),
         ({"kind": "structure", "tree": {"class": "Sequential", "children": [["a.b", {"class": "ReLU"}]]}}, "child"),
         ({"kind": "structure", "tree": {"class": "Linear", "code": "1"}}, "unknown field"),

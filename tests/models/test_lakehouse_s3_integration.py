@@ -88,4 +88,4 @@ def test_a_model_is_published_promoted_and_loaded(bucket, tmp_path):
     assert torch.equal(registry.load("m", "champion").model.weight, model.weight)
     save_bundle(model, f"{bucket}/models/direct")
     registry.delete("m", 1)
-    assert registry.sweep(timedelta(0)) == []
+    assert registry.vacuum(timedelta(0)) == []

@@ -154,10 +154,10 @@ def test_equal_bundles_are_stored_once_and_swept_when_nothing_names_them(registr
     folder = tmp_path / "registry" / "artifacts"
     assert len(list(folder.iterdir())) == 1
     registry.delete("m", 1)
-    assert registry.sweep(timedelta(0)) == []
+    assert registry.vacuum(timedelta(0)) == []
     registry.delete("n", 1)
-    assert registry.sweep() == []  # too young
-    assert len(registry.sweep(timedelta(0))) == 1
+    assert registry.vacuum() == []  # too young
+    assert len(registry.vacuum(timedelta(0))) == 1
     assert list(folder.iterdir()) == []
     assert registry.publish("m", bundle).version == 2
     registry.load("m", 2)

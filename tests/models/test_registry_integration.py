@@ -96,5 +96,5 @@ def test_a_killed_publisher_leaves_nothing_that_anybody_sees(tmp_path, bundle):
     assert registry.models() == []
     assert len(list((tmp_path / "registry" / "artifacts").iterdir())) == 1
     time.sleep(0.01)
-    assert len(registry.sweep(timedelta(0))) == 1
+    assert len(registry.vacuum(timedelta(0))) == 1
     assert registry.publish("m", bundle).version == 1

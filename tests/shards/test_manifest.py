@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pyarrow as pa
 import pytest
@@ -61,6 +62,24 @@ def test_fills_that_are_no_number_come_back(written):
 def test_a_wrong_value_with_a_hash_that_fits_is_named_by_its_field(written, path, value, field):
     with pytest.raises(IntegrityError, match=f"^the manifest of .* cannot be read: in .*{field}.*: write"):
         Manifest.from_json(change(written, path, value))
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../outside", "shards/../../outside", "", "a//b", "a\\b", "a\x00b"])
+def test_a_shard_lies_inside_its_set(written, path):
+    with pytest.raises(IntegrityError, match="is not the plain name of a file below the manifest of"):
+        Manifest.from_json(change(written, ("shards", 0, "path"), path))
+
+
+def test_only_a_plain_file_of_bounded_size_is_read_as_a_manifest(tmp_path):
+    file = tmp_path / "manifest.json"
+    os.mkfifo(file)
+    with pytest.raises(IntegrityError, match="no regular file"):
+        Manifest.load(tmp_path)
+    file.unlink()
+    with file.open("wb") as sink:
+        sink.truncate(1 << 40)
+    with pytest.raises(IntegrityError, match="at most"):
+        Manifest.load(tmp_path)
 
 
 def test_another_format_or_layout_says_what_reads_it(written):

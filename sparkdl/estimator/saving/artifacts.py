@@ -149,7 +149,7 @@ def check_file(file: Storage, fact: Mapping[str, Any]) -> bytes:
     """
     if not file.exists():
         raise _missing(file)
-    data = file.read_bytes()
+    data = file.read_bytes(at_most=fact["bytes"])
     _compare(file, len(data), hashlib.sha256(data).hexdigest(), fact)
     return data
 

@@ -4,7 +4,7 @@ Enters: settings, histories, losses, optimizers, functions of installed packages
 they refer to by name; from these, equal objects. What is not of a kind listed here raises ``NotPlain``, and is left to
 a pickle.
 
-    numbers, strings, lists     as they are; tuples, dicts, dtypes and numpy's scalars under a tag
+    numbers, strings, lists     as in any tree (``documents/trees.py``); dtypes and numpy's scalars under marks
     functions and classes       by import path, only of torch, torchmetrics and what the reader allows; never called
     losses of torch.nn          class and constructor arguments
     optimizers                  class, groups by parameter name, state as tensors
@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparkdl.documents import trees
+from sparkdl.documents.tensors import DTYPE_NAMES
 from sparkdl.errors import BundleError
 from sparkdl.estimator.fit.shipping import is_loose
 from sparkdl.estimator.params.backend import SparkBackend
@@ -38,7 +40,8 @@ __all__ = ["INSTALLED", "Decoder", "Encoder", "NotPlain"]
 INSTALLED = ("torch.nn", "torch.optim", "torchmetrics")
 """What saved objects may name without a word: what sparkdl itself needs, and loads no files."""
 
-_TAG = "!"
+_PLAIN = (type(None), bool, int, float, str, bytes, list, tuple, dict)
+_NUMBERS = "biuf"  # kinds of numpy's types
 _RECORDS: dict[str, type[Any]] = {
     "Store": Store,
     "SparkBackend": SparkBackend,
@@ -50,72 +53,59 @@ class NotPlain(Exception):
     """The object is of no kind that JSON can describe; never leaves this room."""
 
 
-class Encoder:
+class Encoder(trees.Encoder):
     """Turns objects into JSON values, and collects their tensors.
 
     Args:
         known: by ``id``, tensors that the reader will have from elsewhere, and their names.
-
-    Attributes:
-        tensors: by name, those that were met and are not known, in the memory that they have: write them, or copy them.
     """
 
     def __init__(self, known: Mapping[int, str] | None = None) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
+        super().__init__()
         self._known = dict(known or {})
 
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: Any, path: str = "") -> Any:
         """Return ``value`` as JSON.
 
         Raises:
             NotPlain: some part of it is of no kind that JSON can describe.
         """
-        before = dict(self.tensors)
+        before = dict(self.tensors), dict(self._seen)
         try:
-            return self._any(value)
+            if type(value) in _PLAIN:  # exactly: a subclass would come back as another type
+                return super().encode(value, path)
+            return self._object(value, path)
         except NotPlain:
-            self.tensors = before
+            self.tensors, self._seen = before
             raise
 
-    def _any(self, value: Any) -> Any:
-        if value is None or type(value) in (bool, int, float, str):
-            return value
-        if type(value) is list:
-            return [self._any(item) for item in value]
-        if type(value) is tuple:
-            return {_TAG: "tuple", "items": [self._any(item) for item in value]}
-        if type(value) is dict:
-            return {_TAG: "dict", "items": [[self._any(key), self._any(item)] for key, item in value.items()]}
+    def _object(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.dtype):
-            return {_TAG: "dtype", "name": str(value).removeprefix("torch.")}
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-            return {_TAG: "numpy", "dtype": value.dtype.name, "value": value.item()}
+            return {"$dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
+            return {"$numpy": [value.dtype.name, value.item()]}
         for name, kind in _RECORDS.items():
             if type(value) is kind:
-                return {_TAG: name, "fields": self._any(_fields(value))}
-        return self._object(value)
-
-    def _object(self, value: Any) -> Any:
+                return {f"${name}": self.encode(_fields(value), path)}
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            return self._tensor(value, path)
         if isinstance(value, torch.optim.Optimizer):
-            return self._optimizer(value)
+            return {"$optimizer": self._optimizer(value, path)}
         if isinstance(value, nn.Module):
-            return self._loss(value)
+            return {"$loss": self._loss(value, path)}
         if inspect.isfunction(value) or inspect.isclass(value):
-            return {_TAG: "name", "path": _path_of(value)}
+            return {"$name": _path_of(value)}
         raise NotPlain(f"a {type(value).__name__}")
 
-    def _tensor(self, value: torch.Tensor) -> Any:
-        if id(value) in self._known:
-            return {_TAG: "known", "name": self._known[id(value)]}
-        if type(value) is not torch.Tensor or value.requires_grad or not is_plain_tensor(value):
+    def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+        if id(tensor) in self._known:
+            return {"$known": self._known[id(tensor)]}
+        plain = type(tensor) is torch.Tensor and not tensor.requires_grad and is_plain_tensor(tensor)
+        if not plain or tensor.dtype not in DTYPE_NAMES:
             raise NotPlain("a tensor that is computed or trained")
-        name = str(len(self.tensors))
-        self.tensors[name] = value.detach()
-        return {_TAG: "tensor", "name": name}
+        return super()._tensor(tensor, path)
 
-    def _optimizer(self, value: torch.optim.Optimizer) -> Any:
+    def _optimizer(self, value: torch.optim.Optimizer, path: str) -> Any:
         names = []
         for group in value.param_groups:
             unknown = [p for p in group["params"] if id(p) not in self._known]
@@ -127,29 +117,27 @@ class Encoder:
         if len(state) != len(value.state) or value.__dict__.get("_optimizer_step_pre_hooks"):
             raise NotPlain("an optimizer with state or hooks of its own")
         return {
-            _TAG: "optimizer",
-            "class": _path_of(type(value)),
+            "kind": _path_of(type(value)),
             "params": names,
-            "groups": [self._any(group) for group in groups],
-            "defaults": self._any(dict(value.defaults)),
-            "state": self._any(state),
+            "groups": self.encode(groups, path),
+            "defaults": self.encode(dict(value.defaults), path),
+            "state": self.encode(state, path),
         }
 
-    def _loss(self, value: nn.Module) -> Any:
+    def _loss(self, value: nn.Module, path: str) -> Any:
         kind = type(value)
         hooked = any(getattr(value, name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
         if getattr(nn, kind.__name__, None) is not kind or not _is_loss(kind) or hooked:
             raise NotPlain(f"a {kind.__name__}")
         names = [name for name in inspect.signature(kind).parameters if hasattr(value, name)]
         return {
-            _TAG: "loss",
-            "class": kind.__name__,
-            "arguments": {name: self._any(getattr(value, name)) for name in names},
+            "kind": kind.__name__,
+            "arguments": self.encode({name: getattr(value, name) for name in names}, path),
             "training": value.training,
         }
 
 
-class Decoder:
+class Decoder(trees.Decoder):
     """Makes the objects again.
 
     Args:
@@ -164,77 +152,61 @@ class Decoder:
         known: Mapping[str, torch.Tensor] | None = None,
         trusted: Sequence[str] = (),
     ) -> None:
-        self._tensors, self._known = tensors, dict(known or {})
+        super().__init__(tensors)
+        self._known = dict(known or {})
         self._allowed = (*INSTALLED, *trusted)
 
-    def decode(self, value: Any) -> Any:
-        """Return the object that ``value`` describes.
-
-        Raises:
-            BundleError: it names something that is not installed here, or of no kind that may be made.
-        """
-        if isinstance(value, list):
-            return [self.decode(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        tag = value[_TAG]
-        if tag in ("tuple", "dict", "dtype", "numpy", "name", "tensor", "known", "optimizer", "loss"):
-            return getattr(self, f"_make_{tag}")(value)
-        if tag in _RECORDS:
-            return _RECORDS[tag](**self.decode(value["fields"]))
-        raise BundleError(f"the saved objects hold a {tag!r}, which this sparkdl does not know: update sparkdl")
-
-    def _make_tuple(self, value: Mapping[str, Any]) -> Any:
-        return tuple(self.decode(item) for item in value["items"])
-
-    def _make_dict(self, value: Mapping[str, Any]) -> Any:
-        return {self.decode(key): self.decode(item) for key, item in value["items"]}
-
-    def _make_dtype(self, value: Mapping[str, Any]) -> Any:
-        return getattr(torch, value["name"])
-
-    def _make_numpy(self, value: Mapping[str, Any]) -> Any:
-        return np.dtype(value["dtype"]).type(value["value"])
-
-    def _make_name(self, value: Mapping[str, Any]) -> Any:
-        return resolve(value["path"], self._allowed, "a saved object")
-
-    def _make_tensor(self, value: Mapping[str, Any]) -> Any:
-        return self._tensors[value["name"]]
-
-    def _make_known(self, value: Mapping[str, Any]) -> Any:
-        return self._parameter(value["name"])
+    def _made(self, mark: str, content: Any) -> Any:
+        if mark == "dtype":
+            found = getattr(torch, content, None)
+            if not isinstance(found, torch.dtype):
+                raise BundleError(f"torch {torch.__version__} has no dtype {content!r}: load it with its torch")
+            return found
+        if mark == "numpy":
+            kind, value = np.dtype(content[0]), content[1]
+            if kind.kind not in _NUMBERS:
+                raise BundleError(f"the saved objects hold a numpy {kind}, which is no number: save them again")
+            return kind.type(value)
+        if mark == "name":
+            return resolve(content, self._allowed, "a saved object")
+        if mark == "known":
+            return self._parameter(content)
+        if mark == "optimizer":
+            return self._optimizer(**content)
+        if mark == "loss":
+            return self._loss(**content)
+        if mark in _RECORDS:
+            return _RECORDS[mark](**self._any(content))
+        return super()._made(mark, content)
 
     def _parameter(self, name: str) -> torch.Tensor:
         if name not in self._known:
             raise BundleError(f"the saved objects refer to the parameter {name!r}, which the saved model lacks")
         return self._known[name]
 
-    def _make_optimizer(self, value: Mapping[str, Any]) -> Any:
-        kind = resolve(value["class"], self._allowed, "a saved optimizer")
-        if not (inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)):
-            raise BundleError(f"{value['class']} is no torch.optim.Optimizer: save the optimizer again")
-        options = [self.decode(group) for group in value["groups"]]
-        names = value["params"]
-        groups = [
+    def _optimizer(self, *, kind: str, params: list[list[str]], groups: Any, defaults: Any, state: Any) -> Any:
+        made = resolve(kind, self._allowed, "a saved optimizer")
+        if not (inspect.isclass(made) and issubclass(made, torch.optim.Optimizer)):
+            raise BundleError(f"{kind} is no torch.optim.Optimizer: save the optimizer again")
+        options = self._any(groups)
+        filled = [
             {"params": [self._parameter(name) for name in of], **option}
-            for of, option in zip(names, options, strict=True)
+            for of, option in zip(params, options, strict=True)
         ]
-        optimizer = _made(kind, groups)
-        optimizer.defaults.update(self.decode(value["defaults"]))
-        state, order = self.decode(value["state"]), [name for of in names for name in of]
+        optimizer = _made(made, filled)
+        optimizer.defaults.update(self._any(defaults))
+        order = [name for of in params for name in of]
         places = iter(range(len(order)))
-        packed = [{**option, "params": [next(places) for _ in of]} for of, option in zip(names, options, strict=True)]
-        found = {order.index(name): one for name, one in state.items()}
+        packed = [{**option, "params": [next(places) for _ in of]} for of, option in zip(params, options, strict=True)]
+        found = {order.index(name): one for name, one in self._any(state).items()}
         optimizer.load_state_dict({"state": found, "param_groups": packed})
         return optimizer
 
-    def _make_loss(self, value: Mapping[str, Any]) -> Any:
-        kind = getattr(nn, value["class"], None)
-        if not (inspect.isclass(kind) and _is_loss(kind)):
-            raise BundleError(f"torch.nn {torch.__version__} has no loss {value['class']!r}: load it with its torch")
-        loss = cast(nn.Module, kind(**{name: self.decode(item) for name, item in value["arguments"].items()}))
-        return loss.train(value["training"])
+    def _loss(self, *, kind: str, arguments: Any, training: bool) -> nn.Module:
+        made = getattr(nn, kind, None)
+        if not (inspect.isclass(made) and _is_loss(made)):
+            raise BundleError(f"torch.nn {torch.__version__} has no loss {kind!r}: load it with its torch")
+        return cast(nn.Module, made(**self._any(arguments))).train(training)
 
 
 def _fields(record: Any) -> dict[str, Any]:

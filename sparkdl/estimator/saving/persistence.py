@@ -3,7 +3,7 @@
 Enters: a stage. Leaves: Spark's ``metadata`` folder with the plain parameters, and beside it the artifacts as files:
 weights in safetensors, the rest as JSON, a hash of each in the metadata. On loading nothing is read before its hash was
 compared. What only a pickle can hold (a class of a notebook, a lambda) goes into one, and that is loaded for callers
-who allow it alone (``trust.py``).
+who allow it alone (``models/trust.py``).
 
     path/metadata/         Spark's own: class, uid, plain parameters, sizes and hashes of the artifacts
     path/bundle/           the model as a bundle (models/bundle.py)
@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsWriter, MLReader, MLWriter
 
 from sparkdl.documents.atomic_folder import replacement
+from sparkdl.documents.typed import Source, convert, parse
 from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError, StorageError
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.params.params import CheckedParams
-from sparkdl.estimator.saving.saved import Withheld, load_named, save_named
+from sparkdl.estimator.saving.saved import Saved, Withheld, load_named, save_named
 from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
 from sparkdl.models.signature import Signature
 from sparkdl.models.trust import REMEDY, allowed_imports, pickle_allowed
@@ -33,6 +35,19 @@ __all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "
 
 _SECTION = "sparkdl"
 _METADATA_BYTES = 64 << 20
+_FORMAT = 2
+"""Of what lies beside Spark's metadata."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Section:
+    """What Spark's metadata records of ours: the hash of the bundle, sizes and hashes of the other files."""
+
+    format: int
+    objects: Saved
+    stage: str = ""
+    bundle: str | None = None
+    training: bool = False
 
 
 class StageWriter(MLWriter):
@@ -73,7 +88,7 @@ class StageWriter(MLWriter):
         text = DefaultParamsWriter._get_metadata_to_save(
             instance,
             self.sparkSession,
-            extraMetadata={_SECTION: {"stage": self._stage, **extra}},
+            extraMetadata={_SECTION: {"stage": self._stage, "format": _FORMAT, **extra}},
             paramMap={name: value for name, value in given.items() if name in plain},
         )
         root.child("metadata/part-00000").write_atomic(f"{text}\n".encode())
@@ -120,24 +135,19 @@ class EstimatorReader(MLReader[Any]):
             ConfigError: something else was saved there.
             BundleError: a part of it is a pickle, and the caller has not allowed any.
         """
-        root, metadata = _read_metadata(path, "TorchEstimator")
-        section, model = metadata[_SECTION], None
-        pickled = section["objects"]["pickled"]
+        root, metadata, section = _read_metadata(path, "TorchEstimator")
+        pickled, objects = section.objects.pickled, {}
         allowed, trusted = pickle_allowed(self.sparkSession), allowed_imports(self.sparkSession)
         if pickled and not allowed:
             raise BundleError(
                 f"{', '.join(pickled)} of {root.uri} are saved as a pickle, which can run any code: {REMEDY}"
             )
-        if "bundle" in section:
-            model = load_bundle(root.child("bundle"), expected_hash=section["bundle"], trusted=trusted).model
-            model.train(section["training"])
-        known = _tensors(model) if model is not None else None
-        objects = load_named(root.child("objects"), section["objects"], known, allowed=allowed, trusted=trusted)
-        instance = self._kind()
-        instance._resetUid(metadata["uid"])
-        instance._set(**metadata["paramMap"])
-        instance._set(**objects, **({"model": model} if model is not None else {}))
-        return instance
+        if section.bundle is not None:
+            model = load_bundle(root.child("bundle"), expected_hash=section.bundle, trusted=trusted).model
+            objects["model"] = model.train(section.training)
+        known = _tensors(objects["model"]) if objects else None
+        objects |= load_named(root.child("objects"), section.objects, known, allowed=allowed, trusted=trusted)
+        return _restored(self._kind(), metadata, root, objects)
 
 
 class ModelWriter(StageWriter):
@@ -186,37 +196,51 @@ class ModelReader(MLReader[Any]):
             BundleError: a module that the model needs is missing here, or the model is a pickle, and the caller has not
                 allowed any.
         """
-        root, metadata = _read_metadata(path, "TorchModel")
-        facts, folder = metadata[_SECTION], root.child("bundle")
+        root, metadata, section = _read_metadata(path, "TorchModel")
+        folder = root.child("bundle")
         allowed, trusted = pickle_allowed(self.sparkSession), allowed_imports(self.sparkSession)
         if not allowed and read_bundle(folder).recipe.kind == "pickle":
             raise BundleError(f"the model of {root.uri} is saved as a pickle, which can run any code: {REMEDY}")
-        bundle = load_bundle(folder, expected_hash=facts["bundle"], allow_pickle=allowed, trusted=trusted)
+        bundle = load_bundle(folder, expected_hash=section.bundle or "", allow_pickle=allowed, trusted=trusted)
         known = _tensors(bundle.model)
-        objects = load_named(root.child("objects"), facts["objects"], known, allowed=allowed, trusted=trusted)
+        objects = load_named(root.child("objects"), section.objects, known, allowed=allowed, trusted=trusted)
         instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
-        instance._resetUid(metadata["uid"])
-        instance._set(**metadata["paramMap"])
-        return instance
+        return _restored(instance, metadata, root, {})
 
 
-def _read_metadata(path: str, stage: str) -> tuple[Storage, dict[str, Any]]:
+def _read_metadata(path: str, stage: str) -> tuple[Storage, dict[str, Any], _Section]:
     root = Storage.of(path)
     folder = root.child("metadata")
     parts = [entry for entry in folder.list() if entry.name.startswith("part-") and entry.bytes]
     if not parts:
         raise StorageError(f"{root.uri} holds no saved {stage}: check the path, or save one there first")
-    try:
-        text = folder.child(parts[0].name).read_bytes(at_most=_METADATA_BYTES).decode()
-        metadata = DefaultParamsReader._parseMetaData(text)
-        found = metadata[_SECTION].get("stage", stage)
-    except (ValueError, LookupError, TypeError, AttributeError) as cause:
-        raise IntegrityError(
-            f"the metadata of {root.uri} names no artifacts: it was altered, or not saved by sparkdl"
-        ) from cause
+    source = Source(f"the metadata of {root.uri}", "it was altered, or not saved by sparkdl")
+    text = folder.child(parts[0].name).read_bytes(at_most=_METADATA_BYTES)
+    metadata = convert(parse(text, source, _METADATA_BYTES, nan=True), dict[str, Any], source)
+    section = metadata.get(_SECTION)
+    if not isinstance(section, dict):
+        raise source.error("it names no artifacts")
+    found = section.get("stage", stage)
     if found != stage:
         raise ConfigError(f"{root.uri} holds a saved {found}, not a {stage}: call {found}.load(path)")
-    return root, metadata
+    version = section.get("format", 1)
+    if version != _FORMAT:
+        raise BundleError(
+            f"{root.uri} was saved in format {version}, this sparkdl reads {_FORMAT}: load it with the sparkdl that "
+            "saved it, or fit again"
+        )
+    return root, metadata, convert(section, _Section, source, f"$.{_SECTION}")
+
+
+def _restored(instance: Any, metadata: Mapping[str, Any], root: Storage, objects: Mapping[str, Any]) -> Any:
+    """The instance with its identity and parameters."""
+    try:
+        instance._resetUid(metadata["uid"])
+        instance._set(**metadata["paramMap"])
+    except (LookupError, TypeError, ValueError, AttributeError) as cause:
+        raise IntegrityError(f"the metadata of {root.uri} has unusable parameters ({cause}): save again") from cause
+    instance._set(**objects)
+    return instance
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

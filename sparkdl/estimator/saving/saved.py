@@ -3,21 +3,24 @@
 Enters: what an estimator or a fitted model holds besides its plain parameters. Leaves: files, a hash for each, and the
 names of what only the pickle holds; from these the objects, those in the pickle only for a caller who allows it.
 
-    objects.json, state.safetensors     objects as JSON (plain.py) and their tensors
+    objects.json, state.safetensors     objects as JSON (objects.py) and their tensors
     code.pkl, tensors.safetensors       the others (artifacts.py); only there if there are any
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import msgspec
 import torch
 
-from sparkdl.errors import BundleError, IntegrityError
+from sparkdl.documents.typed import Source, convert, encode, parse
+from sparkdl.errors import BundleError
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.saving.artifacts import (
+    Artifacts,
     check_file,
     read_objects,
     read_tensors,
@@ -26,12 +29,32 @@ from sparkdl.estimator.saving.artifacts import (
     write_tensors,
 )
 from sparkdl.estimator.saving.objects import Decoder, Encoder, NotPlain
+from sparkdl.models.folder import FileFacts
 from sparkdl.models.trust import REMEDY
 from sparkdl.storage import Storage
 
-__all__ = ["Withheld", "load_named", "save_named"]
+__all__ = ["Saved", "Withheld", "load_named", "save_named"]
 
 _PLAIN, _STATE = "objects.json", "state.safetensors"
+MAX_BYTES = 256 << 20
+"""Of ``objects.json``, which holds histories."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """What the metadata records of the saved objects.
+
+    Attributes:
+        files: by name, sizes and hashes.
+        pickled: names of the objects that only the pickle holds.
+    """
+
+    files: dict[Literal["objects.json", "state.safetensors", "code.pkl", "tensors.safetensors"], FileFacts]
+    pickled: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if _PLAIN not in self.files or ("code.pkl" in self.files) != bool(self.pickled):
+            raise ValueError(f"the files {sorted(self.files)} are not those of {len(self.pickled)} pickled objects")
 
 
 class Withheld:
@@ -63,7 +86,7 @@ def save_named(values: Mapping[str, Any], folder: Storage, known: Mapping[int, s
         known: by ``id``, tensors that the reader will have from elsewhere, and their names.
 
     Returns:
-        The section that ``load_named`` takes: ``files`` with sizes and hashes, ``pickled`` with names.
+        What the metadata shall record of them, as plain values of a ``Saved``.
 
     Raises:
         StorageError: they cannot be written.
@@ -71,10 +94,10 @@ def save_named(values: Mapping[str, Any], folder: Storage, known: Mapping[int, s
     encoder, plain, pickled = Encoder(known), {}, {}
     for name, value in values.items():
         try:
-            plain[name] = encoder.encode(value)
+            plain[name] = encoder.encode(value, name)
         except NotPlain:
             pickled[name] = value
-    files = {_PLAIN: write_file(folder.child(_PLAIN), json.dumps(plain, indent=1).encode())}
+    files = {_PLAIN: write_file(folder.child(_PLAIN), encode(plain))}
     if encoder.tensors:
         files[_STATE] = write_tensors(folder.child(_STATE), encoder.tensors)
     if pickled:
@@ -85,7 +108,7 @@ def save_named(values: Mapping[str, Any], folder: Storage, known: Mapping[int, s
 
 def load_named(
     folder: Storage,
-    section: Mapping[str, Any],
+    section: Saved,
     known: Mapping[str, torch.Tensor] | None = None,
     *,
     allowed: bool,
@@ -95,7 +118,7 @@ def load_named(
 
     Args:
         folder: where the files are.
-        section: what ``save_named`` returned.
+        section: what the metadata records.
         known: the tensors that were known when it was written, by name.
         allowed: whether the pickle may be loaded; ``Withheld`` stands for each of its objects otherwise.
         trusted: packages whose functions and classes may be imported.
@@ -104,18 +127,15 @@ def load_named(
         IntegrityError: a file is missing, or differs from its hash; also one that is not needed.
         BundleError: a module that the objects need is missing here.
     """
-    files = dict(section["files"])
+    files: Artifacts = msgspec.to_builtins(section.files)
     plain, state = files.pop(_PLAIN), files.pop(_STATE, None)
     tensors = read_tensors(folder.child(_STATE), state) if state else {}
     decoder = Decoder(tensors, known, trusted)
-    try:
-        found = {n: decoder.decode(one) for n, one in json.loads(check_file(folder.child(_PLAIN), plain)).items()}
-    except (KeyError, TypeError, AttributeError) as cause:
-        raise IntegrityError(
-            f"{folder.child(_PLAIN).uri} is not as sparkdl writes it ({cause!r}): save again"
-        ) from cause
+    source = Source(folder.child(_PLAIN).uri, "it was altered, save the model again")
+    text = parse(check_file(folder.child(_PLAIN), plain), source, MAX_BYTES)
+    found = {name: decoder.decode(one) for name, one in convert(text, dict[str, Any], source).items()}
     if allowed:
         return found | (read_objects(folder, files, known) if files else {})
     for name, fact in files.items():
         check_file(folder.child(name), fact)
-    return found | {name: Withheld(name, folder.uri) for name in section["pickled"]}
+    return found | {name: Withheld(name, folder.uri) for name in section.pickled}

@@ -24,7 +24,7 @@ import torch
 from sparkdl.config import CheckpointConfig
 from sparkdl.documents import typed as documents
 from sparkdl.documents.tensors import load_tensors
-from sparkdl.documents.trees import Layout, decode, encode
+from sparkdl.documents.trees import Decoder, Encoder, Layout
 from sparkdl.errors import CheckpointError, IntegrityError, SparkdlError, StorageError
 from sparkdl.observe import emit, logger
 from sparkdl.storage import Storage, storage_errors, xxh3_hex
@@ -121,7 +121,8 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self.wait()
-        tree, tensors = encode(state)
+        encoder = Encoder()
+        tree, tensors = encoder.encode(state), encoder.tensors
         if self._layout is None or self._layout.signature != Layout.signature_of(tensors):
             self._layout = None  # free the old buffer first
             self._layout = Layout.for_tensors(tensors)
@@ -201,8 +202,8 @@ class Checkpointer:
             data = file.read_bytes(at_most=body.bytes)
             if len(data) != body.bytes or xxh3_hex(data) != body.xxh3:
                 raise IntegrityError(f"{body.tensors} has {len(data)} bytes that do not match the recorded hash")
-            state = decode(body.state, load_tensors(data, file.uri))
-        except (StorageError, CheckpointError) as cause:
+            state = Decoder(load_tensors(data, file.uri)).decode(body.state)
+        except StorageError as cause:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.config.uri} is damaged ({cause}): resume from another one"
             ) from cause

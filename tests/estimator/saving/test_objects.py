@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparkdl.errors import BundleError
+from sparkdl.errors import BundleError, IntegrityError
 from sparkdl.estimator import SparkBackend, Store
 from sparkdl.estimator.saving.objects import Decoder, Encoder, NotPlain
 from sparkdl.estimator.summary import TrainingSummary
@@ -116,32 +116,38 @@ def test_what_has_code_or_is_bound_to_something_else_is_left_to_a_pickle(value):
     assert not encoder.tensors
 
 
+NONE = {"params": [], "groups": [], "defaults": {}, "state": {}}
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"!": "name", "path": "os:system"}, "of Python's standard library"),
-        ({"!": "name", "path": "sparkdl.storage:os.system"}, "which is sparkdl itself"),
-        ({"!": "name", "path": "torch.hub:load"}, "outside of torch.nn"),
-        ({"!": "name", "path": "torch.nn.functional:Tensor"}, "no class or function that torch.nn.functional defines"),
-        ({"!": "name", "path": "strange_package:f"}, r"allow_imports\('strange_package'\)"),
-        ({"!": "optimizer", "class": "strange_package:Best", "params": [], "groups": []}, "importing strange_package"),
-        ({"!": "name", "path": "torch.nn.functional:no_such_loss"}, "has no 'no_such_loss'"),
-        ({"!": "loss", "class": "Linear", "arguments": {}, "training": True}, "no loss 'Linear'"),
-        ({"!": "exec", "code": "1"}, "does not know"),
-        ({"!": "known", "name": "layer.weight"}, "which the saved model lacks"),
+        ({"$name": "os:system"}, "of Python's standard library"),
+        ({"$name": "sparkdl.storage:os.system"}, "which is sparkdl itself"),
+        ({"$name": "torch.hub:load"}, "outside of torch.nn"),
+        ({"$name": "torch.nn.functional:Tensor"}, "no class or function that torch.nn.functional defines"),
+        ({"$name": "strange_package:f"}, r"allow_imports\('strange_package'\)"),
+        ({"$optimizer": {**NONE, "kind": "strange_package:Best"}}, "importing strange_package"),
+        ({"$name": "torch.nn.functional:no_such_loss"}, "has no 'no_such_loss'"),
+        ({"$loss": {"kind": "Linear", "arguments": {}, "training": True}}, "no loss 'Linear'"),
+        ({"$exec": "1"}, "does not know"),
+        ({"$dtype": "load"}, "no dtype 'load'"),
+        ({"$numpy": ["O", []]}, "is no number"),
+        ({"$loss": {"kind": "L1Loss", "arguments": {"color": 1}, "training": True}}, "TypeError.*it was altered"),
+        ({"$known": "layer.weight"}, "which the saved model lacks"),
         (
-            {"!": "optimizer", "class": "torch.nn.modules.linear:Linear", "params": [], "groups": []},
+            {"$optimizer": {**NONE, "kind": "torch.nn.modules.linear:Linear"}},
             "no torch.optim.Optimizer",
         ),
     ],
 )
 def test_a_forged_file_makes_nothing_but_losses_optimizers_and_records(node, message):
-    with pytest.raises(BundleError, match=message):
+    with pytest.raises((BundleError, IntegrityError), match=message):
         Decoder({}).decode(node)
 
 
 def test_a_function_of_another_package_is_found_where_that_is_allowed():
-    node = {"!": "name", "path": "no_such_package_here:f"}
+    node = {"$name": "no_such_package_here:f"}
     with pytest.raises(BundleError, match="cannot be imported here"):
         Decoder({}, trusted=["no_such_package_here"]).decode(node)
 

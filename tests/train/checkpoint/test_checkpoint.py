@@ -236,6 +236,10 @@ def forge(listing, **changes):
         {"state": {"w": {"$map": 3}}},
         {"state": {"w": {"$tuple": None}}},
         {"tensors": 7},
+        {"tensors": "../outside"},
+        {"tensors": "/tmp/outside"},
+        {"tensors": "step-0000000001.deadbeef.safetensors"},
+        {"step": 1},
         {"color": "red"},
     ],
     ids=str,
@@ -246,6 +250,42 @@ def test_whatever_stands_in_a_checkpoint_the_one_before_is_found(keeper, tmp_pat
         saver.save({"w": torch.full((3,), step)}, step=step, epoch=0)
     saver.close()
     forge(tmp_path / "run" / "step-0000000002.json", **changes)
+    assert keeper().latest().step == 1
+
+
+@pytest.mark.parametrize("name", ["../outside", "{}/outside", "other", "step-0000000003.deadbeef.safetensors"])
+def test_retiring_a_checkpoint_deletes_nothing_but_its_own_file(keeper, tmp_path, name):
+    saver = keeper(keep_last=1)
+    saver.save({"w": torch.ones(1)}, step=1, epoch=0)
+    saver.close()
+    victims = [tmp_path / "outside", tmp_path / "run" / "other"]
+    for victim in victims:
+        victim.write_text("mine")
+    forge(tmp_path / "run" / "step-0000000001.json", tensors=name.replace("{}", str(tmp_path)))
+    saver = keeper(keep_last=1)
+    for step in (3, 4):
+        saver.save({"w": torch.ones(1)}, step=step, epoch=0)
+    saver.close()
+    assert [victim.read_text() for victim in victims] == ["mine", "mine"]
+    assert keeper().latest().step == 4
+
+
+@pytest.mark.parametrize("how", ["link out", "pipe", "huge", "huge listing", "pipe listing"])
+def test_what_is_no_plain_file_of_the_recorded_size_is_passed_over(keeper, tmp_path, how):
+    saver = keeper()
+    for step in (1, 2):
+        saver.save({"w": torch.full((3,), step)}, step=step, epoch=0)
+    saver.close()
+    pattern = "step-0000000002.json" if "listing" in how else "step-0000000002.*.safetensors"
+    (file,) = (tmp_path / "run").glob(pattern)
+    file.rename(tmp_path / "outside")
+    if how == "link out":
+        file.symlink_to(tmp_path / "outside")
+    elif "pipe" in how:
+        os.mkfifo(file)
+    else:
+        with file.open("wb") as sink:
+            sink.truncate(1 << 40)
     assert keeper().latest().step == 1
 
 

@@ -1,0 +1,68 @@
+"""Rows of the registry's table become events that fit together, or one error that names the column."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from sparkdl.errors import IntegrityError
+from sparkdl.models.event_log import Event, fold
+
+NOW = datetime.now(UTC)
+
+
+def rows():
+    events = [
+        Event(kind="published", name="m", version=1, artifact="a" * 64, metrics={"mae": float("nan")}, publication="p"),
+        Event(kind="aliased", name="m", alias="champion", version=1),
+    ]
+    return [event.stamped(position, NOW).to_row() for position, event in enumerate(events)]
+
+
+def test_rows_come_back_as_events():
+    state = fold([row | {"column of a later sparkdl": 1} for row in rows()], str)
+    assert state.get("m", "champion").artifact == "a" * 64
+    assert state.get("m", 1).metrics["mae"] != state.get("m", 1).metrics["mae"]
+    assert [event.to_row() for event in state.events] == rows()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"artifact": "../../outside"}, r"in \$.artifact"),
+        ({"artifact": "/etc"}, r"in \$.artifact"),
+        ({"artifact": None}, "has no artifact or time"),
+        ({"time": None}, "has no artifact or time"),
+        ({"kind": "renamed"}, r"in \$.kind"),
+        ({"version": -1}, r"in \$.version"),
+        ({"version": 2**70}, r"in \$.version"),
+        ({"version": None}, r"in \$.version"),
+        ({"name": 5}, r"in \$.name"),
+        ({"metrics": '{"mae": "good"}'}, r"in \$.metrics"),
+        ({"metrics": "[" * 100_000}, "nested|no JSON"),
+        ({"parameters": '{"a": NaN}'}, "NaN is no number"),
+        ({"lineage": 7}, r"in \$.lineage"),
+        ({"version": 2}, "'aliased' of 'm' 1, which does not exist"),
+    ],
+)
+def test_a_row_that_no_registry_writes_is_refused(change, message):
+    first, second = rows()
+    with pytest.raises(IntegrityError, match=f"^the registry's table of events cannot be read: .*({message})"):
+        fold([first | change, second], str)
+
+
+def test_events_that_contradict_each_other_are_refused():
+    first, second = rows()
+    deleted = Event(kind="deleted", name="m", version=1).stamped(2, NOW).to_row()
+    for log, message in [
+        ([first, first], "which exists"),
+        ([second], "does not exist"),
+        ([first, second, deleted], r"is what \['champion'\] point to"),
+        ([first, second | {"alias": None}], "is given to no alias"),
+    ]:
+        with pytest.raises(IntegrityError, match=message):
+            fold(log, str)
+    del first["metrics"]
+    with pytest.raises(IntegrityError, match=r"has no columns \['metrics'\]"):
+        fold([first], str)
