@@ -6,6 +6,7 @@ a DataFrame with the predictions, whose schema is known before anything runs.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +23,13 @@ from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.column_plan import Roles, plan_columns, source_column
-from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
+from sparkdl.estimator.fit.probe import Probe, check_forms, floating_dtype, probe
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.outputs import Head, Heads
 from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.launch.driver.session import is_connect
 from sparkdl.models.bundle import save_bundle
+from sparkdl.models.calling import COMPANIONS
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.models.trust import never
 from sparkdl.scoring.score import score
@@ -116,12 +118,23 @@ def _output(signature: Signature, head: Head) -> TensorField:
 
 def signature_of(found: Probe, manifest: Manifest) -> Signature:
     """Describe how a fitted model is fed from a table's columns."""
+    views = found.views.inputs
+    owners = {view.tensor: view.name for view in views if view.form not in COMPANIONS}
     return Signature(
-        inputs=tuple(_field(view, manifest) for view in found.views.inputs),
+        inputs=tuple(
+            _companion(view, owners[view.tensor]) if view.form in COMPANIONS else _field(view, manifest)
+            for view in views
+        ),
         outputs=tuple(TensorField(name=one.label, dtype=one.dtype, shape=_flat(one.shape)) for one in found.outputs),
         call=found.views.style,
         labels=tuple(one.label for one in found.outputs),
     )
+
+
+def _companion(view: InputView, owner: str) -> TensorField:
+    if view.form in ("lengths", "offsets"):
+        return TensorField(name=view.name, dtype="int64", form=view.form, of=owner)
+    return TensorField(name=view.name, dtype="bool", shape=(None,), form=view.form, of=owner)
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -139,7 +152,7 @@ def _field(view: InputView, manifest: Manifest) -> TensorField:
     if view.shape is not None:
         row = view.shape[1:]
     dtype = view.dtype or ("uint8" if spec.dtype == "binary" else spec.dtype)
-    return TensorField(name=view.name, dtype=dtype, shape=row, columns=columns)
+    return TensorField(name=view.name, dtype=dtype, shape=row, columns=columns, form=view.form)
 
 
 def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) -> Signature:
@@ -159,17 +172,15 @@ def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) 
         float_dtype=floating_dtype(model),
     )
     plan = plan_columns(df.schema, roles)
+    check_forms(model, plan.varying)
     schema = spark_arrow_schema(plan.select(df), plan.columns)
     sizes = dict(zip(features, shapes or (), strict=False))
     tensors = []
     for spec in plan_tensors(schema, columns=plan.columns, layout=plan.layout):
-        if -1 in spec.shape or spec.ragged:
+        if -1 in spec.shape:
             if spec.columns[0] not in sizes:
                 raise ConfigError(f"the size of {spec.columns[0]!r} is not known without input_shapes: set it")
-            count = 1
-            for size in sizes[spec.columns[0]][1:]:
-                count *= size
-            spec = type(spec)(name=spec.name, dtype=spec.dtype, shape=(count,), columns=spec.columns)
+            spec = replace(spec, shape=(math.prod(sizes[spec.columns[0]][1:]),))
         tensors.append(spec)
     manifest = Manifest(rows=2, bytes=0, shards=(), tensors=tuple(tensors))
     inputs, by_column = plan.views(manifest), plan.views(manifest, by_column=True)

@@ -16,6 +16,7 @@ from torch import nn
 from sparkdl.documents.typed import encode
 from sparkdl.errors import BundleError
 from sparkdl.models import importing, structure
+from sparkdl.models.calling import Arguments
 from sparkdl.models.folder import PICKLE, WEIGHTS, Recipe
 from sparkdl.models.weights import check_unsaved_state, load_weights
 from sparkdl.storage import Storage
@@ -87,6 +88,9 @@ def prove(model: nn.Module, recipe: Recipe, folder: Storage, example: Any) -> No
 
 
 def _call(model: nn.Module, example: Any, device: torch.device) -> Any:
+    if isinstance(example, Arguments):
+        example = example.to(device)
+        return model(*example.positional, **example.named)
     if isinstance(example, tuple):
         return model(*(item.to(device) for item in example))
     if isinstance(example, Mapping):

@@ -6,14 +6,12 @@ Enters: facts that training knew. Leaves: a ``Signature``, from which scoring pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from sparkdl.config import require
+from sparkdl.models.calling import Call, Form
 
 __all__ = ["Call", "Signature", "TensorField"]
-
-Call = Literal["positional", "dict", "keywords"]
-"""How the model is called: ``model(x, y)``, ``model({"x": x, "y": y})`` or ``model(x=x, y=y)``."""
 
 _DTYPES = (
     *("float64", "float32", "float16", "bfloat16"),
@@ -31,12 +29,16 @@ class TensorField:
         shape: of one row, without the batch: ``()`` for a number, ``(n,)`` for a vector; None for a length that varies
             between rows.
         columns: of an input: the table's columns it is packed from, in order.
+        form: of an input of varying length: what the model gets of it, see ``models.calling``.
+        of: of an input that comes beside another one, such as its mask: that input's name; it has no columns.
     """
 
     name: str
     dtype: str = "float32"
     shape: tuple[int | None, ...] = ()
     columns: tuple[str, ...] = ()
+    form: Form = ""
+    of: str = ""
 
     def __post_init__(self) -> None:
         require(bool(self.name), "a tensor has an empty name: give it one")
@@ -48,6 +50,9 @@ class TensorField:
             all(size is None or 0 < size < 2**40 for size in self.shape),
             f"tensor {self.name!r} has shape {self.shape}: sizes are above 0, or None where they vary",
         )
+        require(
+            self.form in get_args(Form), f"tensor {self.name!r} has form {self.form!r}, not one of {get_args(Form)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +60,9 @@ class Signature:
     """How a model is fed and what it answers.
 
     Attributes:
-        inputs: in the order of the model's arguments. Beside an input of varying length, ``<name>__valid`` without
-            columns is its mask, True where a row has an element.
+        inputs: in the order of the model's arguments. What comes beside an input of varying length has no columns and
+            names that input: ``of``; it goes by keyword where the others go by position. ``<name>__valid`` without
+            columns is the mask of an input in any case, True where a row has an element.
         outputs: in the order in which the model returns them; a model that returns a dict is read by these names.
         call: how the inputs are passed.
         labels: the label columns that it was trained on, for the record.
@@ -74,9 +80,13 @@ class Signature:
             names = [field.name for field in fields]
             double = sorted({name for name in names if names.count(name) > 1})
             require(not double, f"{kind} names {double} appear twice: name each tensor once")
-        masks = {f"{field.name}__valid" for field in self.inputs if None in field.shape}
-        bare = [field.name for field in self.inputs if not field.columns and field.name not in masks]
+        bare = [field.name for field in self.inputs if not field.columns and self.owner(field) is None]
         require(not bare, f"inputs {bare} name no columns: say which columns each is packed from")
+
+    def owner(self, field: TensorField) -> TensorField | None:
+        """The input beside which ``field`` comes; None for one that is packed from columns of its own."""
+        name = field.of or field.name.removesuffix("__valid")
+        return next((one for one in self.inputs if one.name == name != field.name and one.columns), None)
 
     @property
     def columns(self) -> list[str]:

@@ -38,7 +38,6 @@ __all__ = ["score"]
 
 _PACK = "__sparkdl_pack_"
 _PLAIN = "__sparkdl_column_"
-_MASK = "__valid"
 _LARGEST_MODULE = 512 << 20
 _SPARK: dict[str, T.DataType] = {
     "float64": T.DoubleType(),
@@ -228,12 +227,19 @@ def _input_plan(
     packs: Mapping[str, Sequence[str]],
     called: Mapping[str, str],
 ) -> InputPlan:
-    owner = field.name.removesuffix(_MASK)
-    if owner != field.name and any(one.name == owner and None in one.shape for one in signature.inputs):
-        return InputPlan(field, (), mask_of=owner)
+    owner = None if field.columns else signature.owner(field)
+    if owner is not None:
+        return InputPlan(field, (), of=owner.name)
     if None in field.shape and len(field.columns) != 1:
         raise SchemaError(
             f"input {field.name!r} has rows of varying length and comes from {list(field.columns)}: name its one column"
+        )
+    alone = field.form in ("", "padded") and not any(signature.owner(one) is field for one in signature.inputs)
+    if None in field.shape and alone:
+        raise SchemaError(
+            f"input {field.name!r} has rows of varying length, and the model gets no mask: what it says of a row would "
+            "depend on the rows beside it; describe a mask, lengths or offsets in the signature, with "
+            f"TensorField(form='mask', of={field.name!r}, ...)"
         )
     parts: list[Part] = []
     for name in field.columns:

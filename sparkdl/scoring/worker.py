@@ -8,7 +8,7 @@ tasks. No Spark: the function runs inside a Spark worker, and in a test without 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from sparkdl.columns.matrices import Matrix, matrix_of
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, DataError, SchemaError
+from sparkdl.models.calling import Arguments, formed
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.models import ModelSource, loaded, place
 
@@ -81,12 +82,12 @@ class InputPlan:
     Attributes:
         field: of the signature.
         parts: at least one.
-        mask_of: for the mask of a ragged input: that input's name.
+        of: for what comes beside another input, such as its mask: that input's name.
     """
 
     field: TensorField
     parts: tuple[Part, ...]
-    mask_of: str | None = None
+    of: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +128,10 @@ class Scorer:
         """One column an output, for one batch."""
         seen: dict[tuple[str, bool], Matrix] = {}
         tensors: dict[str, torch.Tensor] = {}
-        masks: dict[str, torch.Tensor] = {}
+        valid: dict[str, torch.Tensor | None] = {}
         missing: Array | None = None
         for plan in self.inputs:
-            if plan.mask_of is not None:
+            if plan.of is not None:
                 continue
             found = _found(plan, batch, seen)
             self._check_missing(plan, found)
@@ -138,13 +139,11 @@ class Scorer:
             if matrix.missing is not None and self.config.nulls == "null":
                 missing = matrix.missing if missing is None else missing | matrix.missing
             tensors[plan.field.name] = self._tensor(plan, matrix).to(device)
-            if matrix.valid is not None:
-                masks[plan.field.name] = torch.from_numpy(matrix.valid).to(device)
-        for plan in self.inputs:
-            if plan.mask_of is not None:
-                tensors[plan.field.name] = masks[plan.mask_of]
+            valid[plan.field.name] = None if matrix.valid is None else torch.from_numpy(matrix.valid).to(device)
         with torch.inference_mode():
-            answer = self._call(model, [tensors[field.name] for field in self.signature.inputs])
+            named = {plan.field.name: _handed_over(plan, tensors, valid) for plan in self.inputs}
+            arguments = Arguments.of(self.signature.call, named, [one.name for one in self.signature.inputs if one.of])
+            answer = model(*arguments.positional, **arguments.named)
         return self._columns_of(answer, batch.num_rows, missing)
 
     def _tensor(self, plan: InputPlan, matrix: Matrix) -> torch.Tensor:
@@ -181,12 +180,6 @@ class Scorer:
                 "nulls='null'"
             )
 
-    def _call(self, model: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
-        if self.signature.call == "positional":
-            return model(*tensors)
-        named = {field.name: tensor for field, tensor in zip(self.signature.inputs, tensors, strict=True)}
-        return model(named) if self.signature.call == "dict" else model(**named)
-
     def _columns_of(self, answer: Any, rows: int, missing: Array | None) -> list[pa.Array]:
         fields = self.signature.outputs
         if isinstance(answer, torch.Tensor):
@@ -222,6 +215,14 @@ class Scorer:
             mask = None if holes is None else holes[:, kept.place]
             out.append(pa.array(turned[kept.column][kept.place], mask=mask))
         return out
+
+
+def _handed_over(plan: InputPlan, tensors: Mapping[str, torch.Tensor], valid: Mapping[str, torch.Tensor | None]) -> Any:
+    """An input in the form that the model asks for."""
+    if plan.of is None:
+        form = plan.field.form or ("padded" if None in plan.field.shape else "")
+        return formed(form, tensors[plan.field.name], valid[plan.field.name])
+    return formed(plan.field.form or "mask", tensors[plan.of], valid[plan.of])
 
 
 def _cast(part: Part, matrix: Matrix, dtype: str) -> Matrix:

@@ -106,11 +106,18 @@ def check_steps(name: str, wanted: int | None, manifest: Manifest | None, rows_p
 
 
 def check_values(manifest: Manifest, roles: Roles) -> None:
-    """Refuse NaN and infinity in features, labels and weights, and weights below 0.
+    """Refuse NaN and infinity in features, labels and weights, weights below 0, and labels that differ in length.
 
     Raises:
         DataError: names the column and how many there are.
     """
+    for spec in manifest.tensors:
+        if spec.ragged and spec.name in roles.labels:
+            stats = manifest.statistics.get(spec.name, ColumnStats())
+            raise DataError(
+                f"label {spec.name!r} has rows of {stats.min_length} to {stats.max_length} elements, and a loss "
+                "compares rows of one length: pad them before, for instance with the loss's ignore_index"
+            )
     weight = (roles.weight,) if roles.weight else ()
     for name in dict.fromkeys((*roles.features, *roles.labels, *weight)):
         stats = manifest.statistics.get(name, ColumnStats())

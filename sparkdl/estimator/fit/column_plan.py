@@ -94,12 +94,14 @@ class ColumnPlan:
         casts: Spark type by column that has to be cast before it is written.
         layout: of the shards.
         copies: by feature that is a label or weight, too, the name under which it is written once more, to be packed.
+        varying: features whose rows may differ in length: arrays and bytes of which input_shapes says no size.
     """
 
     roles: Roles
     casts: Mapping[str, str]
     layout: Layout
     copies: Mapping[str, str] = field(default_factory=dict)
+    varying: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -195,8 +197,12 @@ def plan_columns(schema: T.StructType, roles: Roles) -> ColumnPlan:
     pack = _named([(name, [c for c in columns if c not in kept]) for name, columns in groups.items()])
     if roles.weight:
         dtypes[roles.weight] = "float32"
-    layout = Layout(pack=pack, dtypes=dtypes, shapes=_array_sizes(kinds, roles) | _label_shapes(schema, roles))
-    return ColumnPlan(roles=roles, casts=casts, layout=layout, copies=copies)
+    sizes = _array_sizes(kinds, roles)
+    layout = Layout(pack=pack, dtypes=dtypes, shapes=sizes | _label_shapes(schema, roles))
+    given = dict(zip(roles.features, roles.shapes or (), strict=False))
+    loose = [name for name, kind in kinds.items() if isinstance(kind, T.BinaryType) and not _is_sized(given.get(name))]
+    varying = [name for name in roles.features if name in loose or sizes.get(name) == "ragged"]
+    return ColumnPlan(roles=roles, casts=casts, layout=layout, copies=copies, varying=tuple(varying))
 
 
 def source_column(name: str) -> str:
@@ -204,19 +210,31 @@ def source_column(name: str) -> str:
     return name.removesuffix(_COPY)
 
 
-def _array_sizes(kinds: Mapping[str, T.DataType], roles: Roles) -> dict[str, tuple[int, ...]]:
-    """Sizes of plain arrays, as input_shapes gives them: they are then stored as even rows, without offsets."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, shape in zip(roles.features, roles.shapes or (), strict=False):
-        kind = kinds[name]
+def _array_sizes(kinds: Mapping[str, T.DataType], roles: Roles) -> dict[str, tuple[int, ...] | str]:
+    """Sizes of plain arrays, as input_shapes gives them: they are then stored as even rows, without offsets.
+
+    Arrays of no given size count as rows that differ in length, even if none of these does: the next ones may.
+    """
+    found: dict[str, tuple[int, ...] | str] = {}
+    given = dict(zip(roles.features, roles.shapes or (), strict=False))
+    for name, kind in kinds.items():
         if isinstance(kind, T.ArrayType) and _is_number(kind.elementType):
-            found[name] = (math.prod(shape[1:]),)
+            shape = given.get(name)
+            if shape is not None and _is_sized(shape):
+                found[name] = (math.prod(shape[1:]),)
+            elif name not in roles.labels:  # whose rows a loss compares: they have one length
+                found[name] = "ragged"
     return found
 
 
-def _label_shapes(schema: T.StructType, roles: Roles) -> dict[str, tuple[int, ...]]:
+def _is_sized(shape: Sequence[int] | None) -> bool:
+    """Whether an entry of input_shapes says how many numbers a row has."""
+    return shape is not None and all(size > 0 for size in shape[1:])
+
+
+def _label_shapes(schema: T.StructType, roles: Roles) -> dict[str, tuple[int, ...] | str]:
     """Shapes of a row of array and vector labels, as label_shapes gives them."""
-    found = {}
+    found: dict[str, tuple[int, ...] | str] = {}
     for name, shape in zip(roles.labels, roles.label_shapes or (), strict=False):
         kind = _kind(schema, name, "label or weight column")
         if not _is_number(kind):
@@ -301,6 +319,8 @@ def _own(name: str, spec: TensorSpec, index: int | None) -> InputView:
 def _shaped(name: str, spec: TensorSpec, index: int | None, shape: tuple[int, ...]) -> InputView:
     row = () if index is not None else spec.shape
     ragged = spec.ragged or spec.dtype == "binary"
+    if not _is_sized(shape):
+        return InputView(name=name, tensor=spec.name, index=index)
     if not ragged and math.prod(shape[1:]) != math.prod(row):
         raise ConfigError(
             f"input_shapes gives {list(shape)} for {name!r}, whose rows have shape {list(row)}: "

@@ -28,8 +28,9 @@ from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
-from sparkdl.estimator.fit.column_plan import ColumnPlan, plan_columns
-from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
+from sparkdl.estimator.fit.checks import built
+from sparkdl.estimator.fit.column_plan import ColumnPlan, Roles, plan_columns
+from sparkdl.estimator.fit.probe import Probe, check_forms, floating_dtype, probe
 from sparkdl.estimator.fit.settings import ranks_wanted, roles_of, seed_of, shard_config
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
@@ -138,12 +139,13 @@ def prepare(
 
     Raises:
         SchemaError: a column is missing or of a type that cannot be used.
+        ConfigError: the model cannot tell elements from padding.
         DataError: there are no rows, or nulls.
     """
     float_dtype = _float_dtype(params)
     roles = roles_of(params, float_dtype)
     rows = _transformed(params, df)
-    plan = plan_columns(rows.schema, roles)
+    plan = _planned(params, rows, roles)
     marks = _marks(params, rows, plan)
     parts = {"all": rows} if marks is None else {"train": rows.filter(~marks), "validation": rows.filter(marks)}
     if held_out is not None:
@@ -174,9 +176,16 @@ def prepare(
     seconds: dict[str, float] = {}
     with span("shards", seconds):
         written = _at_once(df, write, list(parts))
-    train = written[0]
     validation = written[1] if len(written) > 1 else None
-    return Prepared(plan, train, validation, store, pinned=source is not None, seconds=seconds)
+    return Prepared(plan, written[0], validation, store, pinned=source is not None, seconds=seconds)
+
+
+def _planned(params: CheckedParams, rows: DataFrame, roles: Roles) -> ColumnPlan:
+    """Plan the columns; refuse, before a shard is written, a model that their types forbid."""
+    plan = plan_columns(rows.schema, roles)
+    if plan.varying:
+        check_forms(built(params.getOrDefault("model")), plan.varying)
+    return plan
 
 
 def prepare_existing(params: CheckedParams, train: Manifest, validation: Manifest | None, store: Store) -> Prepared:

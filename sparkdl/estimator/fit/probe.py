@@ -8,6 +8,7 @@ an id beyond an embedding's table, or a class beyond the outputs, shows here and
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,15 +17,18 @@ from typing import Any
 import torch
 
 from sparkdl.batches.reading.batch import Batch
+from sparkdl.batches.reading.gather import valid_name
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator.fit.views import InputView, Style, Views
+from sparkdl.models.calling import COMPANIONS, Form, asked_forms, parameters_of, remedy, value_form
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.loss import split_outputs
 
-__all__ = ["Output", "Probe", "floating_dtype", "probe", "two_rows"]
+__all__ = ["Output", "Probe", "check_forms", "floating_dtype", "probe", "two_rows"]
 
 ROWS = 2
+_UNKNOWN_LENGTHS = (5, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +72,46 @@ def floating_dtype(model: torch.nn.Module) -> str:
 
 
 def two_rows(manifest: Manifest) -> Batch:
-    """Return two rows with the least and the greatest value of every column."""
+    """Return two rows with the least and the greatest value of every column, one shorter where lengths differ."""
     tensors: dict[str, torch.Tensor] = {}
     for spec in manifest.tensors:
-        if spec.role != "mask":
-            tensors[spec.name] = _extremes(spec, manifest)
-        if spec.ragged or spec.dtype == "binary":
-            tensors[f"{spec.name}__valid"] = torch.ones(tensors[spec.name].shape[:2], dtype=torch.bool)
+        if spec.role == "mask":
+            continue
+        tensors[spec.name] = _extremes(spec, manifest)
+        if _is_varying(spec):
+            lengths = torch.tensor(_lengths(spec, manifest))
+            valid = torch.arange(int(lengths[1])) < lengths[:, None]
+            if tensors[spec.name][1].any():  # the shorter row shall hold something else than padding
+                tensors[spec.name] = tensors[spec.name].flip(0)
+            tensors[spec.name][~valid] = 0
+            tensors[valid_name(spec.name)] = valid
     return Batch(tensors, epoch=0, step=0, rows=ROWS, global_rows=ROWS, weight=1.0)
 
 
+def _is_varying(spec: TensorSpec) -> bool:
+    return spec.ragged or spec.dtype == "binary"
+
+
+def _lengths(spec: TensorSpec, manifest: Manifest) -> tuple[int, int]:
+    """Lengths of the two rows; they differ, where the longest row allows, even if those of the set do not."""
+    stats = manifest.statistics.get(spec.columns[0])
+    if stats is None:
+        return _UNKNOWN_LENGTHS
+    least, most = (stats.min, stats.max) if spec.dtype == "binary" else (stats.min_length, stats.max_length)
+    longest = max(int(most or 0), 1)
+    return min(int(least or 0), max(longest - 1, 1)), longest
+
+
 def _extremes(spec: TensorSpec, manifest: Manifest) -> torch.Tensor:
+    length = (_lengths(spec, manifest)[1],) if _is_varying(spec) else ()
     if spec.dtype == "binary":
-        lengths = manifest.statistics.get(spec.columns[0])
-        return torch.zeros(ROWS, int((lengths and lengths.max) or 1), dtype=torch.uint8)
+        return torch.ones(ROWS, *length, dtype=torch.uint8)
     dtype = getattr(torch, spec.dtype)
     found = [manifest.statistics.get(column) for column in spec.columns]
     bounds = [[(getattr(one, end) or 0) if one else 0 for one in found] for end in ("min", "max")]
     packed = len(spec.columns) > 1 or (spec.shape == (1,) and spec.name != spec.columns[0])
     if packed:
         return torch.tensor(bounds, dtype=dtype)
-    length = (max((found[0].max_length if found[0] else None) or 1, 1),) if spec.ragged else ()
     return torch.stack([torch.full((*length, *spec.shape), bound[0], dtype=dtype) for bound in bounds])
 
 
@@ -109,44 +132,201 @@ def probe(
         labels: the label columns.
 
     Raises:
-        ConfigError: it cannot be called with these inputs, or returns another number of outputs or rows.
+        ConfigError: it cannot be called with these inputs, or returns another number of outputs or rows, or answers a
+            row otherwise when another one is beside it.
         DataError: an id lies beyond an embedding's table.
     """
     batch = two_rows(manifest)
+    for view in by_column:
+        _check_bytes(view, manifest)
+    varying = [view.name for view in by_column if _is_varying(manifest.tensor(view.tensor)) and view.shape is None]
+    check_forms(model, varying)
     first: tuple[Views, Exception] | None = None
-    for views in _candidates(model, tuple(inputs), tuple(by_column), batch):
-        positional, named = views.arguments(batch)
+    for views in _candidates(model, tuple(inputs), tuple(by_column), batch, manifest):
         try:
-            with _quiet(model):
-                returned = model(*positional, **named)
+            returned = _called(model, views, batch)
         except Exception as error:
             first = first or (views, error)
             continue
-        return Probe(views, _outputs(returned, labels), batch, returned)
+        outputs = _outputs(returned, labels)
+        if varying:
+            _check_neighbours(model, views, batch, labels)
+        return Probe(views, outputs, batch, returned)
     assert first is not None
     raise _refusal(model, *first, batch, manifest) from first[1]
 
 
+def _check_bytes(view: InputView, manifest: Manifest) -> None:
+    """Refuse byte strings of other lengths than input_shapes says."""
+    spec = manifest.tensor(view.tensor)
+    if spec.dtype != "binary" or view.shape is None or spec.columns[0] not in manifest.statistics:
+        return
+    stats, size = manifest.statistics[spec.columns[0]], math.prod(view.shape[1:])
+    if (stats.min, stats.max) != (size, size):
+        raise ConfigError(
+            f"input_shapes gives {list(view.shape)} for {view.name!r}, whose rows hold {stats.min} to {stats.max} "
+            f"bytes: {size} bytes a row are needed"
+        )
+
+
+def _called(model: torch.nn.Module, views: Views, batch: Mapping[str, torch.Tensor]) -> Any:
+    positional, named = views.arguments(batch)
+    with _quiet(model):
+        return model(*positional, **named)
+
+
+def check_forms(model: torch.nn.Module, varying: Sequence[str]) -> None:
+    """Refuse a model that cannot tell the elements of a column from its padding.
+
+    Args:
+        model: any; one that takes a dict finds the masks and lengths of all columns in it.
+        varying: columns whose rows may differ in length.
+
+    Raises:
+        ConfigError: names the column and what the model could take.
+    """
+    parameters = parameters_of(model)
+    if not varying or _wants_dict(parameters):
+        return
+    asked = asked_forms(parameters, varying, sole=_sole(varying))
+    for column in varying:
+        if column not in asked:
+            names = ", ".join(p.name for p in parameters)
+            raise ConfigError(
+                f"rows of {column!r} may differ in length, and forward({names}) of {type(model).__name__} cannot tell "
+                f"their elements from padding: {remedy(column)}"
+            )
+
+
+def _sole(columns: Sequence[str]) -> str | None:
+    return columns[0] if len(columns) == 1 else None
+
+
+def _check_neighbours(
+    model: torch.nn.Module, views: Views, batch: Mapping[str, torch.Tensor], labels: Sequence[str]
+) -> None:
+    """Refuse a model whose answer to a row depends on how long the row beside it is.
+
+    Raises:
+        ConfigError: names both answers.
+    """
+
+    def answers(rows: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        return list(split_outputs(_called(model, views, rows), labels))
+
+    together, again = answers(batch), answers(batch)
+    if not all(torch.allclose(one, two, equal_nan=True) for one, two in zip(together, again, strict=True)):
+        return  # it draws its answers, and nothing can be said
+    alone = answers(_shorter_row(views, batch))
+    for label, pair, single in zip(labels, together, alone, strict=True):
+        one, two = pair[:1].double(), single.double()
+        if one.shape != two.shape:
+            raise ConfigError(
+                f"{type(model).__name__} returns shape {tuple(two.shape[1:])} for a row of {label!r}, and "
+                f"{tuple(one.shape[1:])} when a longer row is beside it: return one shape for all rows"
+            )
+        if not torch.allclose(one, two, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise ConfigError(
+                f"{type(model).__name__} answers a row with {_short(two)} for {label!r}, and with {_short(one)} when a "
+                f"longer row is beside it: use the mask or lengths in forward, so that padding counts for nothing"
+            )
+
+
+def _shorter_row(views: Views, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The first row by itself: as long as it is, without padding."""
+    row = {name: tensor[:1] for name, tensor in batch.items()}
+    for view in views.inputs:
+        if view.valid is not None:
+            length = int(batch[view.valid][0].sum())
+            row[view.tensor], row[view.valid] = batch[view.tensor][:1, :length], batch[view.valid][:1, :length]
+    return row
+
+
+def _short(values: torch.Tensor) -> str:
+    return str([float(f"{value:.4g}") for value in values.reshape(-1)[:3].tolist()])
+
+
 def _candidates(
-    model: torch.nn.Module, inputs: tuple[InputView, ...], by_column: tuple[InputView, ...], batch: Mapping[str, Any]
+    model: torch.nn.Module,
+    inputs: tuple[InputView, ...],
+    by_column: tuple[InputView, ...],
+    batch: Mapping[str, Any],
+    manifest: Manifest,
 ) -> Iterator[Views]:
     """Ways to call a model, the likeliest first."""
-    parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    names = {p.name for p in parameters}
-    wants_dict = bool(parameters) and "dict" in str(parameters[0].annotation).lower() + str(parameters[0].name).lower()
+    parameters = [p for p in parameters_of(model) if p.kind is not p.VAR_KEYWORD]
+    specs = {view.name: manifest.tensor(view.tensor) for view in by_column if view.index is None}
+    varying = [name for name, spec in specs.items() if _is_varying(spec)]
+    arrays = [name for name, spec in specs.items() if spec.shape or _is_varying(spec)]
+    columns = [view.name for view in by_column]
+    asked = asked_forms(parameters, arrays, sole=_sole(varying or arrays), taken=columns)
+    names = {p.name for p in parameters} | set(asked)
     styles: list[tuple[Style, tuple[InputView, ...]]] = [("positional", inputs), ("dict", by_column)]
     if len(inputs) > 1 and {view.name for view in inputs} <= names:
         styles.insert(0, ("keywords", inputs))
     elif len(by_column) > 1 and {view.name for view in by_column} <= names:
         styles.insert(0, ("keywords", by_column))
-    if wants_dict:
+    if _wants_dict(parameters):
         styles.reverse()
-    for style, views in styles:
-        yield Views(views, style)
     # Horovod hands every column over as floats; a model written for that takes integers only so.
     floats = tuple(_as_float(view, batch, model) for view in inputs)
     if floats != inputs:
-        yield Views(floats, "positional")
+        styles.append(("positional", floats))
+    for style, views in styles:
+        if style == "dict":
+            yield Views(tuple(one for view in views for one in _in_a_dict(view, manifest)), style)
+        elif asked:
+            yield _with_forms(views, asked, parameters, manifest)
+        else:
+            yield Views(views, style)
+
+
+def _wants_dict(parameters: Sequence[inspect.Parameter]) -> bool:
+    if not parameters:
+        return False
+    said = f"{parameters[0].annotation} {parameters[0].name}".lower()
+    return "dict" in said or "mapping" in said
+
+
+def _in_a_dict(view: InputView, manifest: Manifest) -> list[InputView]:
+    """A column of a dict; beside one of varying length its mask and its lengths."""
+    if not _is_varying(manifest.tensor(view.tensor)) or view.shape is not None:
+        return [view]
+    return [_formed(view, "padded", view.name, manifest)] + [
+        _formed(view, form, f"{view.name}_{form}", manifest) for form in ("mask", "lengths")
+    ]
+
+
+def _with_forms(
+    views: tuple[InputView, ...],
+    asked: Mapping[str, Mapping[str, Form]],
+    parameters: Sequence[inspect.Parameter],
+    manifest: Manifest,
+) -> Views:
+    """Hand over each column as ``forward`` asks for it: all by keyword, or, to ``*args``, the values by position."""
+    companions = {name for forms in asked.values() for name, form in forms.items() if form in COMPANIONS}
+    open_names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and p.name not in companions]
+    values: list[InputView] = []
+    for view in views:
+        forms = asked.get(view.name, {})
+        jagged = next((name for name, form in forms.items() if form == "jagged"), view.name)
+        values.append(_formed(view, value_form(forms), jagged, manifest) if forms else view)
+    matched = {view.name for view in values} & set(open_names)
+    rest = iter([name for name in open_names if name not in matched])
+    named = [view if view.name in matched else replace(view, name=next(rest, "")) for view in values]
+    by_keyword = all(view.name for view in named)
+    beside = [
+        _formed(view, form, name, manifest)
+        for view in views
+        for name, form in asked.get(view.name, {}).items()
+        if form in COMPANIONS
+    ]
+    return Views((*(named if by_keyword else values), *beside), "keywords" if by_keyword else "positional")
+
+
+def _formed(view: InputView, form: Form, name: str, manifest: Manifest) -> InputView:
+    spec = manifest.tensor(view.tensor)
+    return replace(view, name=name, form=form, valid=valid_name(spec.name) if _is_varying(spec) else None)
 
 
 def _as_float(view: InputView, batch: Mapping[str, torch.Tensor], model: torch.nn.Module) -> InputView:

@@ -1,17 +1,19 @@
 """From the tensors of a batch to the arguments of a model: views, no copies.
 
 Enters: tensors as they lie in the shards, packed. Leaves: what the model is called with: one tensor a feature column in
-Horovod's shapes, whole packed tensors, or a dict by column name. It imports torch alone, so that ranks and scoring
-workers load it at no cost.
+Horovod's shapes, whole packed tensors, or a dict by column name. Besides the calling convention it imports torch alone,
+so that ranks load it at no cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
+
+from sparkdl.models.calling import COMPANIONS, Arguments, Form, formed
 
 __all__ = ["InputView", "Style", "Views", "attach_views", "detach_views"]
 
@@ -28,6 +30,8 @@ class InputView:
         index: its position in the last dimension of a packed tensor; None takes the whole tensor.
         shape: to view it in, batch first as -1; None leaves it as it lies.
         dtype: to convert it to; None keeps it.
+        form: of a tensor whose rows differ in length: what the model gets of it, see ``models.calling``.
+        valid: name of the batch's tensor that tells elements from padding; None where no row is padded.
     """
 
     name: str
@@ -35,6 +39,8 @@ class InputView:
     index: int | None = None
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
+    form: Form = ""
+    valid: str | None = None
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Take the argument out of the tensors of a batch."""
@@ -43,12 +49,14 @@ class InputView:
             found = found[:, self.index]
         if self.dtype is not None:
             found = found.to(getattr(torch, self.dtype))
-        return found if self.shape is None else found.reshape(self.shape)
+        if self.shape is not None:
+            found = found.reshape(self.shape)
+        return cast(torch.Tensor, formed(self.form, found, tensors[self.valid] if self.valid else None))
 
     @property
     def is_plain(self) -> bool:
         """Whether it is a tensor of the batch as it lies."""
-        return self.index is None and self.shape is None and self.dtype is None
+        return self.index is None and self.shape is None and self.dtype is None and not self.form
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ class Views:
 
     Attributes:
         inputs: in the order of the model's arguments.
-        style: how the model is called: ``m(a, b)``, ``m(a=a, b=b)`` or ``m({"a": a, "b": b})``.
+        style: how the model is called: ``m(a, b)``, ``m(a=a, b=b)`` or ``m({"a": a, "b": b})``; masks and the like go
+            by keyword where the others go by position.
     """
 
     inputs: tuple[InputView, ...]
@@ -66,7 +75,8 @@ class Views:
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the batch's tensors that are needed, each once, in order of first use."""
-        return tuple(dict.fromkeys(view.tensor for view in self.inputs))
+        needed = [(view.tensor, view.valid) for view in self.inputs]
+        return tuple(dict.fromkeys(name for names in needed for name in names if name is not None))
 
     @property
     def is_plain(self) -> bool:
@@ -76,10 +86,10 @@ class Views:
 
     def arguments(self, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and keyword arguments for one batch."""
-        if self.style == "positional":
-            return tuple(view(tensors) for view in self.inputs), {}
         named = {view.name: view(tensors) for view in self.inputs}
-        return ((named,), {}) if self.style == "dict" else ((), named)
+        beside = [view.name for view in self.inputs if view.form in COMPANIONS]
+        arguments = Arguments.of(self.style, named, beside)
+        return arguments.positional, dict(arguments.named)
 
     def __call__(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Be a forward pre-hook: ``args`` are the tensors named by ``tensors``, in that order."""

@@ -160,8 +160,12 @@ def shapes(name: str, value: Any) -> list[list[int]]:
             raise ConfigError(
                 f"{name} holds {list(shape)}, whose first number is the batch and must be -1: write {[-1, *shape]}"
             )
-        if any(n < 1 for n in shape[1:]):
-            raise ConfigError(f"{name} holds {list(shape)}: only the batch may be -1, the other sizes are 1 or more")
+        varying = name == "input_shapes" and list(shape) == [-1, -1]
+        if any(n < 1 for n in shape[1:]) and not varying:
+            raise ConfigError(
+                f"{name} holds {list(shape)}: only the batch may be -1, the other sizes are 1 or more; [-1, -1] in "
+                "input_shapes is an array whose rows differ in length"
+            )
         found.append(list(shape))
     return found
 

@@ -92,7 +92,9 @@ _WHAT = (
 # fmt: off
 _COLUMNS = (
     _horovod("feature_cols", None, "list of columns", c.columns,
-          effect="Input columns; numbers pack into one (batch, n) tensor unless input_shapes is given."),
+          effect="Input columns; numbers pack into one (batch, n) tensor unless input_shapes is given. Arrays whose"
+          " length input_shapes does not say reach forward as its parameters name them: `<column>_mask`,"
+          " `<column>_lengths`, `<column>_offsets` or `<column>_jagged`."),
     _horovod("label_cols", None, "list of columns", c.columns,
           effect="Label columns, one for each output of the model."),
     _horovod("sample_weight_col", None, "column", c.column,
@@ -103,7 +105,7 @@ _COLUMNS = (
           effect="Id columns that pack into one int64 tensor of their own, for embeddings."),
     _horovod("input_shapes", None, "list of shapes", c.shapes,
           effect="Shape of each feature column's tensor, batch first as -1; each column becomes one input of the"
-          " model."),
+          " model. [-1, -1] is an array whose rows differ in length."),
     _horovod("label_shapes", None, "list of shapes", c.shapes,
           effect="Shape of each label's tensor, batch first as -1; by default that of the output when the sizes"
           " agree."),

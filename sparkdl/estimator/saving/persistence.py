@@ -27,6 +27,7 @@ from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.estimator.saving.saved import Saved, Withheld, load_named, save_named
 from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
+from sparkdl.models.calling import Arguments, formed
 from sparkdl.models.signature import Signature
 from sparkdl.models.trust import REMEDY, allowed_imports, pickle_allowed
 from sparkdl.storage import Storage
@@ -251,8 +252,9 @@ def example_of(signature: Signature | None) -> Any:
     """Made-up rows that a model can be called with, in its own manner; None without a signature."""
     if signature is None:
         return None
-    values = {
-        field.name: torch.zeros((2, *(size or 1 for size in field.shape)), dtype=getattr(torch, field.dtype))
-        for field in signature.inputs
-    }
-    return values if signature.call != "positional" else tuple(values.values())
+    values = {}
+    for field in signature.inputs:
+        owner = signature.owner(field) or field
+        rows = torch.zeros((2, *(size or 1 for size in owner.shape)), dtype=getattr(torch, owner.dtype))
+        values[field.name] = formed(field.form or ("mask" if owner is not field else ""), rows, None)
+    return Arguments.of(signature.call, values, [field.name for field in signature.inputs if field.of])

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.errors import ConfigError, PreflightError, RankFailedError, SchemaError
+from sparkdl.compat.spark_errors import task_errors
+from sparkdl.errors import ConfigError, DataError, PreflightError, RankFailedError, SchemaError
 from sparkdl.estimator import SparkBackend, TorchEstimator
 from sparkdl.train.callbacks import Callback
 
@@ -241,32 +242,50 @@ def test_after_a_failure_as_many_ranks_go_on_as_there_are_slots_but_not_fewer_th
         _ranks_left(spark, 4, 3, 5)
 
 
-class Total(nn.Module):
-    """Takes rows of any length, padded with zeros, and no mask."""
+class Mean(nn.Module):
+    """The mean of the elements of a row, of any length."""
 
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(0.5))
 
-    def forward(self, values):
-        return self.scale * values.float().sum(1)
+    def forward(self, values, v_mask):
+        return self.scale * (values.float() * v_mask).sum(1) / v_mask.sum(1).clamp(min=1)
 
 
 @pytest.mark.parametrize("kind", ["ragged", "bytes"])
-def test_rows_of_varying_length_reach_a_model_that_takes_no_mask(spark, kind):
+def test_rows_of_varying_length_reach_a_model_with_their_mask(spark, kind):
     lengths = [1, 2, 3, 5, 8, 4] * 8
     if kind == "ragged":
-        rows = [([float(n)] * n, 2.0 * n * n) for n in lengths]
+        rows = [([float(n)] * n, 2.0 * n) for n in lengths]
         df = spark.createDataFrame(rows, "v array<float>, y float")
     else:
-        df = spark.createDataFrame([(bytes([n]) * n, 2.0 * n * n) for n in lengths], "v binary, y float")
-    net = Total()
-    given = {"feature_cols": ["v"], "optimizer": torch.optim.SGD(net.parameters(), lr=1e-4), "num_proc": 1}
-    model = estimator(net, batch_size=7, epochs=8, **given).fit(df)
+        df = spark.createDataFrame([(bytes([n]) * n, 2.0 * n) for n in lengths], "v binary, y float")
+    net = Mean()
+    given = {"feature_cols": ["v"], "optimizer": torch.optim.SGD(net.parameters(), lr=1e-3)}
+    model = estimator(net, batch_size=7, epochs=8, num_proc=1, **given).fit(df)
     scale = model.getModel().scale.item()
     assert model.history["loss"].iloc[-1] < model.history["loss"].iloc[0]
-    for row in model.transform(df).collect():
-        assert row["y__output"] == pytest.approx(scale * sum(row["v"]), rel=1e-5)
+    for batch_rows in (1, 4096):
+        for row in model.setTransformBatchSize(batch_rows).transform(df).collect():
+            assert row["y__output"] == pytest.approx(scale * sum(row["v"]) / len(row["v"]), rel=1e-5)
+    if kind == "ragged":
+        two = estimator(net, batch_size=4, epochs=8, num_proc=2, shuffle=False, **given).fit(df).getModel().scale.item()
+        one = estimator(net, batch_size=8, epochs=8, num_proc=1, shuffle=False, **given).fit(df).getModel().scale.item()
+        assert two == pytest.approx(one, rel=1e-6)
+
+
+def test_a_model_without_a_mask_is_refused_before_a_shard_is_written(spark, tmp_path):
+    df = spark.createDataFrame([([1.0, 2.0], 1.0)] * 8, "v array<float>, y float")
+    net = nn.Linear(2, 1)
+    given = {"feature_cols": ["v"], "optimizer": torch.optim.SGD(net.parameters(), lr=1e-4), "num_proc": 1}
+    with pytest.raises(ConfigError, match=r"'v' may differ in length.*v_mask.*input_shapes, \[-1, n\]"):
+        estimator(net, store=str(tmp_path), **given).fit(df)
+    assert not list(tmp_path.rglob("*.arrow"))
+    model = estimator(net, input_shapes=[[-1, 2]], **given).fit(df)
+    longer = spark.createDataFrame([([1.0, 2.0, 3.0], 1.0)], "v array<float>, y float")
+    with pytest.raises(DataError, match="3 numbers a row"), task_errors():
+        model.transform(longer).collect()
 
 
 def test_a_model_learns_columns_that_are_features_as_well(frame):

@@ -104,3 +104,126 @@ def test_probing_leaves_model_and_random_state_untouched():
     assert model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
+
+
+RAGGED = manifest(
+    TensorSpec(name="tokens", dtype="int64", ragged=True, columns=("tokens",)),
+    TensorSpec(name="features", dtype="float32", shape=(2,), columns=("a", "b")),
+    TensorSpec(name="y", dtype="float32", columns=("y",), role="label"),
+    tokens=ColumnStats(count=30, min=0, max=9, min_length=1, max_length=4),
+    a=ColumnStats(count=10, min=-1.0, max=1.0),
+    b=ColumnStats(count=10, min=0.0, max=5.0),
+)
+TOKENS = (InputView("tokens", "tokens"),)
+
+
+class Masked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 3)
+
+    def mean(self, tokens, mask):
+        return (self.table(tokens) * mask[:, :, None]).sum((1, 2)) / mask.sum(1).clamp(min=1)
+
+
+class Mask(Masked):
+    def forward(self, tokens, tokens_mask):
+        return self.mean(tokens, tokens_mask)
+
+
+class HuggingFace(Masked):
+    def forward(self, input_ids, scale=1.0, attention_mask=None):
+        return self.mean(input_ids, attention_mask) * scale
+
+
+class PaddingMask(Masked):
+    def forward(self, ids, *, key_padding_mask):
+        return self.mean(ids, ~key_padding_mask)
+
+
+class Lengths(Masked):
+    def forward(self, ids, lengths):
+        return self.mean(ids, torch.arange(ids.shape[1]) < lengths[:, None])
+
+
+class Offsets(Masked):
+    def forward(self, text, offsets):
+        return torch.nn.functional.embedding_bag(text, self.table.weight, offsets).sum(1)
+
+
+class Jagged(Masked):
+    def forward(self, tokens_jagged):
+        return torch.stack([self.table(row).mean(0).sum() for row in tokens_jagged.unbind()])
+
+
+class InADict(Masked):
+    def forward(self, row: dict):
+        return self.mean(row["tokens"], row["tokens_mask"]) + row["tokens_lengths"] * 0
+
+
+class Rest(Masked):
+    def forward(self, *columns, mask):
+        return self.mean(columns[0], mask)
+
+
+@pytest.mark.parametrize("kind", [Mask, HuggingFace, PaddingMask, Lengths, Offsets, Jagged, InADict, Rest])
+def test_a_model_gets_rows_of_varying_length_in_the_form_it_asks_for(kind):
+    torch.manual_seed(0)
+    model = kind()
+    found = probe(model, TOKENS, TOKENS, RAGGED, ["y"])
+    rows = [torch.full((1,), 9), torch.zeros(4, dtype=torch.int64)]
+    expected = [model.table(row).mean(0).sum().item() for row in rows]
+    assert found.returned.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+class Beside(Masked):
+    def forward(self, numbers, tokens_mask, tokens):
+        return self.mean(tokens, tokens_mask) + numbers.sum(1)
+
+
+def test_other_inputs_keep_their_places_beside_a_mask():
+    inputs = (InputView("features", "features"), *TOKENS)
+    torch.manual_seed(0)
+    model = Beside()
+    found = probe(model, inputs, (*COLUMNS, *TOKENS), RAGGED, ["y"])
+    batch = two_rows(RAGGED)
+    assert found.views.style == "keywords"
+    expected = model.mean(batch["tokens"], batch["tokens__valid"]) + batch["features"].sum(1)
+    assert torch.allclose(found.returned, expected)
+
+
+@pytest.mark.parametrize("model", [torch.nn.Sequential(torch.nn.Embedding(10, 2), torch.nn.Flatten()), ByName()])
+def test_a_model_that_cannot_tell_elements_from_padding_is_refused(model):
+    with pytest.raises(ConfigError, match=r"'tokens' may differ in length.*tokens_mask, tokens_lengths.*input_shapes"):
+        probe(model, TOKENS, TOKENS, RAGGED, ["y"])
+
+
+class Ignores(Masked):
+    def forward(self, tokens, mask):
+        return self.table(tokens).mean((1, 2))
+
+
+def test_a_model_that_ignores_its_mask_is_refused_with_both_answers():
+    with pytest.raises(ConfigError, match=r"Ignores answers a row with .* and with .* when a longer row is beside it"):
+        probe(Ignores(), TOKENS, TOKENS, RAGGED, ["y"])
+
+
+class EachToken(Masked):
+    def forward(self, tokens, mask):
+        return self.table(tokens).sum(2) * mask
+
+
+def test_an_output_as_long_as_the_longest_row_is_refused():
+    with pytest.raises(ConfigError, match=r"shape \(1,\) for a row of 'y', and \(4,\) when a longer row"):
+        probe(EachToken(), TOKENS, TOKENS, RAGGED, ["y"])
+
+
+def test_bytes_of_other_lengths_than_declared_are_refused():
+    images = manifest(
+        TensorSpec(name="img", dtype="binary", columns=("img",)),
+        TensorSpec(name="y", dtype="float32", columns=("y",), role="label"),
+        img=ColumnStats(count=10, min=3, max=4),
+    )
+    view = (InputView("img", "img", shape=(-1, 2, 2)),)
+    with pytest.raises(ConfigError, match="3 to 4 bytes: 4 bytes a row"):
+        probe(torch.nn.Flatten(), view, view, images, ["y"])

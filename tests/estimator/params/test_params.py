@@ -91,7 +91,7 @@ def test_the_table_of_other_names_leads_to_parameters_there_are():
         ({"label_cols": []}, r"label_cols=\[\] holds no name"),
         ({"predictionCol": ""}, "predictionCol='' is an empty name"),
         ({"input_shapes": [[3, 4]]}, r"must be -1: write \[-1, 3, 4\]"),
-        ({"input_shapes": [[-1, -1]]}, "only the batch may be -1"),
+        ({"input_shapes": [[-1, -1, 3]]}, "only the batch may be -1"),
         ({"loss_weights": [0.0]}, "nothing to learn"),
         ({"loss": 3}, "a function"),
         ({"model": "net"}, "model='net' is a str: give a torch.nn.Module"),
