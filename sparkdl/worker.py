@@ -134,7 +134,7 @@ def _trained(world: World, job: RankJob, collective: Collective, seconds: dict[s
 
 def _open(job: RankJob, uri: str, config: LoaderConfig) -> ShardedDataset:
     """Open a set for the tensors that the task names, so that the others are not read; a custom step may use any."""
-    if job.task.train_step is not None:
+    if job.task.train_step is not None or job.task.manual_step is not None:
         return ShardedDataset(uri, config=config)
     names = [*job.task.inputs, *job.task.labels]
     if job.task.sample_weight:

@@ -9,6 +9,7 @@ once a window, metrics are reduced once an epoch, checkpoints are written beside
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +19,13 @@ import torch
 from sparkdl.collective.base import Collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.observe import emit, logger
+from sparkdl.observe import emit
 from sparkdl.train.callbacks import Callback, Hooks
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import load_newest, rank_states, restore_rank
 from sparkdl.train.epoch import EpochTrainer
+from sparkdl.train.manual import ManualSteps
 from sparkdl.train.model_selection import Judge
 from sparkdl.train.objective.evaluate import Evaluator
 from sparkdl.train.objective.loss import Objective
@@ -111,6 +113,7 @@ class _Trainer:
             train.load_state_dict(state["loader"])  # which may change the number of its batches
         self.steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
         self.resumed_step: int | None = None
+        self.manual: ManualSteps | None = None
         self.hooks = Hooks(callbacks, world.is_leader)
         self.run = Run(parts.model, parts.optimizer, world, config, self.steps_per_epoch)
         self.sync = collective.wrap(parts.model, parts.optimizer, config.sync)
@@ -119,7 +122,7 @@ class _Trainer:
             self._start(state)
             self.scalars = ScalarWriter(config, self.run)
         except BaseException:
-            self.sync.close()
+            self._release()
             raise
 
     def _assemble(self, task: Task, parts: Parts) -> None:
@@ -140,7 +143,13 @@ class _Trainer:
             objective = Objective(task, self.device, size, lambda t: collective.all_reduce(t, "sum"), **known)
         self.objective = objective
         place = Placement(self.device, config.channels_last)
-        self.stepper = Stepper(task, self.sync, parts.optimizer, objective, config, self.device)
+        stepper: Stepper | ManualSteps
+        stepper = self.stepper = Stepper(task, self.sync, parts.optimizer, objective, config, self.device)
+        if task.manual_step is not None:
+            assert objective is not None
+            stepper = self.manual = ManualSteps(
+                task, self.stepper.net, parts.optimizer, self.sync, objective, self.rate, collective, config
+            )
         self.window = LossWindow(collective, self.run)
         metrics = MetricSet(task.metrics if config.train_metrics else {}, task.labels, self.device)
         self.evaluate = Evaluator(task, parts.model, objective, place, collective, config.precision)
@@ -148,7 +157,7 @@ class _Trainer:
         self.judge.check_monitor(task, validates=self.validation is not None, rate=self.rate)
         self.reporter = Reporter(self.run, self.window)
         self.epoch_trainer = EpochTrainer(
-            self.train, place, self.stepper, self.rate, self.window, metrics, self.run, self.hooks.step_end
+            self.train, place, stepper, self.rate, self.window, metrics, self.run, self.hooks.step_end
         )
 
     # --- the course ---------------------------------------------------------------------------------------------
@@ -201,7 +210,8 @@ class _Trainer:
             self._set_pause()
         self.window.flush()
         self.reporter.epoch_done()
-        self._tell_without_divisor()
+        if self.objective is not None:
+            self.objective.tell_without_divisor(run.epoch, tells=run.world.is_leader)
         self.sync.share_buffers()
         whole = run.batch >= self.steps_per_epoch
         if not whole and not self._finished():
@@ -230,9 +240,9 @@ class _Trainer:
     def _set_pause(self) -> None:
         """Let training run on until the next step at which something is due."""
         step, maximum = self.run.step, self.config.max_steps
-        pauses = [_next_multiple(step, self.config.window_steps)]
-        if self._save_every is not None:
-            pauses.append(_next_multiple(step, self._save_every))
+        self._look_at = _next_multiple(step, self.config.window_steps)
+        self._save_at = _next_multiple(step, self._save_every) if self._save_every is not None else math.inf
+        pauses = [self._look_at, self._save_at]
         if maximum is not None:
             pauses.append(maximum)
         if self.reporter.look_at is not None:
@@ -241,11 +251,11 @@ class _Trainer:
 
     def _pause(self) -> None:
         """Look at the losses of all ranks and save, as far as it is time."""
-        run, every = self.run, self._save_every
+        run = self.run
         if self.reporter.look_at is not None and run.step >= self.reporter.look_at:
             self.reporter.look()
-        due = every is not None and run.step % every == 0 and run.batch < self.steps_per_epoch
-        if due or run.step % self.config.window_steps == 0:
+        due = run.step >= self._save_at and run.batch < self.steps_per_epoch
+        if due or run.step >= self._look_at:
             self.window.flush()
             self.scalars.steps()
         if due:
@@ -264,17 +274,6 @@ class _Trainer:
         found = self.evaluate(source, steps, lambda done: self.reporter.validation_done(done, steps))
         self.hooks.call("on_validation_end", self.run, found)
         return found
-
-    def _tell_without_divisor(self) -> None:
-        """Say how many batches had nothing in them that counts towards the loss."""
-        count = self.objective.take_without_divisor() if self.objective is not None else 0
-        if count and self.run.world.is_leader:
-            message = (
-                f"epoch {self.run.epoch}: in {count} batches nothing counts towards the loss (every label is ignored, "
-                "or every weight is 0); their loss is 0 and their gradient nothing"
-            )
-            logger.warning(message)
-            emit("log", message=message)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -302,6 +301,7 @@ class _Trainer:
                 "scaler": self.stepper.scaler.state_dict() if self.stepper.scaler is not None else None,
                 "ranks": ranks,
                 "sync": self.sync.state_dict(),
+                "manual": self.manual.state_dict() if self.manual is not None else None,
                 "loader": self.train.state_dict(),
                 "run": {"epoch": run.epoch, "batch": run.batch, "step": run.step, "rows": run.rows},
                 "window": self.window.state_dict(),
@@ -327,6 +327,8 @@ class _Trainer:
         if self.stepper.scaler is not None and state["scaler"]:
             self.stepper.scaler.load_state_dict(state["scaler"])
         self.sync.load_state_dict(state.get("sync", {}))
+        if self.manual is not None and state.get("manual"):
+            self.manual.load_state_dict(state["manual"])
         self.window.load_state_dict(state["window"])
         self.judge.load_state_dict(state["judge"])
         self.hooks.load_state_dict(state["callbacks"])
@@ -359,10 +361,16 @@ class _Trainer:
 
     def close(self) -> None:
         """Release what outlives the run; an error that is under way goes first."""
-        self.sync.close()
+        self._release()
         self.scalars.close()
         if self.checkpoints is not None and self.run.world.is_leader:
             self.checkpoints.close()
+
+    def _release(self) -> None:
+        """Take the hooks off model and optimizer."""
+        if self.manual is not None:
+            self.manual.close()
+        self.sync.close()
 
 
 def _steps(name: str, wanted: int | None, source: BatchSource) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.errors import CheckpointError
+from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.observe import emit, logger
 from sparkdl.world import World
 
@@ -52,6 +52,7 @@ class LearningRate:
         self._steps = 0
         self._advanced = False
         self._nominal: list[float] = []
+        self._warmed: list[float] | None = None
         self._wants_metric = scheduler is not None and "metrics" in inspect.signature(scheduler.step).parameters
         self.changes_every_step = self._per_step or warmup_steps > 0
 
@@ -111,6 +112,8 @@ class LearningRate:
             here, there = ("no", "one") if self._scheduler is None else ("one", "none")
             raise CheckpointError(f"the task has {here} scheduler, the checkpoint {there}: resume with the same task")
         self._steps, self._nominal = int(state["steps"]), list(state["nominal"])
+        if self._steps < self._warmup:
+            self._warmed = [float(group["lr"]) for group in self._optimizer.param_groups]
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         now = self._world_size if self._scale else 1
@@ -146,7 +149,20 @@ class LearningRate:
         self._nominal = [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def _restore(self) -> None:
-        for group, rate in zip(self._optimizer.param_groups, self._nominal, strict=True):
+        """Put the scheduler's rates in the place of warm-up's; rates that others have set stay.
+
+        Raises:
+            ConfigError: somebody has set a rate while warm-up sets them.
+        """
+        warmed, self._warmed = self._warmed, None
+        if warmed is None:
+            return
+        for group, rate, expected in zip(self._optimizer.param_groups, self._nominal, warmed, strict=True):
+            if float(group["lr"]) != expected:
+                raise ConfigError(
+                    f"the learning rate was set to {float(group['lr']):g} while warmup_steps={self._warmup} sets it to "
+                    f"{expected:g}: drop warmup_steps, or set the rate after them"
+                )
             _set_rate(group, rate)
 
     def _warm(self) -> None:
@@ -154,6 +170,7 @@ class LearningRate:
             factor = (self._steps + 1) / self._warmup
             for group, rate in zip(self._optimizer.param_groups, self._nominal, strict=True):
                 _set_rate(group, rate * factor)
+            self._warmed = [float(group["lr"]) for group in self._optimizer.param_groups]
 
 
 def _scale_scheduler(scheduler: Any, factor: float) -> None:

@@ -53,6 +53,8 @@ class Placement:
 
 def caller_of(task: Task) -> Caller:
     """How the task's model is called with a batch."""
+    if task.forward is not None:
+        return task.forward
     names = tuple(task.inputs)
     if task.input_style == "dict":
         return lambda model, batch: model({name: batch[name] for name in names})
@@ -83,6 +85,7 @@ class Stepper:
         device: where the model computes.
 
     Attributes:
+        net: the module that is called, compiled if that was asked for.
         scaler: the fp16 loss scaler; None without fp16.
         norm: gradient norm of the newest step before clipping; None without clipping.
         divides: whether the loss is a mean, so that accumulated batches share one step.
@@ -98,8 +101,7 @@ class Stepper:
         device: torch.device,
     ) -> None:
         self._sync, self._optimizer, self._objective = sync, optimizer, objective
-        self._net = _compiled(sync.model, config.compile)
-        self._task = task
+        self.net = _compiled(sync.model, config.compile)
         self._call = caller_of(task)
         self._train_step = task.train_step
         self._precision = config.precision
@@ -128,7 +130,7 @@ class Stepper:
         if self._row is None and self._sync.forward_is_collective and batch.rows:
             self._row = {name: tensor[:1].clone() for name, tensor in batch.items()}
         if self._is_plain and last and share == 1.0 and batch.rows:  # what follows, without what does not apply
-            outputs = self._call(self._net, batch)
+            outputs = self._call(self.net, batch)
             loss = self._objective(outputs, batch)  # type: ignore[misc]
             loss.backward()
             return loss.detach(), outputs
@@ -171,9 +173,9 @@ class Stepper:
         """The loss of rows that stand in for those of ``batch``: all that travels is said to be of no rows."""
         if self._objective is None:
             return self._loss(stand_in)[0]
-        outputs = self._call(self._net, stand_in)
+        outputs = self._call(self.net, stand_in)
         self._objective.skip(batch)
-        return Objective(self._task, self._device, 1, lambda tensor: tensor)(outputs, stand_in)
+        return self._objective.alone(outputs, stand_in)
 
     def update(self, correction: float) -> None:
         """Synchronise, clip and step.
@@ -198,10 +200,10 @@ class Stepper:
 
     def _loss(self, batch: BatchLike) -> tuple[torch.Tensor, Any]:
         if self._train_step is None:
-            outputs = self._call(self._net, batch)
+            outputs = self._call(self.net, batch)
             assert self._objective is not None
             return self._objective(outputs, batch), outputs
-        found = self._train_step(self._net, batch)
+        found = self._train_step(self.net, batch)
         loss, outputs = found if isinstance(found, tuple) else (found, None)
         if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__

@@ -51,6 +51,11 @@ class Task:
         train_step: replaces calling the model and the loss: ``train_step(model, batch)`` returns the scalar mean loss
             over the batch's rows, or a pair of it and the outputs (for metrics). Backward pass, synchronisation,
             clipping and the optimizer stay with the loop.
+        manual_step: makes the optimizer's steps itself, beside a ``loss``: ``manual_step(model, optimizer, batch,
+            loss)`` calls ``zero_grad``, ``backward`` and ``step`` as a plain training script would, and returns
+            (outputs, loss). ``loss(outputs, batch)`` is the task's own. See ``train.manual``.
+        forward: how the model is called with a batch, ``forward(model, batch)``; None goes by ``inputs`` and
+            ``input_style``.
     """
 
     model: Any
@@ -65,6 +70,8 @@ class Task:
     scheduler: Any = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
     train_step: Callable[[torch.nn.Module, Any], Any] | None = None
+    manual_step: Callable[..., Any] | None = None
+    forward: Callable[[torch.nn.Module, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("inputs", self.inputs), ("labels", self.labels)):
@@ -79,6 +86,8 @@ class Task:
             raise ConfigError(f"loss and train_step: {given} of them is given: give exactly one of the two")
         if self.train_step is not None and (self.sample_weight or self.loss_weights):
             raise ConfigError("sample_weight and loss_weights do nothing beside a train_step: apply them inside it")
+        if self.train_step is not None and self.manual_step is not None:
+            raise ConfigError("train_step and manual_step are both given, and each replaces the loop's step: give one")
         if not self.inputs and self.train_step is None:
             raise ConfigError("inputs is empty: name the tensors that the model is called with")
 
@@ -150,25 +159,30 @@ def _optimizer(task: Task, model: torch.nn.Module) -> torch.optim.Optimizer:
         given = _made("optimizer", given, model.parameters() if is_class else model)
     if not isinstance(given, torch.optim.Optimizer):
         raise ConfigError(f"optimizer is a {type(given).__name__}: give a torch.optim.Optimizer or what makes one")
-    check_optimizer(given, model)
+    check_optimizer(given, model, closures=task.manual_step is not None)
     return given
 
 
-def check_optimizer(given: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+def check_optimizer(given: torch.optim.Optimizer, model: torch.nn.Module, *, closures: bool = False) -> None:
     """Refuse an optimizer that cannot train ``model`` on several ranks.
 
+    Args:
+        given: the optimizer.
+        model: whose parameters it shall train.
+        closures: whether its ``step`` is given a closure.
+
     Raises:
-        ConfigError: it is bound to another model, or needs a closure.
+        ConfigError: it is bound to another model, or needs a closure and gets none.
     """
     own = {id(parameter) for parameter in model.parameters()}
-    strangers = sum(id(p) not in own for group in given.param_groups for p in group["params"])
-    if strangers:
+    foreign = sum(id(p) not in own for group in given.param_groups for p in group["params"])
+    if foreign:
         raise ConfigError(
-            f"{strangers} parameters of the optimizer are not among the {len(own)} of the model: make the optimizer "
+            f"{foreign} parameters of the optimizer are not among the {len(own)} of the model: make the optimizer "
             "from this very model, or give a callable that makes it from the model"
         )
     closure = inspect.signature(given.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
+    if not closures and closure is not None and closure.default is closure.empty:
         raise ConfigError(
             f"{type(given).__name__} evaluates the loss several times a step, which synchronised training does not: "
             "choose an optimizer whose step() needs no closure"

@@ -170,7 +170,7 @@ def check_task(task: Task, model: torch.nn.Module, job: Callable[..., RankJob]) 
         count = sum(1 for _ in model.parameters())
         raise ConfigError(f"0 of the model's {count} parameters require a gradient: unfreeze what shall be trained")
     if isinstance(task.optimizer, torch.optim.Optimizer):
-        check_optimizer(task.optimizer, model)
+        check_optimizer(task.optimizer, model, closures=task.manual_step is not None)
     metrics = MetricSet(task.metrics, task.labels, torch.device("cpu"))
     whole = job(task=task)
     settled_monitor(whole.train, metrics, task, validates=whole.validation_uri is not None)

@@ -81,7 +81,7 @@ def train_on_rank(fit: FitJob) -> Parcel:
     """
     parts: UserParts = fit.parts.open(share=True)
     task = task_of(parts, fit.plan)
-    if task.train_step is None:
+    if task.manual_step is None:
         task = replace(task, model=_viewed(parts.model, fit.plan.views))
     report: RankReport = run_rank(World.from_env(os.environ), fit.job(task=task, callbacks=tuple(parts.callbacks)))
     return Parcel.of(report)
@@ -91,28 +91,22 @@ def task_of(parts: UserParts, plan: TaskPlan) -> Task:
     """The task of the user's objects; its model takes what the views make of a batch."""
     labels = plan.labels
     losses = [adapted_loss(loss) for loss in parts.losses]
-    common: dict[str, Any] = {
-        "model": parts.model,
-        "optimizer": parts.optimizer,
-        "inputs": plan.views.tensors,
-        "labels": labels,
-        "metrics": adapted_metrics(parts.metrics, labels),
-        "scheduler": parts.scheduler,
-        "scheduler_interval": "step" if getattr(parts.scheduler, "per_step", False) else "epoch",
-    }
-    if parts.step is None:
-        loss = losses if len(losses) > 1 else losses[0]
-        return Task(loss=loss, loss_weights=plan.loss_weights, sample_weight=plan.sample_weight, **common)
-    step = MinibatchStep(
-        function=parts.step,
-        views=plan.views,
+    task = Task(
+        model=parts.model,
+        optimizer=parts.optimizer,
+        loss=losses if len(losses) > 1 else losses[0],
+        inputs=plan.views.tensors,
         labels=labels,
-        losses=tuple(made_losses(losses)),
-        loss_weights=plan.loss_weights or (1.0,),
+        loss_weights=plan.loss_weights,
         sample_weight=plan.sample_weight,
-        passes=plan.passes,
+        metrics=adapted_metrics(parts.metrics, labels),
+        scheduler=parts.scheduler,
+        scheduler_interval="step" if getattr(parts.scheduler, "per_step", False) else "epoch",
     )
-    return Task(train_step=step, **common)
+    if parts.step is None:
+        return task
+    step = MinibatchStep(parts.step, plan.views, labels, plan.sample_weight, plan.passes)
+    return replace(task, manual_step=step, forward=step.forward)
 
 
 def made_losses(losses: list[Any]) -> list[Any]:

@@ -195,7 +195,7 @@ def train_config(params: CheckedParams, store: Store, run_id: str) -> TrainConfi
         seed=seed_of(params),
         precision=get("precision"),
         max_grad_norm=get("max_grad_norm"),
-        accumulate_steps=get("backward_passes_per_step"),
+        accumulate_steps=1 if get("train_minibatch_fn") else get("backward_passes_per_step"),
         scale_lr=get("scale_lr"),
         monitor=get("monitor"),
         early_stopping_patience=get("early_stopping_patience"),

@@ -17,7 +17,6 @@ import torch
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.views import Views
 from sparkdl.train.objective.labels import label_kind
-from sparkdl.train.objective.loss import split_outputs
 
 __all__ = ["LikeOutput", "MinibatchStep", "adapted_loss", "adapted_metrics"]
 
@@ -103,41 +102,19 @@ def _fresh(name: str, taken: Mapping[str, Any]) -> str:
     return next(f"{name}_{n}" for n in range(2, len(taken) + 3) if f"{name}_{n}" not in taken)
 
 
-class _Deferred(torch.Tensor):
-    """A loss whose backward pass is left to the training loop, whatever the user's function calls."""
-
-    def backward(self, *_: Any, **__: Any) -> None:
-        """Leave it to the loop, which runs it once, synchronises, clips and steps."""
-        self.sparkdl_asked = True
-
-
-class _Idle:
-    """Stands in for the optimizer in a user's step: the loop owns the real one."""
-
-    def __init__(self) -> None:
-        self.param_groups: list[dict[str, Any]] = []
-
-    def zero_grad(self, *_: Any, **__: Any) -> None:
-        """Leave it to the loop."""
-
-    def step(self, *_: Any, **__: Any) -> None:
-        """Leave it to the loop."""
-
-
 @dataclass
 class MinibatchStep:
-    """Runs Horovod's ``train_minibatch_fn`` inside the loop's step.
+    """Runs Horovod's ``train_minibatch_fn``, as a ``Task.manual_step``.
 
-    The function gets the model, a stand-in for the optimizer, ``transform_outputs``, ``loss_fn``, inputs, labels,
-    sample weights, and (if it takes them) ``backward_passes_per_step`` and ``batch_idx``. What it asks of optimizer and
-    ``loss.backward()`` is done by the loop, once, with gradients synchronised.
+    The function gets the model, the optimizer, ``transform_outputs``, ``loss_fn``, inputs, labels, sample weights, and
+    (if it takes them) ``backward_passes_per_step`` and ``batch_idx``. It owns ``zero_grad``, ``backward`` and ``step``:
+    ``train.manual`` sees to it that N ranks do what one process would. ``loss_fn`` is the estimator's own loss; with
+    sample weights it is the weighted mean of the global batch, as without a function.
 
     Attributes:
         function: the user's.
         views: from a batch to the model's inputs.
         labels: names of the label tensors.
-        losses: one a label.
-        loss_weights: one a label.
         sample_weight: name of the weights' tensor.
         passes: backward_passes_per_step.
     """
@@ -145,40 +122,57 @@ class MinibatchStep:
     function: Callable[..., Any]
     views: Views
     labels: tuple[str, ...]
-    losses: tuple[Any, ...]
-    loss_weights: tuple[float, ...]
-    sample_weight: str | None
+    sample_weight: str | None = None
     passes: int = 1
 
-    def __call__(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
-        """Return the loss of one batch and the outputs.
+    __name__ = "train_minibatch_fn"
 
-        Raises:
-            ConfigError: the function does not return (outputs, loss).
-        """
+    def forward(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Call the model as the function is meant to."""
+        return model(*self._inputs(batch))
+
+    def _inputs(self, batch: Any) -> list[Any]:
         positional, named = self.views.arguments(batch)
-        inputs = list(positional) or [named]
+        return list(positional) or [named]
+
+    def __call__(self, model: torch.nn.Module, optimizer: Any, batch: Any, loss: Callable[..., torch.Tensor]) -> Any:
+        """Return what the function returns for one batch: outputs and loss."""
+        if optimizer.backward_passes_per_step != self.passes:
+            optimizer.set_backward_passes_per_step(self.passes)
         weights = batch[self.sample_weight].float() if self.sample_weight else None
         labels = [batch[name] for name in self.labels]
-        given = (model, _Idle(), _transform_outputs, self._loss, inputs, labels, weights, self.passes, batch.step)
+        loss_fn = functools.partial(self._loss, loss)
+        inputs = self._inputs(batch)
+        given = (model, optimizer, _transform_outputs, loss_fn, inputs, labels, weights, self.passes, batch.step)
         returned = self.function(*given[: _positional_count(self.function, len(given))])
-        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], torch.Tensor):
-            raise ConfigError("train_minibatch_fn must return (outputs, loss), as Horovod's does: return both")
-        outputs, loss = returned
-        found = tuple(outputs) if isinstance(outputs, list | tuple) else outputs
-        return loss.as_subclass(torch.Tensor), found[0] if isinstance(found, tuple) and len(found) == 1 else found
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            return returned
+        outputs = tuple(returned[0]) if isinstance(returned[0], list) else returned[0]
+        return outputs[0] if isinstance(outputs, tuple) and len(outputs) == 1 else outputs, returned[1]
 
-    def _loss(self, outputs: Any, labels: Sequence[torch.Tensor], weights: torch.Tensor | None = None) -> torch.Tensor:
-        total: torch.Tensor | None = None
-        split = split_outputs(outputs, self.labels)
-        for output, label, loss, factor in zip(split, labels, self.losses, self.loss_weights, strict=True):
-            value = (
-                loss(output, label) if weights is None else loss(output, label, reduction="none").flatten() * weights
-            )
-            value = value.mean() * factor
-            total = value if total is None else total + value
-        assert total is not None
-        return total.as_subclass(_Deferred)
+    def _loss(
+        self,
+        loss: Callable[..., torch.Tensor],
+        outputs: Any,
+        labels: Sequence[torch.Tensor],
+        sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        rows = len(labels[0])
+        tensors = dict(zip(self.labels, labels, strict=True))
+        if self.sample_weight is not None:
+            ones = torch.ones(rows, device=labels[0].device)
+            tensors[self.sample_weight] = ones if sample_weights is None else sample_weights
+        elif sample_weights is not None:
+            raise ConfigError("loss_fn is given sample weights, and sample_weight_col is not set: set it")
+        return loss(tuple(outputs) if isinstance(outputs, list) else outputs, _Rows(tensors, rows))
+
+
+class _Rows(dict[str, torch.Tensor]):
+    """Labels and weights as the function hands them to ``loss_fn``: all that a loss asks of a batch."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], rows: int) -> None:
+        super().__init__(tensors)
+        self.rows = rows
 
 
 def _transform_outputs(outputs: Any, labels: Sequence[torch.Tensor]) -> tuple[list[Any], list[torch.Tensor]]:

@@ -79,7 +79,7 @@ _WHAT = (
     _horovod("callbacks", None, "list", c.callbacks, json=False,
           effect="Hooks of the training loop, called on every rank."),
     _horovod("train_minibatch_fn", None, "function", c.function, json=False,
-          effect="Replaces forward, loss and backward of a step; takes Horovod's arguments."),
+          effect="Trains one batch: owns zero_grad, backward and step of the optimizer; takes Horovod's arguments."),
     _ours("lr_scheduler", None, "function", c.function, json=False,
           effect="From the optimizer to a scheduler of torch.optim.lr_scheduler; stepped once an epoch, or once a"
           " step if "
@@ -154,7 +154,7 @@ _LOOP = (
     _horovod("validation_steps_per_epoch", None, "steps", c.integer(1),
           effect="Stop a validation after this many steps; all rows by default."),
     _horovod("backward_passes_per_step", 1, "batches", c.integer(1),
-          effect="Batches whose mean gradient makes one optimizer step."),
+          effect="Batches whose mean gradient makes one optimizer step; handed to train_minibatch_fn, which decides."),
     _horovod("random_seed", None, "integer", c.integer(0),
           effect="Seed of the order of rows, of the validation split and of dropout; 0 by default."),
     _horovod("shuffle", True, "boolean", c.boolean,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from sparkdl.errors import ConfigError
+from sparkdl.observe import emit, logger
 from sparkdl.train.objective.labels import fitting_label, label_kind
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task, takes_no_arguments
@@ -83,20 +84,45 @@ class Objective:
             ConfigError: outputs and labels do not fit each other.
         """
         if self._simple:
-            if type(outputs) is not torch.Tensor:
-                outputs = _only(outputs, self.labels)
-            value = self.heads[0].mean(outputs, batch)
+            value = self._mean(outputs, batch)
             return value if batch.weight == 1.0 else value * batch.weight
+        return self._total(outputs, batch, batch.weight, 1.0)
+
+    def unweighted(self, outputs: Any, batch: BatchLike, weight: float) -> torch.Tensor:
+        """Return this rank's loss such that the mean over the ranks of ``weight`` times it is the global batch's.
+
+        Args:
+            outputs: of the model.
+            batch: this rank's rows.
+            weight: of this rank's part of the global batch.
+        """
+        if self._simple:
+            return self._mean(outputs, batch)
+        return self._total(outputs, batch, 1.0, 1.0 / weight)
+
+    def alone(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
+        """Return the loss of ``batch`` without asking other ranks."""
+        split = split_outputs(outputs, self.labels)
+        values = [head.weight * head.mean(output, batch) for head, output in zip(self.heads, split, strict=True)]
+        return torch.stack(values).sum()
+
+    def _mean(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
+        if type(outputs) is not torch.Tensor:
+            outputs = _only(outputs, self.labels)
+        return self.heads[0].mean(outputs, batch)
+
+    def _total(self, outputs: Any, batch: BatchLike, rows: float, others: float) -> torch.Tensor:
+        """All heads together: means times ``rows``, and what has divisors of its own, or none, times ``others``."""
         terms = self._terms(outputs, batch, whole=self._world_size == 1)
         divisors = self._global_divisors([divisor for _, divisor in terms if divisor is not None])
         total: torch.Tensor | None = None
         position = 0
         for head, (value, divisor) in zip(self.heads, terms, strict=True):
             if divisor is not None:
-                value = value * (head.weight * self._world_size) / divisors[position].to(value.dtype)
+                value = value * (head.weight * self._world_size * others) / divisors[position].to(value.dtype)
                 position += 1
             else:
-                value = value * (head.weight * (self._world_size if head.sums else batch.weight))
+                value = value * (head.weight * (self._world_size * others if head.sums else rows))
             total = value if total is None else total + value
         assert total is not None
         return total
@@ -133,6 +159,17 @@ class Objective:
         count = int(self._without_divisor)
         self._without_divisor.zero_()
         return count
+
+    def tell_without_divisor(self, epoch: int, *, tells: bool) -> None:
+        """Say, where this rank tells, in how many batches since the last call nothing counted."""
+        count = self.take_without_divisor()
+        if count and tells:
+            message = (
+                f"epoch {epoch}: in {count} batches nothing counts towards the loss (every label is ignored, or every "
+                "weight is 0); their loss is 0 and their gradient nothing"
+            )
+            logger.warning(message)
+            emit("log", message=message)
 
     def _terms(
         self, outputs: Any, batch: BatchLike, *, whole: bool = False, summed: bool = False

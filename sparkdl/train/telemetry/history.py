@@ -36,6 +36,12 @@ class History:
         for name, column in self.steps.items():
             column.extend(columns[name])
 
+    def drop_step(self) -> None:
+        """Take the last step's row away, which its other batches change."""
+        for column in self.steps.values():
+            column.pop()
+        self._tabled = min(self._tabled, len(self.steps["step"]))
+
     def add_epoch(self, row: Mapping[str, float]) -> None:
         """Append the row of one epoch."""
         self.epochs.append(dict(row))

@@ -36,7 +36,8 @@ class LossWindow:
         self._reads = self._device.type == "cpu"
         self._values: list[Any] = []
         self._facts: list[tuple[int, int, int, int, float]] = []
-        self._norms: list[Any] = []
+        self._norms: dict[int, Any] = {}
+        self._open: tuple[int, float, int, float] | None = None
         self.epoch_sum = 0.0
         self.epoch_rows = 0
         self.newest: float | None = None
@@ -46,9 +47,9 @@ class LossWindow:
         self._values.append(value.item() if self._reads else value)
         self._facts.append((step, batch.step, batch.rows, batch.global_rows, lr))
 
-    def add_norm(self, norm: torch.Tensor) -> None:
-        """Take in the gradient norm of one optimizer step."""
-        self._norms.append(norm.item() if self._reads else norm)
+    def add_norm(self, norm: torch.Tensor, step: int) -> None:
+        """Take in the gradient norm of one optimizer step, from 1."""
+        self._norms[step] = norm.item() if self._reads else norm
 
     def start_epoch(self) -> None:
         """Forget the sums of the epoch before."""
@@ -77,7 +78,7 @@ class LossWindow:
             if not all(map(math.isfinite, losses)):
                 self._raise_non_finite(local.tolist())
             self._record(losses)
-        self._values, self._facts, self._norms = [], [], []
+        self._values, self._facts, self._norms = [], [], {}
         if wanted:
             self._run.settle_wish(self._collective.all_gather_object(wish) if size > 1 else [wish])
 
@@ -92,17 +93,36 @@ class LossWindow:
         self.epoch_rows += sum(rows)
         for loss, count in zip(losses, rows, strict=True):  # one by one: the same sum wherever windows end
             self.epoch_sum += loss * count
-        if steps[0] + len(steps) - 1 != steps[-1]:
-            table: dict[int, tuple[float, int, float]] = {}
-            for step, loss, count, rate in zip(steps, losses, rows, rates, strict=True):
-                total, so_far, _ = table.get(step, (0.0, 0, rate))
-                table[step] = (total + loss * count, so_far + count, rate)
-            steps, losses = list(table), [total / count for total, count, _ in table.values()]
-            rates = [rate for _, _, rate in table.values()]
-        norms = self._joined(self._norms).tolist() if self._norms else [math.nan] * len(steps)
-        epochs = [self._run.epoch] * len(steps)
-        self._run.history.add_steps({"step": steps, "epoch": epochs, "loss": losses, "lr": rates, "grad_norm": norms})
+        if self._open is not None or steps[0] + len(steps) - 1 != steps[-1]:
+            steps, losses, rates = self._by_step(steps, losses, rows, rates)
+        norms = (
+            dict(zip(self._norms, self._joined(list(self._norms.values())).tolist(), strict=True))
+            if self._norms
+            else {}
+        )
+        self._run.history.add_steps(
+            {
+                "step": steps,
+                "epoch": [self._run.epoch] * len(steps),
+                "loss": losses,
+                "lr": rates,
+                "grad_norm": [norms.get(step, math.nan) for step in steps],
+            }
+        )
         self.newest = losses[-1]
+
+    def _by_step(self, steps: list[int], losses: list[float], rows: list[int], rates: list[float]) -> Any:
+        """Join the batches of each step, those of an earlier window included that went into a step of this one."""
+        table: dict[int, tuple[float, int, float]] = {}
+        if self._open is not None and self._open[0] == steps[0]:
+            table[steps[0]] = self._open[1:]
+            self._run.history.drop_step()
+        for step, loss, count, rate in zip(steps, losses, rows, rates, strict=True):
+            total, so_far, _ = table.get(step, (0.0, 0, rate))
+            table[step] = (total + loss * count, so_far + count, rate)
+        last = next(reversed(table))
+        self._open = (last, *table[last])
+        return list(table), [t / n for t, n, _ in table.values()], [rate for _, _, rate in table.values()]
 
     def _raise_non_finite(self, local: list[float]) -> None:
         found = next(((index, value) for index, value in enumerate(local) if not math.isfinite(value)), None)
@@ -118,10 +138,10 @@ class LossWindow:
             "or look for NaN and infinite values in this batch"
         )
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the sums of the epoch so far; call after ``flush``."""
-        return {"sum": self.epoch_sum, "rows": self.epoch_rows}
+        return {"sum": self.epoch_sum, "rows": self.epoch_rows, "open": self._open}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the sums of an epoch under way."""
-        self.epoch_sum, self.epoch_rows = state["sum"], int(state["rows"])
+        self.epoch_sum, self.epoch_rows, self._open = state["sum"], int(state["rows"]), state.get("open")

@@ -1,0 +1,46 @@
+"""Real ranks that run a function which owns its steps: N of them train what one plain process trains with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from manual_functions import FUNCTIONS, by_hand, trained
+from train_helpers import NEEDS_HOROVOD, launch
+
+from sparkdl.collective import open_collective
+
+GROUPS = [
+    pytest.param(("torch", 2), marks=pytest.mark.slow),
+    ("torch", 3),
+    pytest.param(("horovod", 2), marks=NEEDS_HOROVOD),
+]
+
+
+def every_function(backend):
+    def rank(world):
+        torch.set_num_threads(1)
+        collective = open_collective(world, backend=backend)
+        found = {}
+        for name in FUNCTIONS:
+            result = trained(name, collective)
+            found[name] = [p.detach() for p in result.model.parameters()], list(result.history.steps["loss"])
+        collective.close()
+        return found
+
+    return rank
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
+def together(request):
+    backend, size = request.param
+    return launch(every_function(backend), backend, size)
+
+
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_ranks_with_unequal_and_empty_parts_train_what_a_plain_process_trains(together, solo, name):
+    """103 rows in global batches of 17: the last one has a single row, and ranks without any."""
+    torch.set_num_threads(1)
+    wanted, losses = list(by_hand(name).parameters()), list(trained(name, solo).history.steps["loss"])
+    for parameters, seen in (rank[name] for rank in together):
+        torch.testing.assert_close(parameters, wanted, rtol=1e-8, atol=1e-10)
+        assert seen == pytest.approx(losses, rel=1e-8)
