@@ -1,5 +1,9 @@
 """Stage 3 of 5: gradients of each rank in, gradients all ranks agree on out.
 
+Enters: a ``World``, later the gradients of one rank. Leaves: a ``Collective``, and means over all ranks in ``.grad``.
+``backends/`` carry tensors between ranks that met through ``rendezvous/``; ``gradients/`` decides what travels when.
+Start at ``base.py`` for what the room promises, at ``open.py`` for the way in.
+
 The names are loaded when they are first used: the driver hosts a rendezvous of this room without loading torch.
 """
 

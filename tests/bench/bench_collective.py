@@ -18,7 +18,9 @@ interleaved rounds (medians; "of never" is the lower quartile against that of ne
 
 The last row is 0.6 ms to copy, 0.5 to add, 0.1 to wait and 0.3 of calls that find their code gone from the cache; in
 CPU time it is 0.950. Both passes run at the speed of memory: 26 MB, read or written, at 21 GB/s. Horovod adds a thread
-of its own, which asks the other rank for work every 5 ms though nothing travels through it.
+of its own, which asks the other rank for work every 5 ms though nothing travels through it; how long its cycle is best,
+by the bytes that travel, stands beside the rule in ``cycle_ms`` (``HOROVOD_CYCLE_TIME=2.5 python
+tests/bench/bench_collective.py`` measures another).
 
 Adding in place was the way of two ranks alone, 0.01-0.03 above the one for any number of them that is left (each sums a
 part, and copies the others'): less than the 5 % of a step that would earn its lines.
@@ -203,7 +205,8 @@ def compare(workload, ways=WAYS):
     if workload != "resnet18":
         usable = [way for way in usable if "batch norm" not in way]
     services = [TorchRendezvous(), *([HorovodRendezvous()] if is_installed() else [])]
-    config = LaunchConfig(cpus_per_rank=1)
+    given = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+    config = LaunchConfig(cpus_per_rank=1, env=given)
     by_rank = launch(partial(measure, workload, usable), num_proc=RANKS, config=config, services=services)
     rows = []
     cpu = {way: statistics.median(c for times in by_rank for _, c in times[way]) for way in usable}

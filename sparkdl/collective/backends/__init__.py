@@ -1,4 +1,6 @@
 """What carries tensors between ranks: Horovod, torch.distributed, or nothing where there is one rank.
 
-Each file is one implementation of the Protocol in ``collective/base.py``; one contract test runs over all of them.
+Enters: a world, and where its ranks meet. Leaves: a ``Collective`` (``collective/base.py``), a file an implementation.
+``group.py`` builds all of it out of a few operations that ``horovod.py`` and ``torch_distributed.py`` add; one contract
+test runs over all of them. Start at ``group.py``.
 """

@@ -10,10 +10,17 @@ from typing import Protocol
 
 import torch
 
+from sparkdl import observe
 from sparkdl.collective.base import Pending, Ranks
 from sparkdl.collective.gradients.buckets import Bucket
+from sparkdl.collective.gradients.mesh import Mesh, open_mesh
+from sparkdl.collective.gradients.shared_memory import SharedMemoryCarrier
+from sparkdl.config import SyncConfig
+from sparkdl.errors import ConfigError
 
-__all__ = ["AllReduceCarrier", "Carrier"]
+__all__ = ["AllReduceCarrier", "Carrier", "WIRE_DTYPES", "open_carrier"]
+
+WIRE_DTYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Carrier(Protocol):
@@ -90,3 +97,27 @@ class AllReduceCarrier:
     def close(self) -> None:
         """Forget what is under way: after a failure it may never end."""
         self._pending.clear()
+
+
+def open_carrier(ranks: Ranks, params: Sequence[torch.nn.Parameter], config: SyncConfig) -> Carrier:
+    """The backend's all-reduce, or memory of the host where that is asked for, or left to us and possible.
+
+    Raises:
+        ConfigError: ``config.shared_memory`` is True and memory cannot be shared; every rank raises it.
+    """
+    wanted = ranks.may_share_memory if config.shared_memory is None else config.shared_memory
+    if wanted and ranks.world.size > 1:
+        on_cpu = all(param.device.type == "cpu" for param in params)
+        mesh: Mesh | str = "gradients are not on the CPU, or compressed"
+        if config.compression is None and on_cpu:
+            mesh = open_mesh(ranks)
+        if isinstance(mesh, Mesh):
+            ranks.at_close(mesh.close)
+            if ranks.world.is_leader:
+                observe.logger.info("gradients travel in shared memory, not through %s", ranks.name)
+            return SharedMemoryCarrier(mesh, ranks.name)
+        if config.shared_memory:
+            raise ConfigError(f"shared_memory=True, but {mesh}: leave it out to send gradients through {ranks.name}")
+        if ranks.world.is_leader:
+            observe.logger.info("gradients travel through %s: %s", ranks.name, mesh)
+    return AllReduceCarrier(ranks, WIRE_DTYPES[config.compression])

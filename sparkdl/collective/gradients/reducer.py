@@ -31,16 +31,12 @@ from sparkdl.collective.base import Ranks
 from sparkdl.collective.gradients.batch_norm import synchronise_norms
 from sparkdl.collective.gradients.buckets import Bucket, bucket_bytes, plan_buckets, separate
 from sparkdl.collective.gradients.buffers import BufferSharing
-from sparkdl.collective.gradients.carrier import AllReduceCarrier, Carrier
-from sparkdl.collective.gradients.mesh import Mesh, open_mesh
-from sparkdl.collective.gradients.shared_memory import SharedMemoryCarrier
+from sparkdl.collective.gradients.carrier import WIRE_DTYPES, open_carrier
 from sparkdl.collective.gradients.sparse import average_sparse, sparse_parameters
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 
 __all__ = ["Reducer"]
-
-WIRE_DTYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Reducer:
@@ -69,13 +65,15 @@ class Reducer:
         self._reset()
         self._norms = synchronise_norms(model, ranks, config.sync_batch_norm)
         self.share_buffers = BufferSharing(model, ranks)
-        self._carrier = _open_carrier(ranks, self._params, config)
-        self._settled = not self._carrier.overlaps  # what leaves behind the backward pass needs no order
+        self._carrier = open_carrier(ranks, self._params, config)
+        self._in_order = not self._carrier.overlaps  # what leaves behind the backward pass needs no order
         self._adopt_trainable()
         dense = self._dense()
-        total = sum(param.numel() * param.element_size() for param in dense)
-        given = config.bucket_mib
-        self._bucket_bytes = bucket_bytes(total, ranks.world.size) if given is None else max(1, int(given * 2**20))
+        self._bucket_bytes = sys.maxsize  # one bucket: cutting pays where the first ones leave early
+        if self._carrier.overlaps:
+            total = sum(param.numel() * param.element_size() for param in dense)
+            given = config.bucket_mib
+            self._bucket_bytes = bucket_bytes(total, ranks.world.size) if given is None else int(given * 2**20)
         # A backward pass ends with the first layers: what leaves meanwhile starts with the last ones, and what leaves
         # behind it with those that are still in the cache.
         self._plan(ready=dense[::-1] if self._carrier.overlaps else dense, late=[])
@@ -120,8 +118,8 @@ class Reducer:
         for bucket in self._buckets:
             bucket.publish()
         self._reset()
-        if not self._settled:
-            self._settle()
+        if not self._in_order:
+            self._follow_rank_0()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the layout of the buckets, by which rings of three and more ranks round."""
@@ -130,7 +128,7 @@ class Reducer:
             "bucket_bytes": self._bucket_bytes,
             "buckets": [[self._names[param] for param in bucket.params] for bucket in self._buckets],
             "late": [self._names[param] for param in self._late],
-            "settled": self._settled and self._carrier.overlaps,
+            "settled": self._in_order and self._carrier.overlaps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +142,7 @@ class Reducer:
         late = set(state["late"])
         self._ready = [by_name[name] for name in names if name not in late]
         self._late = [by_name[name] for name in state["late"]]
-        self._settled = bool(state["settled"]) or not self._carrier.overlaps
+        self._in_order = bool(state["settled"]) or not self._carrier.overlaps
         self._lay_out([Bucket([by_name[name] for name in bucket]) for bucket in state["buckets"]])
 
     def close(self) -> None:
@@ -175,18 +173,13 @@ class Reducer:
             return
         fresh = [param for param in self._adopt_trainable() if param not in self._sparse]
         if fresh:
-            self._add(plan_buckets([], fresh, cap_bytes=self._cap_bytes()))
-            self._settled = not self._carrier.overlaps
+            self._add(plan_buckets([], fresh, cap_bytes=self._bucket_bytes))
+            self._in_order = not self._carrier.overlaps
             self._order = {}
-
-    def _cap_bytes(self) -> int:
-        if not self._carrier.overlaps:
-            return sys.maxsize  # one bucket: cutting pays where the first ones leave early
-        return self._bucket_bytes
 
     def _plan(self, ready: Sequence[torch.nn.Parameter], late: Sequence[torch.nn.Parameter]) -> None:
         self._ready, self._late = list(ready), list(late)
-        self._lay_out(plan_buckets(ready, late, cap_bytes=self._cap_bytes()))
+        self._lay_out(plan_buckets(ready, late, cap_bytes=self._bucket_bytes))
 
     def _lay_out(self, buckets: list[Bucket]) -> None:
         """Put ``buckets`` in the place of those before; every rank calls it with the same ones."""
@@ -205,7 +198,7 @@ class Reducer:
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         """Called by autograd each time it has added to ``param.grad``."""
-        if not self._settled:
+        if not self._in_order:
             self._order.setdefault(param)
         if self._local or param in self._sparse:
             return
@@ -227,13 +220,13 @@ class Reducer:
         self._carrier.send(bucket, f"bucket.{self._plans}.{self._launched}")
         self._launched += 1
 
-    def _settle(self) -> None:
+    def _follow_rank_0(self) -> None:
         """Lay the buckets out anew in the order that rank 0's first backward pass showed."""
         numbers = {param: index for index, param in enumerate(self._params)}
         order = self._ranks.broadcast_object([numbers[param] for param in self._order])
         if not order:
             return  # rank 0 ran no backward pass so far: ask again after the next step
-        self._settled = True
+        self._in_order = True
         ready = [self._params[index] for index in order]
         dense = self._dense()
         seen = set(ready)
@@ -243,28 +236,6 @@ class Reducer:
         )
         if self._ranks.world.rank == 0:
             observe.logger.debug("%d buckets of at most %d bytes", len(self._buckets), self._bucket_bytes)
-
-
-def _open_carrier(ranks: Ranks, params: Sequence[torch.nn.Parameter], config: SyncConfig) -> Carrier:
-    """The backend's all-reduce, or memory of the host where that is asked for, or left to us and possible.
-
-    Raises:
-        ConfigError: ``config.shared_memory`` is True and memory cannot be shared; every rank raises it.
-    """
-    wanted = ranks.may_share_memory if config.shared_memory is None else config.shared_memory
-    if wanted and ranks.world.size > 1:
-        on_cpu = all(param.device.type == "cpu" for param in params)
-        mesh: Mesh | str = "gradients are not on the CPU, or compressed"
-        if config.compression is None and on_cpu:
-            mesh = open_mesh(ranks)
-        if isinstance(mesh, Mesh):
-            ranks.at_close(mesh.close)
-            return SharedMemoryCarrier(mesh, ranks.name)
-        if config.shared_memory:
-            raise ConfigError(f"shared_memory=True, but {mesh}: leave it out to send gradients through {ranks.name}")
-        if ranks.world.is_leader:
-            observe.logger.info("gradients travel through %s: %s", ranks.name, mesh)
-    return AllReduceCarrier(ranks, WIRE_DTYPES[config.compression])
 
 
 def _hook(param: torch.nn.Parameter, call: Callable[[torch.nn.Parameter], None]) -> RemovableHandle:
