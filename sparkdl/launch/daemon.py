@@ -1,7 +1,7 @@
 """Python workers that have torch loaded when they are born.
 
-Enters: Spark's request for a Python daemon. Leaves: one that imports the heavy modules once per executor, before it
-forks workers, instead of once in every worker (``import torch`` alone costs 1 to 3 s). To use it:
+Spark asks for a Python daemon, and gets one that imports the heavy modules once per executor, before it forks workers,
+instead of once in every worker (``import torch`` alone costs 1 to 3 s). To use it:
 
     spark.python.daemon.module   sparkdl.launch.daemon
 
@@ -12,11 +12,12 @@ A session's other Python work gets the same workers, which share the loaded page
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
 from pathlib import Path
+
+from sparkdl.compat.garbage import freeze
 
 __all__ = ["DEFAULT_PRELOAD", "main", "preload"]
 
@@ -62,8 +63,7 @@ def main() -> None:
         os.dup2(to_spark, 1)
         os.close(to_spark)
     # Spark collects garbage in the worker after every task; what is loaded now need not be looked at each time.
-    gc.collect()
-    gc.freeze()
+    freeze()
     from pyspark.daemon import manager
 
     manager()

@@ -1,6 +1,6 @@
 """A port that lets in whoever proves to hold the secret of the run, and is not filled by those who do not.
 
-Enters: an address, a secret, and what to do with a connection. Leaves: authenticated connections, each on a thread.
+Given an address, a secret, and what to do with a connection, it serves authenticated connections, each on a thread.
 
 Connections that have proved nothing yet are counted apart: at most 64, the oldest dropped for a new one, each with ten
 seconds for its handshake of 64 bytes. A rank that is dropped in a crowd comes again (``wire.connect``).

@@ -109,7 +109,7 @@ class Connection:
         both = mine + theirs if server else theirs + mine
         proofs = [hmac.digest(secret, role + both, "sha256") for role in (b"server", b"client")]
         own, other = proofs if server else reversed(proofs)
-        # The client proves itself first: a stranger that connects learns nothing about the secret.
+        # The client proves itself first: an unknown end learns nothing about the secret.
         if not server:
             self._sock.sendall(own)
         if not hmac.compare_digest(other, bytes(self._read(bytearray(len(other))))):

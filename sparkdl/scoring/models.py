@@ -6,7 +6,6 @@ once a process and kept between tasks. No Spark.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -18,6 +17,7 @@ import cloudpickle
 import torch
 from torch import nn
 
+from sparkdl.compat.garbage import freeze
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError
 from sparkdl.models.bundle import load_bundle
@@ -94,22 +94,12 @@ def loaded(source: ModelSource, device: str) -> nn.Module:
     with _models_lock:
         if where not in _models:
             _models[where] = source.load(device)
-            _settle()
+            if _task() is not None:
+                freeze()
             while len(_models) > _KEPT_MODELS:
                 _models.popitem(last=False)
         _models.move_to_end(where)
         return _models[where]
-
-
-def _settle() -> None:
-    """Take what a worker has imported out of the garbage collector's sight.
-
-    Spark's Python daemon runs a full collection after each task, which takes 0.1 to 0.25 s of CPU once torch is
-    imported: more than scoring 50,000 rows.
-    """
-    if _task() is not None:
-        gc.collect()
-        gc.freeze()
 
 
 def _task() -> Any:

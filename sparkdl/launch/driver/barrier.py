@@ -9,13 +9,13 @@ and values.
 
 from __future__ import annotations
 
-import gc
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.compat.garbage import freeze_once
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import LaunchConfig
@@ -201,7 +201,7 @@ def run_task(
     if run_rank(info, _slot(keep_output)[0]):
         for _ in promptly(batches):
             pass
-        _freeze()
+        freeze_once()
     return iter(())
 
 
@@ -212,18 +212,6 @@ def run_gathered(
     for _ in promptly(batches):
         pass
     yield from run_gathered_rank(job, *_slot(keep_output))
-
-
-_frozen = False
-
-
-def _freeze() -> None:
-    """Take what the first launch imported out of the garbage collector's sight: Spark runs it after every task."""
-    global _frozen
-    if not _frozen:
-        gc.collect()
-        gc.freeze()
-        _frozen = True
 
 
 def _launch_gathered(

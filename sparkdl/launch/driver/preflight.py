@@ -114,18 +114,18 @@ def check_versions(driver: Mapping[str, str], workers: Sequence[tuple[str, Mappi
         raise PreflightError(problems[0])
 
 
-def crowded_hosts(hellos: Sequence[Mapping[str, Any]], threads: int | None) -> list[str]:
+def crowded_hosts(registered: Sequence[Mapping[str, Any]], threads: int | None) -> list[str]:
     """Return a warning for each host whose ranks want more threads than it has cores.
 
     Args:
-        hellos: what each rank said of itself: ``host``, ``cores``, ``threads``.
+        registered: what each rank said of itself: ``host``, ``cores``, ``threads``.
         threads: per rank, where the user has said it; None takes each rank's own figure.
     """
     warnings = []
-    for host in dict.fromkeys(hello["host"] for hello in hellos):
-        here = [hello for hello in hellos if hello["host"] == host]
-        wanted = sum(threads or int(hello["threads"]) for hello in here)
-        cores = max(int(hello["cores"]) for hello in here)
+    for host in dict.fromkeys(one["host"] for one in registered):
+        here = [one for one in registered if one["host"] == host]
+        wanted = sum(threads or int(one["threads"]) for one in here)
+        cores = max(int(one["cores"]) for one in here)
         if wanted > cores:
             warnings.append(
                 f"{len(here)} ranks on {host} want {wanted} threads, but it has {cores} cores: lower num_proc, "

@@ -1,6 +1,7 @@
 """The driver's watch over one run: from the first rank's registration to the last one's value, or to the one at fault.
 
-Enters: a channel and what should run. Leaves: the values in rank order, or an error that names the first rank at fault.
+It is given a channel and what should run, and returns the values in rank order, or raises an error that names the first
+rank at fault.
 """
 
 from __future__ import annotations

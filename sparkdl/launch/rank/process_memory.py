@@ -1,6 +1,6 @@
 """What a process holds in memory, and what its host or container has left: it explains the end of a killed rank.
 
-Enters: nothing but the kernel's own files (Linux; elsewhere nothing is known). Leaves: plain figures, and words.
+Plain figures and words, from the kernel's own files (Linux; elsewhere nothing is known).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.errors import CancelledError, ClusterError, PreflightError, RankFailedError
+from sparkdl.errors import CancelledError, ClusterError, PreflightError, RankFailedError, UnreachableError
 from sparkdl.launch.driver.gather import _marked, failure_in
 from sparkdl.launch.driver.session import as_cluster_error, cluster_facts
 from sparkdl.launch.driver.supervisor import is_follow_up
@@ -15,6 +15,7 @@ from sparkdl.launch.driver.supervisor import is_follow_up
     [
         ("[SPARK-24819]: Barrier execution mode does not allow run ...", PreflightError, "lower num_proc"),
         ("[SPARK-24942]: Barrier execution mode does not support dynamic", PreflightError, "dynamicAllocation"),
+        ("... sparkdl.errors.UnreachableError: h does not reach the driver at d:1\n", UnreachableError, "at d:1"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different", PreflightError, "PYSPARK_PYTHON"),
         ("ModuleNotFoundError: No module named 'sparkdl'\n", PreflightError, "no module 'sparkdl'"),
         ("[SPARK_JOB_CANCELLED] Job 3 cancelled part of group", CancelledError, "was cancelled"),
