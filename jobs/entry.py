@@ -38,6 +38,7 @@ from sparkdl.errors import (
     TrainingError,
 )
 from sparkdl.observe import span
+from sparkdl.storage import Storage, check_places
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,8 +150,23 @@ def _fail(record: RunRecord, error: BaseException) -> None:
     print(f"{record.job}: {record.error}: {record.message}", file=sys.stderr)
 
 
-def open_session(settings: Settings) -> SparkSession:
-    """Return the active Spark session, or start one by the ``spark`` section.
+def open_session(settings: Settings, *writes: str) -> SparkSession:
+    """Return the active Spark session, or start one by the ``spark`` section; look at the places of the job.
+
+    Args:
+        settings: the configuration.
+        writes: names of the ``paths`` section that the job will write to.
+
+    Raises:
+        StorageError: some of these cannot be reached or written; names each of them.
+    """
+    session = _session(settings)
+    check_places({f"paths.{name}": Storage.of(settings.paths.of(name)) for name in writes})
+    return session
+
+
+def _session(settings: Settings) -> SparkSession:
+    """Return the active Spark session, or start one.
 
     Under ``spark-submit`` the JVM is already there, and its master, memory and settings win. Python workers get the
     folder of the package ``jobs`` on their path, so that they can import the model; on a cluster pass

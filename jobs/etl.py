@@ -336,7 +336,7 @@ def describe(run: Run, result: EtlResult) -> None:
 
 def _job(run: Run) -> None:
     with run.stage("spark"):
-        spark = open_session(run.settings)
+        spark = open_session(run.settings, "lake", "runs")
     with run.stage("etl"):
         result = run_etl(spark, run.settings)
     describe(run, result)

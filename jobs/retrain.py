@@ -32,7 +32,7 @@ def _job(run: Run) -> None:
         with run.stage("events"):
             make_events(settings)
     with run.stage("spark"):
-        spark = open_session(settings)
+        spark = open_session(settings, "lake", "shards", "registry", "runs")
     with run.stage("etl"):
         etl = run_etl(spark, settings)
     describe(run, etl)

@@ -95,7 +95,7 @@ def _job(run: Run) -> None:
         run.nothing_new(f"version {champion.version} has scored {', '.join(etl.split.scoring)} already")
         return
     with run.stage("spark"):
-        spark = open_session(run.settings)
+        spark = open_session(run.settings, "lake", "runs")
     score_days(run, spark, etl, champion, days)
 
 

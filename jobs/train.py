@@ -235,7 +235,7 @@ def _job(run: Run) -> None:
         run.nothing_new(f"version {known.version} was trained on the same data with the same settings")
         return
     with run.stage("spark"):
-        spark = open_session(run.settings)
+        spark = open_session(run.settings, "shards", "registry", "runs")
     publish_model(run, spark, etl, train_model(run, spark, etl))
 
 

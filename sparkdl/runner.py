@@ -23,7 +23,7 @@ from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
 from sparkdl.launch.services import Service
 from sparkdl.observe import Event
-from sparkdl.storage import Configuration
+from sparkdl.storage import Configuration, Storage, check_places
 from sparkdl.world import World
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ def run_on_dataframe(
     options.setdefault("spark", df.sparkSession)
     home = open_store(store, shared_disk=str(df.sparkSession.conf.get("spark.master", "")).startswith("local"))
     uri = home.shards_uri(uuid.uuid4().hex)
+    check_places({"store": Storage.of(uri)})
     try:
         write_shards(df, uri, columns=columns, labels=labels, layout=options.pop("layout", None))
         return run(_with_loader, (*call, uri, reading), num_proc=num_proc, **options)

@@ -35,7 +35,7 @@ from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
 from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.shards.transaction import PartReport, Transaction
-from sparkdl.storage import Storage
+from sparkdl.storage import Storage, check_places
 
 __all__ = ["spark_arrow_schema", "write_shards"]
 
@@ -98,6 +98,7 @@ def write_shards(
     found = transaction.existing()
     if found is not None:
         return found
+    check_places({"shards": transaction.root})
     strings = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]
     with transaction, span("write_shards"):
         if strings:

@@ -10,6 +10,7 @@ from sparkdl.storage.connect import options_for
 from sparkdl.storage.failures import storage_errors
 from sparkdl.storage.files import TEMPORARY, LocalStorage, RemoteStorage, Storage
 from sparkdl.storage.hashes import sha256_hex, xxh3_hex
+from sparkdl.storage.places import check_places
 from sparkdl.storage.sizes import Entry
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "LocalStorage",
     "RemoteStorage",
     "Storage",
+    "check_places",
     "options_for",
     "sha256_hex",
     "storage_errors",

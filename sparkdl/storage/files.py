@@ -76,7 +76,11 @@ class Storage(ABC):
 
     def sibling(self, name: str) -> Storage:
         """The file or directory ``name`` beside this one."""
-        return replace(self, uri=f"{self.uri.rpartition('/')[0]}/{plain_name(name, self.uri)}")
+        return self.parent().child(name)
+
+    def parent(self) -> Storage:
+        """The directory that this lies in."""
+        return replace(self, uri=self.uri.rpartition("/")[0])
 
     @property
     def spark_uri(self) -> str:

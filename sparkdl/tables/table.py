@@ -21,6 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
+from sparkdl.storage import check_places
 from sparkdl.tables.commit import WritePlan, WriteResult, active_files, has_committed
 from sparkdl.tables.delta import (
     AppTransaction,
@@ -171,6 +172,7 @@ class Table:
             partition_by=layout,
             compression=compression,
         )
+        check_places({"table": storage_of(self.uri, self.storage_options)})
         return self._commit(plan, task, self._stage(frame, task))
 
     def append(

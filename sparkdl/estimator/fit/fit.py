@@ -26,6 +26,7 @@ from sparkdl.estimator.store import open_store
 from sparkdl.launch.driver import barrier
 from sparkdl.observe import logger, span
 from sparkdl.shards.manifest import Manifest, Source
+from sparkdl.storage import check_places
 from sparkdl.worker import RankReport
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Fit:
     Raises:
         ConfigError: parameters are missing, or do not fit each other.
         PreflightError: the cluster cannot run so many ranks.
+        StorageError: store, checkpoints or logs cannot be reached or written.
     """
 
     def __init__(self, params: CheckedParams, spark: SparkSession) -> None:
@@ -78,6 +80,7 @@ class Fit:
         master = str(spark.conf.get("spark.master", ""))
         self.store = open_store(params.getOrDefault("store"), shared_disk=master.startswith("local"))
         settings.check_used(params, self.store)
+        check_places(settings.places(params, self.store))
         self._written: Prepared | None = None
 
     def write(self, rows: DataFrame, held_out: DataFrame | None = None, source: Source | None = None) -> Prepared:

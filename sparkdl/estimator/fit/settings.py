@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sparkdl.config import CheckpointConfig, LaunchConfig, LoaderConfig, ShardConfig, SyncConfig, TrainConfig
@@ -30,6 +31,7 @@ __all__ = [
     "checkpoint_config",
     "launch_settings",
     "loader_configs",
+    "places",
     "rank_job",
     "ranks_wanted",
     "roles_of",
@@ -186,8 +188,7 @@ def train_config(params: CheckedParams, store: Store, run_id: str) -> TrainConfi
     """
     get = params.getOrDefault
     compression = get("gradient_compression")
-    logs = store.get_logs_path(run_id)
-    writes_logs = store.saving_runs() and Storage.of(logs).local_path() is not None
+    logs = _log_folder(store, run_id)
     return TrainConfig(
         epochs=get("epochs"),
         steps_per_epoch=get("train_steps_per_epoch"),
@@ -200,11 +201,29 @@ def train_config(params: CheckedParams, store: Store, run_id: str) -> TrainConfi
         monitor=get("monitor"),
         early_stopping_patience=get("early_stopping_patience"),
         compile=get("compile"),
-        tensorboard_dir=logs if writes_logs and importlib.util.find_spec("tensorboard") else None,
+        tensorboard_dir=str(logs) if logs and importlib.util.find_spec("tensorboard") else None,
         sync=SyncConfig(
             compression=None if compression == "none" else compression, sync_batch_norm=get("sync_batch_norm")
         ),
     )
+
+
+def _log_folder(store: Store, run_id: str) -> Path | None:
+    """Where event files go; None where they are not kept, or not on a disk of this machine."""
+    return Storage.of(store.get_logs_path(run_id)).local_path() if store.saving_runs() else None
+
+
+def places(params: CheckedParams, store: Store) -> dict[str, Storage]:
+    """Where a fit will write, by what the user calls it; nothing for a temporary store."""
+    if store.temporary:
+        return {}
+    run_id = params.getOrDefault("run_id") or "run"
+    found = {"store": Storage.of(store.prefix_path).child("shards")}
+    if checkpoint_config(params, store, run_id) is not None:
+        found["checkpoints"] = Storage.of(store.get_checkpoint_path(run_id))
+    if _log_folder(store, run_id) is not None:
+        found["logs"] = Storage.of(store.get_logs_path(run_id))
+    return found
 
 
 def checkpoint_config(params: CheckedParams, store: Store, run_id: str) -> CheckpointConfig | None:
