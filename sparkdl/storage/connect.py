@@ -6,6 +6,7 @@ that names the package to install.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +20,9 @@ HADOOP = ("hdfs", "viewfs")
 OBJECT_STORES = ("s3", "gcs", "abfs")
 _PATIENCE = {"dfs.client.failover.max.attempts": "6"}  # half a minute for a NameNode to answer; 15 take minutes
 _SAME_AS = {"s3a": "s3", "s3n": "s3", "gs": "gcs", "wasb": "abfs", "wasbs": "abfs", "abfss": "abfs"}
+# A forked child makes fsspec forget its filesystems, and hdfs-native's client then waits for ever for threads that only
+# the parent has: so that no child lets go of a parent's client, all are kept. Seen with hdfs-native 0.14.
+_kept: dict[tuple[int, str], Any] = {}
 _PACKAGES = {
     "hdfs": ("hdfs_native", "sparkdl[hdfs]"),
     "viewfs": ("hdfs_native", "sparkdl[hdfs]"),
@@ -67,6 +71,8 @@ def filesystem_of(protocol: str, uri: str, options: Mapping[str, Any]) -> Any:
     if protocol in HADOOP:  # its client takes settings of Hadoop, all text
         where = fsspec.get_filesystem_class(protocol)._get_kwargs_from_urls(uri)
         settings = {name: str(value) for name, value in options.items()}
-        return fsspec.filesystem(protocol, **where, **{**_PATIENCE, **settings})
+        files = fsspec.filesystem(protocol, **where, **{**_PATIENCE, **settings})
+        _kept[os.getpid(), files._fs_token] = files
+        return files
     # without a listing cache, which would hide what other processes write
     return fsspec.filesystem(protocol, **{"use_listings_cache": False, **options})

@@ -1,6 +1,7 @@
 """What every kind of storage promises, tried on a local disk, in memory, on an S3 server and on HDFS."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -206,3 +207,15 @@ def test_nothing_of_a_failed_replacement_is_left_by_name(root):
         raise ArithmeticError
     assert not [name for name in names(root) if name.startswith(TEMPORARY)]
     assert not root.child("model").exists()
+
+
+def test_a_child_process_lives_where_its_parent_spoke_to_hdfs(hdfs):
+    root = Storage.of(f"{hdfs}/contract/{uuid.uuid4().hex}")
+    root.child("f").write_atomic(b"1")
+    child = multiprocessing.get_context("fork").Process(target=root.child("f").read_bytes)
+    child.start()
+    child.join(60)
+    try:
+        assert child.exitcode == 0
+    finally:
+        child.kill()

@@ -71,7 +71,7 @@ def estimator(epochs: int) -> TorchEstimator:
 
 def weight(stage: Any) -> float:
     """What the model multiplies by."""
-    return float(stage.getModel().weight)
+    return float(stage.getModel().weight.detach())
 
 
 def plain() -> SQLTransformer:
