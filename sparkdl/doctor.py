@@ -57,6 +57,8 @@ def checks() -> Iterator[Check]:
     yield _package("pyspark", SPARK_VERSIONS, "pip install 'sparkdl[spark]'")
     yield _package("pyarrow", None, "pip install 'pyarrow>=24'")
     yield _package("deltalake", None, "pip install 'deltalake>=1.6'")
+    yield _filesystem("S3", "s3fs", "sparkdl[s3]")
+    yield _filesystem("HDFS", "hdfs-native", "sparkdl[hdfs]")
     yield _shadow()
     yield _slots()
     with suppress(ImportError):
@@ -108,6 +110,15 @@ def _package(name: str, versions: tuple[tuple[int, int], tuple[int, int]] | None
     ok = low <= number < high
     span = f">= {low[0]}.{low[1]}, < {high[0]}.{high[1]}"
     return Check(name=label, found=found, ok=ok, remedy="" if ok else f"{label} {span} is supported: {remedy}")
+
+
+def _filesystem(name: str, package: str, extra: str) -> Check:
+    """What reaches a filesystem besides this machine's; each is optional."""
+    try:
+        found = f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name=name, found="not installed", ok=None, remedy=f"optional: pip install '{extra}'")
+    return Check(name=name, found=found, ok=True)
 
 
 def _horovod() -> Check:

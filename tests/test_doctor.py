@@ -17,6 +17,16 @@ def test_this_machine_has_what_is_needed():
     assert all(check.ok is not False for check in cheap)
 
 
+def test_support_of_remote_filesystems_is_told_with_the_extra_that_installs_it():
+    here, absent = (
+        doctor._filesystem("S3", "s3fs", "sparkdl[s3]"),
+        doctor._filesystem("X", "no-such-thing", "sparkdl[x]"),
+    )
+    assert here.ok is True
+    assert here.found.startswith("s3fs 20")
+    assert (absent.ok, absent.found, absent.remedy) == (None, "not installed", "optional: pip install 'sparkdl[x]'")
+
+
 def test_missing_java_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")

@@ -29,10 +29,7 @@ from sparkdl.storage.names import plain_name
 from sparkdl.storage.remote import Upload, copy_tree, remove
 from sparkdl.storage.sizes import Entry, check_size, entry_of, whole
 
-__all__ = [
-    "TEMPORARY",
-    "Storage",
-]
+__all__ = ["TEMPORARY", "Storage"]
 
 TEMPORARY = ".sparkdl-tmp-"  # how the names of files begin that a writer has not yet moved into place
 
@@ -385,7 +382,8 @@ class RemoteStorage(Storage):
         temporary = replace(self, uri=f"{home}/{TEMPORARY}{uuid.uuid4().hex}")
         with storage_errors(self.uri, "write"):
             try:
-                with temporary.open_output() as file:
+                self._make_parent()
+                with Upload(self._fs.open(temporary._path, "wb"), temporary.delete) as file:
                     file.write(data)
                 self._fs.mv(temporary._path, self._path, overwrite=overwrite)
             except FileExistsError as taken:

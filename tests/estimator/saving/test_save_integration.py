@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 
 SCRIPT = Path(__file__).with_name("save_everywhere.py")
@@ -21,11 +22,15 @@ def check(found, stages, addresses):
     assert len(found) == len(stages) * len(addresses)
 
 
-def try_here(spark, stages, addresses):
+def load_script():
     spec = importlib.util.spec_from_file_location("save_everywhere", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    check(module.try_all(spark, stages, addresses), stages, addresses)
+    return module
+
+
+def try_here(spark, stages, addresses):
+    check(load_script().try_all(spark, stages, addresses), stages, addresses)
 
 
 def try_where_plain_paths_are_on_hdfs(hadoop, stages, addresses, folder):
@@ -45,6 +50,56 @@ def test_stages_are_saved_and_loaded_where_plain_paths_are_local(spark, tmp_path
     addresses = [str(tmp_path / "plain"), f"file://{tmp_path}/scheme"]
     try_here(spark, ["TorchModel", "PipelineModel", "bundle"], addresses)
     assert sorted(os.listdir(tmp_path / "plain")) == sorted(os.listdir(tmp_path / "scheme"))
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+@pytest.mark.parametrize("stage", ["TorchModel", "TorchEstimator"])
+def test_whichever_write_fails_the_target_is_as_it_was_and_nothing_lies_beside_it(
+    spark, tmp_path, monkeypatch, scheme, stage
+):
+    saved = {"TorchModel": load_script().model(1.0), "TorchEstimator": load_script().estimator(3)}[stage]
+    home = Storage.of(f"{scheme}{tmp_path}/home")
+    target = home.child("stage")
+    left, kind = [0], type(home)
+
+    def limited(write):
+        def wrapped(self, *arguments):
+            left[0] -= 1
+            if left[0] < 0:
+                raise StorageError("the device is full")
+            return write(self, *arguments)
+
+        return wrapped
+
+    for name in ("write_atomic", "open_output", "write_if_absent"):
+        monkeypatch.setattr(kind, name, limited(getattr(kind, name)))
+    failures = 0
+    for overwritten in (False, True):
+        if overwritten:
+            left[0] = 1000
+            saved.save(target.uri)
+        before = contents(home)
+        for allowed in range(100):
+            left[0] = allowed
+            try:
+                (saved.write().overwrite() if overwritten else saved.write()).save(target.uri)
+            except StorageError:
+                failures += 1
+                assert contents(home) == before
+            else:
+                break
+        type(saved).load(target.uri)
+        if not overwritten:
+            target.delete(recursive=True)
+    assert failures >= 6
+
+
+def contents(folder):
+    found = {}
+    for entry in folder.list():
+        below = folder.child(entry.name)
+        found[entry.name] = contents(below) if entry.is_dir else below.read_bytes()
+    return found
 
 
 @pytest.mark.timeout(900)
