@@ -40,11 +40,11 @@ def _parser() -> argparse.ArgumentParser:
     shards = commands.add_parser("shards", help="shard sets").add_subparsers(required=True, metavar="ACTION")
     listing = _command(shards, "list", _shards_list, "the sets in a folder")
     listing.add_argument("uri", help="a set, or a folder of sets")
-    sweep = _command(shards, "gc", _shards_gc, "remove files that no manifest names and, if asked, old sets")
-    sweep.add_argument("uri", help="a set, or a folder of sets")
-    sweep.add_argument("--orphan-hours", type=float, default=24.0, help="age from which orphans go (24)")
-    sweep.add_argument("--set-days", type=float, help="also remove whole sets older than this")
-    sweep.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    vacuum = _command(shards, "gc", _shards_gc, "remove files that no manifest names and, if asked, old sets")
+    vacuum.add_argument("uri", help="a set, or a folder of sets")
+    vacuum.add_argument("--orphan-hours", type=float, default=24.0, help="age from which orphans go (24)")
+    vacuum.add_argument("--set-days", type=float, help="also remove whole sets older than this")
+    vacuum.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
     models = commands.add_parser("models", help="the model registry").add_subparsers(required=True, metavar="ACTION")
     for name, command, text, words in (

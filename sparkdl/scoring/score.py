@@ -193,8 +193,8 @@ class _Transport:
         single = [name for name in signature.columns if name not in where]
         passed = [name for name in kept if name not in where and name not in single]
         select = [F.array(*[F.col(quoted(name)) for name in names]).alias(pack) for pack, names in packs.items()]
-        # Spark's mapInArrow takes a dot in a name for a path into a struct.
-        called = {name: f"{_PLAIN}{n}" if "." in name else name for n, name in enumerate([*single, *passed])}
+        # Spark's mapInArrow takes a dot in a name for a path into a struct, and a backtick for a quote.
+        called = {name: f"{_PLAIN}{n}" if {".", "`"} & set(name) else name for n, name in enumerate([*single, *passed])}
         select += [F.col(quoted(name)).alias(alias) for name, alias in called.items()]
         returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, called[name]) for name in kept)
         plans = tuple(_input_plan(field, signature, where, packs, called) for field in signature.inputs)

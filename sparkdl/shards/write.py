@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,14 +175,27 @@ def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
     Raises:
         SparkdlError: of the type that a task raised, once Spark had retried it in vain.
     """
+    # Spark's mapInArrow takes a dot in a name for a path into a struct, and a backtick for a quote.
+    plain = df.toDF(*(f"column_{number}" for number in range(len(df.columns))))
     with task_errors():
-        rows = df.mapInArrow(task, "report binary").collect()
+        rows = plain.mapInArrow(_Named(tuple(df.columns), task), "report binary").collect()
     return [json.loads(zlib.decompress(bytes(row["report"]))) for row in rows]
 
 
 def _report(fields: dict[str, Any]) -> pa.RecordBatch:
     data = zlib.compress(json.dumps(fields).encode(), level=1)
     return pa.RecordBatch.from_arrays([one_value(data)], ["report"])
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Gives the columns of each batch their own names back."""
+
+    names: tuple[str, ...]
+    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.task(batch.rename_columns(list(self.names)) for batch in promptly(batches))
 
 
 @dataclass(frozen=True)
@@ -205,7 +218,7 @@ class _WriteTask:
             self.root, self.tensors, self.config, partition=partition, tag=self.tag, packed_already=self.packed
         )
         try:
-            for batch in promptly(batches):
+            for batch in batches:
                 writer.write(batch)
             report = writer.finish()
         except (DataError, SchemaError) as cause:
@@ -226,7 +239,7 @@ class _DistinctTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         values: dict[str, set[str]] = {column: set() for column in self.columns}
-        for batch in promptly(batches):
+        for batch in batches:
             for column, known in values.items():
                 known.update(batch.column(column).unique().drop_null().to_pylist())
                 if len(known) > self.most:

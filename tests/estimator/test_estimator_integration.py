@@ -358,3 +358,35 @@ def test_a_table_version_is_pinned_and_its_shards_are_used_again(frame, spark, t
     assert sorted(path.name for path in (tmp_path / "store" / "shards").iterdir()) == sets
     assert len(sets) == 2
     assert torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("mark", [".", "`"])
+def test_columns_are_called_what_their_owner_likes(frame, mark):
+    """A dot is no path into a struct, and a backtick no quote, in any part that a column plays."""
+    name = {one: f"{one}{mark}{one}" for one in ("a", "y", "w", "held_out", "list")}
+    array = F_.array(F_.col("c"), F_.col("d"))
+    rows = frame.withColumn("list", array).select(*(F_.col(old).alias(new) for old, new in name.items()))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, a, both):
+            return self.layer(torch.cat([a, both], dim=1))
+
+    net = Net()
+    model = regression(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        feature_cols=[name["a"], name["list"]],
+        input_shapes=[[-1, 1], [-1, 2]],
+        label_cols=[name["y"]],
+        sample_weight_col=name["w"],
+        validation=name["held_out"],
+        predictionCol=f"p{mark}p",
+        num_proc=1,
+        epochs=1,
+    ).fit(rows)
+    assert model.summary.validation_rows > 0
+    assert all(isinstance(row[f"p{mark}p"], float) for row in model.transform(rows).head(3))

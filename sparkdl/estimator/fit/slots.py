@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from sparkdl.config import LaunchConfig
@@ -95,5 +95,7 @@ def hold_slots(spark: SparkSession, count: int, timeout: float | None = None) ->
         total = slots_of(spark)
     except PreflightError:  # Spark Connect does not always tell: then one at a time
         total = count
+    if count > total:
+        return nullcontext()  # waiting would not help: the launch refuses it at once
     application = str(spark.conf.get("spark.app.id", "") or spark.conf.get("spark.app.name", "") or "spark")
     return gate_of(application).hold(count, total=total, timeout=timeout)
