@@ -1,5 +1,7 @@
-"""How values become files and files become values again: JSON documents, tensor trees, payloads, folders.
+"""How values become files and files become values again: one way for each kind.
 
-Enters: frozen dataclasses, nested state, Python objects. Leaves: files that are whole or not there, and the same values
-read back, or one typed error that names file and field.
+Enters: frozen dataclasses, nested state, Python objects; bytes that anybody may have written. Leaves: files that are
+whole or not there; the same values, or one typed error that names file and field.
+Start at ``typed.py`` (JSON documents); ``trees.py`` and ``tensors.py`` hold state without code, ``payload.py`` what
+travels pickled and signed, ``atomic_folder.py`` folders that are replaced as one.
 """

@@ -15,11 +15,11 @@ from sparkdl.errors import StorageError
 from sparkdl.observe import logger
 from sparkdl.storage import TEMPORARY, Storage
 
-__all__ = ["replacement"]
+__all__ = ["atomic_replace"]
 
 
 @contextlib.contextmanager
-def replacement(target: Storage) -> Iterator[Storage]:
+def atomic_replace(target: Storage) -> Iterator[Storage]:
     """Yield a folder beside ``target``; when the block ends without an error, it takes the place of ``target``.
 
     Raises:

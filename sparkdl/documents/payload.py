@@ -1,8 +1,11 @@
 """Pickles whose tensors lie beside them, as views of the memory that they have.
 
-Enters: an object with models and tensors in it. Leaves: a ``Parcel``: a small pickle, and the bytes of each storage as
+Enters: an object with models and tensors in it. Leaves: a ``Payload``: a small pickle, and the bytes of each storage as
 an array that shares its memory. Packing therefore costs no copy; neither does sending, since an array leaves a pickle
 of protocol 5 as a buffer of its own. Two tensors on one storage share it afterwards, too.
+
+Opening one runs what the pickle says. A payload is never read from a file: it comes from this process, or over the
+channel between driver and ranks, each frame of which the secret of the run has signed (``launch/wire.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Parcel"]
+__all__ = ["Payload"]
 
 _SHARED_BYTES = 64 << 20
 """Storages below this are copied in any case: torch's own memory begins at multiples of 64 bytes, received memory does
@@ -27,7 +30,7 @@ not, and where a storage begins may change the last bit of a result. Larger ones
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class Payload:
     """A packed value.
 
     Attributes:
@@ -41,7 +44,7 @@ class Parcel:
     modules: tuple[str, ...] = ()
 
     @staticmethod
-    def of(value: Any) -> Parcel:
+    def of(value: Any) -> Payload:
         """Pack ``value``; its tensors on the CPU are not copied, so they must not change before it is sent or opened.
 
         Raises:
@@ -50,13 +53,13 @@ class Parcel:
         buffer = io.BytesIO()
         pickler = _Pickler(buffer)
         pickler.dump(value)
-        return Parcel(buffer.getvalue(), tuple(pickler.storages))
+        return Payload(buffer.getvalue(), tuple(pickler.storages))
 
     def open(self, *, share: bool = False) -> Any:
         """Return the value.
 
         Args:
-            share: let its tensors lie in the memory of the parcel, which is then used up: by who has received it, and
+            share: let its tensors lie in the memory of the payload, which is then used up: by who has received it, and
                 opens it once. Otherwise they get memory of their own, and the value is a copy.
         """
         return _Unpickler(self.data, self.storages, share).load()

@@ -1,5 +1,6 @@
 """Stage 5: a trained model in, published versions and aliases out.
 
 Enters: a module and its signature. Leaves: a bundle, a folder that holds no code, and a registry of versions of it.
-Start at ``bundle.py``.
+What a bundle may make its reader import is the reader's decision alone (``trust.py``, ``importing.py``).
+Start at ``bundle.py``, then ``recipe.py``; the registry at ``registry.py``.
 """

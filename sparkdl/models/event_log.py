@@ -261,7 +261,11 @@ def _check(
     elif event.kind == "deleted":
         pointing = [alias for (name, alias), path in moves.items() if name == event.name and path[-1] == event.version]
         wrong = f"is what {pointing} point to" if pointing else ""
+    elif event.alias is None:
+        wrong = "is given to no alias"
     else:
-        wrong = "is given to no alias" if event.alias is None else ""
+        before = moves.get((event.name, event.alias), ())
+        unknown = event.kind == "rolled_back" and event.version not in before
+        wrong = f"{event.alias!r} never pointed to" if unknown else ""
     if wrong:
         raise _LOG.error(f"event {event.sequence} is {event.kind!r} of {event.name!r} {event.version}, which {wrong}")

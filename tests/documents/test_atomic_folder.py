@@ -2,7 +2,7 @@ import uuid
 
 import pytest
 
-from sparkdl.documents import atomic_folder as swap
+from sparkdl.documents import atomic_folder
 from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 
@@ -24,17 +24,17 @@ def held(folder):
 
 
 def half_written(target):
-    with swap.replacement(target) as work:
+    with atomic_folder.atomic_replace(target) as work:
         write(work, a="2")
         raise ArithmeticError
 
 
 def test_the_successor_takes_the_place_of_what_was_there_and_nothing_else_is_left(home):
     target = home.child("m")
-    with swap.replacement(target) as work:
+    with atomic_folder.atomic_replace(target) as work:
         write(work, a="1", b="1")
     assert held(target) == {"a": "1", "b": "1"}
-    with swap.replacement(target) as work:
+    with atomic_folder.atomic_replace(target) as work:
         write(work, a="2")
         assert held(target) == {"a": "1", "b": "1"}
     assert held(target) == {"a": "2"}
@@ -68,7 +68,7 @@ def test_a_failure_of_the_last_move_puts_the_old_one_back(home, monkeypatch):
         move(source, to)
 
     monkeypatch.setattr(type(home), "move_to", breaks)
-    with pytest.raises(StorageError, match="the network is gone"), swap.replacement(target) as work:
+    with pytest.raises(StorageError, match="the network is gone"), atomic_folder.atomic_replace(target) as work:
         write(work, a="2")
     assert held(target) == {"a": "1"}
     assert [entry.name for entry in home.list()] == ["m"]

@@ -90,7 +90,7 @@ def mutated(document, chance):
             parent[last] += chance.choice((-1, 1, 2**16, 2**40))
         elif how == 5:
             inner = parent[last]
-            for _ in range(chance.choice((1, 50, 120, 400))):
+            for _ in range(chance.choice((1, 30, 90, 120))):
                 inner = [inner]
             parent[last] = inner
         else:

@@ -5,13 +5,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkdl.documents.payload import _SHARED_BYTES, Parcel
+from sparkdl.documents.payload import _SHARED_BYTES, Payload
 from sparkdl.launch.wire import dump_value, load_value
 
 
-def sent(parcel):
+def sent(payload):
     """As it arrives at the other end of a connection."""
-    return load_value([bytearray(part) for part in dump_value(parcel)])
+    return load_value([bytearray(part) for part in dump_value(payload)])
 
 
 def tensors():
@@ -30,21 +30,21 @@ def tensors():
 
 def test_tensors_of_every_kind_come_back_equal():
     for way in (lambda p: p.open(), lambda p: sent(p).open(share=True), lambda p: pickle.loads(pickle.dumps(p)).open()):
-        found = way(Parcel.of(tensors()))
+        found = way(Payload.of(tensors()))
         for name, tensor in tensors().items():
             assert found[name].dtype == tensor.dtype
             assert found[name].stride() == tensor.stride() if name == "turned" else True
             assert torch.equal(found[name].to_dense(), tensor.to_dense()), name
 
 
-def test_an_opened_parcel_is_a_copy_whose_references_are_as_they_were():
+def test_an_opened_payload_is_a_copy_whose_references_are_as_they_were():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     flat = torch.zeros(6)
     model.one, model.other = flat[:3], flat[3:]
     optimizer = torch.optim.Adam(model.parameters())
-    parcel = Parcel.of((model, optimizer))
-    (first, stepper), (second, _) = parcel.open(), parcel.open()
+    payload = Payload.of((model, optimizer))
+    (first, stepper), (second, _) = payload.open(), payload.open()
     assert first[1].weight is first[0].weight
     assert stepper.param_groups[0]["params"][0] is first[0].weight
     assert first.one.untyped_storage().data_ptr() == first.other.untyped_storage().data_ptr()
@@ -57,7 +57,7 @@ def test_an_opened_parcel_is_a_copy_whose_references_are_as_they_were():
 def test_packing_and_sending_copy_no_large_tensor():
     model = nn.Linear(_SHARED_BYTES // 4, 1, bias=False)
     tracemalloc.start()  # numpy's and Python's memory; torch's is not seen, so an opened copy is not counted
-    parts = dump_value(Parcel.of(model))
+    parts = dump_value(Payload.of(model))
     packed = tracemalloc.get_traced_memory()[1]
     received = load_value([bytearray(part) if part.nbytes < 1000 else part for part in parts])
     again = received.open(share=True)

@@ -60,6 +60,7 @@ def test_events_that_contradict_each_other_are_refused():
         ([second], "does not exist"),
         ([first, second, deleted], r"is what \['champion'\] point to"),
         ([first, second | {"alias": None}], "is given to no alias"),
+        ([first, second | {"kind": "rolled_back"}], "which 'champion' never pointed to"),
     ]:
         with pytest.raises(IntegrityError, match=message):
             fold(log, str)

@@ -10,7 +10,7 @@ import uuid
 import fsspec
 import pytest
 
-from sparkdl.documents.atomic_folder import replacement
+from sparkdl.documents.atomic_folder import atomic_replace
 from sparkdl.errors import ConflictError, IntegrityError, StorageError
 from sparkdl.storage import TEMPORARY, Storage
 
@@ -185,9 +185,9 @@ def test_a_large_file_is_written_and_read_as_a_stream(root):
 def test_a_folder_is_replaced_whole_or_stays(root):
     target = root.child("model")
     for text in (b"1", b"2"):
-        with replacement(target) as work:
+        with atomic_replace(target) as work:
             work.child("deep/a").write_atomic(text)
-    with pytest.raises(ArithmeticError), replacement(target) as work:  # noqa: PT012
+    with pytest.raises(ArithmeticError), atomic_replace(target) as work:  # noqa: PT012
         work.child("deep/a").write_atomic(b"3")
         raise ArithmeticError
     assert target.child("deep/a").read_bytes() == b"2"
@@ -202,7 +202,7 @@ def test_a_folder_gets_another_name(root):
 
 
 def test_nothing_of_a_failed_replacement_is_left_by_name(root):
-    with pytest.raises(ArithmeticError), replacement(root.child("model")) as work:  # noqa: PT012
+    with pytest.raises(ArithmeticError), atomic_replace(root.child("model")) as work:  # noqa: PT012
         work.child("a").write_atomic(b"1")
         raise ArithmeticError
     assert not [name for name in names(root) if name.startswith(TEMPORARY)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.documents.payload import Parcel
+from sparkdl.documents.payload import Payload
 from sparkdl.estimator.fit.views import Views, attach_views
 from sparkdl.estimator.horovod.adapters import MinibatchStep, adapted_loss, adapted_metrics
 from sparkdl.train.task import Task, takes_no_arguments
@@ -67,12 +67,12 @@ class FitJob:
         job: makes the ``RankJob`` of a task and callbacks.
     """
 
-    parts: Parcel
+    parts: Payload
     plan: TaskPlan
     job: Callable[..., RankJob]
 
 
-def train_on_rank(fit: FitJob) -> Parcel:
+def train_on_rank(fit: FitJob) -> Payload:
     """Train as the rank that the environment names; return its packed ``RankReport``.
 
     Raises:
@@ -84,7 +84,7 @@ def train_on_rank(fit: FitJob) -> Parcel:
     if task.manual_step is None:
         task = replace(task, model=_viewed(parts.model, fit.plan.views))
     report: RankReport = run_rank(World.from_env(os.environ), fit.job(task=task, callbacks=tuple(parts.callbacks)))
-    return Parcel.of(report)
+    return Payload.of(report)
 
 
 def task_of(parts: UserParts, plan: TaskPlan) -> Task:

@@ -1,6 +1,6 @@
 """Packs what the user gave as objects, once, and sees to it that the ranks can open it.
 
-Enters: the user's model, optimizer, loss and callbacks. Leaves: a ``Parcel``, one pickle, so that an optimizer stays
+Enters: the user's model, optimizer, loss and callbacks. Leaves: a ``Payload``, one pickle, so that an optimizer stays
 bound to its model's parameters. Classes and functions of a script, a notebook or a loose module travel with it, since a
 worker could not import them; those of installed packages are imported there.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from sparkdl.documents.payload import Parcel
+from sparkdl.documents.payload import Payload
 from sparkdl.errors import ConfigError
 from sparkdl.observe import logger
 
@@ -36,7 +36,7 @@ _EXPECTED = {"sparkdl", "torch", "numpy", "pyspark", "pyarrow", "pandas", "cloud
 """Packages that every worker has, or sparkdl itself would not run there."""
 
 
-def pack(parts: Any) -> Parcel:
+def pack(parts: Any) -> Payload:
     """Pickle a dataclass of the user's objects, with the source of every loose module that they need.
 
     Raises:
@@ -57,7 +57,7 @@ def pack(parts: Any) -> Parcel:
     return replace(payload, modules=tuple(top for top in tops if top not in _EXPECTED))
 
 
-def check_importable(payload: Parcel, spark: SparkSession) -> None:
+def check_importable(payload: Payload, spark: SparkSession) -> None:
     """Ask one worker whether it can import what the model needs; most models need nothing that has to be asked.
 
     Raises:
@@ -88,9 +88,9 @@ def loose_by_value(value: Any) -> Iterator[None]:
         yield
 
 
-def _packed(value: Any) -> Parcel:
+def _packed(value: Any) -> Payload:
     try:
-        return Parcel.of(value)
+        return Payload.of(value)
     except Exception as cause:
         raise ConfigError(
             f"{_culprit(value)} cannot travel to the ranks ({type(cause).__name__}: {cause}): keep locks, sessions and "
@@ -105,7 +105,7 @@ def _culprit(value: Any) -> str:
         name = one.metadata.get("parameter", one.name)
         for place, part in enumerate(given) if isinstance(given, list) else [(-1, given)]:
             try:
-                Parcel.of(part)
+                Payload.of(part)
             except Exception:
                 return name if place < 0 or len(given) == 1 else f"{name}[{place}]"
     return "the object"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from pyspark.ml.util import DefaultParamsWriter, MLReader, MLWriter
 
-from sparkdl.documents.atomic_folder import replacement
+from sparkdl.documents.atomic_folder import atomic_replace
 from sparkdl.documents.typed import Source, convert, parse
 from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError, StorageError
 from sparkdl.estimator.fit.shipping import loose_by_value
@@ -68,7 +68,7 @@ class StageWriter(MLWriter):
         root = Storage.of(path)
         if root.exists() and not self.shouldOverwrite:
             raise ConflictError(f"{root.uri} exists already: save elsewhere, or call write().overwrite().save(path)")
-        with replacement(root) as work:
+        with atomic_replace(root) as work:
             self._write(work)
 
     def saveImpl(self, path: str) -> None:
