@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.checks import check_frame
 from sparkdl.estimator.saving.persistence import StageWriter
+from sparkdl.storage import Storage
 
 __all__ = ["CrossValidator"]
 
@@ -66,9 +67,8 @@ class _SearchWriter(StageWriter):
                     "the estimator and the best model instead"
                 ) from cause
 
-    def saveImpl(self, path: str) -> None:
-        """Write estimator, evaluator and grid."""
-        tuning.CrossValidatorWriter(self._instance).session(self.sparkSession).saveImpl(path)
+    def _write(self, root: Storage) -> None:
+        tuning.CrossValidatorWriter(self._instance).session(self.sparkSession).saveImpl(root.spark_uri)
 
 
 class _SearchReader(tuning.CrossValidatorReader):
@@ -76,6 +76,7 @@ class _SearchReader(tuning.CrossValidatorReader):
 
     def load(self, path: str) -> CrossValidator:
         """Read it from below ``path``."""
+        path = Storage.of(path).spark_uri
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         _, estimator, evaluator, maps = tuning._ValidatorSharedReadWrite.load(
             path, self.sparkSession, {**metadata, "class": "pyspark.ml.tuning.CrossValidator"}

@@ -19,6 +19,7 @@ from pyspark.ml.tuning import CrossValidatorModel
 from pyspark.sql import SparkSession
 
 from sparkdl import TorchEstimator, TorchModel
+from sparkdl.estimator import CrossValidator
 from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.storage import TEMPORARY, Storage
 
@@ -103,6 +104,15 @@ def _pipeline_model(place: str) -> None:
     assert weight(PipelineModel.load(place).stages[1]) == 7.0
 
 
+def _cross_validator(place: str) -> None:
+    for epochs in (4, 6):
+        one = estimator(epochs)
+        grid = [{one.batch_size: 8}]
+        search = CrossValidator(estimator=one, estimatorParamMaps=grid, evaluator=RegressionEvaluator())
+        search.write().overwrite().save(place)
+    assert CrossValidator.load(place).getEstimator().getOrDefault("epochs") == 6
+
+
 def _cross_validator_model(place: str) -> None:
     best = CrossValidatorModel(model(8.0), avgMetrics=[0.5])
     best._set(estimator=estimator(4), evaluator=RegressionEvaluator(), estimatorParamMaps=[{}])
@@ -113,7 +123,7 @@ def _cross_validator_model(place: str) -> None:
 
 def _bundle(place: str) -> None:
     save_bundle(model(9.0).getModel(), place)
-    assert float(load_bundle(place).model.weight) == 9.0
+    assert float(load_bundle(place).model.weight.detach()) == 9.0
 
 
 TRIALS = {
@@ -121,6 +131,7 @@ TRIALS = {
     "TorchEstimator": _estimator,
     "Pipeline": _pipeline,
     "PipelineModel": _pipeline_model,
+    "CrossValidator": _cross_validator,
     "CrossValidatorModel": _cross_validator_model,
     "bundle": _bundle,
 }

@@ -13,7 +13,15 @@ from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 
 SCRIPT = Path(__file__).with_name("save_everywhere.py")
-STAGES = ["TorchModel", "TorchEstimator", "Pipeline", "PipelineModel", "CrossValidatorModel", "bundle"]
+STAGES = [
+    "TorchModel",
+    "TorchEstimator",
+    "Pipeline",
+    "PipelineModel",
+    "CrossValidator",
+    "CrossValidatorModel",
+    "bundle",
+]
 
 
 def check(found, stages, addresses):
@@ -48,7 +56,7 @@ def try_where_plain_paths_are_on_hdfs(hadoop, stages, addresses, folder):
 
 def test_stages_are_saved_and_loaded_where_plain_paths_are_local(spark, tmp_path):
     addresses = [str(tmp_path / "plain"), f"file://{tmp_path}/scheme"]
-    try_here(spark, ["TorchModel", "PipelineModel", "bundle"], addresses)
+    try_here(spark, ["TorchModel", "PipelineModel", "CrossValidator", "bundle"], addresses)
     assert sorted(os.listdir(tmp_path / "plain")) == sorted(os.listdir(tmp_path / "scheme"))
 
 
