@@ -47,7 +47,7 @@ class GradientSync(Protocol):
         """Whether a forward or backward pass itself waits for the other ranks, as synchronised batch norm does.
 
         Where it is true, a rank with an empty local batch must run both passes all the same, over rows that stand in
-        for none (``without_rows``); where it is false, it may go straight to ``synchronize()``.
+        for none (``weighted(0.0)``); where it is false, it may go straight to ``synchronize()``.
         """
         ...
 
@@ -58,10 +58,11 @@ class GradientSync(Protocol):
         """
         ...
 
-    def without_rows(self) -> AbstractContextManager[None]:
-        """Forward passes inside, and their backward passes, count nothing in what ranks exchange on the way.
+    def weighted(self, weight: float) -> AbstractContextManager[None]:
+        """Forward passes inside are of rows whose gradients the caller multiplies by ``weight`` afterwards.
 
-        What they do to ``param.grad`` is the caller's affair.
+        What ranks exchange on the way must know it. At 0 the rows stand in for none, and count for nothing there; what
+        their backward pass does to ``param.grad`` is the caller's affair.
         """
         ...
 

@@ -13,7 +13,7 @@ already exchanged may exchange their sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -115,10 +115,9 @@ class ManualSteps:
         self._hook_parameters()
         self._batch, self._queued = batch, False
         self._batches += 1
-        block: AbstractContextManager[None]
-        given, block = (batch, nullcontext()) if batch.rows else (self._stand_in(batch), self._sync.without_rows())
+        given = batch if batch.rows else self._stand_in(batch)
         assert self._function is not None
-        with block, autocast_of(self._config.precision, self._device):
+        with self._sync.weighted(batch.weight), autocast_of(self._config.precision, self._device):
             found = self._function(self._model, self._optimizer, given, self._loss)
         if not isinstance(found, tuple) or len(found) != 2 or not _is_number(found[1]):
             raise ConfigError(f"{self._name} must return (outputs, loss), the loss a single number: return both")

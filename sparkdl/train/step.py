@@ -161,7 +161,7 @@ class Stepper:
         if self._sync.forward_is_collective:
             rows = self._row or {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}
             stand_in = Batch(rows, step=batch.step, epoch=batch.epoch, rows=1)
-            with self._sync.without_rows(), autocast_of(self._precision, self._device):
+            with self._sync.weighted(0.0), autocast_of(self._precision, self._device):
                 loss = self._loss_alone(stand_in, batch)
             wanted = [p for p in {*self._sync.model.parameters(), *self._parameters} if p.requires_grad]
             if loss.requires_grad:

@@ -48,6 +48,15 @@ def own_step(model, batch):
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["k"])
 
 
+def own_optimizer_step(model, optimizer, batch, loss):
+    optimizer.zero_grad()
+    outputs = model(batch["x"])
+    value = loss(outputs, batch)
+    value.backward()
+    optimizer.step()
+    return outputs, value
+
+
 def tensors():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(ROWS, 1, 4, 4, generator=generator, dtype=torch.float64) * 2 + 1
@@ -60,6 +69,7 @@ CASES = {
     "plain": (CLASSES, {}),
     "sample weights": (CLASSES | {"sample_weight": "w"}, {}),
     "own step": ({"train_step": own_step}, {}),
+    "own optimizer step": (CLASSES | {"manual_step": own_optimizer_step}, {}),
     "accumulated": (CLASSES, {"accumulate_steps": 2}),
 }
 

@@ -38,7 +38,7 @@ class _SoloSync:
         yield
         separate(self._params)
 
-    def without_rows(self) -> AbstractContextManager[None]:
+    def weighted(self, weight: float) -> AbstractContextManager[None]:
         return nullcontext()
 
     def synchronize(self) -> None:

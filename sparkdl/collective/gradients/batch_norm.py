@@ -85,14 +85,15 @@ class SynchronisedNorms:
 
     Attributes:
         training: whether the model is in training mode; elsewhere the ranks do not run in step, and no layer asks.
-        counts_rows: whether the rows of a forward pass that begins now count, in it and in its backward pass.
+        weight: what the caller multiplies gradients by behind the backward pass of a forward pass that begins now; at 0
+            its rows count for nothing.
     """
 
     def __init__(self, model: torch.nn.Module, layers: Mapping[str, torch.nn.Module], ranks: Ranks) -> None:
         self._model = model
         self._layers = list(layers.values())
         self.ranks = ranks
-        self.counts_rows = True
+        self.weight = 1.0
         ranks.open_channel(CHANNEL)
         for name, layer in layers.items():
             run = _instance_norm if isinstance(layer, _InstanceNorm) else _batch_norm
@@ -110,13 +111,13 @@ class SynchronisedNorms:
         return summed.view_as(numbers)
 
     @contextmanager
-    def without_rows(self) -> Iterator[None]:
-        """Let passes inside take part and count nothing."""
-        before, self.counts_rows = self.counts_rows, False
+    def weighted(self, weight: float) -> Iterator[None]:
+        """Let forward passes inside be of rows whose gradients get ``weight`` behind their backward passes."""
+        before, self.weight = self.weight, weight
         try:
             yield
         finally:
-            self.counts_rows = before
+            self.weight = before
 
     def undo(self) -> None:
         """Give the layers their own ``forward`` back."""
@@ -158,7 +159,7 @@ def _instance_norm(layer: _InstanceNorm, batch: torch.Tensor, here: _Forward) ->
     instances = batch.shape[0] if batch.dim() > layer._get_no_batch_dim() else 1  # type: ignore[no-untyped-call]
     with torch.no_grad():
         sums = torch.cat([mean * instances, variance * instances, mean.new_tensor([instances])])
-        sums = here.norms.add(sums, f"{here.name}.forward", counts=here.norms.counts_rows)
+        sums = here.norms.add(sums, f"{here.name}.forward", counts=here.norms.weight != 0)
         torch._foreach_copy_([mean, variance], list((sums[:-1] / sums[-1]).chunk(2)))
     return out
 
@@ -208,7 +209,7 @@ class _Normalise(torch.autograd.Function):
         normal = (wide - mean.view(shape)) * scale.view(shape)
         ctx.save_for_backward(normal, weight, bias, scale, count)
         ctx.here, ctx.axes, ctx.shape = here, axes, shape
-        ctx.counts = here.norms.counts_rows
+        ctx.weight = here.norms.weight
         ctx.mark_non_differentiable(mean, variance, count)
         out = normal if weight is None else normal * weight.view(shape)
         out = out if bias is None else out + bias.view(shape)
@@ -220,8 +221,9 @@ class _Normalise(torch.autograd.Function):
         shape, axes = ctx.shape, ctx.axes
         wide = grads[0].to(normal.dtype)
         grad_bias, grad_weight = wide.sum(axes), (wide * normal).sum(axes)
-        sums = torch.stack([grad_bias, grad_weight])
-        sums = ctx.here.norms.add(sums, f"{ctx.here.name}.backward", counts=ctx.counts)
+        # Each rank's gradients have its weight in the sum, and the sum's share in them will get this rank's.
+        sums = torch.stack([grad_bias, grad_weight]) * ctx.weight
+        sums = ctx.here.norms.add(sums, f"{ctx.here.name}.backward", counts=ctx.weight != 0) / (ctx.weight or 1.0)
         over_all, over_all_normal = (sums / count.clamp(min=1)).view(2, *shape)
         inner = wide - over_all - normal * over_all_normal
         factor = scale if weight is None else scale * weight
@@ -251,7 +253,7 @@ def _global_moments(
         slots[world.rank, 0] = rows
         slots[world.rank, 1 : channels + 1] = mean
         slots[world.rank, channels + 1 :] = (wide - mean.view(shape)).square().sum(axes)
-    slots = here.norms.add(slots, f"{here.name}.forward", counts=here.norms.counts_rows)
+    slots = here.norms.add(slots, f"{here.name}.forward", counts=here.norms.weight != 0)
     counts, means, squares = slots[:, :1], slots[:, 1 : channels + 1], slots[:, channels + 1 :]
     count = counts.sum()
     if rows <= 1 and count == 1:  # reading waits for a GPU, and who has more rows need not read

@@ -103,9 +103,9 @@ class Reducer:
             self._local = before
         separate(self._params)
 
-    def without_rows(self) -> AbstractContextManager[None]:
-        """Forward passes inside, and their backward passes, count nothing in what ranks exchange on the way."""
-        return nullcontext() if self._norms is None else self._norms.without_rows()
+    def weighted(self, weight: float) -> AbstractContextManager[None]:
+        """Forward passes inside are of rows whose gradients the caller multiplies by ``weight`` afterwards."""
+        return nullcontext() if self._norms is None else self._norms.weighted(weight)
 
     def synchronize(self) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks."""
