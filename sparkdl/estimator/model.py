@@ -7,7 +7,7 @@ known at once, no job runs before an action does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +17,15 @@ from pyspark.sql import DataFrame
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.checks import check_frame
-from sparkdl.estimator.outputs import Head
+from sparkdl.estimator.fit.rank import made_losses
+from sparkdl.estimator.outputs import Meaning, OutputSpec
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.params.spec import MODEL_SPECS
+from sparkdl.estimator.prediction_columns import meanings_of, wanted_columns
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
-from sparkdl.estimator.transform import Published, publish, score_frame, signature_for, signature_of, wanted_columns
+from sparkdl.estimator.transform import Published, publish, score_frame, signature_for, signature_of
 from sparkdl.models.signature import Signature
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         loss_constructors: functions that made the loss.
         summary: the course of the fit.
         signature: how the model is fed; found out from the columns if it is not given.
-        vector_labels: labels that are arrays themselves; ``predictionCol`` gives arrays for these, and no classes.
+        meanings: by label, what its output means: ``value``, ``classes``, ``logit`` or ``probability``; found out from
+            the loss if it is not given.
         params: plain parameters; see ``explainParams()``.
     """
 
@@ -62,15 +65,15 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         loss_constructors: Any = None,
         summary: TrainingSummary | None = None,
         signature: Signature | None = None,
-        vector_labels: Sequence[str] = (),
+        meanings: Mapping[str, Meaning] | None = None,
         **params: Any,
     ) -> None:
         super().__init__()
         set_defaults(self)
-        self._model, self._signature, self._vector_labels = _module(model), signature, tuple(vector_labels)
+        self._model, self._signature, self._meanings = _module(model), signature, meanings
         self._history, self._summary = list(history or ()), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
-        self._published: dict[tuple[Head, ...], Published] = {}
+        self._published: dict[tuple[OutputSpec, ...], Published] = {}
         self._home: str | None = None
         self._lock = threading.Lock()
         self.setParams(**params)
@@ -95,13 +98,21 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         check_conflicts(self)
         with self._lock:
             signature = self._signature or signature_for(self, self.getModel(), dataset)
-            wanted = wanted_columns(self, signature, self._vector_labels)
-            heads = tuple(one.head for one in wanted)
+            wanted = wanted_columns(self, signature, self._known_meanings(signature))
+            outputs = tuple(one.output for one in wanted)
             # The copies that a param map makes share this dict: each combination of outputs is written once.
-            if heads not in self._published:
+            if outputs not in self._published:
                 model, home = self.getModel(), self._home
-                self._published[heads] = publish(model, signature, heads, dataset.sparkSession, home)
-        return score_frame(dataset, self._published[heads], wanted, self.getOrDefault("transform_batch_size"))
+                self._published[outputs] = publish(model, signature, outputs, dataset.sparkSession, home)
+        return score_frame(dataset, self._published[outputs], wanted, self.getOrDefault("transform_batch_size"))
+
+    def _known_meanings(self, signature: Signature) -> Mapping[str, Meaning] | None:
+        given = self._loss_constructors or self._loss
+        if self._meanings is not None or given is None or isinstance(given, Withheld):
+            return self._meanings
+        labels = [field.name for field in signature.outputs]
+        losses = list(given) if isinstance(given, Sequence) else [given] * len(labels)
+        return meanings_of(labels, made_losses(losses * len(labels) if len(losses) == 1 else losses))
 
     def _objects(self) -> dict[str, Any]:
         """What is saved beside the model."""
@@ -111,7 +122,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             "loss": self._loss,
             "loss_constructors": self._loss_constructors,
             "summary": self._summary,
-            "vector_labels": self._vector_labels,
+            "meanings": self._meanings,
         }
 
     def copy(self, extra: Any = None) -> TorchModel:
@@ -276,7 +287,7 @@ def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> 
         loss_constructors=get("loss_constructors"),
         summary=summary,
         signature=signature_of(trained.probe, prepared.train),
-        vector_labels=[name for name, shape in prepared.plan.label_rows(prepared.train).items() if shape],
+        meanings=trained.meanings,
         feature_columns=list(prepared.plan.roles.features),
         label_columns=list(prepared.plan.roles.labels),
         run_id=trained.run_id,

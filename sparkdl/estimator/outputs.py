@@ -1,4 +1,4 @@
-"""Prediction columns in Spark's sense, computed with the model: classes, probabilities, raw outputs.
+"""Prediction columns in Spark's sense, computed with the model: classes, probabilities, raw predictions.
 
 Enters: the outputs of a model. Leaves: the tensors of the wanted columns. It imports torch alone, since scoring workers
 load it.
@@ -6,6 +6,8 @@ load it.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,44 +16,83 @@ import torch
 
 from sparkdl.train.objective.loss import split_outputs
 
-__all__ = ["Head", "Heads", "Kind"]
+__all__ = ["Kind", "Meaning", "OutputModule", "OutputSpec", "meaning_of"]
 
-Kind = Literal["output", "class", "probability"]
+Kind = Literal["output", "class", "probability", "raw"]
+Meaning = Literal["value", "classes", "logit", "probability"]
+"""What an output says: a value; one number a class, the greatest being the answer; the log-odds of class 1; or its
+probability."""
+
+_MEANINGS: dict[str, Meaning] = {
+    **dict.fromkeys(("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss"), "classes"),
+    **dict.fromkeys(("BCEWithLogitsLoss", "binary_cross_entropy_with_logits"), "logit"),
+    **dict.fromkeys(("BCELoss", "binary_cross_entropy"), "probability"),
+}
+_MOST_LOG_ODDS = 750.0  # of the smallest double that is not 0
+
+
+def meaning_of(loss: Any) -> Meaning:
+    """What the output means that a loss is computed from: ``value`` for a loss that is not torch's or derived."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    if inspect.isfunction(loss):
+        return _MEANINGS.get(loss.__name__, "value") if loss.__module__.startswith("torch.") else "value"
+    kind = loss if inspect.isclass(loss) else type(loss)
+    known = (_MEANINGS[one.__name__] for one in kind.__mro__ if one.__module__.startswith("torch.nn")
+             and one.__name__ in _MEANINGS)  # fmt: skip
+    return next(known, "value")
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class OutputSpec:
     """One wanted column.
 
     Attributes:
         label: whose output it is made of.
-        kind: the output itself, the number of its greatest entry, or its softmax.
+        kind: the output itself; the class as a double; the probability of each class; or what these are made of, for
+            two classes as Spark's binary classifiers have it: ``[-x, x]``, x the log-odds of class 1.
+        meaning: of the output.
     """
 
     label: str
     kind: Kind = "output"
+    meaning: Meaning = "value"
 
 
-class Heads(torch.nn.Module):
+class OutputModule(torch.nn.Module):
     """A model with further outputs.
 
     Args:
         model: the model.
         labels: of its outputs, in their order.
-        heads: the wanted ones.
+        wanted: the outputs to give.
     """
 
-    def __init__(self, model: torch.nn.Module, labels: Sequence[str], heads: Sequence[Head]) -> None:
+    def __init__(self, model: torch.nn.Module, labels: Sequence[str], wanted: Sequence[OutputSpec]) -> None:
         super().__init__()
-        self.model, self.labels, self.heads = model, tuple(labels), tuple(heads)
+        self.model, self.labels, self.wanted = model, tuple(labels), tuple(wanted)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """Return one tensor a head."""
+        """Return one tensor a wanted output."""
         outputs = dict(zip(self.labels, split_outputs(self.model(*args, **kwargs), self.labels), strict=True))
-        return tuple(_made(outputs[head.label], head.kind) for head in self.heads)
+        return tuple(_made(outputs[one.label], one) for one in self.wanted)
 
 
-def _made(output: torch.Tensor, kind: Kind) -> torch.Tensor:
-    if kind == "class":
+def _made(output: torch.Tensor, wanted: OutputSpec) -> torch.Tensor:
+    if wanted.kind == "output":
+        return output
+    if wanted.meaning in ("logit", "probability"):
+        return _binary(output.reshape(len(output)).double(), wanted)
+    if wanted.kind == "class":
         return output.argmax(dim=1).double()
-    return torch.softmax(output.float(), dim=1) if kind == "probability" else output
+    return torch.softmax(output.float(), dim=1) if wanted.kind == "probability" else output
+
+
+def _binary(value: torch.Tensor, wanted: OutputSpec) -> torch.Tensor:
+    is_logit = wanted.meaning == "logit"
+    if wanted.kind == "class":
+        return (value > (0.0 if is_logit else 0.5)).double()
+    if wanted.kind == "probability":
+        return torch.stack([torch.sigmoid(-value), torch.sigmoid(value)] if is_logit else [1 - value, value], dim=1)
+    odds = value if is_logit else (value.log() - (-value).log1p()).clamp(-_MOST_LOG_ODDS, _MOST_LOG_ODDS)
+    return torch.stack([-odds, odds], dim=1)

@@ -25,8 +25,9 @@ from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.column_plan import Roles, plan_columns, source_column
 from sparkdl.estimator.fit.probe import Probe, check_forms, floating_dtype, probe
 from sparkdl.estimator.fit.shipping import loose_by_value
-from sparkdl.estimator.outputs import Head, Heads
+from sparkdl.estimator.outputs import OutputModule, OutputSpec
 from sparkdl.estimator.params.params import CheckedParams
+from sparkdl.estimator.prediction_columns import Wanted
 from sparkdl.launch.driver.session import is_connect
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.calling import COMPANIONS
@@ -41,7 +42,7 @@ from sparkdl.storage import Storage
 if TYPE_CHECKING:
     from sparkdl.estimator.fit.views import InputView
 
-__all__ = ["Published", "Wanted", "publish", "score_frame", "signature_for", "signature_of", "wanted_columns"]
+__all__ = ["Published", "publish", "score_frame", "signature_for", "signature_of"]
 
 
 @dataclass(frozen=True)
@@ -59,38 +60,23 @@ class Published:
     trusted: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One prediction column.
-
-    Attributes:
-        column: its name.
-        head: what it holds.
-        vector: whether it is a Spark ML vector.
-    """
-
-    column: str
-    head: Head
-    vector: bool = False
-
-
 def publish(
-    model: torch.nn.Module, signature: Signature, heads: Sequence[Head], spark: SparkSession, home: str | None
+    model: torch.nn.Module, signature: Signature, wanted: Sequence[OutputSpec], spark: SparkSession, home: str | None
 ) -> Published:
     """Put a model where the workers of ``spark`` find it.
 
     Args:
         model: the model.
         signature: of the model.
-        heads: the wanted outputs.
+        wanted: the wanted outputs.
         spark: the session.
         home: a folder that workers reach, of the estimator's store; None without.
     """
     labels = [field.name for field in signature.outputs]
-    plain = [Head(label) for label in labels]
-    chosen = model if list(heads) == plain else Heads(model, labels, heads)
+    plain = [OutputSpec(label) for label in labels]
+    chosen = model if list(wanted) == plain else OutputModule(model, labels, wanted)
     chosen.eval()
-    answer = replace(signature, outputs=tuple(_output(signature, head) for head in heads))
+    answer = replace(signature, outputs=tuple(_output(signature, one) for one in wanted))
     root = _root(spark, home)
     if root is None:
         return Published(chosen, answer)
@@ -108,12 +94,14 @@ def _root(spark: SparkSession, home: str | None) -> str | None:
     return Storage.of(Path(tempfile.gettempdir())).uri if one_machine else None
 
 
-def _output(signature: Signature, head: Head) -> TensorField:
-    field = next(field for field in signature.outputs if field.name == head.label)
-    name = f"{head.label}__{head.kind}"
-    if head.kind == "class":
+def _output(signature: Signature, wanted: OutputSpec) -> TensorField:
+    field = next(field for field in signature.outputs if field.name == wanted.label)
+    name = f"{wanted.label}__{wanted.kind}"
+    if wanted.kind == "class":
         return TensorField(name=name, dtype="float64", shape=())
-    return replace(field, name=name if head.kind == "probability" else field.name)
+    if wanted.kind != "output" and wanted.meaning != "classes":
+        return TensorField(name=name, dtype="float64", shape=(2,))
+    return replace(field, name=name if wanted.kind != "output" else field.name)
 
 
 def signature_of(found: Probe, manifest: Manifest) -> Signature:
@@ -185,38 +173,6 @@ def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) 
     manifest = Manifest(rows=2, bytes=0, shards=(), tensors=tuple(tensors))
     inputs, by_column = plan.views(manifest), plan.views(manifest, by_column=True)
     return signature_of(probe(model, inputs, by_column, manifest, labels), manifest)
-
-
-def wanted_columns(model: CheckedParams, signature: Signature, vector_labels: Sequence[str]) -> list[Wanted]:
-    """Which prediction columns the model's parameters ask for.
-
-    Raises:
-        ConfigError: names and outputs differ in number, or a classifier's column is asked of something else.
-    """
-    get = model.getOrDefault
-    labels = {field.name: field.shape for field in signature.outputs}
-    given, prediction = get("outputCols"), get("predictionCol")
-    special = {name: get(name) for name in ("predictionCol", "probabilityCol", "rawPredictionCol") if get(name)}
-    if special and len(labels) > 1:
-        raise ConfigError(f"{next(iter(special))} names one output of {len(labels)}, {list(labels)}: use outputCols")
-    if given is not None and len(given) != len(labels):
-        raise ConfigError(f"outputCols names {len(given)} columns for {len(labels)} outputs: name one an output")
-    first, shape = next(iter(labels.items()))
-    if len(shape) != 1 and set(special) - {"predictionCol"}:
-        raise ConfigError(
-            f"{next(iter(set(special) - {'predictionCol'}))} wants a vector, {first!r} gives {shape}: drop it"
-        )
-    if prediction is not None:
-        is_class = len(shape) == 1 and first not in vector_labels
-        found = [Wanted(prediction, Head(first, "class" if is_class else "output"))]
-    else:
-        names = given or [f"{label}__output" for label in labels]
-        found = [Wanted(name, Head(label)) for name, label in zip(names, labels, strict=True)]
-    if get("probabilityCol"):
-        found.append(Wanted(get("probabilityCol"), Head(first, "probability"), vector=True))
-    if get("rawPredictionCol"):
-        found.append(Wanted(get("rawPredictionCol"), Head(first), vector=True))
-    return found
 
 
 def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], batch_rows: int) -> DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import DenseVector, Vectors
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder, TrainValidationSplit
@@ -228,6 +228,37 @@ def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors, tmp_
     assert torch.equal(again.bestModel.getModel()[0].weight, best[0].getModel()[0].weight)
     split = TrainValidationSplit(**common, trainRatio=0.7, seed=1, parallelism=2).fit(vectors)
     assert len(split.validationMetrics) == 4
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCELoss()])
+def test_a_binary_classifier_is_judged_by_sparks_evaluators_without_a_cast(vectors, loss, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 1) if isinstance(loss, nn.BCEWithLogitsLoss) else nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
+    rows = vectors.withColumn("z", (F.col("y") > 0).cast("int"))
+    columns = {"predictionCol": "prediction", "probabilityCol": "probability", "rawPredictionCol": "rawPrediction"}
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    estimator = classifier(model=net, optimizer=optimizer, loss=loss, labelCol="z", **columns)
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 4]).build()
+    area = BinaryClassificationEvaluator(labelCol="z")
+    fitted = (
+        CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=area, numFolds=2).fit(rows).bestModel
+    )
+    scored = fitted.transform(rows)
+    assert types(scored.drop("x", "z")) == {"prediction": "double", "probability": "vector", "rawPrediction": "vector"}
+    assert area.evaluate(scored) > 0.95
+    assert MulticlassClassificationEvaluator(labelCol="z", metricName="accuracy").evaluate(scored) > 0.85
+    row = scored.first()
+    assert row.rawPrediction[0] == -row.rawPrediction[1]
+    assert row.probability[1] == pytest.approx(1 / (1 + np.exp(-row.rawPrediction[1])))
+    assert row.prediction == float(row.probability[1] > 0.5)
+    fitted.save(str(tmp_path / "m"))
+    assert TorchModel.load(str(tmp_path / "m")).transform(rows).schema == scored.schema
+
+
+def test_a_column_that_the_loss_forbids_is_refused_before_a_shard_is_written(vectors, tmp_path):
+    with pytest.raises(ConfigError, match="probabilityCol wants a vector of classes"):
+        classifier(loss=nn.MSELoss(), labelCol="y", probabilityCol="p", store=str(tmp_path)).fit(vectors)
+    assert not list(tmp_path.rglob("*.arrow"))
 
 
 def test_a_regression_through_sparks_names(frame):

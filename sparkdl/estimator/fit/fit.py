@@ -18,11 +18,14 @@ from sparkdl.estimator.fit import checks, settings
 from sparkdl.estimator.fit.attempts import run_ranks
 from sparkdl.estimator.fit.data import Prepared, prepare, prepare_existing
 from sparkdl.estimator.fit.probe import Probe
-from sparkdl.estimator.fit.rank import FitJob, UserParts, task_of
+from sparkdl.estimator.fit.rank import FitJob, UserParts, made_losses, task_of
 from sparkdl.estimator.fit.shipping import check_importable, pack
 from sparkdl.estimator.fit.slots import slots_of
-from sparkdl.estimator.params.params import CheckedParams, check_conflicts
+from sparkdl.estimator.outputs import Meaning
+from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
+from sparkdl.estimator.prediction_columns import check_columns, meanings_of, wanted_columns
 from sparkdl.estimator.store import open_store
+from sparkdl.estimator.transform import signature_of
 from sparkdl.launch.driver import barrier
 from sparkdl.observe import logger, span
 from sparkdl.shards.manifest import Manifest, Source
@@ -46,6 +49,7 @@ class Trained:
         report: of rank 0.
         num_proc: ranks of the last attempt.
         run_id: name of the run.
+        meanings: what each label's output means, by its loss.
         seconds: wall-clock seconds by span, of driver and rank 0.
     """
 
@@ -55,6 +59,7 @@ class Trained:
     report: RankReport
     num_proc: int
     run_id: str
+    meanings: dict[str, Meaning]
     seconds: dict[str, float]
 
 
@@ -74,7 +79,10 @@ class Fit:
     def __init__(self, params: CheckedParams, spark: SparkSession) -> None:
         check_conflicts(params)
         self.params, self.spark = params, spark
-        self.parts = pack(settings.user_parts(params))
+        parts = settings.user_parts(params)
+        self.meanings = meanings_of(value_of(params, "label_cols"), made_losses(parts.losses))
+        check_columns(params, self.meanings)
+        self.parts = pack(parts)
         self.num_proc = settings.ranks_wanted(params) or slots_of(spark)
         barrier.check(spark, self.num_proc, settings.launch_settings(params)["config"])
         master = str(spark.conf.get("spark.master", ""))
@@ -107,6 +115,7 @@ class Fit:
             parts: UserParts = self.parts.open()
             model = checks.built(parts.model)
             probed = prepared.probe(params.getOrDefault("model"), model)
+            wanted_columns(params, signature_of(probed, prepared.train), self.meanings)  # which refuses what cannot be
             check_importable(self.parts, self.spark)
             run_id = settings.run_id_of(params)
             plan = settings.task_plan(params, prepared.plan.roles, probed.views)
@@ -122,7 +131,7 @@ class Fit:
         model.load_state_dict(leader.weights or {})
         model.eval()
         optimizer = _optimizer_after(parts.optimizer, model, leader)
-        return Trained(model, optimizer, probed, leader, ranks, run_id, seconds | leader.seconds)
+        return Trained(model, optimizer, probed, leader, ranks, run_id, self.meanings, seconds | leader.seconds)
 
     def __enter__(self) -> Fit:
         return self

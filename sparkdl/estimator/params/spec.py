@@ -130,12 +130,13 @@ _COLUMNS = (
     _spark("validationIndicatorCol", None, "column", c.column,
           effect="The same as validation with a column."),
     _spark("predictionCol", None, "column", c.column,
-          effect="Output column in Spark's sense: the class of a classifier as double, the value otherwise; instead of "
-          "label__output."),
+          effect="Output column in Spark's sense, instead of label__output: the class as double where the loss is"
+          " CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss or BCELoss, or derived from one; the output itself with any"
+          " other."),
     _spark("probabilityCol", None, "column", c.column,
-          effect="Softmax of a classifier's outputs as a vector column."),
+          effect="Probability of each class as a vector column; needs one of the losses of predictionCol."),
     _spark("rawPredictionCol", None, "column", c.column,
-          effect="Outputs as a vector column."),
+          effect="What probabilities are made of, as a vector column: the outputs; of one, [-x, x]."),
     _spark("outputCols", None, "list of columns", c.columns,
           effect="Output columns of the fitted model, one a label; label__output by default."),
 )
