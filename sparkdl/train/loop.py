@@ -103,9 +103,11 @@ class _Trainer:
         self._save_every = checkpoints.config.every_steps if checkpoints is not None else None
         self.device = torch.device(world.device)
         self.validation_steps = _steps("validation_steps", config.validation_steps, validation) if validation else 0
-        strangers = [type(c).__name__ for c in callbacks if not isinstance(c, Callback)]
-        if strangers:
-            raise ConfigError(f"callbacks holds {strangers}: derive them from sparkdl.train.callbacks.Callback")
+        unknown = [type(c).__name__ for c in callbacks if not isinstance(c, Callback)]
+        if unknown:
+            raise ConfigError(
+                f"callbacks holds {unknown}, which are none: derive them from sparkdl.train.callbacks.Callback"
+            )
         parts = build_parts(task, self.device, seed=config.seed, channels_last=config.channels_last)
         self.parts = parts
         state = load_newest(checkpoints, parts, collective, resume=config.resume)

@@ -44,7 +44,7 @@ class Task:
         sample_weight: name of a tensor of shape ``(rows,)``. The loss is then the weighted mean over the global batch,
             ``sum(w * loss) / sum(w)``, whatever rank the rows are on.
         metrics: by name, a torchmetrics metric (instance, class or callable without arguments that makes one) or a
-            function ``(output, label) -> mean over the rows``; or, by label, such a mapping. With several labels a
+            function of (output, label), called once with all rows; or, by label, such a mapping. With several labels a
             plain mapping applies to each of them, and columns are called ``<label>_<name>``.
         scheduler: a torch scheduler of ``optimizer``, or a callable that is given the optimizer and makes one.
         scheduler_interval: whether the scheduler steps after every ``"epoch"`` or every optimizer ``"step"``.

@@ -439,3 +439,23 @@ def test_a_plateau_scheduler_follows_the_monitored_value(task, train, source):
     )
     assert result.steps == 21
     assert not math.isnan(result.metrics["val_loss"])
+
+
+def rmse(output, label):
+    return (output - label).square().mean().sqrt()
+
+
+@pytest.mark.parametrize("rows", [3, 16, 103])
+def test_a_metric_given_as_a_function_is_its_value_over_all_rows(task, train, source, data, rows):
+    """A mean of the batches' values is another number, and depends on the batch size."""
+    result = train(task(metrics={"rmse": rmse}), source(), source(rows, shuffle=False), epochs=2)
+    model = result.model.eval()
+    with torch.no_grad():
+        wanted = rmse(model(data["x"])[:, 0], data["y"])
+    assert result.metrics["val_rmse"] == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_more_rows_than_a_function_can_be_given_are_refused(task, train, source, monkeypatch):
+    monkeypatch.setattr("sparkdl.train.objective.metrics.MOST_BYTES", 400)
+    with pytest.raises(ConfigError, match="metric 'rmse' is a function, computed over all rows, and their outputs"):
+        train(task(metrics={"rmse": rmse}), source())

@@ -102,7 +102,7 @@ def cases():
         "mae": torchmetrics.MeanAbsoluteError(),
         "r2": torchmetrics.R2Score,
         "pearson": torchmetrics.PearsonCorrCoef(),
-        "own": lambda output, label: (output - label).abs().mean(),
+        "own": lambda output, label: (output - label).square().mean().sqrt(),
     }
     auroc = {"auroc": MulticlassAUROC(3), "acc": torchmetrics.Accuracy(task="multiclass", num_classes=3)}
     return {

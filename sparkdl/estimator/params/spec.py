@@ -75,7 +75,7 @@ _WHAT = (
     _horovod("loss_weights", None, "list of numbers", c.numbers_list,
           effect="Weight of each label's loss in the sum; equal parts of 1 by default."),
     _horovod("metrics", None, "list", c.any_value, json=False,
-          effect="torchmetrics objects, or functions of (output, label), computed each epoch over all rows."),
+          effect="torchmetrics objects, or functions of (output, label), each called once with all rows."),
     _horovod("callbacks", None, "list", c.callbacks, json=False,
           effect="Hooks of the training loop, called on every rank."),
     _horovod("train_minibatch_fn", None, "function", c.function, json=False,

@@ -1,7 +1,7 @@
 """Metrics of an epoch, exact over all ranks, with one exchange between ranks an epoch.
 
 Enters: outputs and labels of each batch. Leaves: one number a metric. torchmetrics keep their own states, which are
-merged by the rule each state declares; functions are averaged, weighted by rows.
+merged by the rule each state declares; a function is computed once, over the outputs and labels of all rows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from sparkdl.train.source import BatchLike
 from sparkdl.train.task import takes_no_arguments
 
 __all__ = ["MetricSet"]
+
+
+MOST_BYTES = 256 << 20
+"""Of outputs and labels that one rank keeps for a metric given as a function."""
 
 
 class _Gatherer(Protocol):
@@ -42,7 +46,9 @@ class MetricSet:
         self._entries: dict[str, _Entry] = {}
         for name, position, value in _flat(given, self._labels):
             made = value() if takes_no_arguments(value) else value
-            self._entries[name] = _Metric(made, position, device) if _is_metric(made) else _Mean(name, made, position)
+            self._entries[name] = (
+                _Metric(made, position, device) if _is_metric(made) else _Function(name, made, position)
+            )
 
     def __bool__(self) -> bool:
         """Whether there is anything to compute."""
@@ -101,8 +107,11 @@ class _Entry(Protocol):
     def reset(self) -> None: ...
 
 
-class _Mean:
-    """A plain function, averaged over the rows; sums stay on the device until the end of the epoch."""
+class _Function:
+    """A function of outputs and labels, called once with all rows: a mean of batches would be another number.
+
+    Outputs and labels are kept for an epoch, at most ``MOST_BYTES`` of them on a rank.
+    """
 
     higher_is_better: bool | None = None
 
@@ -112,29 +121,72 @@ class _Mean:
                 f"metric {name!r} is a {type(function).__name__}: give a torchmetrics metric or a function"
             )
         self._name, self._function, self.position = name, function, position
-        self._sum: Any = 0.0
-        self._rows = 0
+        self._batches: list[Any] = []
+        self._bytes = 0
 
     def update(self, output: Any, label: torch.Tensor, rows: int) -> None:
-        value = self._function(*metric_pair(output, label, classes=False))
-        if isinstance(value, torch.Tensor):
-            value = value.detach().double()
-            if value.numel() != 1:
-                value = value.mean()
-        self._sum = self._sum + value * rows
-        self._rows += rows
+        kept = _copied(metric_pair(output, label, classes=False))
+        self._bytes += _bytes(kept)
+        if self._bytes > MOST_BYTES:
+            raise ConfigError(
+                f"metric {self._name!r} is a function, computed over all rows, and their outputs and labels exceed "
+                f"{MOST_BYTES >> 20} MiB on one rank: give a torchmetrics metric, which keeps sums alone"
+            )
+        self._batches.append(kept)
 
-    def state(self) -> tuple[float, int]:
-        return float(self._sum), self._rows
+    def state(self) -> Any:
+        return _joined([_moved(batch, "cpu") for batch in self._batches]) if self._batches else None
 
-    def load(self, states: list[tuple[float, int]]) -> None:
-        self._sum, self._rows = sum(total for total, _ in states), sum(rows for _, rows in states)
+    def load(self, states: list[Any]) -> None:
+        self._batches = [state for state in states if state is not None]
+        self._bytes = sum(map(_bytes, self._batches))
 
-    def result(self) -> float:
-        return float(self._sum) / self._rows if self._rows else float("nan")
+    def result(self) -> Any:
+        if not self._batches:
+            return float("nan")
+        value = self._function(*_joined(self._batches))
+        return value.detach().double().mean() if isinstance(value, torch.Tensor) else value
 
     def reset(self) -> None:
-        self._sum, self._rows = 0.0, 0
+        self._batches, self._bytes = [], 0
+
+
+def _mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """The same nesting of tuples, lists and dicts with each tensor mapped."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(function, part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_mapped(function, part) for part in value)
+    return value
+
+
+def _copied(value: Any) -> Any:
+    """A copy: the reader uses the memory of a batch again."""
+    return _mapped(lambda tensor: tensor.detach().clone(), value)
+
+
+def _moved(value: Any, device: str) -> Any:
+    return _mapped(lambda tensor: tensor.to(device), value)
+
+
+def _bytes(value: Any) -> int:
+    sizes: list[int] = []
+    _mapped(lambda tensor: sizes.append(tensor.numel() * tensor.element_size()), value)
+    return sum(sizes)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Batches of one nesting joined row by row."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(parts)) if len(parts) > 1 else first
+    if isinstance(first, Mapping):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(_joined(column) for column in zip(*parts, strict=True))
+    return first
 
 
 class _Metric:
