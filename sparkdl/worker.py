@@ -22,6 +22,7 @@ from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
 from sparkdl.observe import span
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.identity import identity_of
 from sparkdl.train.loop import fit
 from sparkdl.train.result import TrainResult
 from sparkdl.train.task import Task
@@ -115,7 +116,7 @@ def _trained(world: World, job: RankJob, collective: Collective, seconds: dict[s
     try:
         with span("open", seconds):
             train, validation = _training(job, world), _validation(job, world)
-            checkpoints = Checkpointer(job.checkpoints) if job.checkpoints else None
+            checkpoints = Checkpointer(job.checkpoints, _identity(job, train, validation)) if job.checkpoints else None
         with span("fit", seconds):
             result = fit(
                 job.task,
@@ -130,6 +131,19 @@ def _trained(world: World, job: RankJob, collective: Collective, seconds: dict[s
     finally:
         collective.close(failed=failed)
     return result
+
+
+def _identity(job: RankJob, train: ShardLoader, validation: ShardLoader | None) -> dict[str, str]:
+    """What decides the run; taken before the first step."""
+
+    def rows(loader: ShardLoader | None) -> Any:
+        manifest = loader.dataset.manifest if loader is not None else None
+        return None if manifest is None else f"{manifest.rows} rows, content {manifest.content_hash[:8]}"
+
+    others = {"training data": rows(train), "validation data": rows(validation)}
+    others |= {name: getattr(job, name) for name in ("batch_size", "shuffle", "seed", "tail")}
+    others |= {"pool_bytes": job.loader.pool_bytes, "lanes": job.loader.lanes}
+    return identity_of(job.task, job.train, others)
 
 
 def _open(job: RankJob, uri: str, config: LoaderConfig) -> ShardedDataset:

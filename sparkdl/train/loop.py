@@ -297,6 +297,7 @@ class _Trainer:
         ranks = rank_states(self.collective, self.device, self.epoch_trainer.metrics.state())
         if run.world.is_leader:
             state = {
+                "identity": self.checkpoints.identity,
                 "model": run.model.state_dict(),
                 "optimizer": run.optimizer.state_dict(),
                 "rate": self.rate.state_dict(),
@@ -323,6 +324,8 @@ class _Trainer:
             return
         for name, value in state["run"].items():
             setattr(run, name, value)
+        if run.epoch > self.config.epochs:
+            raise ConfigError(f"epochs={self.config.epochs}, and the run has trained {run.epoch} already: ask for more")
         self.resumed_step = state["resumed_step"]
         run.history.load_state_dict(state["history"])
         self.rate.load_state_dict(state["rate"])

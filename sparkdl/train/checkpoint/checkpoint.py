@@ -83,13 +83,15 @@ class Checkpointer:
 
     Args:
         config: where, when, how many.
+        identity: what decides the run, see ``identity``: written into each checkpoint, and compared before a run goes
+            on from one; None compares nothing.
 
     Raises:
         ConfigError: the URI is of an unknown kind.
     """
 
-    def __init__(self, config: CheckpointConfig) -> None:
-        self.config = config
+    def __init__(self, config: CheckpointConfig, identity: dict[str, str] | None = None) -> None:
+        self.config, self.identity = config, identity
         self._folder = Storage.of(config.uri)
         self._writer: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
@@ -99,11 +101,11 @@ class Checkpointer:
         self._swept = False
         self.stall_seconds = 0.0
 
-    def __getstate__(self) -> CheckpointConfig:
-        return self.config
+    def __getstate__(self) -> tuple[CheckpointConfig, dict[str, str] | None]:
+        return self.config, self.identity
 
-    def __setstate__(self, config: CheckpointConfig) -> None:
-        self.__init__(config)  # type: ignore[misc]
+    def __setstate__(self, state: tuple[CheckpointConfig, dict[str, str] | None]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
 
     def save(self, state: dict[str, Any], *, step: int, epoch: int, best: bool = False) -> None:
         """Take a snapshot of ``state`` now, and write it in the background.

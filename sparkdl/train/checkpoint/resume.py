@@ -14,6 +14,7 @@ from sparkdl.collective.base import Collective
 from sparkdl.errors import CheckpointError, ConfigError, SparkdlError
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.identity import check_same
 from sparkdl.train.task import Parts
 
 __all__ = ["check_model_state", "load_newest", "rank_states", "restore_rank"]
@@ -60,6 +61,7 @@ def _load(checkpoints: Checkpointer, parts: Parts, *, resume: bool) -> dict[str,
     if found is None:
         return None
     state = dict(found.state)
+    check_same(state.get("identity"), checkpoints.identity, checkpoints.config.uri)
     model = state.pop("model")
     check_model_state(parts.model, model, f"checkpoint of step {found.step}")
     parts.model.load_state_dict(model)
