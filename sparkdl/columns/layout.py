@@ -26,9 +26,9 @@ class Layout:
     """How columns become tensors.
 
     Attributes:
-        pack: ``"auto"`` packs all plain number columns that are no labels, per dtype, into one tensor (``"features"``;
-            with several dtypes ``"features_<dtype>"``; a dtype with one column stays as it is); None packs nothing; a
-            mapping names the packed tensors and their columns, all other columns staying as they are.
+        pack: ``"auto"`` packs all plain number columns that are no labels (decimals are float64), per dtype, into one
+            tensor (``"features"``; with several dtypes ``"features_<dtype>"``; a dtype with one column stays as it is);
+            None packs nothing; a mapping names the packed tensors and their columns, all others staying as they are.
         dtypes: target dtype by column or packed tensor; columns not named keep theirs.
         nulls: ``"error"``, ``"fill"`` or ``"mask"``, for all columns or by column (``"error"`` for those not named).
             ``"mask"`` fills too, and adds a tensor ``<name>__mask`` that is 1 where there was a value.
@@ -124,6 +124,8 @@ def _check_names(schema: pa.Schema, names: list[str], labels: Sequence[str], lay
     if not names:
         raise SchemaError("the frame has 0 columns to write: name at least one")
     for name in [*names, *members]:
+        if not name:
+            raise SchemaError("a column has an empty name: rename it, or leave it out of columns")
         if schema.get_all_field_indices(name) == []:
             close = difflib.get_close_matches(name, schema.names, n=1) or [", ".join(schema.names)]
             raise SchemaError(f"column {name!r} is missing, the frame has {close[0]}: correct the name")

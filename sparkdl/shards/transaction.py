@@ -150,8 +150,8 @@ class Transaction:
             found: the string columns whose dictionaries were taken from the rows themselves.
 
         Raises:
-            DataError: nulls where the policy forbids them, no rows, values missing from a dictionary.
-            SchemaError: rows of one column differ in shape.
+            DataError: nulls where the policy forbids them, no rows, values missing from a dictionary, rows of one
+                column that differ in shape.
             ConflictError: another writer committed first.
         """
         reports = sorted(reports, key=lambda report: report.partition)
@@ -271,7 +271,7 @@ def _settled(
             shapes = {report.tensors[position].shape: report.partition for report in reports if report.shards}
             if len(shapes) > 1:
                 (one, first), (two, second) = list(shapes.items())[:2]
-                raise SchemaError(
+                raise DataError(
                     f"column {spec.name!r} has rows of shape {one} in partition {first} and of {two} in partition "
                     f"{second}: make them equal"
                 )

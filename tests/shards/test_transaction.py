@@ -123,7 +123,7 @@ def test_tasks_that_disagree_on_a_vectors_length_are_named(tmp_path):
             batch = pa.RecordBatch.from_pylist([{"v": vector}], schema=schema)
             reports.append(attempt(transaction, partition, batch, tensors))
         with pytest.raises(
-            SchemaError, match=r"'v' has rows of shape \(2,\) in partition 0 and of \(4,\) in partition 3"
+            DataError, match=r"'v' has rows of shape \(2,\) in partition 0 and of \(4,\) in partition 3"
         ):
             transaction.commit(reports, tensors, [])
     assert files(tmp_path) == []

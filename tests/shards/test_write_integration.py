@@ -84,12 +84,12 @@ def test_every_type_equals_sparks_collect(spark, tmp_path):
     zones = manifest.tensor("s").dictionary
     epoch = datetime.datetime(1970, 1, 1)
     micro = datetime.timedelta(microseconds=1)
-    for name in ("b", "h", "i", "f", "d", "vec", "tokens", "m"):
+    for name in ("b", "h", "i", "f", "vec", "tokens", "m"):
         assert got[name] == [row[name] for row in want], name
     assert got["id"] == [row["id"] for row in want]
     assert got["l"] == [row["l"] for row in want]
     assert got["flag"] == [int(row["flag"]) for row in want]
-    assert [decimal.Decimal(n).scaleb(-4) for n in got["money"]] == [row["money"] for row in want]
+    assert got["features"] == [[row["d"], float(row["money"])] for row in want]
     assert got["day"] == [(row["day"] - epoch.date()).days for row in want]
     assert got["local"] == [(row["local"] - epoch) // micro for row in want]
     assert got["at"] == [
@@ -233,7 +233,7 @@ def test_errors_of_types_values_and_targets(spark, tmp_path):
     uneven = spark.range(2).select(
         F.array_repeat(F.array_repeat(F.lit(1.0), 2), (F.col("id") + 1).cast("int")).alias("m")
     )
-    with pytest.raises(SchemaError, match="'m' has rows of"):
+    with pytest.raises(DataError, match="'m' has rows of"):
         write_shards(uneven.coalesce(1), tmp_path)
     pair = frame.select("id", (F.col("id") * 1000).alias("big"))
     with pytest.raises(DataError, match="'big' holds 1000, which int8 cannot hold"):
@@ -322,3 +322,37 @@ def test_a_connect_session_writes_the_same(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert rows_of(Manifest.load(tmp_path))["id"] == list(range(1000))
+
+
+def test_names_with_dots_and_backticks_are_columns_like_others(spark, tmp_path):
+    rows = [(0, 1.0, 2.0, "u", 1.5, [1, 2]), (1, None, 4.0, "v", 0.5, [3, 4])]
+    kinds = "id long, `a.b` double, `c``d` double, `s.t` string, `label.y` double, `v.w` array<int>"
+    manifest = write_shards(
+        spark.createDataFrame(rows, kinds).coalesce(1), tmp_path, labels=["id", "label.y"], layout=Layout(nulls="mask")
+    )
+    got = rows_of(manifest)
+    assert got["features"] == [[1, 2], [0, 4]]
+    assert got["features__mask"] == [[1, 1], [0, 1]]
+    assert (got["s.t"], got["label.y"], got["v.w"]) == ([0, 1], [1.5, 0.5], [[1, 2], [3, 4]])
+    assert manifest.tensor("features").columns == ("a.b", "c`d")
+
+
+def test_names_that_spark_cannot_tell_apart_are_refused_where_they_are_used(spark, tmp_path):
+    frame = spark.createDataFrame([(1.0, 2.0, 3.0, 4.0)], "a double, A double, b double, c double")
+    twice = frame.toDF("x", "x", "b", "c")
+    for chosen, arguments in ((frame, {}), (twice, {}), (frame, {"columns": ["b"], "labels": ["a"]})):
+        with pytest.raises(
+            SchemaError, match=r"has 2 columns of the name '[aAx]'.*does not tell apart: rename or drop"
+        ):
+            write_shards(chosen, tmp_path / "refused", **arguments)
+    with pytest.raises(SchemaError, match="a column has an empty name"):
+        write_shards(frame.toDF("x", "", "b", "c"), tmp_path / "refused")
+    assert write_shards(twice, tmp_path / "unused", columns=["b", "c"]).tensor("features").columns == ("b", "c")
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        both = write_shards(frame, tmp_path / "both")
+        assert both.tensor("features").columns == ("a", "A", "b", "c")
+        with pytest.raises(SchemaError, match="column 'x' is there twice"):
+            write_shards(twice, tmp_path / "refused")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")

@@ -199,7 +199,9 @@ class Blocks(ABC):
         self, spec: TensorSpec, offsets: pa.Buffer | None, values: pa.Buffer | None, rows: int, dtype: np.dtype[Any]
     ) -> None:
         """Row offsets of a ragged tensor must climb, and end inside its values: what they point at is read."""
-        row_ends = np.frombuffer(offsets, dtype)[: rows + 1] if offsets is not None else np.empty(0, dtype)
+        row_ends = np.empty(0, dtype)
+        if offsets is not None:
+            row_ends = np.frombuffer(offsets, dtype, min(rows + 1, offsets.size // dtype.itemsize))
         elements = (values.size if values is not None else 0) // item_size(spec)
         width = math.prod(spec.shape)
         whole = row_ends.size == rows + 1 and row_ends[0] >= 0 and bool((row_ends[1:] >= row_ends[:-1]).all())
