@@ -381,8 +381,8 @@ class RemoteStorage(Storage):
         home = self.uri.rpartition("/")[0]
         temporary = replace(self, uri=f"{home}/{TEMPORARY}{uuid.uuid4().hex}")
         with storage_errors(self.uri, "write"):
+            self._make_parent()
             try:
-                self._make_parent()
                 with Upload(self._fs.open(temporary._path, "wb"), temporary.delete) as file:
                     file.write(data)
                 self._fs.mv(temporary._path, self._path, overwrite=overwrite)
