@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from sparkdl.columns.layout import plan_tensors
 from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.estimator.fit.column_plan import Roles, plan_columns, source_column
 from sparkdl.estimator.fit.probe import Probe, check_forms, floating_dtype, probe
 from sparkdl.estimator.fit.shipping import loose_by_value
@@ -176,7 +176,18 @@ def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) 
 
 
 def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], batch_rows: int) -> DataFrame:
-    """Add the prediction columns; nothing runs before an action does."""
+    """Add the prediction columns; nothing runs before an action does.
+
+    Raises:
+        SchemaError: the frame has a column of such a name already.
+    """
+    there = {name.lower() for name in df.columns}
+    taken = [one.column for one in wanted if one.column.lower() in there]
+    if taken:
+        raise SchemaError(
+            f"the columns {taken} would appear twice in the result: name others by outputCols, or by predictionCol and "
+            "its like, or drop those of the frame"
+        )
     arrays = any(not one.vector and field.shape for one, field in zip(wanted, published.signature.outputs, strict=True))
     vectors = any(one.vector for one in wanted) and not arrays
     scored = score(

@@ -171,13 +171,13 @@ class Scorer:
         if self.config.nulls == "error":
             names = list(plan.field.columns)
             raise DataError(
-                f"{int(missing.sum())} rows have a null among {names}: fill them, or choose nulls='null' "
-                "(no prediction) or nulls='nan'"
+                f"{int(missing.sum())} rows have a null among {names}: fill or drop them before; "
+                "score() also takes ScoreConfig(nulls='null'), no prediction, or 'nan'"
             )
         if self.config.nulls == "nan" and not getattr(torch, plan.field.dtype).is_floating_point:
             raise DataError(
-                f"input {plan.field.name!r} of {plan.field.dtype} has nulls and cannot hold NaN: fill them, or choose "
-                "nulls='null'"
+                f"input {plan.field.name!r} of {plan.field.dtype} has nulls and cannot hold NaN: fill or drop "
+                "them before, or let score() take ScoreConfig(nulls='null')"
             )
 
     def _columns_of(self, answer: Any, rows: int, missing: Array | None) -> list[pa.Array]:
