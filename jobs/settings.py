@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 import jsonargparse
 import yaml
 
-from sparkdl.config import require
+from sparkdl.config import BACKENDS, require
 from sparkdl.errors import ConfigError
 from sparkdl.storage import Storage
 
@@ -225,8 +225,8 @@ class TrainSettings:
             value = getattr(self, name)
             require(value >= 0, f"train.{name}={value} must not be negative: give 0 or more")
         require(
-            self.backend in ("auto", "horovod", "torch"),
-            f"train.backend={self.backend!r} is not one of 'auto', 'horovod', 'torch': choose one of these",
+            self.backend in BACKENDS,
+            f"train.backend={self.backend!r} is not one of {BACKENDS}: choose one of these",
         )
 
 

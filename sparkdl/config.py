@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sparkdl.errors import ConfigError
 
 __all__ = [
+    "BACKENDS",
     "CheckpointConfig",
     "LaunchConfig",
     "LoaderConfig",
@@ -19,6 +20,10 @@ __all__ = [
     "SyncConfig",
     "TrainConfig",
 ]
+
+
+BACKENDS = ("auto", "horovod", "torch")
+"""What can carry gradients between ranks, by name; ``collective/open.py`` says what ``"auto"`` takes."""
 
 
 def require(condition: bool, message: str) -> None:

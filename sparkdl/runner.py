@@ -17,7 +17,7 @@ from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
 from sparkdl.collective.rendezvous.store import TorchRendezvous
 from sparkdl.compat.first_process_group import before_first_group
 from sparkdl.compat.spark_errors import task_errors
-from sparkdl.config import LaunchConfig, LoaderConfig
+from sparkdl.config import BACKENDS, LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["FrameSettings", "RunSettings", "run", "run_on_dataframe"]
 
 T = TypeVar("T")
-_BACKENDS = ("auto", "horovod", "torch")
 
 
 class RunSettings(TypedDict, total=False):
@@ -252,8 +251,8 @@ def _config(env: Mapping[str, str] | None, use_gpu: bool | None, settings: RunSe
 
 def _services(backend: str) -> tuple[list[Service], list[str]]:
     """Return the ways to the store of the run that ranks get, and the modules they will import if they use them."""
-    if backend not in _BACKENDS:
-        raise ConfigError(f"backend={backend!r} is not one of {', '.join(_BACKENDS)}: choose one of these")
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}: choose one of these")
     services: list[Service] = [TorchRendezvous()]  # nothing listens for it, so every run has it
     preload: list[str] = []
     if backend in ("auto", "torch"):

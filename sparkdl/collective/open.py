@@ -16,12 +16,12 @@ from sparkdl.collective.backends.horovod import HorovodCollective, built_with, i
 from sparkdl.collective.backends.horovod_join import HostNameError
 from sparkdl.collective.backends.solo import SoloCollective
 from sparkdl.collective.base import Collective
+from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
 
-__all__ = ["BACKENDS", "open_collective"]
+__all__ = ["open_collective"]
 
-BACKENDS = ("auto", "horovod", "torch", "solo")
 TIMEOUT = timedelta(minutes=5)
 
 
@@ -48,8 +48,8 @@ def open_collective(
         WorldSizeError: a group that exists already has another size than ``world``.
         ClusterError: the other ranks did not join within ``timeout``.
     """
-    if backend not in BACKENDS:
-        raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}: choose one of these")
+    if backend not in (*BACKENDS, "solo"):
+        raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}, solo: choose one of these")
     if timeout <= timedelta(0):
         raise ConfigError(f"timeout={timeout} must be above zero: give the other ranks time to join")
     chosen, why = (backend, "asked for") if backend != "auto" else _choose(world)

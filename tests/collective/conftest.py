@@ -15,6 +15,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from sparkdl import config
 from sparkdl.collective import open_collective
 from sparkdl.world import World
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from run_store import at_store, held_store
 
 WORKER = Path(__file__).with_name("rank_worker.py")
-BACKENDS = ("torch", "horovod")
+BACKENDS = tuple(name for name in config.BACKENDS if name != "auto")
 
 
 class Died(Exception):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 
 __all__ = ["SparkBackend"]
@@ -70,8 +71,7 @@ class SparkBackend:
         kind = type(given)
         if not callable(getattr(given, "num_processes", None)):
             raise ConfigError(
-                f"{name}={given!r} is a {kind.__name__}: give 'auto', 'horovod', 'torch', or a "
-                "sparkdl.estimator.SparkBackend"
+                f"{name}={given!r} is a {kind.__name__}: give one of {BACKENDS}, or a sparkdl.estimator.SparkBackend"
             )
         if kind.__module__.startswith("horovod.") and kind.__name__ == "SparkBackend":
             options = dict(getattr(given, "_kwargs", None) or {})

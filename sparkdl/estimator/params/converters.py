@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.backend import SparkBackend
 
@@ -242,7 +243,7 @@ def anything_in(*allowed: Any) -> Converter:
 def backend(name: str, value: Any) -> str | SparkBackend:
     """A collective's name, or a SparkBackend: ours, Horovod's, or one that tells as much."""
     if isinstance(value, str):
-        return str(anything_in("auto", "horovod", "torch")(name, value))
+        return str(anything_in(*BACKENDS)(name, value))
     return SparkBackend.of(name, value)
 
 
