@@ -66,7 +66,7 @@ class Views:
         view = self._made.get((dtype, width))
         if view is None:
             flat = self._flat.view(dtype)
-            view = flat if width == 1 else flat.as_strided((flat.numel() - width + 1, width), (1, 1))
+            view = flat if width == 1 else flat.as_strided((max(0, flat.numel() - width + 1), width), (1, 1))
             if len(self._made) < 1024:
                 self._made[dtype, width] = view
         return view

@@ -22,6 +22,7 @@ from sparkdl.shards.manifest import Manifest
 __all__ = ["Geometry", "Pipeline", "cores", "gather_threads", "row_bytes"]
 
 _LEAST_CHUNK = 1 << 12
+_LARGEST_ROW = float(1 << 40)
 _NUMBERED_AS = 128  # bytes a row of the pool counts as at least: its number is held twice, in 16 bytes
 _GROUP_ROWS = 1 << 17  # more rows shuffled at once gain nothing
 _SHUFFLING = 40  # bytes a row of a window takes while it is shuffled
@@ -46,7 +47,7 @@ def row_bytes(manifest: Manifest, tensors: Sequence[TensorSpec]) -> float:
                 kept = stats[0].count + stats[0].nan_count + stats[0].inf_count + stats[0].null_count
                 elements *= kept / max(1, manifest.rows)
         total += elements * (1 if spec.dtype in ("bool", "binary") else np.dtype(spec.dtype).itemsize)
-    return max(1.0, total)
+    return min(max(1.0, total), _LARGEST_ROW)  # statistics are what a file says, and buffers are sized by them
 
 
 def cores(local_size: int) -> int:
