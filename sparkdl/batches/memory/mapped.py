@@ -118,8 +118,10 @@ class MappedBlocks(Blocks):
     def _suspects(self) -> list[int]:
         changed = set()
         for number, known in self._mapped.items():
+            path = self._root.child(self.manifest.shards[number].path).local_path()
+            assert path is not None
             try:
-                now = _FileState.of(os.stat(self._uri(self.manifest.shards[number])))
+                now = _FileState.of(path.stat())
             except OSError:  # removed, or out of reach: what is mapped stays as it was
                 continue
             if now != known:

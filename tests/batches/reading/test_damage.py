@@ -13,6 +13,7 @@ from sparkdl.columns.layout import Layout
 from sparkdl.config import LoaderConfig, ShardConfig
 from sparkdl.errors import ConfigError, IntegrityError
 from sparkdl.shards.files import write_table_shards
+from sparkdl.storage import LocalStorage
 
 
 def write(uri, config=None):
@@ -120,6 +121,37 @@ def test_a_shard_that_is_cut_between_two_epochs_is_an_error_not_a_crash(tmp_path
     os.truncate(path, manifest.shards[-1].blocks[0].offset + 8)
     with pytest.raises(IntegrityError, match="cut short"):
         list(loader)
+
+
+@pytest.mark.parametrize("config", [{}, {"compression": "zstd"}, {"format": "parquet"}])
+@pytest.mark.parametrize(
+    ("kind", "said"), [("link", "is a link to .*, outside of"), ("pipe", "is no regular file|has 0 bytes")]
+)
+def test_a_shard_that_is_no_file_of_its_set_is_refused(tmp_path, config, kind, said):
+    path = tmp_path / "s" / write(tmp_path / "s", config).shards[0].path
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside") if kind == "link" else os.mkfifo(path)
+    with pytest.raises(IntegrityError, match=said):
+        ids(dataset(tmp_path / "s", cache_dir=str(tmp_path / "cache")).loader(batch_size=50))
+
+
+def test_a_shard_that_becomes_a_link_out_of_its_set_between_two_epochs_is_refused(tmp_path):
+    path = tmp_path / "s" / write(tmp_path / "s").shards[0].path
+    loader = dataset(tmp_path / "s").loader(batch_size=50)
+    ids(loader)
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+    with pytest.raises(IntegrityError, match=r"is a link to .*, outside of"):
+        ids(loader)
+
+
+def test_damage_is_noticed_where_the_address_needs_its_scheme(tmp_path):
+    manifest = write(tmp_path / "s")
+    loader = dataset(LocalStorage(f"file://{tmp_path}/s")).loader(batch_size=50)
+    ids(loader)
+    overwrite(*middle(tmp_path / "s", manifest))
+    with pytest.raises(IntegrityError, match="has hash"):
+        ids(loader)
 
 
 def test_a_block_of_the_cache_that_is_damaged_in_use_is_noticed(tmp_path):
