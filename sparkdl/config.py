@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sparkdl.errors import ConfigError
 
@@ -24,6 +25,14 @@ __all__ = [
 
 BACKENDS = ("auto", "horovod", "torch")
 """What can carry gradients between ranks, by name; ``collective/open.py`` says what ``"auto"`` takes."""
+
+
+class Place(Protocol):
+    """An address that is resolved already, as ``storage.Storage`` is."""
+
+    @property
+    def uri(self) -> str:
+        """The whole address."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -200,14 +209,15 @@ class CheckpointConfig:
     """Where and when checkpoints are written and which are kept.
 
     Attributes:
-        uri: folder of the checkpoints of one run, a path or a URI; a run that finds some there continues from them.
+        uri: folder of the checkpoints of one run, a path, a URI or a ``Storage``; a run that finds some
+            there continues from them.
         every_steps: optimizer steps between two checkpoints; None writes none inside an epoch.
         every_epochs: epochs between two checkpoints; None writes none there but the best's and the last.
         keep_last: number of newest checkpoints that are kept.
         keep_best: also keep the checkpoint of the best epoch, and write one whenever an epoch is the best so far.
     """
 
-    uri: str
+    uri: str | Place
     every_steps: int | None = None
     every_epochs: int | None = 1
     keep_last: int = 3

@@ -120,7 +120,7 @@ def save_bundle(
     with work_folder(target) as work:
         recipe = _write_model(model, work, factory, arguments, example, allow_pickle)
         text = json.dumps(_document(recipe, work, signature, preprocessing), indent=1, sort_keys=True).encode()
-        info = info_of(target.uri, text)  # what cannot be read is not written
+        info = info_of(target, text)  # what cannot be read is not written
         publish_folder(work, target, text)
     return info
 

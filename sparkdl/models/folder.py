@@ -126,7 +126,7 @@ class BundleInfo:
     """What a bundle says about itself, without its model.
 
     Attributes:
-        uri: where it lies.
+        folder: where it lies.
         content_hash: SHA-256 over everything it holds; equal for equal models.
         model: how it is rebuilt.
         signature: how it is fed; None if it was saved without.
@@ -135,13 +135,18 @@ class BundleInfo:
         files: by name, what is recorded of each.
     """
 
-    uri: str
+    folder: Storage
     content_hash: str
     model: Mapping[str, Any]
     signature: Signature | None
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, FileFacts] = field(default_factory=dict)
+
+    @property
+    def uri(self) -> str:
+        """The address of its folder."""
+        return self.folder.uri
 
     @property
     def bytes(self) -> int:
@@ -169,29 +174,31 @@ def read_bundle(uri: str | Storage) -> BundleInfo:
     source = folder.child(DOCUMENT)
     if not source.exists():
         raise BundleError(f"{folder.uri} holds no {DOCUMENT}: give the folder that save_bundle wrote")
-    return info_of(folder.uri, source.read_bytes(at_most=MAX_BYTES))
+    return info_of(folder, source.read_bytes(at_most=MAX_BYTES))
 
 
-def info_of(uri: str, text: bytes) -> BundleInfo:
-    """What the text of a ``bundle.json`` says of the bundle at ``uri``.
+def info_of(folder: Storage, text: bytes) -> BundleInfo:
+    """What the text of a ``bundle.json`` says of the bundle in ``folder``.
 
     Raises:
         BundleError: it has another format.
         IntegrityError: it does not match its own hash, or holds what no bundle does.
     """
-    source = Source(f"{uri.rstrip('/')}/{DOCUMENT}", _REMEDY)
+    source = Source(folder.child(DOCUMENT).uri, _REMEDY)
     fields = parse(text, source, MAX_BYTES)
     found = fields.get("format") if isinstance(fields, dict) else None
     if not isinstance(found, int):
         raise source.error("it says no format")
     if found != FORMAT:
-        raise BundleError(f"{uri} has the bundle format {found}, this sparkdl reads {FORMAT}: load it with its sparkdl")
+        raise BundleError(
+            f"{folder.uri} has the bundle format {found}, this sparkdl reads {FORMAT}: load it with its sparkdl"
+        )
     actual = content_hash_of(fields)
     if actual != fields.get("content_hash"):
         raise source.error(f"its hash is {actual}, another was recorded")
     document = convert(fields, _Document, source)
     info = BundleInfo(
-        uri=uri,
+        folder=folder,
         content_hash=document.content_hash,
         model=document.model,
         signature=document.signature,
@@ -207,7 +214,7 @@ def info_of(uri: str, text: bytes) -> BundleInfo:
     return info
 
 
-def copy_bundle(info: BundleInfo, uri: str) -> None:
+def copy_bundle(info: BundleInfo, uri: str | Storage) -> None:
     """Copy a bundle to ``uri``, checked against its hashes, so that it appears there whole or not at all.
 
     Where the same bundle is already, it is left, with its age renewed.
@@ -219,11 +226,11 @@ def copy_bundle(info: BundleInfo, uri: str) -> None:
     target = Storage.of(uri)
     folder = local_copy(info)
     check_files(folder, info)
-    text = Storage.of(info.uri).child(DOCUMENT).read_bytes(at_most=MAX_BYTES)
-    if info_of(info.uri, text).content_hash != info.content_hash:
+    text = info.folder.child(DOCUMENT).read_bytes(at_most=MAX_BYTES)
+    if info_of(info.folder, text).content_hash != info.content_hash:
         raise IntegrityError(f"the bundle {info.uri} was replaced while it was copied: publish it again")
     document = target.child(DOCUMENT)
-    if document.exists() and read_bundle(uri).content_hash == info.content_hash:
+    if document.exists() and read_bundle(target).content_hash == info.content_hash:
         document.write_atomic(text)  # a vacuum spares what is young
         return
     with work_folder(target) as work:
@@ -241,7 +248,7 @@ def local_copy(info: BundleInfo) -> Storage:
         IntegrityError: a file is larger than recorded.
         StorageError: it cannot be copied.
     """
-    there = Storage.of(info.uri)
+    there = info.folder
     if there.local_path() is not None:
         return there
     cache = _cache()

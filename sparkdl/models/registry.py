@@ -33,6 +33,7 @@ from sparkdl.models.event_log import EVENTS, Event, ModelVersion, State, fold
 from sparkdl.models.folder import DOCUMENT, copy_bundle, read_bundle
 from sparkdl.models.promotion import Promotion, decide_promotion
 from sparkdl.storage import Storage
+from sparkdl.tables.delta import storage_of
 from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class ModelRegistry:
 
         before = self._state().by_publication(name, identity)
         if before is None:
-            copy_bundle(info, self._artifact(info.content_hash))
+            copy_bundle(info, self._storage(self._artifact(info.content_hash)))
             before = self._commit(decide, lambda state: state.by_publication(name, identity))
         assert before is not None
         return before
@@ -151,7 +152,7 @@ class ModelRegistry:
         from sparkdl.models.bundle import load_bundle  # torch, which nothing else here needs
 
         found = self.get(name, which)
-        return load_bundle(found.uri, expected_hash=found.artifact, **options)
+        return load_bundle(self._storage(found.uri), expected_hash=found.artifact, **options)
 
     def models(self) -> Sequence[str]:
         """The names of all models."""
@@ -295,7 +296,7 @@ class ModelRegistry:
             older_than: a younger one may belong to a publication that is under way.
         """
         limit = time.time() - older_than.total_seconds()
-        folder = Storage.of(self.uri).child("artifacts")
+        folder = self._storage(self.uri).child("artifacts")
         removed = []
         for entry in folder.list():
             if not re.fullmatch("[0-9a-f]{64}", entry.name):
@@ -314,6 +315,10 @@ class ModelRegistry:
 
     def _artifact(self, content_hash: str) -> str:
         return f"{self.uri.rstrip('/')}/artifacts/{content_hash}"
+
+    def _storage(self, uri: str) -> Storage:
+        """A place of the registry, reached with the same rights as its table of events."""
+        return storage_of(uri, self.storage_options)
 
     def _state(self) -> State:
         return self._read()[1]

@@ -21,7 +21,7 @@ from sparkdl.compat.garbage import freeze
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError
 from sparkdl.models.bundle import load_bundle
-from sparkdl.storage import Configuration
+from sparkdl.storage import Configuration, Storage
 
 __all__ = ["BundleSource", "ModelSource", "ModuleSource", "loaded", "place"]
 
@@ -46,14 +46,14 @@ class BundleSource:
     """A bundle that every worker can read.
 
     Attributes:
-        uri: its folder.
+        folder: where it lies.
         key: its content hash.
         allow_pickle: as for ``load_bundle``.
         trusted: as for ``load_bundle``.
         storage: how the driver reaches the folder.
     """
 
-    uri: str
+    folder: Storage
     key: str
     allow_pickle: bool = False
     trusted: tuple[str, ...] = ()
@@ -63,7 +63,11 @@ class BundleSource:
         """Load it, checked against the hash that the driver saw."""
         with self.storage.applied():
             return load_bundle(
-                self.uri, device=device, expected_hash=self.key, allow_pickle=self.allow_pickle, trusted=self.trusted
+                self.folder,
+                device=device,
+                expected_hash=self.key,
+                allow_pickle=self.allow_pickle,
+                trusted=self.trusted,
             ).model
 
 

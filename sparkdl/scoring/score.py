@@ -130,7 +130,7 @@ def _source(
     if info.model["kind"] == "pickle" and not allow_pickle:
         raise ConfigError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
     here = Configuration.here()
-    return BundleSource(info.uri, info.content_hash, allow_pickle, trusted, here), info.signature
+    return BundleSource(info.folder, info.content_hash, allow_pickle, trusted, here), info.signature
 
 
 def _output_names(signature: Signature, given: Sequence[str] | None) -> list[str]:

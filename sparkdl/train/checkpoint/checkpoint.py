@@ -15,8 +15,8 @@ import time
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, cast
 
 import msgspec
 import torch
@@ -92,7 +92,7 @@ class Checkpointer:
 
     def __init__(self, config: CheckpointConfig, identity: dict[str, str] | None = None) -> None:
         self.config, self.identity = config, identity
-        self._folder = Storage.of(config.uri)
+        self.folder = Storage.of(cast("str | Storage", config.uri))
         self._writer: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
         self._layout: Layout | None = None
@@ -102,7 +102,7 @@ class Checkpointer:
         self.stall_seconds = 0.0
 
     def __getstate__(self) -> tuple[CheckpointConfig, dict[str, str] | None]:
-        return self.config, self.identity
+        return replace(self.config, uri=self.folder), self.identity  # what was resolved here means the same elsewhere
 
     def __setstate__(self, state: tuple[CheckpointConfig, dict[str, str] | None]) -> None:
         self.__init__(*state)  # type: ignore[misc]
@@ -151,7 +151,7 @@ class Checkpointer:
         try:
             pending.result()
         except SparkdlError as cause:
-            raise CheckpointError(f"a checkpoint could not be written to {self.config.uri}: {cause}") from cause
+            raise CheckpointError(f"a checkpoint could not be written to {self.folder.uri}: {cause}") from cause
 
     def close(self) -> None:
         """Wait for the writer and end it; the object can be used again."""
@@ -165,7 +165,7 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, damaged ones included, in order."""
-        names = (_NAME.fullmatch(entry.name) for entry in self._folder.list())
+        names = (_NAME.fullmatch(entry.name) for entry in self.folder.list())
         return sorted(int(match.group(1)) for match in names if match)
 
     def latest(self) -> Checkpoint | None:
@@ -200,14 +200,14 @@ class Checkpointer:
         """
         try:
             body = self._body(step)
-            file = self._folder.child(body.tensors)
+            file = self.folder.child(body.tensors)
             data = file.read_bytes(at_most=body.bytes)
             if len(data) != body.bytes or xxh3_hex(data) != body.xxh3:
                 raise IntegrityError(f"{body.tensors} has {len(data)} bytes that do not match the recorded hash")
             state = Decoder(load_tensors(data, file.uri)).decode(body.state)
         except StorageError as cause:
             raise CheckpointError(
-                f"the checkpoint of step {step} in {self.config.uri} is damaged ({cause}): resume from another one"
+                f"the checkpoint of step {step} in {self.folder.uri} is damaged ({cause}): resume from another one"
             ) from cause
         return Checkpoint(body.step, body.epoch, body.best, state)
 
@@ -220,14 +220,14 @@ class Checkpointer:
                 emit("log", message=f"skipping a {what}: {error}")
         if steps:
             raise CheckpointError(
-                f"none of the {len(steps)} {what}s in {self.config.uri} is whole (steps {sorted(steps)}): restore the "
+                f"none of the {len(steps)} {what}s in {self.folder.uri} is whole (steps {sorted(steps)}): restore the "
                 "files, or start afresh in an empty folder"
             )
         return None
 
     def _body(self, step: int) -> _Body:
         """The JSON file of a checkpoint, checked against its own hash."""
-        file = self._folder.child(_file(step))
+        file = self.folder.child(_file(step))
         source = documents.Source(file.uri, "resume from another one")
         data = file.read_bytes(at_most=MAX_BYTES)
         text, separator, rest = data.removeprefix(_HEAD).rpartition(_HASH)
@@ -248,7 +248,7 @@ class Checkpointer:
             ready.synchronize()
         data, step = layout.data, int(body["step"])
         name = f"step-{step:010d}.{uuid.uuid4().hex[:8]}.safetensors"
-        target = self._folder.child(name)
+        target = self.folder.child(name)
         try:
             with storage_errors(target.uri, "write"), target.open_output() as file:
                 file.write(data)
@@ -257,7 +257,7 @@ class Checkpointer:
                 target.delete()
             raise
         text = documents.encode(body | {"tensors": name, "bytes": len(data), "xxh3": xxh3_hex(data)})
-        self._folder.child(_file(step)).write_atomic(b'%s%s%s%s"}' % (_HEAD, text, _HASH, xxh3_hex(text).encode()))
+        self.folder.child(_file(step)).write_atomic(b'%s%s%s%s"}' % (_HEAD, text, _HASH, xxh3_hex(text).encode()))
         self._retain(_Entry(step, bool(body["best"]), name, len(data)))
         seconds = time.perf_counter() - start
         emit("checkpoint", step=step, epoch=body["epoch"], best=body["best"], bytes=len(data), seconds=seconds)
@@ -268,7 +268,7 @@ class Checkpointer:
         gone = [entries.pop(step) for step in (*self._abandoned, new.step) if step in entries]
         for step in self._abandoned:  # damaged, and newer than what the run continued from
             if step != new.step:
-                self._folder.child(_file(step)).delete()
+                self.folder.child(_file(step)).delete()
         self._abandoned = []
         entries[new.step] = new
         keep = set(sorted(entries)[-self.config.keep_last :])
@@ -276,7 +276,7 @@ class Checkpointer:
         if self.config.keep_best and bests:
             keep.add(max(bests))
         for step in sorted(set(entries) - keep):
-            self._folder.child(_file(step)).delete()
+            self.folder.child(_file(step)).delete()
             gone.append(entries.pop(step))
         if not self._swept:
             self._sweep({entry.tensors for entry in entries.values()})
@@ -284,14 +284,14 @@ class Checkpointer:
             return
         for entry in gone:
             with suppress(StorageError):
-                self._folder.child(entry.tensors).delete()
+                self.folder.child(entry.tensors).delete()
 
     def _sweep(self, held: set[str]) -> None:
         """Delete tensors that no checkpoint names: leftovers of writers that died; once, since looking takes time."""
-        for file in self._folder.list():
+        for file in self.folder.list():
             if file.name.startswith("step-") and file.name.endswith(".safetensors") and file.name not in held:
                 with suppress(StorageError):
-                    self._folder.child(file.name).delete()
+                    self.folder.child(file.name).delete()
 
     def _index(self) -> dict[int, _Entry]:
         """What is there, read once; a checkpoint whose JSON is damaged does not count."""

@@ -53,7 +53,7 @@ def _load(checkpoints: Checkpointer, parts: Parts, *, resume: bool) -> dict[str,
         steps = checkpoints.steps()
         if steps:
             raise ConfigError(
-                f"resume=False, but {checkpoints.config.uri} holds checkpoints up to step {steps[-1]}: give an empty "
+                f"resume=False, but {checkpoints.folder.uri} holds checkpoints up to step {steps[-1]}: give an empty "
                 "folder, or let the run resume"
             )
         return None
@@ -61,7 +61,7 @@ def _load(checkpoints: Checkpointer, parts: Parts, *, resume: bool) -> dict[str,
     if found is None:
         return None
     state = dict(found.state)
-    check_same(state.get("identity"), checkpoints.identity, checkpoints.config.uri)
+    check_same(state.get("identity"), checkpoints.identity, checkpoints.folder.uri)
     model = state.pop("model")
     check_model_state(parts.model, model, f"checkpoint of step {found.step}")
     parts.model.load_state_dict(model)
