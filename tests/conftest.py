@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,21 +81,45 @@ def hadoop(tmp_path_factory):
     if not (tools / "start.sh").exists():
         pytest.skip("needs HDFS: ../shared/yarn/start.sh does not lie beside the project")
     pytest.importorskip("hdfs_native")
-    base = tmp_path_factory.mktemp("hadoop")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the folder above is that of all processes of this test run
+        folder = folder.parent
+    base = folder / "hadoop"
+    users = base / "users" / str(os.getpid())
+    users.parent.mkdir(parents=True, exist_ok=True)
     try:
-        # the script itself gives up after a minute, the server it started may need longer on a busy machine
-        subprocess.run(
-            [str(tools / "start.sh"), str(base), "1", "1024", "1"],
-            env={**os.environ, "PYTHON": sys.executable},
-            capture_output=True,
-            check=False,
-        )
-        while not (base / "ready").exists():
-            os.kill(int((base / "pid").read_text()), 0)
-            time.sleep(0.2)
+        with _alone(base):
+            users.touch()
+            if not (base / "ready").exists():
+                _start_hadoop(tools, base)
         yield base / "conf"
     finally:
-        subprocess.run([str(tools / "stop.sh"), str(base)], check=False, capture_output=True)
+        with _alone(base):
+            users.unlink()
+            if not list(users.parent.iterdir()):
+                subprocess.run([str(tools / "stop.sh"), str(base)], check=False, capture_output=True)
+                (base / "ready").unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(base: Path) -> Iterator[None]:
+    """Keep the other processes of this test run out: the one cluster of ``base`` serves them all."""
+    with (base / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _start_hadoop(tools: Path, base: Path) -> None:
+    # the script itself gives up after a minute, the server it started may need longer on a busy machine
+    subprocess.run(
+        [str(tools / "start.sh"), str(base), "1", "1024", "1"],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        check=False,
+    )
+    while not (base / "ready").exists():
+        os.kill(int((base / "pid").read_text()), 0)
+        time.sleep(0.2)
 
 
 @pytest.fixture(scope="session")
