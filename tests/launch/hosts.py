@@ -87,6 +87,7 @@ from sparkdl.launch.driver.channel import Channel
 from sparkdl.launch.driver.supervisor import Supervisor
 from sparkdl.launch.wire import dump_value
 from sparkdl.runner import _call
+from sparkdl.storage import Configuration
 
 class Nobody:
     def cancel(self): pass
@@ -99,7 +100,7 @@ work = scope["work"]
 
 def rank(world):
     import functools
-    return _call(functools.partial(work, world), (), {}, world)
+    return _call(Configuration(), functools.partial(work, world), (), {}, world)
 
 config = LaunchConfig(start_timeout_seconds=240, timeout_seconds=240, interface=interface or None)
 with Channel(
