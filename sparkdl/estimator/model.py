@@ -26,6 +26,7 @@ from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
 from sparkdl.estimator.transform import Published, publish, score_frame, signature_for, signature_of
+from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.signature import Signature
 
 if TYPE_CHECKING:
@@ -238,7 +239,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
 
 def _module(given: Any) -> torch.nn.Module | None:
-    if given is None or isinstance(given, torch.nn.Module):
+    if given is None:
+        return None
+    if isinstance(given, torch.nn.Module):
+        check_batch_norm(given)
         return given
     name = getattr(given, "__name__", type(given).__name__)
     raise ConfigError(

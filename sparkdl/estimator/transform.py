@@ -23,7 +23,8 @@ from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.estimator.fit.column_plan import Roles, plan_columns, source_column
-from sparkdl.estimator.fit.probe import Probe, check_forms, floating_dtype, probe
+from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
+from sparkdl.estimator.fit.row_lengths import check_forms
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.outputs import OutputModule, OutputSpec
 from sparkdl.estimator.params.params import CheckedParams
@@ -172,7 +173,7 @@ def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) 
         tensors.append(spec)
     manifest = Manifest(rows=2, bytes=0, shards=(), tensors=tuple(tensors))
     inputs, by_column = plan.views(manifest), plan.views(manifest, by_column=True)
-    return signature_of(probe(model, inputs, by_column, manifest, labels), manifest)
+    return signature_of(probe(model, inputs, by_column, [manifest], labels), manifest)
 
 
 def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], batch_rows: int) -> DataFrame:

@@ -23,8 +23,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["COMPANIONS", "Arguments", "Call", "Form", "asked_forms", "formed", "parameters_of", "remedy", "value_form"]
+from sparkdl.errors import ConfigError
+
+__all__ = [
+    "COMPANIONS",
+    "Arguments",
+    "Call",
+    "Form",
+    "asked_forms",
+    "check_batch_norm",
+    "formed",
+    "parameters_of",
+    "remedy",
+    "value_form",
+]
 
 Call = Literal["positional", "dict", "keywords"]
 """How a model is called: ``model(x, y)``, ``model({"x": x, "y": y})`` or ``model(x=x, y=y)``."""
@@ -126,9 +140,23 @@ def remedy(column: str) -> str:
     """What somebody can do whose model takes a column of varying lengths without a mask."""
     stem = re.sub(r"\W", "_", column)
     return (
-        f"let forward take {stem}_mask, {stem}_lengths, {stem}_offsets or {stem}_jagged, or, if all rows have one "
-        "length n, say so by input_shapes, [-1, n] for this column"
+        f"let forward take {stem}_mask, {stem}_lengths, {stem}_offsets or {stem}_jagged, or give all rows one length "
+        "n, [-1, n] in input_shapes"
     )
+
+
+def check_batch_norm(model: torch.nn.Module) -> None:
+    """Refuse batch norm that keeps no running statistics: what it says of a row depends on the rows beside it.
+
+    Raises:
+        ConfigError: names the layer.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is None:
+            raise ConfigError(
+                f"the layer {name or type(model).__name__} ({type(layer).__name__}) keeps no running statistics, so "
+                "that a prediction would depend on the rows beside it: leave track_running_stats=True"
+            )
 
 
 def formed(form: Form, padded: torch.Tensor, valid: torch.Tensor | None) -> Any:

@@ -30,7 +30,8 @@ from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
 from sparkdl.estimator.fit.checks import built
 from sparkdl.estimator.fit.column_plan import ColumnPlan, Roles, plan_columns
-from sparkdl.estimator.fit.probe import Probe, check_forms, floating_dtype, probe
+from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
+from sparkdl.estimator.fit.row_lengths import check_forms
 from sparkdl.estimator.fit.settings import ranks_wanted, roles_of, seed_of, shard_config
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
@@ -94,7 +95,8 @@ class Prepared:
         known = self.probes.get(id(given))
         if known is None or not isinstance(given, torch.nn.Module):
             inputs, by_column = self.plan.views(self.train), self.plan.views(self.train, by_column=True)
-            known = given, probe(model, inputs, by_column, self.train, self.plan.roles.labels)
+            manifests = [self.train, *([self.validation] if self.validation else [])]
+            known = given, probe(model, inputs, by_column, manifests, self.plan.roles.labels)
             self.probes[id(given)] = known  # which keeps ``given`` alive, and so its id its own
         return known[1]
 
@@ -181,9 +183,9 @@ def prepare(
 
 
 def _planned(params: CheckedParams, rows: DataFrame, roles: Roles) -> ColumnPlan:
-    """Plan the columns; refuse, before a shard is written, a model that their types forbid."""
+    """Plan the columns; refuse, before a shard is written, a model that cannot take what input_shapes says."""
     plan = plan_columns(rows.schema, roles)
-    if plan.varying:
+    if plan.varying and roles.shapes is not None:  # without, the statistics of the shards tell whether lengths vary
         check_forms(built(params.getOrDefault("model")), plan.varying)
     return plan
 

@@ -7,6 +7,7 @@ an id beyond an embedding's table, or a class beyond the outputs, shows here and
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +21,14 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.batches.reading.gather import valid_name
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.estimator.fit.neighbours import check_neighbours
+from sparkdl.estimator.fit.row_lengths import is_varying, lengths_of, sole, wants_dict, with_lengths
 from sparkdl.estimator.fit.views import InputView, Style, Views
-from sparkdl.models.calling import COMPANIONS, Form, asked_forms, parameters_of, remedy, value_form
+from sparkdl.models.calling import COMPANIONS, Form, asked_forms, check_batch_norm, parameters_of, value_form
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.loss import split_outputs
 
-__all__ = ["Output", "Probe", "check_forms", "floating_dtype", "probe", "two_rows"]
+__all__ = ["Output", "Probe", "floating_dtype", "probe", "two_rows"]
 
 ROWS = 2
 _UNKNOWN_LENGTHS = (5, 8)
@@ -78,7 +81,7 @@ def two_rows(manifest: Manifest) -> Batch:
         if spec.role == "mask":
             continue
         tensors[spec.name] = _extremes(spec, manifest)
-        if _is_varying(spec):
+        if is_varying(spec):
             lengths = torch.tensor(_lengths(spec, manifest))
             valid = torch.arange(int(lengths[1])) < lengths[:, None]
             if tensors[spec.name][1].any():  # the shorter row shall hold something else than padding
@@ -88,22 +91,15 @@ def two_rows(manifest: Manifest) -> Batch:
     return Batch(tensors, epoch=0, step=0, rows=ROWS, global_rows=ROWS, weight=1.0)
 
 
-def _is_varying(spec: TensorSpec) -> bool:
-    return spec.ragged or spec.dtype == "binary"
-
-
 def _lengths(spec: TensorSpec, manifest: Manifest) -> tuple[int, int]:
     """Lengths of the two rows; they differ, where the longest row allows, even if those of the set do not."""
-    stats = manifest.statistics.get(spec.columns[0])
-    if stats is None:
-        return _UNKNOWN_LENGTHS
-    least, most = (stats.min, stats.max) if spec.dtype == "binary" else (stats.min_length, stats.max_length)
-    longest = max(int(most or 0), 1)
-    return min(int(least or 0), max(longest - 1, 1)), longest
+    least, most = lengths_of(spec, [manifest]) or _UNKNOWN_LENGTHS
+    longest = max(most, 1)
+    return min(least, max(longest - 1, 1)), longest
 
 
 def _extremes(spec: TensorSpec, manifest: Manifest) -> torch.Tensor:
-    length = (_lengths(spec, manifest)[1],) if _is_varying(spec) else ()
+    length = (_lengths(spec, manifest)[1],) if is_varying(spec) else ()
     if spec.dtype == "binary":
         return torch.ones(ROWS, *length, dtype=torch.uint8)
     dtype = getattr(torch, spec.dtype)
@@ -119,7 +115,7 @@ def probe(
     model: torch.nn.Module,
     inputs: Sequence[InputView],
     by_column: Sequence[InputView],
-    manifest: Manifest,
+    manifests: Sequence[Manifest],
     labels: Sequence[str],
 ) -> Probe:
     """Find out how ``model`` is called, and what it returns.
@@ -128,7 +124,7 @@ def probe(
         model: a copy, on the CPU.
         inputs: its inputs in order.
         by_column: one input a feature column, for models that take a dict.
-        manifest: of the training shards.
+        manifests: of the training shards, and of others whose rows it will see.
         labels: the label columns.
 
     Raises:
@@ -136,21 +132,39 @@ def probe(
             row otherwise when another one is beside it.
         DataError: an id lies beyond an embedding's table.
     """
-    batch = two_rows(manifest)
+    check_batch_norm(model)
     for view in by_column:
-        _check_bytes(view, manifest)
-    varying = [view.name for view in by_column if _is_varying(manifest.tensor(view.tensor)) and view.shape is None]
-    check_forms(model, varying)
+        _check_bytes(view, manifests[0])
+    asked = [with_lengths(model, views, manifests) for views in (inputs, by_column)]
+    try:
+        return _probed(model, asked[0], asked[1], manifests[0], labels)
+    except ConfigError as error:
+        fixed = [with_lengths(model, views, manifests, every=True) for views in (inputs, by_column)]
+        if fixed == asked:
+            raise
+        try:  # it looked as if it took masks in a dict, and does not use them
+            return _probed(model, fixed[0], fixed[1], manifests[0], labels)
+        except ConfigError:
+            raise error from None
+
+
+def _probed(
+    model: torch.nn.Module,
+    inputs: tuple[InputView, ...],
+    by_column: tuple[InputView, ...],
+    manifest: Manifest,
+    labels: Sequence[str],
+) -> Probe:
+    batch = two_rows(manifest)
     first: tuple[Views, Exception] | None = None
-    for views in _candidates(model, tuple(inputs), tuple(by_column), batch, manifest):
+    for views in _candidates(model, inputs, by_column, batch, manifest):
         try:
             returned = _called(model, views, batch)
         except Exception as error:
             first = first or (views, error)
             continue
         outputs = _outputs(returned, labels)
-        if varying:
-            _check_neighbours(model, views, batch, labels)
+        check_neighbours(model, functools.partial(_called, model, views), views, batch, labels)
         return Probe(views, outputs, batch, returned)
     assert first is not None
     raise _refusal(model, *first, batch, manifest) from first[1]
@@ -175,77 +189,6 @@ def _called(model: torch.nn.Module, views: Views, batch: Mapping[str, torch.Tens
         return model(*positional, **named)
 
 
-def check_forms(model: torch.nn.Module, varying: Sequence[str]) -> None:
-    """Refuse a model that cannot tell the elements of a column from its padding.
-
-    Args:
-        model: any; one that takes a dict finds the masks and lengths of all columns in it.
-        varying: columns whose rows may differ in length.
-
-    Raises:
-        ConfigError: names the column and what the model could take.
-    """
-    parameters = parameters_of(model)
-    if not varying or _wants_dict(parameters):
-        return
-    asked = asked_forms(parameters, varying, sole=_sole(varying))
-    for column in varying:
-        if column not in asked:
-            names = ", ".join(p.name for p in parameters)
-            raise ConfigError(
-                f"rows of {column!r} may differ in length, and forward({names}) of {type(model).__name__} cannot tell "
-                f"their elements from padding: {remedy(column)}"
-            )
-
-
-def _sole(columns: Sequence[str]) -> str | None:
-    return columns[0] if len(columns) == 1 else None
-
-
-def _check_neighbours(
-    model: torch.nn.Module, views: Views, batch: Mapping[str, torch.Tensor], labels: Sequence[str]
-) -> None:
-    """Refuse a model whose answer to a row depends on how long the row beside it is.
-
-    Raises:
-        ConfigError: names both answers.
-    """
-
-    def answers(rows: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        return list(split_outputs(_called(model, views, rows), labels))
-
-    together, again = answers(batch), answers(batch)
-    if not all(torch.allclose(one, two, equal_nan=True) for one, two in zip(together, again, strict=True)):
-        return  # it draws its answers, and nothing can be said
-    alone = answers(_shorter_row(views, batch))
-    for label, pair, single in zip(labels, together, alone, strict=True):
-        one, two = pair[:1].double(), single.double()
-        if one.shape != two.shape:
-            raise ConfigError(
-                f"{type(model).__name__} returns shape {tuple(two.shape[1:])} for a row of {label!r}, and "
-                f"{tuple(one.shape[1:])} when a longer row is beside it: return one shape for all rows"
-            )
-        if not torch.allclose(one, two, rtol=1e-3, atol=1e-4, equal_nan=True):
-            raise ConfigError(
-                f"{type(model).__name__} answers a row with {_short(two)} for {label!r}, and with {_short(one)} when a "
-                f"longer row is beside it: use the mask or lengths in forward, so that padding counts for nothing"
-            )
-
-
-def _shorter_row(views: Views, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The first row by itself: as long as it is, without padding."""
-    row = {name: tensor[:1] for name, tensor in batch.items()}
-    for view in views.inputs:
-        if view.valid is not None:
-            length = int(batch[view.valid][0].sum())
-            row[view.tensor], row[view.valid] = batch[view.tensor][:1, :length], batch[view.valid][:1, :length]
-    return row
-
-
-def _short(values: torch.Tensor) -> str:
-    return str([float(f"{value:.4g}") for value in values.reshape(-1)[:3].tolist()])
-
-
 def _candidates(
     model: torch.nn.Module,
     inputs: tuple[InputView, ...],
@@ -256,17 +199,17 @@ def _candidates(
     """Ways to call a model, the likeliest first."""
     parameters = [p for p in parameters_of(model) if p.kind is not p.VAR_KEYWORD]
     specs = {view.name: manifest.tensor(view.tensor) for view in by_column if view.index is None}
-    varying = [name for name, spec in specs.items() if _is_varying(spec)]
-    arrays = [name for name, spec in specs.items() if spec.shape or _is_varying(spec)]
+    varying = [view.name for view in by_column if view.index is None and _is_open(view, manifest)]
+    arrays = [name for name, spec in specs.items() if spec.shape or is_varying(spec)]
     columns = [view.name for view in by_column]
-    asked = asked_forms(parameters, arrays, sole=_sole(varying or arrays), taken=columns)
+    asked = asked_forms(parameters, arrays, sole=sole(varying or arrays), taken=columns)
     names = {p.name for p in parameters} | set(asked)
     styles: list[tuple[Style, tuple[InputView, ...]]] = [("positional", inputs), ("dict", by_column)]
     if len(inputs) > 1 and {view.name for view in inputs} <= names:
         styles.insert(0, ("keywords", inputs))
     elif len(by_column) > 1 and {view.name for view in by_column} <= names:
         styles.insert(0, ("keywords", by_column))
-    if _wants_dict(parameters):
+    if wants_dict(parameters):
         styles.reverse()
     # Horovod hands every column over as floats; a model written for that takes integers only so.
     floats = tuple(_as_float(view, batch, model) for view in inputs)
@@ -281,16 +224,13 @@ def _candidates(
             yield Views(views, style)
 
 
-def _wants_dict(parameters: Sequence[inspect.Parameter]) -> bool:
-    if not parameters:
-        return False
-    said = f"{parameters[0].annotation} {parameters[0].name}".lower()
-    return "dict" in said or "mapping" in said
+def _is_open(view: InputView, manifest: Manifest) -> bool:
+    return is_varying(manifest.tensor(view.tensor)) and view.shape is None
 
 
 def _in_a_dict(view: InputView, manifest: Manifest) -> list[InputView]:
     """A column of a dict; beside one of varying length its mask and its lengths."""
-    if not _is_varying(manifest.tensor(view.tensor)) or view.shape is not None:
+    if not _is_open(view, manifest):
         return [view]
     return [_formed(view, "padded", view.name, manifest)] + [
         _formed(view, form, f"{view.name}_{form}", manifest) for form in ("mask", "lengths")
@@ -326,7 +266,7 @@ def _with_forms(
 
 def _formed(view: InputView, form: Form, name: str, manifest: Manifest) -> InputView:
     spec = manifest.tensor(view.tensor)
-    return replace(view, name=name, form=form, valid=valid_name(spec.name) if _is_varying(spec) else None)
+    return replace(view, name=name, form=form, valid=valid_name(spec.name) if is_varying(spec) else None)
 
 
 def _as_float(view: InputView, batch: Mapping[str, torch.Tensor], model: torch.nn.Module) -> InputView:

@@ -93,8 +93,8 @@ _WHAT = (
 _COLUMNS = (
     _horovod("feature_cols", None, "list of columns", c.columns,
           effect="Input columns; numbers pack into one (batch, n) tensor unless input_shapes is given. Arrays whose"
-          " length input_shapes does not say reach forward as its parameters name them: `<column>_mask`,"
-          " `<column>_lengths`, `<column>_offsets` or `<column>_jagged`."),
+          " rows all have one length are fixed at it; those that differ reach forward as its parameters name them:"
+          " `<column>_mask`, `<column>_lengths`, `<column>_offsets` or `<column>_jagged`."),
     _horovod("label_cols", None, "list of columns", c.columns,
           effect="Label columns, one for each output of the model."),
     _horovod("sample_weight_col", None, "column", c.column,
@@ -131,8 +131,8 @@ _COLUMNS = (
           effect="The same as validation with a column."),
     _spark("predictionCol", None, "column", c.column,
           effect="Output column in Spark's sense, instead of label__output: the class as double where the loss is"
-          " CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss or BCELoss, or derived from one; the output itself with any"
-          " other."),
+          " CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss or BCELoss, or derived from one; the output itself, and no"
+          " class, with any other: with your own function, too, even if it computes one of these."),
     _spark("probabilityCol", None, "column", c.column,
           effect="Probability of each class as a vector column; needs one of the losses of predictionCol."),
     _spark("rawPredictionCol", None, "column", c.column,

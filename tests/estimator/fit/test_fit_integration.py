@@ -275,17 +275,33 @@ def test_rows_of_varying_length_reach_a_model_with_their_mask(spark, kind):
         assert two == pytest.approx(one, rel=1e-6)
 
 
-def test_a_model_without_a_mask_is_refused_before_a_shard_is_written(spark, tmp_path):
+def test_a_model_without_a_mask_is_refused_before_a_shard_is_written_where_lengths_are_said_to_differ(spark, tmp_path):
     df = spark.createDataFrame([([1.0, 2.0], 1.0)] * 8, "v array<float>, y float")
     net = nn.Linear(2, 1)
     given = {"feature_cols": ["v"], "optimizer": torch.optim.SGD(net.parameters(), lr=1e-4), "num_proc": 1}
-    with pytest.raises(ConfigError, match=r"'v' may differ in length.*v_mask.*input_shapes, \[-1, n\]"):
-        estimator(net, store=str(tmp_path), **given).fit(df)
+    with pytest.raises(ConfigError, match=r"'v' may differ in length.*v_mask.*\[-1, n\] in input_shapes"):
+        estimator(net, store=str(tmp_path), input_shapes=[[-1, -1]], **given).fit(df)
     assert not list(tmp_path.rglob("*.arrow"))
-    model = estimator(net, input_shapes=[[-1, 2]], **given).fit(df)
-    longer = spark.createDataFrame([([1.0, 2.0, 3.0], 1.0)], "v array<float>, y float")
-    with pytest.raises(DataError, match="3 numbers a row"), task_errors():
-        model.transform(longer).collect()
+
+
+def test_arrays_of_one_length_work_undeclared_and_scoring_refuses_another(spark):
+    df = spark.createDataFrame([([float(i % 5)] * 64, float(i % 5)) for i in range(16)], "v array<float>, y float")
+    net = nn.Linear(64, 1)
+    given = {"feature_cols": ["v"], "optimizer": torch.optim.SGD(net.parameters(), lr=1e-4), "num_proc": 1}
+    model = estimator(net, validation=0.3, **given).fit(df)
+    row = model.transform(df).first()
+    assert row["y__output"] == pytest.approx(model.getModel()(torch.tensor([row["v"]])).item(), rel=1e-5)
+    for lengths, told in (([63], "63 numbers a row.*64"), ([64, 63], "rows of 63 and of 64 elements")):
+        shorter = spark.createDataFrame([([0.0] * n,) for n in lengths], "v array<float>").coalesce(1)
+        with pytest.raises(DataError, match=told), task_errors():
+            model.transform(shorter).collect()
+
+
+def test_arrays_of_several_lengths_are_refused_without_a_mask_with_both_lengths(spark):
+    df = spark.createDataFrame([([1.0] * (1 + i % 2), 1.0) for i in range(16)], "v array<float>, y float")
+    net = nn.Linear(2, 1)
+    with pytest.raises(ConfigError, match=r"'v' have 1 to 2 elements, and forward\(input\) of Linear"):
+        estimator(net, feature_cols=["v"], optimizer=torch.optim.SGD(net.parameters(), lr=0.1), num_proc=1).fit(df)
 
 
 def test_a_model_learns_columns_that_are_features_as_well(frame):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -6,6 +8,8 @@ from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator.fit.probe import probe, two_rows
 from sparkdl.estimator.fit.views import InputView
+from sparkdl.estimator.model import TorchModel
+from sparkdl.estimator.transform import signature_of
 from sparkdl.shards.manifest import Manifest
 
 
@@ -37,7 +41,7 @@ def test_the_two_rows_hold_the_extremes_of_every_column():
 
 
 def test_the_shape_of_each_output_is_known_before_training():
-    found = probe(torch.nn.Linear(2, 4), FEATURES, COLUMNS, SET, ["y"])
+    found = probe(torch.nn.Linear(2, 4), FEATURES, COLUMNS, [SET], ["y"])
     assert found.outputs[0].shape == (4,)
     assert found.outputs[0].label == "y"
     assert found.views.style == "positional"
@@ -63,26 +67,26 @@ class Typed(torch.nn.Module):
     [(ByName(), "keywords", [-1, -4]), (ByDict(), "dict", [0, 5]), (Typed(), "dict", [2, 7])],
 )
 def test_a_model_is_called_in_its_own_manner(model, style, answer):
-    found = probe(model, FEATURES, COLUMNS, SET, ["y"])
+    found = probe(model, FEATURES, COLUMNS, [SET], ["y"])
     assert found.views.style == style
     assert found.returned.tolist() == answer
 
 
 def test_integers_become_floats_only_for_a_model_that_takes_them_no_other_way():
     ids = (InputView("id", "id", shape=(-1, 1)),)
-    assert probe(torch.nn.Linear(1, 1), ids, ids, SET, ["y"]).views.inputs[0].dtype == "float32"
-    assert probe(torch.nn.Embedding(10, 2), ids, ids, SET, ["y"]).views.inputs[0].dtype is None
+    assert probe(torch.nn.Linear(1, 1), ids, ids, [SET], ["y"]).views.inputs[0].dtype == "float32"
+    assert probe(torch.nn.Embedding(10, 2), ids, ids, [SET], ["y"]).views.inputs[0].dtype is None
 
 
 def test_an_id_beyond_the_table_is_a_data_error_that_names_the_column_and_its_range():
     ids = (InputView("id", "id"),)
     with pytest.raises(DataError, match=r"id in 0\.\.9"):
-        probe(torch.nn.Embedding(9, 2), ids, ids, SET, ["y"])
+        probe(torch.nn.Embedding(9, 2), ids, ids, [SET], ["y"])
 
 
 def test_wrong_sizes_name_the_inputs_as_the_model_would_get_them():
     with pytest.raises(ConfigError, match=r"Linear cannot be called with features \(-1, 2\) float32"):
-        probe(torch.nn.Linear(3, 1), FEATURES, COLUMNS, SET, ["y"])
+        probe(torch.nn.Linear(3, 1), FEATURES, COLUMNS, [SET], ["y"])
 
 
 def test_a_model_that_loses_rows_or_outputs_is_refused():
@@ -91,16 +95,16 @@ def test_a_model_that_loses_rows_or_outputs_is_refused():
             return x.mean()
 
     with pytest.raises(ConfigError, match="for 2 rows"):
-        probe(Mean(), FEATURES, COLUMNS, SET, ["y"])
+        probe(Mean(), FEATURES, COLUMNS, [SET], ["y"])
     with pytest.raises(ConfigError, match="1 outputs for 2 labels"):
-        probe(torch.nn.Linear(2, 1), FEATURES, COLUMNS, SET, ["y", "z"])
+        probe(torch.nn.Linear(2, 1), FEATURES, COLUMNS, [SET], ["y", "z"])
 
 
 def test_probing_leaves_model_and_random_state_untouched():
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5), torch.nn.Linear(2, 1))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
-    probe(model, FEATURES, COLUMNS, SET, ["y"])
+    probe(model, FEATURES, COLUMNS, [SET], ["y"])
     assert model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
@@ -170,7 +174,7 @@ class Rest(Masked):
 def test_a_model_gets_rows_of_varying_length_in_the_form_it_asks_for(kind):
     torch.manual_seed(0)
     model = kind()
-    found = probe(model, TOKENS, TOKENS, RAGGED, ["y"])
+    found = probe(model, TOKENS, TOKENS, [RAGGED], ["y"])
     rows = [torch.full((1,), 9), torch.zeros(4, dtype=torch.int64)]
     expected = [model.table(row).mean(0).sum().item() for row in rows]
     assert found.returned.tolist() == pytest.approx(expected, rel=1e-5)
@@ -185,7 +189,7 @@ def test_other_inputs_keep_their_places_beside_a_mask():
     inputs = (InputView("features", "features"), *TOKENS)
     torch.manual_seed(0)
     model = Beside()
-    found = probe(model, inputs, (*COLUMNS, *TOKENS), RAGGED, ["y"])
+    found = probe(model, inputs, (*COLUMNS, *TOKENS), [RAGGED], ["y"])
     batch = two_rows(RAGGED)
     assert found.views.style == "keywords"
     expected = model.mean(batch["tokens"], batch["tokens__valid"]) + batch["features"].sum(1)
@@ -194,8 +198,8 @@ def test_other_inputs_keep_their_places_beside_a_mask():
 
 @pytest.mark.parametrize("model", [torch.nn.Sequential(torch.nn.Embedding(10, 2), torch.nn.Flatten()), ByName()])
 def test_a_model_that_cannot_tell_elements_from_padding_is_refused(model):
-    with pytest.raises(ConfigError, match=r"'tokens' may differ in length.*tokens_mask, tokens_lengths.*input_shapes"):
-        probe(model, TOKENS, TOKENS, RAGGED, ["y"])
+    with pytest.raises(ConfigError, match=r"'tokens' have 1 to 4 elements.*tokens_mask, tokens_lengths.*input_shapes"):
+        probe(model, TOKENS, TOKENS, [RAGGED], ["y"])
 
 
 class Ignores(Masked):
@@ -205,7 +209,7 @@ class Ignores(Masked):
 
 def test_a_model_that_ignores_its_mask_is_refused_with_both_answers():
     with pytest.raises(ConfigError, match=r"Ignores answers a row with .* and with .* when a longer row is beside it"):
-        probe(Ignores(), TOKENS, TOKENS, RAGGED, ["y"])
+        probe(Ignores(), TOKENS, TOKENS, [RAGGED], ["y"])
 
 
 class EachToken(Masked):
@@ -215,7 +219,92 @@ class EachToken(Masked):
 
 def test_an_output_as_long_as_the_longest_row_is_refused():
     with pytest.raises(ConfigError, match=r"shape \(1,\) for a row of 'y', and \(4,\) when a longer row"):
-        probe(EachToken(), TOKENS, TOKENS, RAGGED, ["y"])
+        probe(EachToken(), TOKENS, TOKENS, [RAGGED], ["y"])
+
+
+def arrays(least, most, rows=10):
+    held = manifest(
+        TensorSpec(name="v", dtype="float32", ragged=True, columns=("v",)),
+        TensorSpec(name="y", dtype="float32", columns=("y",), role="label"),
+        v=ColumnStats(count=rows * most, min=-1.0, max=1.0, min_length=least, max_length=most),
+    )
+    return replace(held, rows=rows)
+
+
+ARRAY = (InputView("v", "v"),)
+
+
+def test_rows_that_all_have_one_length_are_fixed_at_it():
+    found = probe(torch.nn.Linear(64, 10), ARRAY, ARRAY, [arrays(64, 64), arrays(64, 64)], ["y"])
+    assert found.views.inputs == (InputView("v", "v", shape=(-1, 64)),)
+    (field,) = signature_of(found, arrays(64, 64)).inputs
+    assert field.shape == (64,)
+
+
+@pytest.mark.parametrize("other", [arrays(1, 1), arrays(1, 2), arrays(3, 3)])
+def test_rows_of_another_length_in_the_validation_set_are_refused(other):
+    least, most = min(2, other.statistics["v"].min_length), max(2, other.statistics["v"].max_length)
+    with pytest.raises(ConfigError, match=rf"'v' have {least} to {most} elements, and forward\(input\) of Linear"):
+        probe(torch.nn.Linear(2, 1), ARRAY, ARRAY, [arrays(2, 2), other], ["y"])
+    empty = Manifest(rows=0, bytes=0, shards=(), tensors=())
+    assert probe(torch.nn.Linear(2, 1), ARRAY, ARRAY, [arrays(2, 2), empty], ["y"]).views.inputs[0].shape == (-1, 2)
+
+
+def test_rows_whose_lengths_nobody_counted_are_not_taken_for_even():
+    held = replace(arrays(2, 2), statistics={})
+    with pytest.raises(ConfigError, match="'v' may differ in length"):
+        probe(torch.nn.Linear(2, 1), ARRAY, ARRAY, [held], ["y"])
+
+
+class SumsItsDict(torch.nn.Module):
+    def forward(self, row: dict):
+        return row["v"] @ torch.ones(3, 1)
+
+
+class MeanByMask(torch.nn.Module):
+    def forward(self, v, v_mask):
+        return (v * v_mask).sum(1) / v_mask.sum(1).clamp(min=1)
+
+
+def test_a_dict_that_is_read_without_its_mask_is_fixed_and_a_mask_keeps_other_lengths_open():
+    assert probe(SumsItsDict(), ARRAY, ARRAY, [arrays(3, 3)], ["y"]).views.inputs[0].shape == (-1, 3)
+    with pytest.raises(ConfigError):
+        probe(SumsItsDict(), ARRAY, ARRAY, [arrays(2, 3)], ["y"])
+    open_row, mask = probe(MeanByMask(), ARRAY, ARRAY, [arrays(3, 3)], ["y"]).views.inputs
+    assert (open_row.shape, open_row.form, mask.form) == (None, "padded", "mask")
+
+
+class Centred(torch.nn.Module):
+    """Subtracts the mean of the batch, as no evaluation may."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)
+
+    def forward(self, rows):
+        hidden = self.first(rows)
+        return self.last(hidden - hidden.mean(0))
+
+
+def test_a_model_that_answers_a_row_by_its_neighbours_is_refused_with_the_layer():
+    with pytest.raises(ConfigError, match=r"Centred answers a row with .* first in last \(Linear\)"):
+        probe(Centred(), FEATURES, COLUMNS, [SET], ["y"])
+    norms = torch.nn.BatchNorm1d(2), torch.nn.Dropout(), torch.nn.Linear(2, 1)
+    assert probe(torch.nn.Sequential(*norms), FEATURES, COLUMNS, [SET], ["y"])
+    huge = replace(SET, statistics={n: replace(s, min=-1e12, max=3e15) for n, s in SET.statistics.items()})
+    assert probe(
+        torch.nn.Sequential(torch.nn.Linear(2, 300), torch.nn.Linear(300, 1)), FEATURES, COLUMNS, [huge], ["y"]
+    )
+
+
+def test_batch_norm_without_running_statistics_is_refused_by_name():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2, track_running_stats=False), torch.nn.Linear(2, 1))
+    with pytest.raises(ConfigError, match=r"the layer 0 \(BatchNorm1d\) keeps no running statistics"):
+        probe(model, FEATURES, COLUMNS, [SET], ["y"])
+    with pytest.raises(ConfigError, match=r"the layer 0 \(BatchNorm1d\)"):
+        TorchModel(model=model)
+    apart = torch.nn.Sequential(torch.nn.Unflatten(1, (1, 2)), torch.nn.InstanceNorm1d(1), torch.nn.Flatten())
+    assert probe(apart, FEATURES, COLUMNS, [SET], ["y"])
 
 
 def test_bytes_of_other_lengths_than_declared_are_refused():
@@ -226,4 +315,4 @@ def test_bytes_of_other_lengths_than_declared_are_refused():
     )
     view = (InputView("img", "img", shape=(-1, 2, 2)),)
     with pytest.raises(ConfigError, match="3 to 4 bytes: 4 bytes a row"):
-        probe(torch.nn.Flatten(), view, view, images, ["y"])
+        probe(torch.nn.Flatten(), view, view, [images], ["y"])
