@@ -249,6 +249,8 @@ class LaunchConfig:
             ``spark.task.cpus``.
         gather_rendezvous: find each other by one allGather of the barrier stage instead of a channel to the driver;
             None does so on Spark Connect where no ``driver_host`` is named.
+        preload: modules that ranks import while they wait for each other, since the function will need them; with
+            ``env`` none is, as a module may read its variables when it is imported.
     """
 
     start_timeout_seconds: float = 120.0
@@ -263,6 +265,7 @@ class LaunchConfig:
     gpus_per_rank: int | None = None
     cpus_per_rank: int | None = None
     gather_rendezvous: bool | None = None
+    preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("start_timeout_seconds", "timeout_seconds", "silence_seconds", "log_kib_per_second"):
@@ -281,6 +284,10 @@ class LaunchConfig:
         require(
             self.cpus_per_rank is None or self.cpus_per_rank > 0,
             f"cpus_per_rank={self.cpus_per_rank} must be at least 1: leave it out for spark.task.cpus",
+        )
+        require(
+            isinstance(self.preload, tuple) and all(isinstance(name, str) for name in self.preload),
+            f"preload={self.preload!r} is no tuple of modules' names: give one, for instance ('torchvision',)",
         )
         wrong = [name for name, value in self.env.items() if not isinstance(name, str) or not isinstance(value, str)]
         require(not wrong, f"env has values that are not strings for {wrong}: environment variables are text")

@@ -17,7 +17,6 @@ from sparkdl.batches.reading.gather import Decode, valid_name
 from sparkdl.batches.reading.loader import ShardedDataset, ShardLoader
 from sparkdl.collective import open_collective
 from sparkdl.collective.base import Collective
-from sparkdl.compat.torch_compiler import eager
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
 from sparkdl.observe import span
 from sparkdl.train.callbacks import Callback
@@ -101,11 +100,10 @@ def run_rank(world: World, job: RankJob) -> RankReport:
     seconds: dict[str, float] = {}
     with span("join", seconds):
         collective = open_collective(world, backend=job.backend, gradient_bytes=_gradient_bytes(job.task))
-    with eager():
-        result = _trained(world, job, collective, seconds)
-        leads = world.is_leader
-        weights = _on_cpu(result.model.state_dict()) if leads else None
-        optimizer = _on_cpu(result.optimizer.state_dict()) if leads and result.optimizer is not None else None
+    result = _trained(world, job, collective, seconds)
+    leads = world.is_leader
+    weights = _on_cpu(result.model.state_dict()) if leads else None
+    optimizer = _on_cpu(result.optimizer.state_dict()) if leads and result.optimizer is not None else None
     # Module and optimizer stay here: on the driver their states are enough, and these travel once.
     result = replace(result, model=torch.nn.Module(), optimizer=None)
     return RankReport(result=result, weights=weights, optimizer=optimizer, seconds=seconds)

@@ -21,7 +21,8 @@ from sparkdl.compat.garbage import freeze
 
 __all__ = ["DEFAULT_PRELOAD", "main", "preload"]
 
-DEFAULT_PRELOAD = ("torch", "torch.distributed", "horovod.torch", "sparkdl.launch.rank.rank")
+# Every optimizer of torch imports torch._dynamo (800 modules, 70 MB) at its first step, even where nothing compiles.
+DEFAULT_PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "horovod.torch", "sparkdl.launch.rank.rank")
 
 
 def preload(names: str | None = None) -> list[str]:

@@ -67,7 +67,7 @@ def launch(
     config = config or LaunchConfig()
     slots = _slots(num_proc, config)
     function = dump_function(fn)
-    early = () if config.env else likely(preload, function[0])
+    early = () if config.env else (*likely(preload, function[0]), *config.preload)
     channel = Channel(
         _LOOPBACK, num_proc, config.silence_seconds, preload=early, services=services, interface=config.interface
     )

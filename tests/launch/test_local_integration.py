@@ -328,7 +328,10 @@ def test_ranks_load_what_they_seem_to_need_while_they_wait_unless_variables_come
     names = ("torch", "no_such")
     assert local.launch(needs_torch, num_proc=1, preload=names, config=QUICK) == [(True, cores)]
     assert local.launch(lambda world: "torch" in sys.modules, num_proc=1, preload=names, config=QUICK) == [True]
-    config = LaunchConfig(env={"TORCH_LOGS": ""}, log_to_driver=False)
+    named = LaunchConfig(preload=("colorsys",), log_to_driver=False)
+    assert local.launch(lambda world: "colorsys" in sys.modules, num_proc=1, config=named) == [True]
+    assert local.launch(lambda world: "colorsys" in sys.modules, num_proc=1, config=QUICK) == [False]
+    config = LaunchConfig(env={"TORCH_LOGS": ""}, preload=("torch",), log_to_driver=False)
     assert local.launch(needs_torch, num_proc=1, preload=names, config=config) == [(False, cores)]
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparkdl.compat.torch_compiler import eager
 from sparkdl.errors import StorageError
 from sparkdl.estimator.fit import checks, settings
 from sparkdl.estimator.fit.attempts import run_ranks
@@ -152,9 +151,8 @@ class Fit:
 def _optimizer_after(given: Any, model: torch.nn.Module, leader: RankReport) -> torch.optim.Optimizer | None:
     """The optimizer as the leader's last step left it, bound to ``model``."""
     try:
-        with eager():
-            optimizer = given if isinstance(given, torch.optim.Optimizer) else given(model)
-            optimizer.load_state_dict(leader.optimizer or {})
+        optimizer = given if isinstance(given, torch.optim.Optimizer) else given(model)
+        optimizer.load_state_dict(leader.optimizer or {})
     except Exception as error:  # a function that needs what only ranks have; the fit itself is whole
         logger.warning("getOptimizer() of the fitted model is None: the optimizer cannot be made here (%s)", error)
         return None

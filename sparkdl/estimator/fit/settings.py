@@ -282,7 +282,8 @@ def launch_settings(params: CheckedParams) -> dict[str, Any]:
                 f"num_proc={get('num_proc')} and a backend of {backend.num_processes()} processes: give one of them"
             )
         backend = "auto"
-    config = LaunchConfig(start_timeout_seconds=timeout, log_to_driver=get("verbose") >= 2)
+    # What the first step of any optimizer of torch imports: a second, free while ranks wait for each other.
+    config = LaunchConfig(start_timeout_seconds=timeout, log_to_driver=get("verbose") >= 2, preload=("torch._dynamo",))
     return {"backend": backend, "env": env, "use_gpu": None if get("use_gpu") else False, "config": config}
 
 

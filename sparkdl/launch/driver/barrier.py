@@ -80,7 +80,7 @@ def launch(
     _preflight(spark, num_proc, config, profile)
     function = dump_function(fn)
     # A module may read its variables when it is imported: with variables of the user's, no import comes before them.
-    early = () if config.env else likely(preload, function[0])
+    early = () if config.env else (*likely(preload, function[0]), *config.preload)
     if config.gather_rendezvous or (config.gather_rendezvous is None and is_connect(spark) and not config.driver_host):
         parts = [bytearray(part) for part in function]
         job = GatherJob(

@@ -70,6 +70,7 @@ def test_how_ranks_are_launched():
     assert s.ranks_wanted(TorchEstimator()) is None
     assert s.ranks_wanted(TorchEstimator(num_proc=3)) == s.ranks_wanted(TorchEstimator(backend=SparkBackend(3))) == 3
     found = s.launch_settings(TorchEstimator(backend="torch", timeout=5, verbose=2, use_gpu=False))
+    assert found["config"].preload == ("torch._dynamo",), "which the first step of any optimizer would import"
     assert (found["backend"], found["use_gpu"]) == ("torch", False)
     assert (found["config"].start_timeout_seconds, found["config"].log_to_driver) == (5, True)
     found = s.launch_settings(TorchEstimator(backend=SparkBackend(2, env={"A": "1"}, start_timeout=7)))
