@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
@@ -147,8 +148,7 @@ def _too_large(source: Source, size: int, limit: int) -> IntegrityError:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
+        double, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {_shown(double)} stands there twice")
     return found
 

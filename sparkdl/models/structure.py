@@ -227,7 +227,7 @@ class _Builder:
     """Builds one tree; what it builds is counted, as a few bytes can ask for millions of layers."""
 
     def __init__(self) -> None:
-        self._made: dict[str, nn.Module] = {}
+        self._made: dict[str, tuple[nn.Module, int]] = {}
         self._left = MAX_MODULES
 
     def build(self, tree: Any, path: str) -> nn.Module:
@@ -235,11 +235,14 @@ class _Builder:
         if node.same_as is not None:
             if node.same_as not in self._made:
                 raise BundleError(f"the module {path!r} is said to be {node.same_as!r}, which is not before it")
-            return self._made[node.same_as]
-        kind = layer_class(node.class_)
+            found, modules = self._made[node.same_as]
+            self._spend(modules)  # whoever walks the model's names meets it again, with all that it holds
+            return found
+        kind, before = layer_class(node.class_), self._left
         self._spend(1)
         if node.children is None:
-            self._made[path] = made = make(kind, self._arguments(node, path), f"torch.nn.{node.class_}")
+            made = make(kind, self._arguments(node, path), f"torch.nn.{node.class_}")
+            self._made[path] = made, before - self._left
             return made
         if kind not in _CONTAINERS:
             raise BundleError(f"torch.nn.{node.class_} at {path!r} is no container and has children: save it again")
@@ -250,7 +253,7 @@ class _Builder:
                 container.add_module(name, part)
             except KeyError as cause:
                 raise BundleError(f"the module {path!r} cannot have a child {name!r}: save it again") from cause
-        self._made[path] = container  # only now: no module holds itself
+        self._made[path] = container, before - self._left  # only now: no module holds itself
         return container
 
     def _arguments(self, node: _Node, path: str) -> dict[str, Any]:
@@ -259,9 +262,11 @@ class _Builder:
         self._spend(sum(max(0, count) for count in copies) * _LARGEST_LAYER)
         if node.class_ != "TransformerEncoder" or node.layer is None:
             return arguments
+        before = self._left
         layer = self.build(node.layer, f"{path}.layers.0")
+        modules = before - self._left
         norm = self.build(node.norm, f"{path}.norm") if node.norm is not None else None
-        self._spend(node.num_layers * sum(1 for _ in layer.modules()))
+        self._spend(node.num_layers * modules)
         return {**arguments, "encoder_layer": layer, "num_layers": node.num_layers, "norm": norm}
 
     def _spend(self, modules: int) -> None:

@@ -94,3 +94,11 @@ def test_not_a_number_stands_only_where_a_reader_expects_it():
 def test_a_part_of_a_document_is_named_by_its_whole_path():
     with pytest.raises(IntegrityError, match=r"in \$.plans\[3\].parts, "):
         convert({"parts": 1}, Plan, SOURCE, "$.plans[3]")
+
+
+@pytest.mark.timeout(120)
+def test_a_key_that_stands_there_twice_is_found_among_very_many():
+    names = [f"{n:x}" for n in range(200_000)]
+    text = "{" + ",".join(f'"{name}":0' for name in [*names, names[-1]]) + "}"
+    with pytest.raises(IntegrityError, match="'30d3f' stands there twice"):
+        parse(text.encode(), SOURCE)

@@ -138,6 +138,17 @@ def test_a_structure_takes_no_memory_before_it_is_known_to_be_that_of_the_weight
         load_bundle(str(folder))
 
 
+def test_a_structure_that_names_its_parts_again_and_again_is_counted_as_whoever_walks_it_meets_it(folder):
+    node = {"class": "ReLU", "arguments": {}}
+    for depth in range(8, -1, -1):
+        path = ".".join(["0.0"] * (depth + 1))
+        again = [[str(n), {"class": "Sequential", "children": [["0", {"same_as": path}]]}] for n in range(1, 20)]
+        node = {"class": "Sequential", "children": [["0", {"class": "Sequential", "children": [["0", node]]}], *again]}
+    forge(folder, {"kind": "structure", "tree": node})
+    with pytest.raises(BundleError, match="more than 100,000 modules"):
+        load_bundle(str(folder))
+
+
 def test_weights_of_another_kind_of_number_are_refused(folder):
     from safetensors.torch import save_file
 

@@ -18,13 +18,13 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from sparkdl.documents.tensors import load_tensors, map_tensors
 from sparkdl.errors import BundleError, IntegrityError
 from sparkdl.models.folder import file_hash
 from sparkdl.storage import Storage, storage_errors
@@ -110,15 +110,17 @@ def read_tensors(file: Storage, fact: Mapping[str, Any]) -> dict[str, torch.Tens
     """Read tensors, mapped into memory where the file is local.
 
     Raises:
-        IntegrityError: the file is missing, or differs.
+        IntegrityError: the file is missing, is no regular file, differs, or holds something else.
     """
     path = file.local_path()
     if path is None:
-        return load_tensors(check_file(file, fact))
-    if not path.exists():
+        return load_tensors(check_file(file, fact), file.uri)
+    if not file.exists():
         raise _missing(file)
-    _compare(file, path.stat().st_size, file_hash(path), fact)
-    return load_file(path)
+    with file.open_input() as source:
+        digest = hashlib.file_digest(cast(Any, source), "sha256").hexdigest()
+    _compare(file, file.size(), digest, fact)
+    return map_tensors(path)
 
 
 def read_objects(folder: Storage, facts: Artifacts, known: Mapping[str, torch.Tensor] | None = None) -> Any:

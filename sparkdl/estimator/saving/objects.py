@@ -8,17 +8,18 @@ a pickle.
     functions and classes       by import path, only of torch, torchmetrics and what the reader allows; never called
     losses of torch.nn          class and constructor arguments
     optimizers                  class, groups by parameter name, state as tensors
-    Store, SparkBackend, ...    the fields of sparkdl's own records
+    Store, SparkBackend, ...    the fields of sparkdl's own records, each of its type
 
 A file can therefore make only losses, optimizers and sparkdl's own records, and nothing is imported for it that its
-reader has not allowed (``models/trust.py``).
+reader has not allowed (``models/trust.py``). Variables for the ranks' environment can run code (``LD_PRELOAD``), so
+they need the word that a pickle needs; a store is never temporary when restored, as such a folder is deleted.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch import nn
 
 from sparkdl.documents import trees
 from sparkdl.documents.tensors import DTYPE_NAMES
+from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import BundleError
 from sparkdl.estimator.fit.shipping import is_loose
 from sparkdl.estimator.params.backend import SparkBackend
@@ -34,6 +36,7 @@ from sparkdl.estimator.saving.artifacts import is_plain_tensor
 from sparkdl.estimator.store import Store
 from sparkdl.estimator.summary import TrainingSummary
 from sparkdl.models.importing import resolve
+from sparkdl.models.trust import REMEDY
 
 __all__ = ["INSTALLED", "Decoder", "Encoder", "NotPlain"]
 
@@ -47,6 +50,15 @@ _RECORDS: dict[str, type[Any]] = {
     "SparkBackend": SparkBackend,
     "TrainingSummary": TrainingSummary,
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Backend:
+    """What is saved of a ``SparkBackend``."""
+
+    num_proc: int | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    start_timeout: float | None = None
 
 
 class NotPlain(Exception):
@@ -144,6 +156,7 @@ class Decoder(trees.Decoder):
         tensors: those that the encoder collected.
         known: the tensors that were known, by name.
         trusted: packages whose functions and classes may be imported, besides ``INSTALLED``.
+        allowed: whether the reader has allowed code to run, as a pickle's: what ranks get in their environment can.
     """
 
     def __init__(
@@ -151,14 +164,17 @@ class Decoder(trees.Decoder):
         tensors: Mapping[str, torch.Tensor],
         known: Mapping[str, torch.Tensor] | None = None,
         trusted: Sequence[str] = (),
+        *,
+        allowed: bool = False,
     ) -> None:
         super().__init__(tensors)
+        self._code_allowed = allowed
         self._known = dict(known or {})
         self._allowed = (*INSTALLED, *trusted)
 
     def _made(self, mark: str, content: Any) -> Any:
         if mark == "dtype":
-            found = getattr(torch, content, None)
+            found = vars(torch).get(content)  # torch's own __getattr__ would import modules
             if not isinstance(found, torch.dtype):
                 raise BundleError(f"torch {torch.__version__} has no dtype {content!r}: load it with its torch")
             return found
@@ -176,8 +192,22 @@ class Decoder(trees.Decoder):
         if mark == "loss":
             return self._loss(**content)
         if mark in _RECORDS:
-            return _RECORDS[mark](**self._any(content))
+            return self._record(mark, self._any(content))
         return super()._made(mark, content)
+
+    def _record(self, mark: str, content: Any) -> Any:
+        source, content = Source(f"a saved {mark}", "it was altered, save it again"), _without_numpy(content)
+        if mark == "Store":  # a temporary one is deleted after the fit, and no file decides what is deleted
+            return replace(convert(content, Store, source), temporary=False)
+        if mark == "TrainingSummary":
+            return convert(content, TrainingSummary, source)
+        found = convert(content, _Backend, source)
+        if found.env and not self._code_allowed:
+            raise BundleError(
+                f"the saved SparkBackend sets {', '.join(sorted(found.env))[:200]} in the environment of the ranks, "
+                f"which can run any code there: {REMEDY}"
+            )
+        return SparkBackend(found.num_proc, found.env, start_timeout=found.start_timeout)
 
     def _parameter(self, name: str) -> torch.Tensor:
         if name not in self._known:
@@ -195,10 +225,10 @@ class Decoder(trees.Decoder):
         ]
         optimizer = _made(made, filled)
         optimizer.defaults.update(self._any(defaults))
-        order = [name for of in params for name in of]
-        places = iter(range(len(order)))
+        order = {name: place for place, name in enumerate(name for of in params for name in of)}
+        places = iter(range(sum(map(len, params))))
         packed = [{**option, "params": [next(places) for _ in of]} for of, option in zip(params, options, strict=True)]
-        found = {order.index(name): one for name, one in self._any(state).items()}
+        found = {order[name]: one for name, one in self._any(state).items()}
         optimizer.load_state_dict({"state": found, "param_groups": packed})
         return optimizer
 
@@ -207,6 +237,12 @@ class Decoder(trees.Decoder):
         if not (inspect.isclass(made) and _is_loss(made)):
             raise BundleError(f"torch.nn {torch.__version__} has no loss {kind!r}: load it with its torch")
         return cast(nn.Module, made(**self._any(arguments))).train(training)
+
+
+def _without_numpy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_numpy(part) for key, part in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _fields(record: Any) -> dict[str, Any]:

@@ -205,6 +205,9 @@ class ModelReader(MLReader[Any]):
         bundle = load_bundle(folder, expected_hash=section.bundle or "", allow_pickle=allowed, trusted=trusted)
         known = _tensors(bundle.model)
         objects = load_named(root.child("objects"), section.objects, known, allowed=allowed, trusted=trusted)
+        strange = sorted(set(objects) - set(self._kind()._objects()))
+        if strange:
+            raise IntegrityError(f"{root.uri} holds {strange[0][:60]!r}, which no TorchModel has: save the model again")
         instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
         return _restored(instance, metadata, root, {})
 
@@ -237,6 +240,10 @@ def _restored(instance: Any, metadata: Mapping[str, Any], root: Storage, objects
     """The instance with its identity and parameters."""
     try:
         instance._resetUid(metadata["uid"])
+        plain = {spec.name for spec in instance.SPECS if spec.json}
+        strange = sorted(set(metadata["paramMap"]) - plain)
+        if strange:
+            raise ValueError(f"{strange[0]!r} is no plain parameter")
         instance._set(**metadata["paramMap"])
     except (LookupError, TypeError, ValueError, AttributeError) as cause:
         raise IntegrityError(f"the metadata of {root.uri} has unusable parameters ({cause}): save again") from cause

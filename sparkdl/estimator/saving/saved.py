@@ -120,17 +120,19 @@ def load_named(
         folder: where the files are.
         section: what the metadata records.
         known: the tensors that were known when it was written, by name.
-        allowed: whether the pickle may be loaded; ``Withheld`` stands for each of its objects otherwise.
+        allowed: whether the pickle may be loaded; ``Withheld`` stands for each of its objects otherwise. A saved
+            environment of ranks needs the same word.
         trusted: packages whose functions and classes may be imported.
 
     Raises:
         IntegrityError: a file is missing, or differs from its hash; also one that is not needed.
-        BundleError: a module that the objects need is missing here.
+        BundleError: a module that the objects need is missing here, or they would set variables of the ranks'
+            environment, and the caller has not allowed that.
     """
     files: Artifacts = msgspec.to_builtins(section.files)
     plain, state = files.pop(_PLAIN), files.pop(_STATE, None)
     tensors = read_tensors(folder.child(_STATE), state) if state else {}
-    decoder = Decoder(tensors, known, trusted)
+    decoder = Decoder(tensors, known, trusted, allowed=allowed)
     source = Source(folder.child(_PLAIN).uri, "it was altered, save the model again")
     text = parse(check_file(folder.child(_PLAIN), plain), source, MAX_BYTES)
     found = {name: decoder.decode(one) for name, one in convert(text, dict[str, Any], source).items()}

@@ -1,8 +1,11 @@
+import hashlib
+import os
+
 import pytest
 import torch
 
 from sparkdl.errors import IntegrityError
-from sparkdl.estimator.saving.artifacts import read_objects, write_objects
+from sparkdl.estimator.saving.artifacts import read_objects, read_tensors, write_objects, write_tensors
 from sparkdl.storage import Storage
 
 
@@ -57,3 +60,20 @@ def test_an_altered_file_is_found_before_anything_is_read(tmp_path, name, damage
         file.write_bytes(data if damage == "flip" else data[:-1])
     with pytest.raises(IntegrityError, match=name):
         read_objects(Storage.of(tmp_path), facts)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x05\0\0\0\0\0\0\0hello", b"\xff" * 64])
+def test_a_file_of_tensors_that_is_none_is_refused_by_type_though_its_hash_fits(tmp_path, data):
+    (tmp_path / "t.safetensors").write_bytes(data)
+    fact = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    with pytest.raises(IntegrityError, match="cannot be read as safetensors"):
+        read_tensors(Storage.of(tmp_path).child("t.safetensors"), fact)
+
+
+def test_a_pipe_in_the_place_of_tensors_does_not_make_its_reader_wait(tmp_path):
+    file = Storage.of(tmp_path).child("t.safetensors")
+    fact = write_tensors(file, {"a": torch.ones(2)})
+    os.unlink(tmp_path / "t.safetensors")
+    os.mkfifo(tmp_path / "t.safetensors")
+    with pytest.raises(IntegrityError, match="no regular file"):
+        read_tensors(file, fact | {"bytes": 0})

@@ -13,11 +13,11 @@ from sparkdl.estimator.saving.objects import Decoder, Encoder, NotPlain
 from sparkdl.estimator.summary import TrainingSummary
 
 
-def there_and_back(value, known=()):
+def there_and_back(value, known=(), **options):
     """Through JSON text, as on disk; parameters are found again by name."""
     encoder = Encoder({id(tensor): name for name, tensor in dict(known).items()})
     text = json.dumps(encoder.encode(value))
-    return Decoder(encoder.tensors, dict(known)).decode(json.loads(text))
+    return Decoder(encoder.tensors, dict(known), **options).decode(json.loads(text))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,8 @@ def test_values_come_back_equal_and_of_the_same_type(value):
 def test_records_of_ours_come_back(tmp_path):
     store = Store.create(str(tmp_path), keep_shards="always", save_runs=False)
     assert there_and_back(store) == store
-    backend = there_and_back(SparkBackend(3, env={"A": "1"}, start_timeout=5.0))
+    assert there_and_back(SparkBackend(3)).num_processes() == 3
+    backend = there_and_back(SparkBackend(3, env={"A": "1"}, start_timeout=5.0), allowed=True)
     assert (backend.num_processes(), backend.env, backend.start_timeout) == (3, {"A": "1"}, 5.0)
 
 
@@ -132,6 +133,12 @@ NONE = {"params": [], "groups": [], "defaults": {}, "state": {}}
         ({"$loss": {"kind": "Linear", "arguments": {}, "training": True}}, "no loss 'Linear'"),
         ({"$exec": "1"}, "does not know"),
         ({"$dtype": "load"}, "no dtype 'load'"),
+        ({"$SparkBackend": {"env": {"LD_PRELOAD": "/tmp/x.so"}}}, "sets LD_PRELOAD in the environment.*allow_pickle"),
+        ({"$SparkBackend": {"env": {"A": 1}}}, r"in \$.env.*Expected `str`"),
+        ({"$SparkBackend": {"num_proc": "all"}}, "num_proc"),
+        ({"$Store": {"prefix_path": 5}}, r"in \$.prefix_path, Expected `str`"),
+        ({"$Store": {"prefix_path": "/x", "color": 1}}, "'color' is unknown"),
+        ({"$TrainingSummary": {"metrics": {"mae": "x"}}}, "Expected `float`"),
         ({"$numpy": ["O", []]}, "is no number"),
         ({"$loss": {"kind": "L1Loss", "arguments": {"color": 1}, "training": True}}, "TypeError.*it was altered"),
         ({"$known": "layer.weight"}, "which the saved model lacks"),
@@ -155,3 +162,22 @@ def test_a_function_of_another_package_is_found_where_that_is_allowed():
 def test_a_summary_keeps_every_field():
     summary = TrainingSummary(run_id="a", num_proc=2, best_epoch=None, seconds={"fit": 1.5}, stopped_early="done")
     assert there_and_back(replace(summary, rows=7)) == replace(summary, rows=7)
+
+
+def test_no_file_makes_a_store_whose_folder_is_deleted_after_the_fit(tmp_path):
+    (tmp_path / "precious").touch()
+    Decoder({}).decode({"$Store": {"prefix_path": str(tmp_path), "temporary": True}}).close()
+    assert (tmp_path / "precious").exists()
+
+
+def test_a_dtype_imports_nothing(monkeypatch):
+    monkeypatch.setattr(torch, "__getattr__", lambda name: pytest.fail(f"looked for {name}"))
+    with pytest.raises(BundleError, match="no dtype"):
+        Decoder({}).decode({"$dtype": "_inductor"})
+
+
+def test_numbers_of_numpy_in_a_summary_come_back():
+    summary = TrainingSummary(metrics={"loss": np.float64(0.5), "mae": float("nan")}, seconds={"fit": np.float32(2.0)})
+    back = there_and_back(summary)
+    assert back.metrics["loss"] == 0.5
+    assert back.seconds["fit"] == 2.0
