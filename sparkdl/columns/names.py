@@ -1,7 +1,7 @@
 """Names of columns, as Spark's expressions take them.
 
-Enters: a name as the user wrote it, with whatever dots, backticks and cases. Leaves: it quoted, or a refusal where
-Spark would find several columns under it.
+A name as the user wrote it, with whatever dots, backticks and cases, is quoted, or refused where Spark would find
+several columns under it.
 """
 
 from __future__ import annotations

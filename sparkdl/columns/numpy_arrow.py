@@ -1,6 +1,6 @@
 """Numbers between numpy and Arrow, without a copy and without pandas.
 
-Enters: an array of one library. Leaves: the other's, on the same memory. Arrow's own ``to_numpy``, ``pa.array`` and
+An array of one library becomes one of the other on the same memory. Arrow's own ``to_numpy``, ``pa.array`` and
 ``pa.scalar`` import pandas at their first call: 0.3 s in every worker that writes its first shard.
 """
 

@@ -1,6 +1,6 @@
 """What one tensor of a batch is: its dtype and shape, and what became of its columns on the way.
 
-Enters: what the type table and the user's layout decided. Leaves: a value that writers, readers and scoring agree on.
+It says what the type table and the user's layout decided; writers, readers and scoring agree on it.
 """
 
 from __future__ import annotations

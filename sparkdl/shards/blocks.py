@@ -90,12 +90,12 @@ def _slice(rows: Rows, start: int, count: int) -> Rows:
     }
 
 
-def _concatenate(pieces: list[Rows]) -> Rows:
-    if len(pieces) == 1:
-        return pieces[0]
+def _concatenate(chunks: list[Rows]) -> Rows:
+    if len(chunks) == 1:
+        return chunks[0]
     joined = {}
-    for name, first in pieces[0].items():
-        parts = [piece[name] for piece in pieces]
+    for name, first in chunks[0].items():
+        parts = [chunk[name] for chunk in chunks]
         joined[name] = np.concatenate(parts) if isinstance(first, np.ndarray) else pa.concat_arrays(parts)
     return joined
 

@@ -160,7 +160,7 @@ class PartWriter:
             self._file.abort()
             self._file = None
         for path in self._paths:
-            with suppress(StorageError):  # a sweep will find it
+            with suppress(StorageError):  # a vacuum will find it
                 self._root.child(path).delete()
         self._shards, self._paths = [], []
 

@@ -1,6 +1,6 @@
 """The content key of a shard set: equal keys mean equal rows, so a second write is a cache hit and never a wrong one.
 
-Enters: everything that decides the rows and their form. Leaves: a SHA-256 hash; nothing if the source is not pinned.
+A SHA-256 hash of everything that decides the rows and their form; None if the source is not pinned.
 """
 
 from __future__ import annotations

@@ -166,14 +166,14 @@ class Transaction:
         rows = sum(shard.rows for shard in shards)
         if not rows:
             raise DataError(f"there are 0 rows to write to {self.root.uri}: check the filters before it")
-        settled = _settled(tensors, reports, statistics, self._layout)
+        known = _with_known_shapes(tensors, reports, statistics, self._layout)
         manifest = Manifest(
             rows=rows,
             bytes=sum(shard.bytes for shard in shards),
             shards=shards,
-            tensors=settled,
+            tensors=known,
             statistics=statistics,
-            schema_hash=schema_hash(settled),
+            schema_hash=schema_hash(known),
             content_key=self._key,
             source=self._source,
             seed=self._config.seed,
@@ -182,10 +182,10 @@ class Transaction:
             created=time.time(),
         ).commit(self.root, overwrite=self._overwrite)
         self._committed = True
-        self._sweep(manifest)
+        self._vacuum(manifest)
         return manifest
 
-    def _sweep(self, manifest: Manifest | None) -> None:
+    def _vacuum(self, manifest: Manifest | None) -> None:
         """Remove what the transaction leaves behind, and what dead ones left long ago; never fails."""
         with suppress(StorageError):
             for name, _, age in orphans(self.root, manifest):
@@ -198,7 +198,7 @@ class Transaction:
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
         if not self._committed:
-            self._sweep(None)
+            self._vacuum(None)
 
 
 def orphans(root: Storage, manifest: Manifest | None) -> list[tuple[str, int, float]]:
@@ -261,11 +261,11 @@ def _check_nulls(tensors: Sequence[TensorSpec], statistics: dict[str, ColumnStat
         )
 
 
-def _settled(
+def _with_known_shapes(
     tensors: Sequence[TensorSpec], reports: Sequence[PartReport], statistics: dict[str, ColumnStats], layout: Layout
 ) -> tuple[TensorSpec, ...]:
     """Fill in the shapes that the rows told, and find arrays that are ragged by type but not by content."""
-    settled = []
+    known = []
     for position, spec in enumerate(tensors):
         if UNKNOWN in spec.shape:
             shapes = {report.tensors[position].shape: report.partition for report in reports if report.shards}
@@ -280,5 +280,5 @@ def _settled(
             lengths = statistics[spec.name]
             if lengths.min_length == lengths.max_length and lengths.min_length:
                 spec = replace(spec, ragged=False, stored_as_list=True, shape=(lengths.min_length,))
-        settled.append(spec)
-    return tuple(settled)
+        known.append(spec)
+    return tuple(known)

@@ -1,4 +1,4 @@
-"""The parts that hold memory: the arena gives what files hold and forgets it, buffers return only when nobody looks."""
+"""The parts that hold memory: files mapped side by side, buffers that return only when nobody looks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.batches.memory.address_space import PAGE, Arena
+from sparkdl.batches.memory.address_space import PAGE, AddressSpace
 from sparkdl.batches.memory.buffer_pool import BufferRing
 from sparkdl.batches.order.plan import Order, Steps
 from sparkdl.batches.order.quality import measure, sample
@@ -20,45 +20,45 @@ from sparkdl.config import LoaderConfig
 from sparkdl.errors import StorageError
 
 
-def test_files_lie_side_by_side_in_an_arena(tmp_path):
-    arena = Arena(8 * PAGE)
+def test_files_lie_side_by_side_in_an_address_space(tmp_path):
+    space = AddressSpace(8 * PAGE)
     for number in range(3):
         path = tmp_path / str(number)
         path.write_bytes(bytes([number + 1]) * (PAGE + 5))
         descriptor = os.open(path, os.O_RDONLY)
-        arena.map(descriptor, PAGE + 5, 2 * PAGE * number)
+        space.map(descriptor, PAGE + 5, 2 * PAGE * number)
         os.close(descriptor)
     for number in range(3):
-        assert (arena.bytes[2 * PAGE * number :][: PAGE + 5] == number + 1).all()
-    assert not arena.bytes[6 * PAGE :].any()
-    arena.forget(0, PAGE + 5)
-    assert (arena.bytes[: PAGE + 5] == 1).all()
+        assert (space.bytes[2 * PAGE * number :][: PAGE + 5] == number + 1).all()
+    assert not space.bytes[6 * PAGE :].any()
+    space.forget(0, PAGE + 5)
+    assert (space.bytes[: PAGE + 5] == 1).all()
 
 
 def test_parts_are_used_again(tmp_path):
-    arena = Arena(4 * PAGE)
-    first = arena.allot(2 * PAGE)
+    space = AddressSpace(4 * PAGE)
+    first = space.allot(2 * PAGE)
     path = tmp_path / "f"
     path.write_bytes(b"7" * PAGE)
     with path.open("rb") as file:
-        arena.map(file.fileno(), PAGE, first)
-    arena.allot(PAGE + 1)
+        space.map(file.fileno(), PAGE, first)
+    space.allot(PAGE + 1)
     with pytest.raises(StorageError, match="used up"):
-        arena.allot(PAGE)
-    arena.unmap(first, 2 * PAGE)
-    assert not arena.bytes[first : first + PAGE].any()
-    assert arena.allot(2 * PAGE) == first
+        space.allot(PAGE)
+    space.unmap(first, 2 * PAGE)
+    assert not space.bytes[first : first + PAGE].any()
+    assert space.allot(2 * PAGE) == first
 
 
-def test_an_arena_outlives_itself_while_an_array_looks_at_it():
-    view = Arena(PAGE).bytes[:10]
+def test_an_address_space_outlives_itself_while_an_array_looks_at_it():
+    view = AddressSpace(PAGE).bytes[:10]
     gc.collect()
     assert not view.any()
 
 
-def test_too_large_an_arena_is_refused_with_a_remedy():
+def test_too_large_an_address_space_is_refused_with_a_remedy():
     with pytest.raises(StorageError, match="ulimit"):
-        Arena(1 << 62)
+        AddressSpace(1 << 62)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import IntegrityError, StorageError
 
-__all__ = ["PAGE", "Arena"]
+__all__ = ["PAGE", "AddressSpace"]
 
 PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10
@@ -91,7 +91,7 @@ class _Range:
             self._libc.munmap(self.address, self.size)
 
 
-class Arena:
+class AddressSpace:
     """A flat, read-only array of ``size`` bytes over which files are mapped.
 
     Args:
@@ -110,7 +110,7 @@ class Arena:
 
     @property
     def address(self) -> int:
-        """Where the arena starts in memory."""
+        """Where the address space starts in memory."""
         return self._range.address
 
     def allot(self, size: int) -> int:

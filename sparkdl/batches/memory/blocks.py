@@ -1,7 +1,7 @@
 """Where the rows of every block lie in memory, found out and checked on first touch.
 
 Enters: a manifest and its files. Leaves: for every tensor, the place of its first element in each block, counted in
-elements from the start of one ``Arena``; with it, any row of the set is one index.
+elements from the start of one ``AddressSpace``; with it, any row of the set is one index.
 
 Uncompressed Arrow files of this machine are mapped where they lie (``mapped.MappedBlocks``); all else goes through
 the host's cache (``remote.CachedBlocks``). Bytes that were checked once are checked again when they may have changed:
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.batches.memory.address_space import Arena
+from sparkdl.batches.memory.address_space import AddressSpace
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import arrow_schema
 from sparkdl.config import LoaderConfig
@@ -43,19 +43,21 @@ class Blocks(ABC):
         manifest: of the set.
         tensors: those that will be read.
         config: how.
-        arena: holds the bytes.
+        space: holds the bytes.
 
     Attributes:
         rows: rows of every block, ``(blocks,)``.
-        base: by tensor, where each block's data starts in the arena, in elements, ``(blocks,)``.
+        base: by tensor, where each block's data starts in the address space, in elements, ``(blocks,)``.
         offsets: by ragged tensor, where each block's row offsets start, in offsets, ``(blocks,)``.
         offset_dtype: by ragged tensor, the dtype of its offsets.
         damaged: blocks that differ from their hash, and the block that stands in for each.
     """
 
-    def __init__(self, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig, arena: Arena) -> None:
+    def __init__(
+        self, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig, space: AddressSpace
+    ) -> None:
         self.manifest = manifest
-        self.arena = arena
+        self.space = space
         self._tensors = tuple(tensors)
         self._schema = arrow_schema(manifest.tensors)
         self._config = config
@@ -173,10 +175,10 @@ class Blocks(ABC):
         raise damage
 
     def _locate_tensors(self, block: int, start: int, size: int) -> None:
-        """Note where the tensors of a block lie whose message is at ``[start, start + size)`` of the arena."""
+        """Note where the tensors of a block lie whose message is at ``[start, start + size)`` of the address space."""
         shard, info = self._where[block]
         try:
-            batch = pa.ipc.read_record_batch(pa.py_buffer(self.arena.bytes[start : start + size]), self._schema)
+            batch = pa.ipc.read_record_batch(pa.py_buffer(self.space.bytes[start : start + size]), self._schema)
         except (pa.ArrowException, OSError, ValueError, OverflowError) as cause:
             raise IntegrityError(f"{self._name(shard, info)} is no Arrow record batch: write the set again") from cause
         if batch.num_rows != info.rows:
@@ -224,13 +226,13 @@ class Blocks(ABC):
             )
 
     def _element(self, buffer: pa.Buffer | None, item: int, start: int, size: int) -> int:
-        """Where a buffer of the block at ``[start, start + size)`` starts in the arena, in elements of ``item`` bytes.
+        """Where a buffer of the block at ``[start, start + size)`` starts, in elements of ``item`` bytes.
 
-        0 for an empty one.
+        Counted from the start of the address space; 0 for an empty one.
         """
         if buffer is None or not buffer.size:
             return 0
-        place = int(buffer.address) - self.arena.address
+        place = int(buffer.address) - self.space.address
         element, rest = divmod(place, item)
         if rest or place < start or place + buffer.size > start + size:
             raise IntegrityError(

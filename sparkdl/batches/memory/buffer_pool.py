@@ -1,6 +1,6 @@
 """Memory that batches are gathered into, used again as soon as nobody looks at it.
 
-Enters: wishes for so many bytes. Leaves: byte tensors. Fresh memory costs a page fault every 4 KiB, several times the
+Whoever asks for so many bytes gets a byte tensor. Fresh memory costs a page fault every 4 KiB, several times the
 copy itself, so buffers go round; but a buffer never goes round while any tensor, view or array of it is alive: each
 hand-out wraps the same numpy array in a storage of its own, and the array's reference count tells when all are gone.
 """

@@ -145,7 +145,7 @@ class BlockCache:
                 with suppress(FileNotFoundError):
                     path.unlink()
                 used -= size
-            self._sweep()
+            self._vacuum()
         counter.write_text(str(used + wanted))
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
@@ -157,7 +157,7 @@ class BlockCache:
                         facts = entry.stat()
                         yield facts.st_mtime, facts.st_size, Path(entry.path)
 
-    def _sweep(self) -> None:
+    def _vacuum(self) -> None:
         """Remove temporary files that a killed writer left."""
         for path in self.folder.glob(f"*{_TEMPORARY}"):
             with suppress(FileNotFoundError):

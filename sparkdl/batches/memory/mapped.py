@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sparkdl.batches.memory.address_space import Arena, pages
+from sparkdl.batches.memory.address_space import AddressSpace, pages
 from sparkdl.batches.memory.blocks import Blocks
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
@@ -46,7 +46,7 @@ class MappedBlocks(Blocks):
         for shard in manifest.shards:
             self._starts.append(size)
             size += pages(shard.bytes)
-        super().__init__(manifest, tensors, config, Arena(max(1, size)))
+        super().__init__(manifest, tensors, config, AddressSpace(max(1, size)))
         self._root = root
         self._shard_of = [number for number, shard in enumerate(manifest.shards) for _ in shard.blocks]
         self._mapped: dict[int, _FileState] = {}
@@ -58,18 +58,18 @@ class MappedBlocks(Blocks):
     def _leave(self, block: int) -> bool:
         info, known = self._where[block][1], self._mapped.get(self._shard_of[block])
         if known is not None and info.offset + info.bytes <= known.size:
-            self.arena.forget(*self._place(block))
+            self.space.forget(*self._place(block))
             self._forgotten.add(block)
         return True
 
     def _present(self, block: int) -> bool:
         if block in self._forgotten:
             self._forgotten.discard(block)
-            self.arena.populate(*self._place(block))
+            self.space.populate(*self._place(block))
         return True
 
     def _place(self, block: int) -> tuple[int, int]:
-        """Where a block starts in the arena, and its bytes."""
+        """Where a block starts in the address space, and its bytes."""
         info = self._where[block][1]
         return self._starts[self._shard_of[block]] + info.offset, info.bytes
 
@@ -83,7 +83,7 @@ class MappedBlocks(Blocks):
                     with file.open_input() as stream:
                         facts = os.fstat(stream.fileno())
                         if facts.st_size:
-                            self.arena.map(stream.fileno(), min(facts.st_size, shard.bytes), self._starts[number])
+                            self.space.map(stream.fileno(), min(facts.st_size, shard.bytes), self._starts[number])
                 except StorageError as cause:
                     if not isinstance(cause, IntegrityError) and not file.exists():
                         raise IntegrityError(
@@ -108,10 +108,10 @@ class MappedBlocks(Blocks):
                 "restore it or write the set again"
             )
         start, count = self._place(block)
-        self.arena.populate(start, count)
-        found = xxh3_hex(self.arena.bytes[start : start + count])
+        self.space.populate(start, count)
+        found = xxh3_hex(self.space.bytes[start : start + count])
         if block in self._forgotten:  # nobody reads it now
-            self.arena.forget(start, count)
+            self.space.forget(start, count)
         if found != info.hash:
             raise self._mismatch(shard, info, found)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from sparkdl.batches.memory.address_space import Arena
+from sparkdl.batches.memory.address_space import AddressSpace
 from sparkdl.batches.memory.blocks import Blocks
 from sparkdl.batches.memory.cache import BlockCache, default_folder
 from sparkdl.batches.memory.mapped import MappedBlocks
@@ -35,7 +35,7 @@ class CachedBlocks(Blocks):
     """Remote, compressed or Parquet shards: each block is fetched and decoded once per host, then mapped."""
 
     def __init__(self, manifest: Manifest, tensors: Sequence[TensorSpec], config: LoaderConfig, root: Storage) -> None:
-        super().__init__(manifest, tensors, config, Arena(max(1 << 36, 32 * config.pool_bytes)))
+        super().__init__(manifest, tensors, config, AddressSpace(max(1 << 36, 32 * config.pool_bytes)))
         self._root = root
         folder = Path(config.cache_dir) if config.cache_dir else default_folder()
         self._cache = BlockCache(folder / "blocks", config.cache_bytes)
@@ -57,7 +57,7 @@ class CachedBlocks(Blocks):
         self._coming.pop(block, None)
         place = self._places.pop(block, None)
         if place is not None:
-            self.arena.unmap(*place)
+            self.space.unmap(*place)
         return True
 
     def _present(self, block: int) -> bool:
@@ -85,15 +85,15 @@ class CachedBlocks(Blocks):
             descriptor, size = self._cache.open(key, lambda: self._message(block))
             try:
                 with self._lock:
-                    start = self.arena.allot(size + _TRAILER)
-                    self.arena.map(descriptor, size + _TRAILER, start)
+                    start = self.space.allot(size + _TRAILER)
+                    self.space.map(descriptor, size + _TRAILER, start)
             finally:
                 os.close(descriptor)
             if self._is_whole(start, size):
                 break
             self._cache.discard(key)  # the machine died while it was written, or its disk errs
             with self._lock:
-                self.arena.unmap(start, size + _TRAILER)
+                self.space.unmap(start, size + _TRAILER)
             if attempt == 2:
                 raise self._altered(block)
         self._locate_tensors(block, start, size)
@@ -108,7 +108,7 @@ class CachedBlocks(Blocks):
 
     def _is_whole(self, start: int, size: int) -> bool:
         """Whether the bytes of a file of the cache, mapped at ``start``, are those that were written."""
-        data = self.arena.bytes[start : start + size + _TRAILER]
+        data = self.space.bytes[start : start + size + _TRAILER]
         return bool(xxhash.xxh3_64_digest(data[:size].data) == data[size:].tobytes())
 
     def _altered(self, block: int) -> IntegrityError:
@@ -210,10 +210,10 @@ class _Footer:
 
 
 class _Part(io.RawIOBase):
-    """A file of which only one stretch is there.
+    """A file of which only one row group is there.
 
     Args:
-        data: the stretch.
+        data: the bytes of the row group.
         offset: where in the file it starts, bytes.
         size: of the file, bytes.
     """

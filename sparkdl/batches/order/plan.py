@@ -129,7 +129,7 @@ class Order:
         first = np.minimum(window * self.window, rows)
         return lane * each + np.minimum(lane, extra) + first, np.minimum(self.window, rows - first)
 
-    def pieces(self, lanes: range, window: int) -> tuple[Ints, Ints, Ints]:
+    def row_ranges(self, lanes: range, window: int) -> tuple[Ints, Ints, Ints]:
         """The runs of rows that one window of each lane takes from blocks: ``(block, first row, rows)``."""
         extents = zip(*(values.tolist() for values in self._extents(lanes, window)), strict=True)
         found = []
@@ -185,7 +185,7 @@ class Order:
             Each row as ``block << ROW_BITS | row of the block``, ``(rows,)``; where each lane's rows start, and the
             total, ``(lanes + 1,)``.
         """
-        block, first, count = self.pieces(lanes, window)
+        block, first, count = self.row_ranges(lanes, window)
         sizes = self._extents(lanes, window)[1]
         edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         rows = empty(int(edges[-1]))

@@ -1,10 +1,10 @@
 """Rows to tensors: one indexed copy per tensor, without a loop over rows and without a copy before it.
 
-Enters: (block, row) of every wanted row, and the places of the tensors in the arena. Leaves: torch tensors.
+Enters: (block, row) of every wanted row, and the places of the tensors in the address space. Leaves: torch tensors.
 
-A row of ``n`` elements may start at any element of the arena. So the arena is seen as a matrix whose row ``i`` is the
-``n`` elements from element ``i`` on (stride 1: its rows overlap), and ``index_select`` on that matrix gathers rows of
-any blocks and files at the speed of the memory, in parallel threads, without the interpreter's lock.
+A row of ``n`` elements may start at any element of the address space. So that is seen as a matrix whose row ``i`` is
+the ``n`` elements from element ``i`` on (stride 1: its rows overlap), and ``index_select`` on that matrix gathers rows
+of any blocks and files at the speed of the memory, in parallel threads, without the interpreter's lock.
 
 Ragged rows are gathered the same way, with the longest row's length as ``n``; what lies behind a shorter row is then
 overwritten by the padding. Where that would move four times the bytes, elements are gathered one by one instead.
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparkdl.batches.memory.address_space import Arena
+from sparkdl.batches.memory.address_space import AddressSpace
 from sparkdl.batches.memory.blocks import Blocks, is_ragged
 from sparkdl.batches.order.permutations import Empty
 from sparkdl.columns.spec import TensorSpec
@@ -35,7 +35,7 @@ __all__ = ["Column", "Decoded", "Fixed", "Places", "RaggedColumn", "Tensors", "m
 Ints = npt.NDArray[np.int64]
 Tensors = dict[str, torch.Tensor]
 Places = tuple[Ints, ...]
-"""Where rows lie: for fixed rows their element in the arena, for ragged ones their first element and their length."""
+"""Where rows lie: their element in the address space; of ragged rows their first element and their length."""
 
 Allocate = Callable[[int], "torch.Tensor"]
 """A function that returns a uint8 tensor of so many bytes, aligned for any dtype."""
@@ -52,13 +52,13 @@ def valid_name(name: str) -> str:
 
 
 class Views:
-    """The arena as torch tensors of every dtype and row length."""
+    """The address space as torch tensors of every dtype and row length."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, space: AddressSpace) -> None:
+        self._space = space
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # read-only memory: only ever an index_select's source
-            self._flat = torch.from_numpy(arena.bytes)
+            self._flat = torch.from_numpy(space.bytes)
         self._made: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def rows(self, dtype: torch.dtype, width: int) -> torch.Tensor:
@@ -72,8 +72,8 @@ class Views:
         return view
 
     def array(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """The arena as a flat numpy array."""
-        return self._arena.bytes.view(dtype)
+        """The address space as a flat numpy array."""
+        return self._space.bytes.view(dtype)
 
 
 class Column(Protocol):
@@ -108,7 +108,7 @@ class Fixed:
     Args:
         spec: of the tensor.
         blocks: of the set.
-        views: of its arena.
+        views: of its address space.
     """
 
     def __init__(self, spec: TensorSpec, blocks: Blocks, views: Views) -> None:
@@ -119,7 +119,7 @@ class Fixed:
         self._view = views.rows(self._stored, self._width) if self._width else None
 
     def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
-        """The element of the arena where each row starts."""
+        """The element of the address space where each row starts."""
         index = np.multiply(row, self._width, out=empty(row.size))
         index += np.take(self._base, block, out=empty(row.size), mode="clip")
         return (index,)
@@ -146,7 +146,7 @@ class RaggedColumn:
         self._width = math.prod(spec.shape)
 
     def locate(self, block: Ints, row: Ints, empty: Empty) -> Places:
-        """Where each row starts in the arena, in elements of the dtype, and how many of ``shape`` it has."""
+        """Where each row starts in the address space, in elements of the dtype, and how many of ``shape`` it has."""
         name = self.spec.name
         starts = np.zeros(block.size, np.int64)
         if not block.size:
@@ -179,7 +179,7 @@ class RaggedColumn:
         even = total == count * width
         if width == 0:
             padded = torch.empty((count, width), dtype=self._stored)
-        elif count * width <= _SKEW * total and width * element < Arena.GUARD:
+        elif count * width <= _SKEW * total and width * element < AddressSpace.GUARD:
             padded = _gather(self._views.rows(self._stored, width), starts, width, allocate).view(count, width)
             if not even:
                 padded.view(count, longest, -1).masked_fill_(~valid[:, :, None], self._config.pad_value)
@@ -262,7 +262,7 @@ def make_columns(
         ConfigError: a decode hook names a tensor that is not read.
         SchemaError: a decode hook names a tensor that holds no byte strings.
     """
-    views = Views(blocks.arena)
+    views = Views(blocks.space)
     names = [spec.name for spec in tensors]
     columns: list[Column] = []
     for name in decode:

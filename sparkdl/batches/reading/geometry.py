@@ -26,9 +26,9 @@ _LARGEST_ROW = float(1 << 40)
 _NUMBERED_AS = 128  # bytes a row of the pool counts as at least: its number is held twice, in 16 bytes
 _GROUP_ROWS = 1 << 17  # more rows shuffled at once gain nothing
 _SHUFFLING = 40  # bytes a row of a window takes while it is shuffled
-_STRETCH_ROWS = 1 << 17  # more rows numbered at once gain nothing
-_NUMBERING = 56  # bytes a row of a stretch takes while it is numbered, and its patterns
-_INDEX = 24  # bytes an index of a row of a stretch takes: of the stretch in use, of the next, of what is still gathered
+_INDEX_BATCH_ROWS = 1 << 17  # more rows numbered at once gain nothing
+_NUMBERING = 56  # bytes a row of an index batch takes while it is numbered, and its patterns
+_INDEX = 24  # bytes an index of a row takes: of the index batch in use, of the next, of what is still gathered
 
 
 def row_bytes(manifest: Manifest, tensors: Sequence[TensorSpec]) -> float:
@@ -67,7 +67,7 @@ class Pipeline:
 
     Attributes:
         chunk_rows: rows gathered by one task, unless one step has more.
-        stretch_rows: rows numbered by one task, unless one step has more.
+        index_batch_rows: rows numbered by one task, unless one step has more.
         group: lanes whose windows one task shuffles.
         depth: chunks submitted and not yet taken.
         buffer_bytes: bound of the buffers: what is submitted, the chunk being consumed, and two that somebody may keep.
@@ -76,7 +76,7 @@ class Pipeline:
     """
 
     chunk_rows: int
-    stretch_rows: int
+    index_batch_rows: int
     group: int
     depth: int
     buffer_bytes: int
@@ -140,9 +140,9 @@ class Geometry:
         config, size, rows = self.config, self.read_bytes, int(self.block_rows.sum())
         group = max(1, min(-(-self.lanes // threads), _GROUP_ROWS // self.window))
         number = _NUMBERING + _INDEX * self.indices
-        stretch_rows = max(1, min(_STRETCH_ROWS, config.pool_bytes // 8 // number))
+        index_batch_rows = max(1, min(_INDEX_BATCH_ROWS, config.pool_bytes // 8 // number))
         numbers = 16 * min(rows, self.window * self.lanes) + _SHUFFLING * threads * min(rows, group * self.window)
-        numbers += number * min(rows, stretch_rows)
+        numbers += number * min(rows, index_batch_rows)
         fitting = max(_LEAST_CHUNK, config.pool_bytes - numbers) / ((threads + 4) * size)
         chunk_rows = max(1, int(min(config.chunk_bytes / size, fitting)))
         gathered = max(chunk_rows, -(-steps.global_batch // steps.world_size))
@@ -150,7 +150,7 @@ class Geometry:
         buffer_bytes = int((depth + 3) * gathered * size)
         return Pipeline(
             chunk_rows=chunk_rows,
-            stretch_rows=stretch_rows,
+            index_batch_rows=index_batch_rows,
             group=group,
             depth=depth,
             buffer_bytes=buffer_bytes,

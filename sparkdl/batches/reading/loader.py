@@ -353,12 +353,12 @@ class ShardLoader:
         pipeline = geometry.pipeline(self._steps, threads)
         order: Order = geometry.order(self._options.seed, epoch, self._options.shuffle)
         if self._patterns is None:
-            self._patterns = Patterns(self._steps, order.lanes, self.world.rank, 4 * pipeline.stretch_rows)
+            self._patterns = Patterns(self._steps, order.lanes, self.world.rank, 4 * pipeline.index_batch_rows)
         self._ring.keep_bytes = 2 * pipeline.buffer_bytes + (1 << 20)  # the sizes of buffers are powers of two
         self._numbers.keep_bytes = pipeline.number_bytes
         settings = ReaderSettings(
             chunk_rows=pipeline.chunk_rows,
-            stretch_rows=pipeline.stretch_rows,
+            index_batch_rows=pipeline.index_batch_rows,
             group=pipeline.group,
             depth=pipeline.depth,
             threads=threads,

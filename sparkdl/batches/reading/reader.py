@@ -1,16 +1,16 @@
-"""The pipeline of one epoch on one rank: rows are numbered a stretch at a time, and gathered ahead a chunk at a time.
+"""The pipeline of one epoch on one rank: index batches number rows, chunks gather them ahead.
 
 Enters: the order, the cut into steps, the blocks, the columns. Leaves: for every step, in order, its tensors.
 
-A *window* is a part of one lane, shuffled (``windows.py``). A *stretch* is many steps whose rows are found together in
-the windows of the lanes that the rank reads. A *chunk* is as many steps of a stretch as fill a buffer. All three are
-made by tasks of a few threads, submitted by the consumer's own calls: windows before the stretches that need them, and
-these before their chunks, so that a task may wait for what it needs without ever blocking it. What is submitted is
-bounded, what fails reaches the consumer, and closing leaves no thread behind.
+A *window* is a part of one lane, shuffled (``windows.py``). An *index batch* is many steps whose rows are found
+together in the windows of the lanes that the rank reads. A *chunk* is as many steps of an index batch as fill a buffer.
+All three are made by tasks of a few threads, submitted by the consumer's own calls: windows before the index batches
+that need them, and these before their chunks, so that a task may wait for what it needs without ever blocking it. What
+is submitted is bounded, what fails reaches the consumer, and closing leaves no thread behind.
 
 Every call into numpy or torch that hands the interpreter's lock over costs as much as gathering hundreds of rows, for
-the other threads want it, too. So stretches and chunks are large; only the first ones are small, for the first batch to
-be there soon.
+the other threads want it, too. So index batches and chunks are large; only the first ones are small, for the first
+batch to be there soon.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Cut:
-    """A chunk that is not submitted yet: its steps, and its rows in a stretch."""
+    """A chunk that is not submitted yet: its steps, and its rows in an index batch."""
 
     places: Future[list[Places]]
     rows: slice
@@ -61,7 +61,7 @@ class ReaderSettings:
 
     Attributes:
         chunk_rows: rows gathered by one task, unless one step has more.
-        stretch_rows: rows numbered by one task, unless one step has more.
+        index_batch_rows: rows numbered by one task, unless one step has more.
         group: lanes whose windows one task shuffles.
         depth: chunks that are submitted and not yet taken.
         threads: that gather.
@@ -70,7 +70,7 @@ class ReaderSettings:
     """
 
     chunk_rows: int
-    stretch_rows: int
+    index_batch_rows: int
     group: int
     depth: int
     threads: int
@@ -126,7 +126,7 @@ class Reader:
         self._columns, self._patterns, self._steps = columns, patterns, patterns.steps
         share = -(-self._steps.global_batch // self._steps.world_size)
         self._chunk_steps = max(1, settings.chunk_rows // share)
-        self._stretch_steps = max(1, settings.stretch_rows // share)
+        self._index_batch_steps = max(1, settings.index_batch_rows // share)
         self._depth = settings.depth
         self._ring, self._numbers = settings.ring, settings.numbers
         self._next_step = first_step
@@ -174,24 +174,24 @@ class Reader:
         self._ready.clear()
 
     def _submit(self) -> bool:
-        """Start gathering the next chunk, if there is one; the next stretch is begun before the last chunk of one."""
+        """Start gathering the next chunk, if any; the next index batch is begun before the last chunk of one."""
         if not self._cuts and self._next_step < self._steps.count:
-            self._begin_stretch()
+            self._begin_index_batch()
         if not self._cuts:
             return False
         cut = self._cuts.popleft()
         if not self._cuts and self._next_step < self._steps.count:
-            self._begin_stretch()
+            self._begin_index_batch()
         result = self._workers.submit(self._gather, cut)
         self._pending.append(_Chunk(result, cut.position))
         return True
 
-    def _begin_stretch(self) -> None:
+    def _begin_index_batch(self) -> None:
         """Start to find the rows of the next steps, and the windows they lie in, and cut them into chunks."""
         first, whole = self._next_step, self._steps.rows // self._steps.global_batch
         last = min(first + self._next_size, whole if first < whole else self._steps.count)
         self._next_step = last
-        self._next_size = min(4 * self._next_size, self._stretch_steps)
+        self._next_size = min(4 * self._next_size, self._index_batch_steps)
         pattern = self._patterns.of(range(first, last))
         places = self._workers.submit(self._locate, pattern, self._windows.parts(pattern))
         row = 0
@@ -204,10 +204,10 @@ class Reader:
             self._windows.look_ahead(pattern)
 
     def _locate(self, pattern: Pattern, parts: Sequence[Part]) -> list[Places]:
-        """Task: find where the rows of a stretch lie, for every column."""
+        """Task: find where the rows of an index batch lie, for every column."""
         empty, count = self._numbers.numbers, pattern.places.size
-        pieces = [part.take() for part in parts]
-        laid = np.concatenate(pieces, out=empty(sum(piece.size for piece in pieces))) if pieces else empty(0)
+        taken = [part.take() for part in parts]
+        laid = np.concatenate(taken, out=empty(sum(rows.size for rows in taken))) if taken else empty(0)
         block = np.take(laid, pattern.places, out=empty(count), mode="clip") if count else laid
         row = np.bitwise_and(block, ROW_MASK, out=empty(count))
         block >>= ROW_BITS

@@ -121,7 +121,7 @@ class Windows:
     def _of(self, lanes: Sequence[int], number: int) -> list[_Group]:
         """The groups that hold window ``number`` of these lanes; where one is new, its blocks are asked for."""
         for run in self._runs([lane for lane in lanes if (lane, number) not in self._groups]):
-            group = _Group(run, number, self._order.pieces(run, number)[0].tolist())
+            group = _Group(run, number, self._order.row_ranges(run, number)[0].tolist())
             self._blocks.request(group.blocks)
             for lane in run:
                 self._groups[lane, number] = group

@@ -101,11 +101,11 @@ def test_positions_is_the_inverse_of_locate(order):
 
 @given(ORDERS)
 @settings(max_examples=40, deadline=None)
-def test_pieces_name_the_blocks_of_a_window_and_nothing_else(order):
+def test_row_ranges_name_the_blocks_of_a_window_and_nothing_else(order):
     for lane in range(order.lanes):
         sizes = []
         for window in range(order.windows(lane)):
-            block, first, count = order.pieces(range(lane, lane + 1), window)
+            block, first, count = order.row_ranges(range(lane, lane + 1), window)
             rows = order.window_rows(range(lane, lane + 1), window)[0]
             expected = {
                 (int(b), int(f) + i) for b, f, c in zip(block, first, count, strict=True) for i in range(int(c))
