@@ -23,7 +23,7 @@ from sparkdl.observe import emit
 from sparkdl.train.callbacks import Callback, Hooks
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
-from sparkdl.train.checkpoint.resume import load_newest, rank_states, restore_rank
+from sparkdl.train.checkpoint.resume import going_on, load_newest, rank_states, restore_rank
 from sparkdl.train.epoch import EpochTrainer
 from sparkdl.train.manual import ManualSteps
 from sparkdl.train.model_selection import Judge
@@ -112,7 +112,8 @@ class _Trainer:
         self.parts = parts
         state = load_newest(checkpoints, parts, collective, resume=config.resume)
         if state is not None:
-            train.load_state_dict(state["loader"])  # which may change the number of its batches
+            with going_on(state["resumed_step"]):
+                train.load_state_dict(state["loader"])  # which may change the number of its batches
         self.steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
         self.resumed_step: int | None = None
         self.manual: ManualSteps | None = None
@@ -322,25 +323,25 @@ class _Trainer:
             rng.seed_rank(self.config.seed, world.rank)
             self.rate.start()
             return
-        for name, value in state["run"].items():
-            setattr(run, name, value)
+        run.epoch, run.batch, run.step, run.rows = (state["run"][name] for name in ("epoch", "batch", "step", "rows"))
         if run.epoch > self.config.epochs:
             raise ConfigError(f"epochs={self.config.epochs}, and the run has trained {run.epoch} already: ask for more")
         self.resumed_step = state["resumed_step"]
-        run.history.load_state_dict(state["history"])
-        self.rate.load_state_dict(state["rate"])
-        if self.stepper.scaler is not None and state["scaler"]:
-            self.stepper.scaler.load_state_dict(state["scaler"])
-        self.sync.load_state_dict(state.get("sync", {}))
-        if self.manual is not None and state.get("manual"):
-            self.manual.load_state_dict(state["manual"])
-        self.window.load_state_dict(state["window"])
-        self.judge.load_state_dict(state["judge"])
+        with going_on(self.resumed_step):
+            run.history.load_state_dict(state["history"])
+            self.rate.load_state_dict(state["rate"])
+            if self.stepper.scaler is not None and state["scaler"]:
+                self.stepper.scaler.load_state_dict(state["scaler"])
+            self.sync.load_state_dict(state.get("sync", {}))
+            if self.manual is not None and state.get("manual"):
+                self.manual.load_state_dict(state["manual"])
+            self.window.load_state_dict(state["window"])
+            self.judge.load_state_dict(state["judge"])
+            metrics = restore_rank(state["ranks"], world.rank, world.size, self.device, self.config.seed + run.step)
+            if run.batch:
+                self.epoch_trainer.metrics.load_state(metrics)
+                self.epoch_trainer.resume_at = state["loader"]
         self.hooks.load_state_dict(state["callbacks"])
-        metrics = restore_rank(state["ranks"], world.rank, world.size, self.device, self.config.seed + run.step)
-        if run.batch:
-            self.epoch_trainer.metrics.load_state(metrics)
-            self.epoch_trainer.resume_at = state["loader"]
 
     # --- the end ------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from sparkdl.collective.base import Collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import CheckpointError, ConfigError, SparkdlError
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.resume import check_state
 from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.stopping import Stopping
@@ -127,7 +128,7 @@ class Judge:
 
     def _from_checkpoint(self) -> dict[str, torch.Tensor]:
         """The best weights of a run that was resumed after its best epoch."""
-        found = self._checkpoints.best() if self._checkpoints is not None else None
+        found = self._checkpoints.best(check_state) if self._checkpoints is not None else None
         if found is None:
             raise CheckpointError(
                 f"the weights of the best epoch {self.stopping.best_epoch} are not kept: set keep_best=True"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ _FORMAT = 1
 _HEAD, _HASH = b'{"checkpoint":', b',"xxh3":"'
 MAX_BYTES = 256 << 20
 """Of the JSON file; tensors lie in the other one."""
+
+Check = Callable[[dict[str, Any]], None]
 
 _NAME = re.compile(r"step-(\d{10})\.json")
 
@@ -168,32 +171,39 @@ class Checkpointer:
         names = (_NAME.fullmatch(entry.name) for entry in self.folder.list())
         return sorted(int(match.group(1)) for match in names if match)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, check: Check | None = None) -> Checkpoint | None:
         """Read the newest whole checkpoint; None if there is none at all.
 
         A damaged one is skipped with a warning.
+
+        Args:
+            check: raises ``IntegrityError`` for a state that is no use.
 
         Raises:
             CheckpointError: there are checkpoints, and none of them is whole.
         """
         self.wait()
         steps = self.steps()
-        found = self._first_whole(list(reversed(steps)), "checkpoint")
+        found = self._first_whole(list(reversed(steps)), "checkpoint", check)
         self._abandoned = [step for step in steps if found is not None and step > found.step]
         return found
 
-    def best(self) -> Checkpoint | None:
+    def best(self, check: Check | None = None) -> Checkpoint | None:
         """Read the best checkpoint, or an earlier best if that is damaged; None if none was ever marked as best.
+
+        Args:
+            check: raises ``IntegrityError`` for a state that is no use.
 
         Raises:
             CheckpointError: there were some, and none of them is whole.
         """
         self.wait()
         entries = self._index()
-        return self._first_whole(sorted((s for s, e in entries.items() if e.best), reverse=True), "best checkpoint")
+        bests = sorted((s for s, e in entries.items() if e.best), reverse=True)
+        return self._first_whole(bests, "best checkpoint", check)
 
-    def load(self, step: int) -> Checkpoint:
-        """Read the checkpoint of ``step`` and check every byte of it.
+    def load(self, step: int, check: Check | None = None) -> Checkpoint:
+        """Read the checkpoint of ``step`` and check every byte of it, and its state by ``check``.
 
         Raises:
             CheckpointError: it is missing or damaged, or a later version wrote it.
@@ -205,16 +215,18 @@ class Checkpointer:
             if len(data) != body.bytes or xxh3_hex(data) != body.xxh3:
                 raise IntegrityError(f"{body.tensors} has {len(data)} bytes that do not match the recorded hash")
             state = Decoder(load_tensors(data, file.uri)).decode(body.state)
+            if check is not None:
+                check(state)
         except StorageError as cause:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.folder.uri} is damaged ({cause}): resume from another one"
             ) from cause
         return Checkpoint(body.step, body.epoch, body.best, state)
 
-    def _first_whole(self, steps: list[int], what: str) -> Checkpoint | None:
+    def _first_whole(self, steps: list[int], what: str, check: Check | None) -> Checkpoint | None:
         for step in steps:
             try:
-                return self.load(step)
+                return self.load(step, check)
             except CheckpointError as error:
                 logger.warning("skipping a %s: %s", what, error)
                 emit("log", message=f"skipping a {what}: {error}")

@@ -5,19 +5,111 @@ Enters: the parts of a run. Leaves: one nested state for a checkpoint; from it, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from sparkdl.collective.base import Collective
+from sparkdl.documents.typed import Count, Source, convert
 from sparkdl.errors import CheckpointError, ConfigError, SparkdlError
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.identity import check_same
 from sparkdl.train.task import Parts
 
-__all__ = ["check_model_state", "load_newest", "rank_states", "restore_rank"]
+__all__ = ["check_model_state", "check_state", "going_on", "load_newest", "rank_states", "restore_rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    epoch: Count
+    batch: Count
+    step: Count
+    rows: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    steps: Count
+    nominal: list[Any]
+    scaled_by: Count
+    scheduler: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stopping:
+    best_value: float | None
+    best_epoch: Count | None
+    waited: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    stopping: _Stopping
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    steps: Any
+    rows: Count
+    epochs: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    rng: dict[str, Any]
+    metrics: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _State:
+    """What the loop puts into a checkpoint; the inside of a dict is for whoever takes it over."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    rate: _Rate
+    scaler: dict[str, Any] | None
+    ranks: list[_Rank]
+    loader: dict[str, Any]
+    run: _Position
+    window: dict[str, Any]
+    judge: _Judge
+    callbacks: list[Any]
+    history: _History
+    identity: dict[str, str] | None = None
+    sync: dict[str, Any] = field(default_factory=dict)
+    manual: dict[str, Any] | None = None
+
+
+def check_state(state: dict[str, Any]) -> None:
+    """Refuse a state that the loop has not written, whatever its hash: the checkpoint before is taken then.
+
+    Raises:
+        IntegrityError: something is missing, unknown, or of another type; names it.
+    """
+    convert(state, _State, Source("its state", "resume from another one"))
+
+
+@contextmanager
+def going_on(step: int) -> Iterator[None]:
+    """Let whatever a part makes of a state that is not its own be one error.
+
+    Raises:
+        CheckpointError: the block raised something untyped.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as cause:
+        if isinstance(cause, SparkdlError):
+            raise
+        raise CheckpointError(
+            f"the checkpoint of step {step} holds a state that this run cannot take over ({type(cause).__name__}: "
+            f"{cause}): resume with the task that wrote it, or start afresh in an empty folder"
+        ) from cause
 
 
 def load_newest(
@@ -57,17 +149,18 @@ def _load(checkpoints: Checkpointer, parts: Parts, *, resume: bool) -> dict[str,
                 "folder, or let the run resume"
             )
         return None
-    found = checkpoints.latest()
+    found = checkpoints.latest(check_state)
     if found is None:
         return None
     state = dict(found.state)
     check_same(state.get("identity"), checkpoints.identity, checkpoints.folder.uri)
     model = state.pop("model")
     check_model_state(parts.model, model, f"checkpoint of step {found.step}")
-    parts.model.load_state_dict(model)
+    with going_on(found.step):
+        parts.model.load_state_dict(model)
     try:
         parts.optimizer.load_state_dict(state.pop("optimizer"))
-    except (ValueError, KeyError) as cause:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
         raise CheckpointError(
             f"the optimizer in the checkpoint of step {found.step} does not fit the task's ({cause}): resume with the "
             "same optimizer and parameter groups"

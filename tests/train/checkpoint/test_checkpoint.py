@@ -444,3 +444,61 @@ def test_a_callback_sees_each_checkpoint_and_an_event_tells_of_it(task, train, s
     told = [event for event in events if event["kind"] == "checkpoint"]
     assert [event["step"] for event in told] == seen
     assert all(event["bytes"] > 0 for event in told)
+
+
+GONE = object()
+
+
+def rewritten(keeper, step, *way, value):
+    """The checkpoint again with another value at one place of its state, and hashes that fit."""
+    state = keeper().load(step).state
+    inner = state
+    for name in way[:-1]:
+        inner = inner[name]
+    if value is GONE:
+        del inner[way[-1]]
+    else:
+        inner[way[-1]] = value
+    saver = keeper(keep_last=10)
+    saver.save(state, step=step, epoch=1)
+    saver.close()
+
+
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [
+        *(((name,), GONE) for name in ("model", "optimizer", "rate", "ranks", "loader", "run", "window", "judge")),
+        *(((name,), "x") for name in ("model", "optimizer", "scaler", "callbacks", "history", "identity")),
+        (("run", "step"), -1),
+        (("run", "world"), 1),
+        (("ranks", 0, "rng"), None),
+        (("judge", "stopping", "waited"), "x"),
+        (("history", "epochs"), [1]),
+        (("rate", "steps"), 2**70),
+    ],
+    ids=str,
+)
+def test_a_state_that_the_loop_has_not_written_is_passed_over(task, train, source, keeper, way, value):
+    train(task(), source(), epochs=1, checkpoints=keeper(every_steps=3, keep_last=10))
+    rewritten(keeper, 7, *way, value=value)
+    assert train(task(), source(), epochs=2, checkpoints=keeper()).resumed_step == 6
+
+
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [
+        (("loader", "epoch"), []),
+        (("history", "steps"), 3),
+        (("window", "rows"), GONE),
+        (("ranks", 0, "rng", "torch"), torch.ones(3)),
+        (("ranks", 0, "rng", "python"), (3, [1], None)),
+        (("optimizer", "param_groups"), 5),
+        (("model", "strange"), 1),
+    ],
+    ids=str,
+)
+def test_a_state_that_no_part_can_take_over_is_refused_by_type(task, train, source, keeper, way, value):
+    train(task(), source(), epochs=1, checkpoints=keeper())
+    rewritten(keeper, 7, *way, value=value)
+    with pytest.raises(CheckpointError):
+        train(task(), source(), epochs=2, checkpoints=keeper())
