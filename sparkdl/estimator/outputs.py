@@ -6,41 +6,19 @@ load it.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from sparkdl.train.objective.labels import Meaning
 from sparkdl.train.objective.loss import split_outputs
 
-__all__ = ["Kind", "Meaning", "OutputModule", "OutputSpec", "meaning_of"]
+__all__ = ["Kind", "OutputModule", "OutputSpec"]
 
 Kind = Literal["output", "class", "probability", "raw"]
-Meaning = Literal["value", "classes", "logit", "probability"]
-"""What an output says: a value; one number a class, the greatest being the answer; the log-odds of class 1; or its
-probability."""
-
-_MEANINGS: dict[str, Meaning] = {
-    **dict.fromkeys(("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss"), "classes"),
-    **dict.fromkeys(("BCEWithLogitsLoss", "binary_cross_entropy_with_logits"), "logit"),
-    **dict.fromkeys(("BCELoss", "binary_cross_entropy"), "probability"),
-}
 _MOST_LOG_ODDS = 750.0  # of the smallest double that is not 0
-
-
-def meaning_of(loss: Any) -> Meaning:
-    """What the output means that a loss is computed from: ``value`` for a loss that is not torch's or derived."""
-    while isinstance(loss, functools.partial):
-        loss = loss.func
-    if inspect.isfunction(loss):
-        return _MEANINGS.get(loss.__name__, "value") if loss.__module__.startswith("torch.") else "value"
-    kind = loss if inspect.isclass(loss) else type(loss)
-    known = (_MEANINGS[one.__name__] for one in kind.__mro__ if one.__module__.startswith("torch.nn")
-             and one.__name__ in _MEANINGS)  # fmt: skip
-    return next(known, "value")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.outputs import Meaning, OutputSpec, meaning_of
+from sparkdl.estimator.outputs import OutputSpec
 from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.models.signature import Signature
+from sparkdl.train.objective.labels import Meaning, meaning_of
 
 __all__ = ["Wanted", "check_columns", "meanings_of", "wanted_columns"]
 

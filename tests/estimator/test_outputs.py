@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import TorchModel
-from sparkdl.estimator.outputs import OutputModule, OutputSpec, meaning_of
+from sparkdl.estimator.outputs import OutputModule, OutputSpec
 from sparkdl.estimator.prediction_columns import check_columns, wanted_columns
 from sparkdl.models.signature import Signature, TensorField
+from sparkdl.train.objective.labels import meaning_of
 
 
 class Focal(nn.BCEWithLogitsLoss):

@@ -20,7 +20,7 @@ from sparkdl.estimator.fit.probe import Probe
 from sparkdl.estimator.fit.rank import FitJob, UserParts, made_losses, task_of
 from sparkdl.estimator.fit.shipping import check_importable, pack
 from sparkdl.estimator.fit.slots import slots_of
-from sparkdl.estimator.outputs import Meaning
+from sparkdl.estimator.horovod.adapters import adapted_metrics
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
 from sparkdl.estimator.prediction_columns import check_columns, meanings_of, wanted_columns
 from sparkdl.estimator.store import open_store
@@ -29,6 +29,7 @@ from sparkdl.launch.driver import barrier
 from sparkdl.observe import logger, span
 from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.storage import check_places
+from sparkdl.train.objective.labels import Meaning
 from sparkdl.worker import RankReport
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class Fit:
         check_conflicts(params)
         self.params, self.spark = params, spark
         parts = settings.user_parts(params)
-        self.meanings = meanings_of(value_of(params, "label_cols"), made_losses(parts.losses))
+        labels, losses = value_of(params, "label_cols"), made_losses(parts.losses)
+        self.meanings = meanings_of(labels, losses)
+        adapted_metrics(parts.metrics, labels, losses)  # which refuses names that do not fit
         check_columns(params, self.meanings)
         self.parts = pack(parts)
         self.num_proc = settings.ranks_wanted(params) or slots_of(spark)

@@ -99,7 +99,7 @@ def task_of(parts: UserParts, plan: TaskPlan) -> Task:
         labels=labels,
         loss_weights=plan.loss_weights,
         sample_weight=plan.sample_weight,
-        metrics=adapted_metrics(parts.metrics, labels),
+        metrics=adapted_metrics(parts.metrics, labels, made_losses(parts.losses)),
         scheduler=parts.scheduler,
         scheduler_interval="step" if getattr(parts.scheduler, "per_step", False) else "epoch",
     )

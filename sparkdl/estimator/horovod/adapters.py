@@ -17,6 +17,7 @@ import torch
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.views import Views
 from sparkdl.train.objective.labels import label_kind
+from sparkdl.train.objective.named_metrics import named_metric
 
 __all__ = ["LikeOutput", "MinibatchStep", "adapted_loss", "adapted_metrics"]
 
@@ -50,22 +51,25 @@ class LikeOutput:
         return self.function(output, label, *more, **named)
 
 
-def adapted_metrics(given: Any, labels: Sequence[str]) -> dict[str, Any]:
+def adapted_metrics(given: Any, labels: Sequence[str], losses: Sequence[Any]) -> dict[str, Any]:
     """Return metrics by name, or by label and name.
 
     Args:
-        given: a mapping by name, a list, or Horovod's list of groups, each with one function for all outputs or one an
-            output.
+        given: a mapping by name, a list, or Horovod's list of groups, each with one entry for all outputs or one an
+            output. An entry is a function, a torchmetrics object, or a name as ``"rmse"``.
         labels: the label columns.
+        losses: one a label, made.
 
     Raises:
-        ConfigError: a group has neither one entry nor one a label, or an entry is nothing that computes.
+        ConfigError: a group has neither one entry nor one a label, an entry is nothing that computes, or a name does
+            not fit the loss.
     """
     if not given:
         return {}
+    loss_of = dict(zip(labels, losses, strict=True))
     if isinstance(given, Mapping):
-        return dict(given)
-    if not isinstance(given, Sequence):
+        return _with_names(given, loss_of)
+    if isinstance(given, str) or not isinstance(given, Sequence):
         given = [given]
     by_label: dict[str, dict[str, Any]] = {label: {} for label in labels}
     for group in given:
@@ -75,14 +79,34 @@ def adapted_metrics(given: Any, labels: Sequence[str]) -> dict[str, Any]:
                 f"a group of metrics has {len(entries)} entries for {len(labels)} labels: give one, or one a label"
             )
         for label, entry in zip(labels, entries * len(labels), strict=False):
+            if isinstance(entry, str):
+                by_label[label][_fresh(entry, by_label[label])] = named_metric(entry, label, loss_of[label])
+                continue
             if not (callable(entry) or _is_metric(entry)):
                 raise ConfigError(
-                    f"metrics holds {entry!r}, a {type(entry).__name__}: give torchmetrics objects, or functions of "
-                    "(output, label)"
+                    f"metrics holds {entry!r}, a {type(entry).__name__}: give names, torchmetrics "
+                    "objects, or functions of (output, label)"
                 )
             name = _fresh(_name_of(entry), by_label[label])
             by_label[label][name] = entry if _is_metric(entry) else LikeOutput(entry)
     return by_label[labels[0]] if len(labels) == 1 else by_label
+
+
+def _with_names(given: Mapping[str, Any], loss_of: Mapping[str, Any]) -> dict[str, Any]:
+    """The same mapping, by name or by label and name, with the metrics that its strings mean."""
+
+    def resolved(entries: Mapping[str, Any], label: str) -> dict[str, Any]:
+        return {
+            name: named_metric(entry, label, loss_of[label]) if isinstance(entry, str) else entry
+            for name, entry in entries.items()
+        }
+
+    if all(isinstance(entry, Mapping) for entry in given.values()):
+        return {label: resolved(part, label) if label in loss_of else part for label, part in given.items()}
+    if any(isinstance(entry, str) for entry in given.values()):
+        found = {label: resolved(given, label) for label in loss_of}
+        return found if len(found) > 1 else next(iter(found.values()))
+    return dict(given)
 
 
 def _is_metric(entry: Any) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.backend import SparkBackend
+from sparkdl.train.objective.named_metrics import check_metric_name
 
 __all__ = [
     "Converter",
-    "any_value",
     "anything_in",
     "backend",
     "boolean",
@@ -33,6 +33,7 @@ __all__ = [
     "functions",
     "integer",
     "loss_or_losses",
+    "metrics",
     "model",
     "number",
     "numbers_list",
@@ -56,8 +57,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def any_value(name: str, value: Any) -> Any:
-    """Take the value as it is."""
+def metrics(name: str, value: Any) -> Any:
+    """Take functions, torchmetrics objects and names, in lists of lists or by name; every name is one that there is."""
+    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for entry in (value,) if isinstance(value, str) else entries:
+        if isinstance(entry, str):
+            check_metric_name(entry)
+        else:
+            metrics(name, entry)
     return value
 
 

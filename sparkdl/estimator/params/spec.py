@@ -74,8 +74,13 @@ _WHAT = (
           effect="Functions that make the losses on the ranks; instead of loss."),
     _horovod("loss_weights", None, "list of numbers", c.numbers_list,
           effect="Weight of each label's loss in the sum; equal parts of 1 by default."),
-    _horovod("metrics", None, "list", c.any_value, json=False,
-          effect="torchmetrics objects, or functions of (output, label), each called once with all rows."),
+    _horovod("metrics", None, "name or list", c.metrics, json=False,
+          effect="Names, torchmetrics objects, or functions of (output, label), each over all rows of all ranks,"
+          " unweighted. Names: mse, rmse, mae, mape, r2 of values; accuracy, precision, recall, f1, auc,"
+          " average_precision, log_loss of classes: of class 1 where there are two, else averages of the classes."
+          " They know from the loss what outputs mean, and keep sums alone, but for auc and average_precision, which"
+          " keep each row's probabilities. A function is called once with the outputs and labels of all rows. What is"
+          " kept of rows may fill 256 MiB a rank."),
     _horovod("callbacks", None, "list", c.callbacks, json=False,
           effect="Hooks of the training loop, called on every rank."),
     _horovod("train_minibatch_fn", None, "function", c.function, json=False,

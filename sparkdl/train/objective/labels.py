@@ -1,21 +1,25 @@
 """Labels as the losses of torch want them.
 
 Enters: a loss, an output and a label as its column came. Leaves: the label in the shape and dtype that the loss
-compares with the output. Losses of the user's own get labels untouched.
+compares with the output, and what a loss says of the output. Losses of the user's own get labels untouched.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any, Literal
 
 import torch
 
 from sparkdl.errors import ConfigError, DataError
 
-__all__ = ["LabelKind", "fitting_label", "label_kind", "metric_pair"]
+__all__ = ["LabelKind", "Meaning", "fitting_label", "label_kind", "meaning_of", "metric_pair"]
 
 LabelKind = Literal["classes", "elements", "own"]
+Meaning = Literal["value", "classes", "logit", "probability"]
+"""What an output says: a value; one number a class, the greatest being the answer; the log-odds of class 1; or its
+probability."""
 
 _CLASSES = {"CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss"}
 _ELEMENTS = {
@@ -23,6 +27,24 @@ _ELEMENTS = {
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
     *("binary_cross_entropy_with_logits", "poisson_nll_loss"),
 }
+
+_MEANINGS: dict[str, Meaning] = {
+    **dict.fromkeys(("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss"), "classes"),
+    **dict.fromkeys(("BCEWithLogitsLoss", "binary_cross_entropy_with_logits"), "logit"),
+    **dict.fromkeys(("BCELoss", "binary_cross_entropy"), "probability"),
+}
+
+
+def meaning_of(loss: Any) -> Meaning:
+    """What the output means that a loss is computed from: ``value`` for a loss that is not torch's or derived."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    if inspect.isfunction(loss):
+        return _MEANINGS.get(loss.__name__, "value") if loss.__module__.startswith("torch.") else "value"
+    kind = loss if inspect.isclass(loss) else type(loss)
+    known = (_MEANINGS[one.__name__] for one in kind.__mro__ if one.__module__.startswith("torch.nn")
+             and one.__name__ in _MEANINGS)  # fmt: skip
+    return next(known, "value")
 
 
 def label_kind(loss: Any) -> LabelKind:

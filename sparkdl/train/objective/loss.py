@@ -25,7 +25,7 @@ from sparkdl.train.objective.labels import fitting_label, label_kind
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task, takes_no_arguments
 
-__all__ = ["Bounds", "Objective", "split_outputs"]
+__all__ = ["Bounds", "Objective", "loss_option", "split_outputs"]
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 Bounds = Callable[[str], tuple[float, float] | None]
@@ -216,11 +216,11 @@ class _Head:
         self.label, self.weight = label, weight
         self.loss = loss
         self.kind = label_kind(loss)
-        reduction = _option(loss, "reduction", "mean")
+        reduction = loss_option(loss, "reduction", "mean")
         self.reduction = reduction if isinstance(reduction, str) else "mean"
         self.sums = self.reduction == "sum" and not sampled
-        self._class_weight = _option(loss, "weight", None)
-        self._ignored = _option(loss, "ignore_index", -100)
+        self._class_weight = loss_option(loss, "weight", None)
+        self._ignored = loss_option(loss, "ignore_index", -100)
         counts = self.kind == "classes" and self.reduction == "mean"
         self.can_count = sampled or counts
         self.has_divisor = self.divides_alone = sampled
@@ -237,7 +237,7 @@ class _Head:
         for loss in (self.loss, self.rowwise):
             if isinstance(loss, torch.nn.Module):
                 loss.to(device)
-        self._class_weight = _option(self.loss, "weight", None)
+        self._class_weight = loss_option(self.loss, "weight", None)
 
     def mean(self, output: Any, batch: BatchLike) -> torch.Tensor:
         """The local mean over the rows."""
@@ -353,7 +353,7 @@ def _check_arguments(loss: Any) -> None:
         )
 
 
-def _option(loss: Any, name: str, default: Any) -> Any:
+def loss_option(loss: Any, name: str, default: Any) -> Any:
     """A setting of a loss: an attribute of a module, or what a ``functools.partial`` of a function binds."""
     while isinstance(loss, functools.partial):
         if name in loss.keywords:

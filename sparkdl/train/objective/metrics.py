@@ -1,7 +1,8 @@
 """Metrics of an epoch, exact over all ranks, with one exchange between ranks an epoch.
 
 Enters: outputs and labels of each batch. Leaves: one number a metric. torchmetrics keep their own states, which are
-merged by the rule each state declares; a function is computed once, over the outputs and labels of all rows.
+merged by the rule each state declares, and so are those that a name means; a function is computed once, over the
+outputs and labels of all rows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from sparkdl.errors import ConfigError
 from sparkdl.train.objective.labels import metric_pair
 from sparkdl.train.objective.loss import split_outputs
+from sparkdl.train.objective.named_metrics import MetricRule, NamedMetric
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import takes_no_arguments
 
@@ -22,7 +24,7 @@ __all__ = ["MetricSet"]
 
 
 MOST_BYTES = 256 << 20
-"""Of outputs and labels that one rank keeps for a metric given as a function."""
+"""Of outputs and labels that one rank keeps for a metric given as a function, or one that ranks rows."""
 
 
 class _Gatherer(Protocol):
@@ -45,6 +47,9 @@ class MetricSet:
         self._labels = tuple(labels)
         self._entries: dict[str, _Entry] = {}
         for name, position, value in _flat(given, self._labels):
+            if isinstance(value, NamedMetric):
+                self._entries[name] = _Named(value, position, device)
+                continue
             made = value() if takes_no_arguments(value) else value
             self._entries[name] = (
                 _Metric(made, position, device) if _is_metric(made) else _Function(name, made, position)
@@ -195,19 +200,19 @@ class _Metric:
     def __init__(self, metric: Any, position: int, device: torch.device) -> None:
         from torchmetrics import Metric
 
-        self._metric = copy.deepcopy(metric).to(device)  # training and validation each have a state of their own
-        self._parts = [part for part in self._metric.modules() if isinstance(part, Metric)]
+        self.metric = copy.deepcopy(metric).to(device)  # training and validation each have a state of their own
+        self._parts = [part for part in self.metric.modules() if isinstance(part, Metric)]
         self._classes = any("torchmetrics.classification" in type(part).__module__ for part in self._parts)
         for part in self._parts:
             # States are merged here, over whichever collective the run uses; where torch.distributed happens to be up,
             # the metric would add its own exchange on top, and count every rank twice.
             part.sync_on_compute = part._to_sync = False
         self.position = position
-        self.higher_is_better: bool | None = getattr(self._metric, "higher_is_better", None)
+        self.higher_is_better: bool | None = getattr(self.metric, "higher_is_better", None)
         self.reset()
 
     def update(self, output: Any, label: torch.Tensor, rows: int) -> None:
-        self._metric.update(*metric_pair(output, label, classes=self._classes))
+        self.metric.update(*metric_pair(output, label, classes=self._classes))
 
     def state(self) -> list[dict[str, Any]]:
         """For each part, how often it was updated and its states on the CPU, lists of tensors joined."""
@@ -235,11 +240,62 @@ class _Metric:
             part._computed = None
 
     def result(self) -> Any:
-        return self._metric.compute()
+        return self.metric.compute()
 
     def reset(self) -> None:
         for part in self._parts:
             part.reset()
+
+
+class _Named:
+    """A metric by name; the first output tells of how many classes, so a rank without rows has no state."""
+
+    def __init__(self, named: NamedMetric, position: int, device: torch.device) -> None:
+        self._named, self.position, self._device = named, position, device
+        self.higher_is_better: bool | None = named.higher_is_better
+        self._rule: MetricRule | None = None
+        self._bytes = 0
+
+    def _opened(self, width: int) -> tuple[MetricRule, _Metric]:
+        if self._rule is None:
+            self._rule = MetricRule(self._named, width)
+            self._inner = _Metric(self._rule.metric, self.position, self._device)
+            self._rule.metric = self._inner.metric
+        return self._rule, self._inner
+
+    def update(self, output: Any, label: torch.Tensor, rows: int) -> None:
+        name = self._named.name
+        if not isinstance(output, torch.Tensor):
+            raise ConfigError(
+                f"metric {name!r} is of a tensor, the output is a {type(output).__name__}: give a function"
+            )
+        width = output.shape[1] if output.ndim > 1 else 1
+        rule, _ = self._opened(width)
+        if rule.keeps_rows:
+            self._bytes += 8 * (output.numel() + label.numel())
+            if self._bytes > MOST_BYTES:
+                raise ConfigError(
+                    f"metric {name!r} keeps the probability and label of each row, and these exceed "
+                    f"{MOST_BYTES >> 20} MiB on one rank: give a torchmetrics metric with thresholds"
+                )
+        rule.update(output, label)
+
+    def state(self) -> Any:
+        return (self._rule.width, self._inner.state()) if self._rule is not None else None
+
+    def load(self, states: list[Any]) -> None:
+        self.reset()
+        found = [state for state in states if state is not None]
+        if found:
+            self._opened(found[0][0])[1].load([state for _, state in found])
+
+    def result(self) -> float:
+        return self._rule.result() if self._rule is not None else float("nan")
+
+    def reset(self) -> None:
+        self._bytes = 0
+        if self._rule is not None:
+            self._inner.reset()
 
 
 def _merged(values: list[Any], reduction: Any, device: torch.device) -> Any:

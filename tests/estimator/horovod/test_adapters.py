@@ -10,6 +10,7 @@ from sparkdl.estimator.horovod.adapters import LikeOutput, MinibatchStep, adapte
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.loop import fit
 from sparkdl.train.objective.loss import Objective
+from sparkdl.train.objective.named_metrics import NamedMetric
 from sparkdl.train.task import Task
 from sparkdl.world import SOLO
 
@@ -107,13 +108,25 @@ def test_horovods_groups_of_metrics_become_named_ones():
     def mae(output, label):
         return (output - label).abs().mean()
 
-    assert list(adapted_metrics([mae], ["y"])) == ["mae"]
-    by_label = adapted_metrics([[mae], [mae, F.mse_loss]], ["a", "b"])
+    assert list(adapted_metrics([mae], ["y"], [F.mse_loss])) == ["mae"]
+    by_label = adapted_metrics([[mae], [mae, F.mse_loss]], ["a", "b"], [F.mse_loss] * 2)
     assert list(by_label["a"]) == ["mae", "mae_2"]
     assert list(by_label["b"]) == ["mae", "mse_loss"]
     assert isinstance(by_label["a"]["mae"], LikeOutput)
-    assert adapted_metrics(None, ["y"]) == {}
+    assert adapted_metrics(None, ["y"], [F.mse_loss]) == {}
     with pytest.raises(ConfigError, match="one, or one a label"):
-        adapted_metrics([[mae, mae]], ["a", "b", "c"])
-    with pytest.raises(ConfigError, match="metrics holds 'mse', a str: give torchmetrics objects"):
-        adapted_metrics(["mse"], ["y"])
+        adapted_metrics([[mae, mae]], ["a", "b", "c"], [F.mse_loss] * 3)
+    with pytest.raises(ConfigError, match="metrics holds 5, a int: give names, torchmetrics objects"):
+        adapted_metrics([5], ["y"], [F.mse_loss])
+
+
+def test_names_become_metrics_that_fit_each_labels_loss():
+    losses = [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss()]
+    found = adapted_metrics([["rmse", "auc"], [F.l1_loss, "f1"]], ["a", "b"], losses)
+    assert {label: list(group) for label, group in found.items()} == {"a": ["rmse", "l1_loss"], "b": ["auc", "f1"]}
+    assert found["b"]["auc"] == NamedMetric("auc", "logit", "sigmoid")
+    assert list(adapted_metrics("rmse", ["a"], losses[:1])) == ["rmse"]
+    assert adapted_metrics({"error": "rmse"}, ["a"], losses[:1]) == {"error": found["a"]["rmse"]}
+    assert adapted_metrics({"b": {"area": "auc"}}, ["a", "b"], losses) == {"b": {"area": found["b"]["auc"]}}
+    with pytest.raises(ConfigError, match="'auc' of 'a' does not fit outputs of MSELoss, which are values: choose one"):
+        adapted_metrics(["auc"], ["a", "b"], losses)
