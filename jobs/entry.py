@@ -43,7 +43,7 @@ from sparkdl.storage import Storage, check_places
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Run", "exit_code_of", "open_session", "run_job"]
+__all__ = ["Run", "exit_code_of", "open_session", "run_job", "spark_is_configured"]
 
 
 @dataclass
@@ -163,6 +163,12 @@ def open_session(settings: Settings, *writes: str) -> SparkSession:
     session = _session(settings)
     check_places({f"paths.{name}": Storage.of(settings.paths.of(name)) for name in writes})
     return session
+
+
+def spark_is_configured(settings: Settings) -> bool:
+    """Whether anything may tell Spark what a path without a scheme means; by itself it takes this machine's."""
+    named = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
+    return bool(settings.spark.conf) or any(name in os.environ for name in named)
 
 
 def _session(settings: Settings) -> SparkSession:

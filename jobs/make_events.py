@@ -40,7 +40,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from jobs.city import BOROUGHS, NOISE, City, Weather, make_city, make_weather
-from jobs.entry import Run, run_job
+from jobs.entry import Run, open_session, run_job, spark_is_configured
 from jobs.rides import SCHEMA, TEXT_SCHEMA, DayTruth, draw_chunk
 from jobs.settings import EventSettings, Settings
 from sparkdl.errors import ConfigError, DataError, StorageError
@@ -78,7 +78,10 @@ def make_events(settings: Settings) -> dict[str, Any]:
     events, raw = settings.events, settings.paths.of("raw")
     root = Storage.of(raw).local_path()
     if root is None:
-        raise ConfigError(f"paths.raw={raw} is not a local folder: generate into one, then copy it there")
+        raise ConfigError(
+            f"paths.raw={raw} is not a folder of this machine, which make_events needs: generate into one with "
+            "--set.paths.raw=file:///..., or let retrain take the rides that lie there with --set.events.generate=false"
+        )
     recipe = {name: getattr(events, name) for name in ("seed", "rows_per_day", "first_day", "late_day")}
     first = date.fromisoformat(events.first_day)
     days = [first + timedelta(days=offset) for offset in range(events.days + events.extra_days)]
@@ -216,6 +219,9 @@ def _merge(days: Iterable[Mapping[str, Any]]) -> Floor:
 
 
 def _job(run: Run) -> None:
+    if spark_is_configured(run.settings):  # then a path without a scheme means here what it means to the ETL
+        with run.stage("spark"):
+            open_session(run.settings, "runs")
     with run.stage("events"):
         made = make_events(run.settings)
     floor, days = made["floor"], made["written"]

@@ -28,11 +28,11 @@ __all__: list[str] = []
 
 def _job(run: Run) -> None:
     settings = run.settings
+    with run.stage("spark"):  # first: a path without a scheme means what it means to the session
+        spark = open_session(settings, "lake", "shards", "registry", "runs")
     if settings.events.generate:
         with run.stage("events"):
             make_events(settings)
-    with run.stage("spark"):
-        spark = open_session(settings, "lake", "shards", "registry", "runs")
     with run.stage("etl"):
         etl = run_etl(spark, settings)
     describe(run, etl)

@@ -1,10 +1,17 @@
 """A job looks at the places that it will write to before it reads a row."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from jobs.entry import open_session
 from jobs.settings import PathSettings, Settings
 from sparkdl.errors import StorageError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_place_of_a_job_that_cannot_be_written_is_named_at_its_start(spark, tmp_path):
@@ -14,3 +21,24 @@ def test_every_place_of_a_job_that_cannot_be_written_is_named_at_its_start(spark
         open_session(settings, "lake", "shards", "registry", "runs")
     assert "paths.shards" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_events_are_made_where_the_etl_looks_for_them_or_refused_where_plain_paths_are_on_hdfs(hadoop, hdfs, tmp_path):
+    def launch(job, *options):
+        small = ["--set.events.rows=6000", "--set.events.days=5", "--set.events.late_day=1", "--set.train.epochs=1"]
+        return subprocess.run(
+            [sys.executable, str(ROOT / "jobs" / f"{job}.py"), "--set.paths.root=/journey", *small, *options],
+            env={**os.environ, "HADOOP_CONF_DIR": str(hadoop), "SPARK_LOCAL_IP": "127.0.0.1"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    for job in ("make_events", "retrain"):
+        refused = launch(job)
+        assert refused.returncode == 1, refused.stderr
+        assert f"paths.raw={hdfs}/journey/raw is not a folder of this machine" in refused.stderr
+    assert os.listdir(tmp_path) == []
