@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,28 @@ def test_every_public_name_exists_and_every_module_says_what_it_is(name):
     assert module.__doc__, f"{name} has no docstring"
     for public in getattr(module, "__all__", ()):
         assert hasattr(module, public), f"{name}.__all__ promises {public}, and it is not there"
+
+
+UNPICKLERS = {
+    "collective.signed",  # between ranks: the run's key has signed it
+    "documents.payload",  # over the channel, each frame of which the run's secret has signed
+    "estimator.saving.artifacts",  # a saved stage, for a reader who allows pickles
+    "launch.local",  # through the pipe from the process that started this one
+    "launch.wire",  # frames that the run's secret has signed
+    "models.recipe",  # a bundle, for a reader who allows pickles
+    "scoring.models",  # within Spark's own task, which is code already
+}
+RUNS_CODE = re.compile(r"\b(pickle|torch|joblib|marshal|dill)\.(loads?|Unpickler)\b|^(eval|exec|compile)$|^yaml\.load$")
+
+
+def calls(path):
+    """The called names of a module, and the base classes, as they are written."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    used = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    used += [base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    return {ast.unparse(part).replace("cloudpickle", "pickle") for part in used}
+
+
+def test_data_becomes_code_in_a_few_places_only():
+    found = {name for name, path in (MODULES | JOBS).items() if any(map(RUNS_CODE.search, calls(path)))}
+    assert found == UNPICKLERS

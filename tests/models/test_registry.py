@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 
 from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError
 from sparkdl.models.bundle import save_bundle
+from sparkdl.models.event_log import EVENTS, Event
 from sparkdl.models.registry import Lineage, ModelRegistry
 
 
@@ -181,3 +183,35 @@ def test_many_events_stay_readable_after_compaction(registry, bundle):
         registry.publish("m", bundle)
     assert [one.version for one in registry.list("m")] == list(range(1, 41))
     assert [event.sequence for event in registry.history("m")] == list(range(40))
+
+
+@pytest.mark.parametrize("name", ["/{}", "../../victim", "../victim", "artifacts", "A" * 64, "a" * 63 + "/"])
+def test_a_row_that_names_no_hash_makes_nothing_of_what_it_names(registry, bundle, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "bundle.json").touch()
+    registry.publish("m", bundle)
+    row = Event(kind="published", name="n", version=1, artifact="a" * 64, publication="x")
+    row = row.stamped(1, datetime.now(UTC)).to_row() | {"artifact": name.format(victim)}
+    registry._events.append(pa.Table.from_pylist([row], schema=EVENTS))
+    with pytest.raises(IntegrityError, match="artifact"):
+        registry.vacuum(timedelta(0))
+    with pytest.raises(IntegrityError, match="artifact"):
+        registry.load("n", 1)
+    assert (victim / "bundle.json").exists()
+
+
+@pytest.mark.parametrize("place", ["folder", "inside"])
+def test_sweeping_follows_no_link_out_of_the_registry(registry, bundle, tmp_path, place):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "bundle.json").touch()
+    registry.publish("m", bundle)
+    folder = tmp_path / "registry" / "artifacts" / ("b" * 64)
+    if place == "folder":
+        folder.symlink_to(victim)
+    else:
+        folder.mkdir()
+        (folder / "more").symlink_to(victim)
+    registry.vacuum(timedelta(0))
+    assert (victim / "bundle.json").exists()
