@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.fit.probe import Probe
 from sparkdl.estimator.outputs import OutputSpec
 from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.models.signature import Signature
+from sparkdl.observe import logger
+from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.labels import Meaning, meaning_of
 
-__all__ = ["Wanted", "check_columns", "meanings_of", "wanted_columns"]
+__all__ = ["Wanted", "check_columns", "meanings_of", "tell_of_own_loss", "wanted_columns"]
 
 _SPARKS = ("predictionCol", "probabilityCol", "rawPredictionCol")
 
@@ -59,6 +62,20 @@ def check_columns(params: CheckedParams, meanings: Mapping[str, Meaning]) -> Non
                 f"{name} wants a vector of classes, and the loss does not say that the output means any: drop it, or "
                 "train with CrossEntropyLoss, NLLLoss, BCEWithLogitsLoss, BCELoss or a class derived from one of them"
             )
+
+
+def tell_of_own_loss(params: CheckedParams, found: Probe, meanings: Mapping[str, Meaning], train: Manifest) -> None:
+    """Say in the log what predictionCol will hold, where it looks like a class and the loss does not make it one."""
+    name, (output, *_) = params.getOrDefault("predictionCol"), found.outputs
+    label = train.tensor(output.label)
+    looks = len(output.shape) == 1 and output.shape[0] > 1 and label.shape == () and label.dtype.startswith("int")
+    if name and looks and meanings[output.label] == "value":
+        logger.warning(
+            "predictionCol=%r will hold the %d numbers of the output, no class, since the loss is none of torch's for "
+            "classes: train with CrossEntropyLoss or a class derived from it, or take the greatest one's index",
+            name,
+            output.shape[0],
+        )
 
 
 def _by_shape(shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, Meaning]:

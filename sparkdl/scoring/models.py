@@ -21,6 +21,7 @@ from sparkdl.compat.garbage import freeze
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError
 from sparkdl.models.bundle import load_bundle
+from sparkdl.models.calling import check_batch_norm
 from sparkdl.storage import Configuration, Storage
 
 __all__ = ["BundleSource", "ModelSource", "ModuleSource", "loaded", "place"]
@@ -97,7 +98,9 @@ def loaded(source: ModelSource, device: str) -> nn.Module:
     where = (source.key, device)
     with _models_lock:
         if where not in _models:
-            _models[where] = source.load(device)
+            model = source.load(device)
+            check_batch_norm(model)
+            _models[where] = model
             if _task() is not None:
                 freeze()
             while len(_models) > _KEPT_MODELS:

@@ -10,6 +10,7 @@ columns, which Spark reads faster than it takes an array apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
+from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource
 from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer
@@ -119,6 +121,7 @@ def _source(
     model: str | BundleInfo | nn.Module, allow_pickle: bool, trusted: tuple[str, ...]
 ) -> tuple[ModelSource, Signature | None]:
     if isinstance(model, nn.Module):
+        check_batch_norm(model)
         payload = cloudpickle.dumps(model)
         if len(payload) > _LARGEST_MODULE:
             raise ConfigError(
@@ -197,6 +200,8 @@ class _Transport:
         called = {name: f"{_PLAIN}{n}" if {".", "`"} & set(name) else name for n, name in enumerate([*single, *passed])}
         select += [F.col(quoted(name)).alias(alias) for name, alias in called.items()]
         returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, called[name]) for name in kept)
+        for field in signature.inputs:
+            _check_numbers(field, types)
         plans = tuple(_input_plan(field, signature, where, packs, called) for field in signature.inputs)
         return cls(select=select, inputs=plans, kept=returned)
 
@@ -218,6 +223,28 @@ def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str
                 "cast it to a number, an array of numbers or a vector"
             )
     return {f"{_PACK}{kind}": names for kind, names in groups.items() if len(names) > 1}
+
+
+def _check_numbers(field: TensorField, types: Mapping[str, T.StructField]) -> None:
+    """Refuse columns that hold more or fewer numbers a row than an input takes, as far as their types tell."""
+    found = [_numbers(types[name]) for name in field.columns]
+    known = [count for count in found if count is not None]
+    if not found or len(known) < len(found) or None in field.shape:
+        return
+    wanted = math.prod(size or 1 for size in field.shape)
+    if sum(known) != wanted:
+        raise SchemaError(
+            f"input {field.name!r} gets {sum(known)} numbers a row from {list(field.columns)}, its shape {field.shape} "
+            f"holds {wanted}: give the columns that the model was trained with"
+        )
+
+
+def _numbers(column: T.StructField) -> int | None:
+    """The numbers in a row of a column; None where only the rows tell."""
+    if isinstance(column.dataType, VectorUDT):
+        count = column.metadata.get("ml_attr", {}).get("num_attrs")  # as Spark's own transformers note it
+        return count if isinstance(count, int) else None
+    return None if isinstance(column.dataType, T.ArrayType | T.BinaryType) else 1
 
 
 def _input_plan(

@@ -170,14 +170,11 @@ class Scorer:
             return
         if self.config.nulls == "error":
             names = list(plan.field.columns)
-            raise DataError(
-                f"{int(missing.sum())} rows have a null among {names}: fill or drop them before; "
-                "score() also takes ScoreConfig(nulls='null'), no prediction, or 'nan'"
-            )
+            raise DataError(f"{int(missing.sum())} rows have a null among {names}: fill them or drop these rows before")
         if self.config.nulls == "nan" and not getattr(torch, plan.field.dtype).is_floating_point:
             raise DataError(
-                f"input {plan.field.name!r} of {plan.field.dtype} has nulls and cannot hold NaN: fill or drop "
-                "them before, or let score() take ScoreConfig(nulls='null')"
+                f"input {plan.field.name!r} of {plan.field.dtype} has nulls and cannot hold NaN: fill them or drop "
+                "these rows before"
             )
 
     def _columns_of(self, answer: Any, rows: int, missing: Array | None) -> list[pa.Array]:

@@ -276,7 +276,7 @@ class Table:
         with suppress(CommitFailedError):
             self._open().optimize.compact(commit_properties=commit_properties())
 
-    def sweep(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
+    def vacuum(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
         """Delete files of writes that never committed; return their paths.
 
         Args:

@@ -1,17 +1,21 @@
 """Classes, probabilities and raw predictions, as Spark ML's classifiers define them."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import TorchModel
+from sparkdl.estimator.fit.probe import Output
 from sparkdl.estimator.outputs import OutputModule, OutputSpec
-from sparkdl.estimator.prediction_columns import check_columns, wanted_columns
+from sparkdl.estimator.prediction_columns import check_columns, tell_of_own_loss, wanted_columns
 from sparkdl.models.signature import Signature, TensorField
+from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.labels import meaning_of
 
 
@@ -97,3 +101,22 @@ def test_columns_that_the_outputs_shape_forbids_are_refused():
     assert found[0].output == OutputSpec("y0")
     found = wanted_columns(params(predictionCol="p"), signature((4,)), {"y0": "value"})
     assert found[0].output.kind == "output"
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "meaning", "told"),
+    [
+        ((3,), "int64", "value", True),
+        ((3,), "int64", "classes", False),
+        ((3,), "float32", "value", False),
+        ((1,), "int64", "value", False),
+    ],
+)
+def test_the_log_says_that_a_loss_of_ones_own_gives_no_class(shape, dtype, meaning, told, caplog):
+    train = Manifest(rows=1, bytes=0, shards=(), tensors=(TensorSpec(name="y", dtype=dtype, columns=("y",)),))
+    found = SimpleNamespace(outputs=(Output("y", shape, "float32"),))
+    with caplog.at_level("WARNING", logger="sparkdl"):
+        tell_of_own_loss(params(predictionCol="p"), found, {"y": meaning}, train)
+        tell_of_own_loss(params(), found, {"y": meaning}, train)
+    assert len(caplog.records) == told
+    assert ("predictionCol='p' will hold the 3 numbers of the output, no class" in caplog.text) == told

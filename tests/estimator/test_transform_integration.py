@@ -16,9 +16,11 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from pyspark.sql import functions as F
 from torch import nn
 
-from sparkdl.errors import ConfigError, SchemaError
+import sparkdl
+from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.estimator import CrossValidator as OneQueue
 from sparkdl.estimator import TorchEstimator, TorchModel
+from sparkdl.estimator.transform import signature_for
 from sparkdl.scoring.temporary_files import process_folder
 
 
@@ -132,6 +134,60 @@ def test_wrong_columns_are_refused_at_once(frame):
     vectors = VectorAssembler(inputCols=list("abc"), outputCol="v").transform(frame)
     with pytest.raises(ConfigError, match="input_shapes"):
         around(nn.Linear(3, 1), feature_columns=["v"]).transform(vectors)
+
+
+def test_a_vector_of_another_size_is_refused_when_transform_is_called(frame):
+    three = VectorAssembler(inputCols=list("abc"), outputCol="v").transform(frame)
+    two = VectorAssembler(inputCols=list("ab"), outputCol="v").transform(frame)
+    model = around(nn.Linear(3, 1), feature_columns=["v"], input_shapes=[[-1, 3]])
+    signature = signature_for(model, model.getModel(), three)
+    known = TorchModel(model=nn.Linear(3, 1), signature=signature, feature_columns=["v"], label_columns=["y"])
+    assert known.transform(three)
+    with pytest.raises(SchemaError, match=r"gets 2 numbers a row from \['v'\], its shape \(3,\) holds 3"):
+        known.transform(two)
+
+
+def test_nulls_are_refused_by_what_the_caller_of_transform_can_do(frame):
+    holes = frame.withColumn("a", F.when(F.col("n") % 2 == 0, F.col("a")))
+    with pytest.raises(DataError, match=r"have a null among .*: fill them or drop these rows before") as told:
+        around(nn.Linear(3, 1)).transform(holes).collect()
+    assert "nulls=" not in str(told.value)
+
+
+class MeanOfRow(nn.Module):
+    """The mean of the elements of a row, of any length."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, row, v_mask):
+        return self.scale * (row * v_mask).sum(1) / v_mask.sum(1).clamp(min=1)
+
+
+def test_rows_of_varying_length_are_scored_alike_after_saving_and_loading(spark, tmp_path):
+    rows = [([float(n)] * n, float(n)) for n in (1, 2, 3, 5, 8, 4)]
+    df = spark.createDataFrame(rows * 4, "v array<float>, y float")
+    net = MeanOfRow()
+    fitted = TorchEstimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=1e-3),
+        loss=nn.MSELoss(),
+        feature_cols=["v"],
+        label_cols=["y"],
+        batch_size=8,
+        epochs=1,
+        num_proc=1,
+        verbose=0,
+    ).fit(df)
+    fitted.write().overwrite().save(str(tmp_path / "m"))
+    with sparkdl.allow_pickle(), sparkdl.allow_imports(__name__):
+        loaded = TorchModel.load(str(tmp_path / "m"))
+    scale = fitted.getModel().scale.item()
+    other = spark.createDataFrame([([1.0] * n,) for n in (7, 1, 9)], "v array<float>").coalesce(1)
+    for batch_rows in (1, 4096):
+        found = [row["y__output"] for row in loaded.setTransformBatchSize(batch_rows).transform(other).collect()]
+        assert found == pytest.approx([scale] * 3, rel=1e-5)
 
 
 def test_columns_in_horovods_shapes_are_scored_as_they_were_trained(frame):

@@ -54,7 +54,7 @@ def test_spark_tasks_write_and_one_commit_shows_it(spark, bucket):
     assert {row["day"] for row in rows if row["id"] >= 100} == {"d1"}
     with pytest.raises(SchemaError):
         table.write(frame.withColumnRenamed("id", "key"))
-    assert table.sweep(timedelta(0)) == []
+    assert table.vacuum(timedelta(0)) == []
 
 
 def test_of_two_writers_of_one_version_one_is_told(bucket):

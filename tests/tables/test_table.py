@@ -42,7 +42,7 @@ def test_rows_go_in_and_come_out_at_every_version(table):
 
 
 def test_what_is_not_there_is_said(table):
-    for ask in (table.version, table.rows, table.history, table.sweep):
+    for ask in (table.version, table.rows, table.history, table.vacuum):
         with pytest.raises(StorageError, match="no Delta table"):
             ask()
     table.append(numbers(1))
@@ -116,9 +116,9 @@ def test_files_of_a_writer_that_died_are_swept_and_no_others(table, tmp_path):
     rows = dead.write(iter(numbers(7, 8).to_batches()))
     assert rows[0].rows == 2
     assert table.rows()["x"].to_pylist() == [1]
-    assert table.sweep() == []  # it may still be running
+    assert table.vacuum() == []  # it may still be running
     (tmp_path / "a table" / "notes.txt").write_text("mine")
-    assert [path.rsplit("/", 1)[-1] for path in table.sweep(timedelta(seconds=-1))] == [rows[0].path]
+    assert [path.rsplit("/", 1)[-1] for path in table.vacuum(timedelta(seconds=-1))] == [rows[0].path]
     assert table.rows()["x"].to_pylist() == [1]
     assert (tmp_path / "a table" / "notes.txt").exists()
 
@@ -127,7 +127,7 @@ def test_sweeping_spares_what_an_older_version_names(table):
     table.append(numbers(1))
     table.append(numbers(2))
     table.compact()
-    assert table.sweep(timedelta(seconds=-1)) == []
+    assert table.vacuum(timedelta(seconds=-1)) == []
     assert table.rows(version=0)["x"].to_pylist() == [1]
 
 

@@ -22,7 +22,7 @@ from sparkdl.estimator.fit.shipping import check_importable, pack
 from sparkdl.estimator.fit.slots import slots_of
 from sparkdl.estimator.horovod.adapters import adapted_metrics
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
-from sparkdl.estimator.prediction_columns import check_columns, meanings_of, wanted_columns
+from sparkdl.estimator.prediction_columns import check_columns, meanings_of, tell_of_own_loss, wanted_columns
 from sparkdl.estimator.store import open_store
 from sparkdl.estimator.transform import signature_of
 from sparkdl.launch.driver import barrier
@@ -118,6 +118,7 @@ class Fit:
             model = checks.built(parts.model)
             probed = prepared.probe(params.getOrDefault("model"), model)
             wanted_columns(params, signature_of(probed, prepared.train), self.meanings)  # which refuses what cannot be
+            tell_of_own_loss(params, probed, self.meanings, prepared.train)
             check_importable(self.parts, self.spark)
             run_id = settings.run_id_of(params)
             plan = settings.task_plan(params, prepared.plan.roles, probed.views)
