@@ -27,7 +27,7 @@ from sparkdl.models.calling import Arguments, formed
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.scoring.models import ModelSource, loaded, place
 
-__all__ = ["InputPlan", "Kept", "Part", "Scorer", "cut", "joined", "output_type"]
+__all__ = ["InputPlan", "Kept", "Part", "Scorer", "merge_small", "split_evenly"]
 
 Array = npt.NDArray[Any]
 
@@ -116,11 +116,11 @@ class Scorer:
         torch.set_num_threads(threads)
         model: nn.Module | None = None
         names = [*(kept.name for kept in self.kept), *self.columns]
-        for batch in joined(promptly(batches), self.config.batch_rows):
+        for batch in merge_small(promptly(batches), self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
-            answers = [self._score(model, piece, device) for piece in cut(batch, self.config.batch_rows)]
-            outputs = [pa.concat_arrays(pieces) for pieces in zip(*answers, strict=True)]
+            answers = [self._score(model, chunk, device) for chunk in split_evenly(batch, self.config.batch_rows)]
+            outputs = [pa.concat_arrays(parts) for parts in zip(*answers, strict=True)]
             # one batch out for one in: each costs Spark and Arrow a fixed time a column
             yield pa.RecordBatch.from_arrays([*self._passed_on(batch), *outputs], names=names)
 
@@ -133,7 +133,7 @@ class Scorer:
         for plan in self.inputs:
             if plan.of is not None:
                 continue
-            found = _found(plan, batch, seen)
+            found = _matrices(plan, batch, seen)
             self._check_missing(plan, found)
             matrix = _side_by_side(plan, found)
             if matrix.missing is not None and self.config.nulls == "null":
@@ -141,7 +141,7 @@ class Scorer:
             tensors[plan.field.name] = self._tensor(plan, matrix).to(device)
             valid[plan.field.name] = None if matrix.valid is None else torch.from_numpy(matrix.valid).to(device)
         with torch.inference_mode():
-            named = {plan.field.name: _handed_over(plan, tensors, valid) for plan in self.inputs}
+            named = {plan.field.name: _argument(plan, tensors, valid) for plan in self.inputs}
             arguments = Arguments.of(self.signature.call, named, [one.name for one in self.signature.inputs if one.of])
             answer = model(*arguments.positional, **arguments.named)
         return self._columns_of(answer, batch.num_rows, missing)
@@ -214,7 +214,7 @@ class Scorer:
         return out
 
 
-def _handed_over(plan: InputPlan, tensors: Mapping[str, torch.Tensor], valid: Mapping[str, torch.Tensor | None]) -> Any:
+def _argument(plan: InputPlan, tensors: Mapping[str, torch.Tensor], valid: Mapping[str, torch.Tensor | None]) -> Any:
     """An input in the form that the model asks for."""
     if plan.of is None:
         form = plan.field.form or ("padded" if None in plan.field.shape else "")
@@ -236,8 +236,8 @@ def _tensor_of(values: Array, dtype: str) -> torch.Tensor:
     return tensor.bfloat16() if dtype == "bfloat16" else tensor
 
 
-def joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Join small batches to at most ``rows`` rows; larger ones pass as they are, empty ones are left out."""
+def merge_small(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Merge small batches to at most ``rows`` rows; larger ones pass as they are, empty ones are left out."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -251,14 +251,14 @@ def joined(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBa
         yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
 
 
-def cut(batch: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
-    """Cut a batch into pieces of at most ``rows`` rows and of nearly equal size, without a copy."""
-    pieces = math.ceil(batch.num_rows / rows)
-    size = math.ceil(batch.num_rows / pieces)
+def split_evenly(batch: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
+    """Split a batch into chunks of at most ``rows`` rows and of nearly equal size, without a copy."""
+    chunks = math.ceil(batch.num_rows / rows)
+    size = math.ceil(batch.num_rows / chunks)
     return [batch.slice(start, size) for start in range(0, batch.num_rows, size)]
 
 
-def _found(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> list[Matrix]:
+def _matrices(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> list[Matrix]:
     """The parts of an input, each in the type of its column."""
     ragged = None in plan.field.shape
     found: list[Matrix] = []
@@ -302,7 +302,7 @@ def _picked(part: Part, whole: Matrix) -> Matrix:
     return Matrix(whole.values[:, picked], holes, missing) if missing.any() else Matrix(whole.values[:, picked])
 
 
-def output_type(field: TensorField, as_vector: bool) -> pa.DataType:
+def _output_type(field: TensorField, as_vector: bool) -> pa.DataType:
     """The Arrow type of an output's column."""
     kind = _ARROW[field.dtype]
     if as_vector and len(field.shape) == 1 and pa.types.is_floating(kind):
@@ -333,7 +333,7 @@ def _column(field: TensorField, tensor: Any, rows: int, missing: Array | None, *
     tensor = tensor.detach().to("cpu")
     if tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
-    kind = output_type(field, as_vector)
+    kind = _output_type(field, as_vector)
     null = pa.array(missing) if missing is not None else None
     if pa.types.is_struct(kind):
         return _vector_column(tensor.double().contiguous().numpy(), kind, null)

@@ -15,7 +15,7 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError
 from sparkdl.models.bundle import Signature, TensorField
 from sparkdl.scoring import models
-from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer, cut, joined
+from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer, merge_small, split_evenly
 
 
 def numbered(sizes):
@@ -32,7 +32,7 @@ def rows_of(batches):
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 12))
 def test_joining_keeps_every_row_in_order_and_leaves_no_two_that_fit_together(sizes, rows):
-    out = list(joined(iter(numbered(sizes)), rows))
+    out = list(merge_small(iter(numbered(sizes)), rows))
     assert rows_of(out) == list(range(sum(sizes)))
     assert all(one.num_rows + two.num_rows > rows for one, two in pairwise(out))
     assert all(0 < batch.num_rows <= max(rows, *sizes) for batch in out)
@@ -40,7 +40,7 @@ def test_joining_keeps_every_row_in_order_and_leaves_no_two_that_fit_together(si
 
 @given(st.integers(1, 50), st.integers(1, 12))
 def test_cutting_keeps_every_row_in_order_in_even_pieces(size, rows):
-    pieces = cut(numbered([size])[0], rows)
+    pieces = split_evenly(numbered([size])[0], rows)
     assert rows_of(pieces) == list(range(size))
     assert len(pieces) <= -(-size // rows)
     assert all(0 < piece.num_rows <= rows for piece in pieces)

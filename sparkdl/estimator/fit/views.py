@@ -94,7 +94,7 @@ class Views:
     def __call__(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Be a forward pre-hook: ``args`` are the tensors named by ``tensors``, in that order."""
         if kwargs or len(args) != len(self.tensors):
-            return args, kwargs  # called by the user's own code in the model's own manner
+            return args, kwargs  # called by the user's own code in the model's own calling convention
         return self.arguments(dict(zip(self.tensors, args, strict=True)))
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def attach_views(model: torch.nn.Module, views: Views) -> None:
 
 
 def detach_views(model: torch.nn.Module) -> None:
-    """Let ``model`` be called in its own manner again."""
+    """Let ``model`` be called in its own calling convention again."""
     for key, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, Views):
             del model._forward_pre_hooks[key]

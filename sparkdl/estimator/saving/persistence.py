@@ -256,7 +256,7 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def example_of(signature: Signature | None) -> Any:
-    """Made-up rows that a model can be called with, in its own manner; None without a signature."""
+    """Made-up rows that a model can be called with, in its own calling convention; None without a signature."""
     if signature is None:
         return None
     values = {}
