@@ -24,7 +24,9 @@ def use_drivers_python(spark: Any) -> None:
         spark: the session; one of Spark Connect is left alone, for its server chooses.
     """
     context = None if type(spark).__module__.startswith("pyspark.sql.connect") else spark.sparkContext
-    if context is None or context.getConf().get("spark.pyspark.python") or "PYSPARK_PYTHON" in os.environ:
+    if "PYSPARK_PYTHON" in os.environ or context is None or context._jsc is None:  # none: the session has been stopped
+        return
+    if context.getConf().get("spark.pyspark.python"):
         return
     if str(context.master).startswith("local"):
         context.pythonExec = sys.executable
