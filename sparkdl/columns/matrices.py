@@ -39,7 +39,14 @@ class Matrix:
     valid: Array | None = None
 
 
-def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, codes: Mapping[str, int] | None = None) -> Matrix:
+def matrix_of(
+    name: str,
+    column: pa.Array,
+    *,
+    ragged: bool = False,
+    codes: Mapping[str, int] | None = None,
+    width: int | None = None,
+) -> Matrix:
     """Turn a column into a matrix.
 
     Args:
@@ -47,6 +54,7 @@ def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, codes: Mappi
         column: of any type of the type table; nested arrays are laid out flat.
         ragged: whether rows of different lengths are padded with zeros to the longest, instead of refused.
         codes: of a string column: the number of each value; a string that is not there counts as null.
+        width: elements of a row, for an array column whose rows are all null here and do not tell.
 
     Raises:
         SchemaError: no tensor can hold the type.
@@ -55,8 +63,9 @@ def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, codes: Mappi
     found = decode(name, column, ragged=ragged, codes=codes)
     if found.shape is None:
         return _padded(found)
-    width = math.prod(found.shape)
-    values, holes = found.dense(found.elements, (width,), 0), found.nulls_by_element((width,))
+    untold = found.lengths is not None and not found.lengths.size
+    size = width if untold and width is not None else math.prod(found.shape)
+    values, holes = found.dense(found.elements, (size,), 0), found.nulls_by_element((size,))
     return Matrix(values, holes, _missing(found, holes))
 
 

@@ -151,12 +151,10 @@ class Scorer:
         tensor = _tensor_of(matrix.values, field.dtype)
         if matrix.holes is not None and self.config.nulls == "nan":
             tensor[torch.from_numpy(matrix.holes)] = float("nan")
-        shape = field.shape
+        shape, wanted = field.shape, math.prod(size or 1 for size in field.shape)
         if None in shape:
-            return (
-                tensor if len(shape) == 1 else tensor.reshape(rows, *(-1 if size is None else size for size in shape))
-            )
-        wanted = math.prod(size or 1 for size in shape)
+            longest = tensor.shape[1] // wanted  # not -1, which torch refuses where rows have no element
+            return tensor.reshape(rows, *(longest if size is None else size for size in shape))
         if tensor.shape[1] != wanted:
             raise DataError(
                 f"input {field.name!r} gets {tensor.shape[1]} numbers a row from {list(field.columns)}, its shape "
@@ -261,11 +259,14 @@ def split_evenly(batch: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
 def _matrices(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> list[Matrix]:
     """The parts of an input, each in the type of its column."""
     ragged = None in plan.field.shape
+    total = math.prod(size or 1 for size in plan.field.shape)
+    others = sum(len(part.picked or part.names) for part in plan.parts)
     found: list[Matrix] = []
     for part in plan.parts:
         where = (part.column, ragged)
         if where not in seen:
-            seen[where] = matrix_of(part.names[0], batch.column(part.column), ragged=ragged)
+            width = max(0, total - others + len(part.names))  # of an array among numbers, where all its rows are null
+            seen[where] = matrix_of(part.names[0], batch.column(part.column), ragged=ragged, width=width)
         found.append(seen[where] if part.picked is None else _picked(part, seen[where]))
     return found
 

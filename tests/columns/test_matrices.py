@@ -118,3 +118,15 @@ def test_what_is_no_number_or_has_no_one_length_is_refused_by_name():
         matrix_of("v", pa.array([vector([1.0], False), vector([1.0, 2.0], True)], VECTOR))
     with pytest.raises(DataError, match=r"'m' has rows of 1 and of 2"):
         matrix_of("m", pa.array([[[1], [1, 2]]]))
+
+
+@pytest.mark.parametrize(
+    "kind", [VECTOR, pa.list_(pa.float32()), pa.list_(pa.float32(), 6), pa.list_(pa.list_(pa.float64()))], ids=str
+)
+def test_a_column_of_nulls_alone_is_as_wide_as_its_reader_expects(kind):
+    found = matrix_of("v", pa.array([None, None], kind), width=6)
+    assert found.values.tolist() == [[0.0] * 6] * 2
+    assert found.missing.tolist() == [True, True]
+    assert found.holes.shape == (2, 6)
+    assert matrix_of("v", pa.array([[1.0], None]), width=6).values.shape == (2, 1)  # rows that tell are believed
+    assert matrix_of("x", pa.array([None, None], pa.float64()), width=6).values.shape == (2, 1)

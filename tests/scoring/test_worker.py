@@ -196,6 +196,40 @@ def test_a_prediction_never_depends_on_the_rows_that_share_its_batch(kind, besid
     check()
 
 
+class Sums(nn.Module):
+    """The sum of each row."""
+
+    def forward(self, x):
+        return x.flatten(1).sum(1)
+
+
+VECTOR = pa.struct(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
+
+
+def wide(kind):
+    return {"type": 1, "values": [1.0, 2.0, 3.0]} if kind == VECTOR else [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 4])
+@pytest.mark.parametrize("columns", [("v",), ("v", "n")])
+@pytest.mark.parametrize("kind", [VECTOR, pa.list_(pa.float32()), pa.list_(pa.float32(), 3)], ids=str)
+def test_a_row_without_its_vector_has_no_prediction_whatever_its_neighbours_have(kind, columns, batch_rows):
+    field = TensorField(name="x", shape=(len(columns) + 2,), columns=columns)
+    scorer = Scorer(
+        source=Ready(Sums()),
+        signature=Signature(inputs=(field,), outputs=(TensorField(name="y"),)),
+        inputs=(InputPlan(field, tuple(Part(name, None, (name,)) for name in columns)),),
+        columns=("y",),
+        kept=(),
+        config=ScoreConfig(batch_rows=batch_rows, nulls="null", device="cpu", threads=1),
+    )
+    rows = {"v": pa.array([None, None, wide(kind), None], kind), "n": pa.array([0.0] * 4)}
+    found = [y for out in scorer(iter([pa.RecordBatch.from_pydict(rows)])) for y in out["y"].to_pylist()]
+    assert found == [None, None, 6.0, None]
+
+
 def test_settings_are_checked():
     for wrong in ({"batch_rows": 0}, {"nulls": "drop"}, {"threads": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
