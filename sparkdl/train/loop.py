@@ -33,7 +33,7 @@ from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.result import TrainResult
 from sparkdl.train.run import Run
 from sparkdl.train.schedule import LearningRate
-from sparkdl.train.source import BatchSource
+from sparkdl.train.source import BatchSource, end_epoch
 from sparkdl.train.step import Placement, Stepper
 from sparkdl.train.task import Parts, Task, build_parts
 from sparkdl.train.telemetry.report import Reporter, ScalarWriter
@@ -70,6 +70,7 @@ def fit(
         ConfigError: parts of the task or settings do not fit each other.
         CheckpointError: no checkpoint is whole, it does not fit the model, or one could not be written.
         NonFiniteLossError: the loss became NaN or infinite, on whichever rank; every rank raises.
+        IntegrityError: shards changed while an epoch read them.
     """
     device = torch.device(collective.world.device)
     with rng.isolated(device), rng.deterministic(config.deterministic):
@@ -211,6 +212,7 @@ class _Trainer:
             if self._stops_here():
                 break
             self._set_pause()
+        end_epoch(self.train)
         self.window.flush()
         self.reporter.epoch_done()
         if self.objective is not None:
@@ -275,6 +277,7 @@ class _Trainer:
         source.set_epoch(0)  # the same rows in the same order each time
         steps = self.validation_steps
         found = self.evaluate(source, steps, lambda done: self.reporter.validation_done(done, steps))
+        end_epoch(source)
         self.hooks.call("on_validation_end", self.run, found)
         return found
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["BatchLike", "BatchSource"]
+__all__ = ["BatchLike", "BatchSource", "end_epoch"]
 
 
 class BatchLike(Protocol):
@@ -50,7 +50,8 @@ class BatchSource(Protocol):
     """Batches of an epoch, as many on every rank, in an order that its seed and the epoch fix.
 
     A source may also have ``bounds(name)``, the least and greatest value of a tensor over the whole set, or None: where
-    it shows that no class label is ignored, a loss over classes spares its ranks an exchange a step.
+    it shows that no class label is ignored, a loss over classes spares its ranks an exchange a step. And it may have
+    ``end_epoch()``, which raises if what it gave of the epoch that was just left, whole or not, was damaged.
     """
 
     def __len__(self) -> int:
@@ -72,3 +73,10 @@ class BatchSource(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the position that ``state_dict`` returned, perhaps at another world size."""
         ...
+
+
+def end_epoch(source: BatchSource) -> None:
+    """Let a source that can tell raise what it found wrong with the epoch that was just left."""
+    check = getattr(source, "end_epoch", None)
+    if check is not None:
+        check()

@@ -6,11 +6,15 @@ import functools
 import math
 
 import cloudpickle
+import pyarrow as pa
 import pytest
 import torch
 from train_helpers import state_equal
 
-from sparkdl.errors import ConfigError, NonFiniteLossError
+from sparkdl.batches.reading.loader import ShardedDataset
+from sparkdl.columns.layout import Layout
+from sparkdl.errors import ConfigError, IntegrityError, NonFiniteLossError
+from sparkdl.shards.files import write_table_shards
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.in_memory import TensorSource
 
@@ -459,3 +463,22 @@ def test_more_rows_than_a_function_can_be_given_are_refused(task, train, source,
     monkeypatch.setattr("sparkdl.train.objective.metrics.MOST_BYTES", 400)
     with pytest.raises(ConfigError, match="metric 'rmse' is a function, computed over all rows, and their outputs"):
         train(task(metrics={"rmse": rmse}), source())
+
+
+@pytest.mark.parametrize("settings", [{}, {"steps_per_epoch": 3}, {"max_steps": 3}], ids=str)
+def test_shards_that_are_damaged_in_the_last_epoch_of_a_run_fail_it(task, train, data, tmp_path, settings):
+    x = pa.array(data["x"].tolist(), pa.list_(pa.float32()))
+    table = pa.table({"x": x, "y": data["y"].numpy()})
+    manifest = write_table_shards(table, tmp_path / "s", labels=["y"], layout=Layout(shapes={"x": (5,)}))
+
+    class Damage(Callback):
+        def on_step_end(self, run):
+            if run.step == 3:
+                path = tmp_path / "s" / manifest.shards[0].path
+                data, place = bytearray(path.read_bytes()), manifest.shards[0].blocks[0].offset + 600
+                data[place] ^= 255
+                path.write_bytes(data)
+
+    source = ShardedDataset(tmp_path / "s").loader(batch_size=16)
+    with pytest.raises(IntegrityError, match="has hash"):
+        train(task(), source, epochs=1, callbacks=[Damage()], **settings)

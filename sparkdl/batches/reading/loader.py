@@ -30,7 +30,7 @@ from sparkdl.batches.reading.geometry import Geometry, cores, gather_threads
 from sparkdl.batches.reading.reader import Reader, ReaderSettings
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, IntegrityError
 from sparkdl.observe import logger
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex
@@ -181,7 +181,8 @@ class ShardLoader:
 
     ``for batch in loader`` yields one epoch; the next ``for`` yields the next one, in another order. Breaking off and
     iterating again starts the same epoch over; ``set_epoch`` chooses it. After ``load_state_dict`` the first ``for``
-    continues where the state was taken.
+    continues where the state was taken. Files that changed while they were read are an ``IntegrityError`` at the end of
+    the epoch; of one that was broken off, in ``end_epoch`` or the next ``for``.
 
     Tensors are views of buffers that are reused, but never while any tensor of them is alive: a batch may be kept, it
     then keeps its buffer.
@@ -203,6 +204,7 @@ class ShardLoader:
         self._patterns: Patterns | None = None
         self._resume_step = 0
         self._position = (0, 0)
+        self._damage: IntegrityError | None = None
         self._ring = BufferRing(0, dataset.config.pin_memory)  # outlives the epochs: fresh memory is slow
         self._numbers = BufferRing(0)
         dataset.geometry.order(options.seed, 0, options.shuffle)  # refuses wrong numbers here, not in the first step
@@ -302,9 +304,20 @@ class ShardLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the epoch, or what a loaded state left of it."""
+        self.end_epoch()
         step, self._resume_step = self._resume_step, 0
         self._position = (self.epoch, step)
         return self._batches(self.epoch, step)
+
+    def end_epoch(self) -> None:
+        """Say what was found when the last epoch was broken off, for one who iterates no further.
+
+        Raises:
+            IntegrityError: a block had changed since it was checked, so batches of that epoch may hold damage.
+        """
+        damage, self._damage = self._damage, None
+        if damage is not None:
+            raise damage
 
     def _batches(self, epoch: int, step: int) -> Iterator[Batch]:
         blocks = self.dataset.blocks
@@ -332,6 +345,14 @@ class ShardLoader:
                 del batch
             reader.close()
             blocks.end_epoch()
+        except GeneratorExit:  # broken off: Python drops what is raised here
+            reader.close()
+            try:
+                blocks.end_epoch()
+            except IntegrityError as damage:
+                self._damage = damage.with_traceback(None)
+                logger.error("%s; batches of epoch %d may hold it", damage, epoch)
+            raise
         finally:
             reader.close()
             if executor is not None:

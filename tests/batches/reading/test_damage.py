@@ -72,6 +72,36 @@ def test_a_shard_that_is_damaged_while_it_is_read_ends_the_epoch_with_an_error(t
     assert len(taken) == 20
 
 
+@pytest.mark.parametrize("taken", [10, 20])
+def test_damage_to_an_epoch_that_is_left_early_is_raised_at_its_end_and_not_twice(tmp_path, caplog, taken):
+    manifest = write(tmp_path / "s")
+    loader = dataset(tmp_path / "s").loader(batch_size=50, shuffle=False)
+    path, place = middle(tmp_path / "s", manifest)
+    for step, _ in enumerate(loader, start=1):
+        if step == taken:
+            overwrite(path, place)
+            break
+    assert f"{path.name} has hash" in caplog.text
+    with pytest.raises(IntegrityError, match=rf"{path.name} has hash"):
+        loader.end_epoch()
+    overwrite(path, place)
+    loader.end_epoch()
+    loader.set_epoch(0)
+    assert len(ids(loader)) == 20
+
+
+def test_damage_to_an_epoch_that_is_left_early_is_raised_by_the_next(tmp_path):
+    manifest = write(tmp_path / "s")
+    loader = dataset(tmp_path / "s").loader(batch_size=50, shuffle=False)
+    path, place = middle(tmp_path / "s", manifest)
+    next(batches := iter(loader))
+    overwrite(path, place)
+    del batches
+    overwrite(path, place)  # restored; the batch that was taken may still have held it
+    with pytest.raises(IntegrityError, match=rf"{path.name} has hash"):
+        next(iter(loader))
+
+
 def test_a_damaged_shard_is_substituted_from_the_next_epoch_on(tmp_path, caplog):
     manifest = write(tmp_path / "s")
     data = dataset(tmp_path / "s", on_damage="substitute")
