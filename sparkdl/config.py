@@ -145,7 +145,6 @@ class TrainConfig:
             is not finite, or a callback's wish to stop, is noticed there, and at every checkpoint and end of an epoch.
         progress_seconds: at most one progress event in this time, seconds.
         tensorboard_dir: folder for TensorBoard event files of rank 0; None writes none.
-        resume: continue from the newest whole checkpoint where there is one.
         sync: how gradients travel between ranks.
     """
 
@@ -171,7 +170,6 @@ class TrainConfig:
     window_steps: int = 50
     progress_seconds: float = 0.25
     tensorboard_dir: str | None = None
-    resume: bool = True
     sync: SyncConfig = SyncConfig()
 
     def __post_init__(self) -> None:
@@ -209,8 +207,13 @@ class CheckpointConfig:
     """Where and when checkpoints are written and which are kept.
 
     Attributes:
-        uri: folder of the checkpoints of one run, a path, a URI or a ``Storage``; a run that finds some
-            there continues from them.
+        uri: folder of the checkpoints of one run, a path, a URI or a ``Storage``.
+        resume: what is made of the checkpoints that lie there already. ``"exact"`` goes on from the newest as if the
+            run had never ended, and refuses other data, model or settings; without any it starts afresh. ``"warm"``
+            starts from the newest one's weights, with optimizer, schedule, epochs and history afresh, on whatever
+            data and settings there are now; without any it refuses. ``"never"`` refuses if there are any.
+        fit_id: names one call of fit, all its attempts included; checkpoints that carry it are its own, and it goes on
+            from them exactly, whatever ``resume`` says. Empty for a call that is never repeated.
         every_steps: optimizer steps between two checkpoints; None writes none inside an epoch.
         every_epochs: epochs between two checkpoints; None writes none there but the best's and the last.
         keep_last: number of newest checkpoints that are kept.
@@ -218,12 +221,16 @@ class CheckpointConfig:
     """
 
     uri: str | Place
+    resume: str = "exact"
+    fit_id: str = ""
     every_steps: int | None = None
     every_epochs: int | None = 1
     keep_last: int = 3
     keep_best: bool = True
 
     def __post_init__(self) -> None:
+        known = ("exact", "warm", "never")
+        require(self.resume in known, f"resume={self.resume!r} is not one of {known}: choose one of these")
         for name, value in (("every_steps", self.every_steps), ("every_epochs", self.every_epochs)):
             require(value is None or value >= 1, f"{name}={value} is below 1: give at least 1, or None for never")
         require(self.keep_last >= 1, f"keep_last={self.keep_last} is below 1: a run without checkpoints needs none")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,7 +27,7 @@ from sparkdl.train.result import TrainResult
 from sparkdl.train.task import Task
 from sparkdl.world import World
 
-__all__ = ["RankJob", "RankReport", "run_rank"]
+__all__ = ["RankJob", "RankReport", "run_identity", "run_rank"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,11 @@ def _trained(world: World, job: RankJob, collective: Collective, seconds: dict[s
     try:
         with span("open", seconds):
             train, validation = _training(job, world), _validation(job, world)
-            checkpoints = Checkpointer(job.checkpoints, _identity(job, train, validation)) if job.checkpoints else None
+            checkpoints = None
+            if job.checkpoints:
+                held_out = validation.dataset.manifest if validation is not None else None
+                identity = run_identity(job, train.dataset.manifest, held_out)
+                checkpoints = Checkpointer(job.checkpoints, identity)
         with span("fit", seconds):
             result = fit(
                 job.task,
@@ -131,11 +135,26 @@ def _trained(world: World, job: RankJob, collective: Collective, seconds: dict[s
     return result
 
 
-def _identity(job: RankJob, train: ShardLoader, validation: ShardLoader | None) -> dict[str, str]:
-    """What decides the run; taken before the first step."""
+class _Rows(Protocol):
+    """Of the manifest of a shard set, what its rows are told by."""
 
-    def rows(loader: ShardLoader | None) -> Any:
-        manifest = loader.dataset.manifest if loader is not None else None
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def content_hash(self) -> str: ...
+
+
+def run_identity(job: RankJob, train: _Rows, validation: _Rows | None) -> dict[str, str]:
+    """What decides the run, see ``train.checkpoint.identity``; the same on the driver and on the ranks.
+
+    Args:
+        job: as a rank has it before its first step.
+        train: manifest of the set at ``job.train_uri``.
+        validation: of that at ``job.validation_uri``.
+    """
+
+    def rows(manifest: _Rows | None) -> Any:
         return None if manifest is None else f"{manifest.rows} rows, content {manifest.content_hash[:8]}"
 
     others = {"training data": rows(train), "validation data": rows(validation)}

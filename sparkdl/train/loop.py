@@ -23,7 +23,7 @@ from sparkdl.observe import emit
 from sparkdl.train.callbacks import Callback, Hooks
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
-from sparkdl.train.checkpoint.resume import going_on, load_newest, rank_states, restore_rank
+from sparkdl.train.checkpoint.resume import facts_of, going_on, load_newest, rank_states, restore_rank
 from sparkdl.train.epoch import EpochTrainer
 from sparkdl.train.manual import ManualSteps
 from sparkdl.train.model_selection import Judge
@@ -111,7 +111,7 @@ class _Trainer:
             )
         parts = build_parts(task, self.device, seed=config.seed, channels_last=config.channels_last)
         self.parts = parts
-        state = load_newest(checkpoints, parts, collective, resume=config.resume)
+        state = load_newest(checkpoints, parts, collective, epochs=config.epochs)
         if state is not None:
             with going_on(state["resumed_step"]):
                 train.load_state_dict(state["loader"])  # which may change the number of its batches
@@ -301,7 +301,6 @@ class _Trainer:
         ranks = rank_states(self.collective, self.device, self.epoch_trainer.metrics.state())
         if run.world.is_leader:
             state = {
-                "identity": self.checkpoints.identity,
                 "model": run.model.state_dict(),
                 "optimizer": run.optimizer.state_dict(),
                 "rate": self.rate.state_dict(),
@@ -315,6 +314,7 @@ class _Trainer:
                 "judge": self.judge.state_dict(),
                 "callbacks": self.hooks.state_dict(),
                 "history": run.history.state_dict(),
+                **facts_of(self.checkpoints, run),
             }
             self.checkpoints.save(state, step=run.step, epoch=run.epoch, best=best)
         self.hooks.call("on_checkpoint", run)
@@ -327,10 +327,8 @@ class _Trainer:
             self.rate.start()
             return
         run.epoch, run.batch, run.step, run.rows = (state["run"][name] for name in ("epoch", "batch", "step", "rows"))
-        if run.epoch > self.config.epochs:
-            raise ConfigError(f"epochs={self.config.epochs}, and the run has trained {run.epoch} already: ask for more")
-        self.resumed_step = state["resumed_step"]
-        with going_on(self.resumed_step):
+        self.resumed_step = run.step
+        with going_on(state["resumed_step"]):
             run.history.load_state_dict(state["history"])
             self.rate.load_state_dict(state["rate"])
             if self.stepper.scaler is not None and state["scaler"]:

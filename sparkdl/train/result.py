@@ -33,7 +33,7 @@ class TrainResult:
         seconds: wall-clock seconds of this call.
         stopped_early: whether the run ended before its last epoch.
         stop_reason: why, if it did.
-        resumed_step: the step of the checkpoint this call continued from; None for a fresh start.
+        resumed_step: the step of the checkpoint this call continued from; None for a fresh or a warm start.
     """
 
     model: torch.nn.Module

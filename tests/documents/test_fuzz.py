@@ -28,6 +28,7 @@ from sparkdl.shards.files import write_table_shards
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.resume import check_start
 
 NASTY = [
     *(None, True, False, -1, 0, 1, 2**31, 2**53 + 1, 2**63 - 1, 2**64, 2**200, -(2**70), 1.5, 1e308, -0.0),
@@ -146,6 +147,7 @@ def saved_checkpoint(folder):
         "rng": [b"\x01", (1, 2.5, float("nan"))],
         "by": {0: torch.ones(2)},
         "w": 2**90,
+        "facts": {"identity": {"seed": "0"}, "epochs": 1, "shapes": {"weight": [2, 3]}},
     }
     keeper.save(state, step=1, epoch=0)
     keeper.close()
@@ -161,6 +163,7 @@ def checkpoints(folder):
 
     def read(chance):
         put_checkpoint(folder, text_of(mutated(body, chance), chance))
+        check_start(keeper, nn.Linear(3, 2), 1)
         keeper.load(1)
 
     return read

@@ -19,15 +19,17 @@ from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.estimator.fit.column_plan import Roles
 from sparkdl.estimator.fit.probe import Output, Probe
-from sparkdl.estimator.fit.rank import made_losses
+from sparkdl.estimator.fit.rank import FitJob, made_losses, opened
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.shards.manifest import Manifest
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.checkpoint.resume import check_start
 from sparkdl.train.model_selection import settled_monitor
 from sparkdl.train.objective.labels import label_kind
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.task import Task, check_optimizer
-from sparkdl.worker import RankJob
+from sparkdl.worker import RankJob, run_identity
 
 __all__ = [
     "built",
@@ -35,6 +37,7 @@ __all__ = [
     "check_frame",
     "check_loss",
     "check_losses",
+    "check_resume",
     "check_rows",
     "check_shards",
     "check_steps",
@@ -174,6 +177,30 @@ def check_task(task: Task, model: torch.nn.Module, job: Callable[..., RankJob]) 
     metrics = MetricSet(task.metrics, task.labels, torch.device("cpu"))
     whole = job(task=task)
     settled_monitor(whole.train, metrics, task, validates=whole.validation_uri is not None)
+
+
+def check_resume(
+    fit: FitJob, job: RankJob, model: torch.nn.Module, train: Manifest, validation: Manifest | None
+) -> None:
+    """Refuse to go on from the checkpoints that are there, where rank 0 would; their tensors are not read.
+
+    Args:
+        fit: what the ranks will run.
+        job: the same with the driver's copies.
+        model: its model, made.
+        train: shards to train on.
+        validation: shards to validate on.
+
+    Raises:
+        ConfigError: the run is another one, is not to resume, or has nothing to start from.
+        CheckpointError: no checkpoint can be read, or the weights do not fit the model.
+    """
+    if job.checkpoints is None:
+        return
+    checkpoints = Checkpointer(job.checkpoints)
+    if checkpoints.steps():  # of new copies, since the driver's were called already
+        checkpoints.identity = run_identity(opened(fit), train, validation)
+    check_start(checkpoints, model, job.train.epochs)
 
 
 def check_losses(

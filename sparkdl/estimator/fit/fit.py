@@ -7,6 +7,7 @@ statistics tell the rest.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,16 +121,16 @@ class Fit:
             wanted_columns(params, signature_of(probed, prepared.train), self.meanings)  # which refuses what cannot be
             tell_of_own_loss(params, probed, self.meanings, prepared.train)
             check_importable(self.parts, self.spark)
-            run_id = settings.run_id_of(params)
+            run_id, fit_id = settings.run_id_of(params), uuid.uuid4().hex
             plan = settings.task_plan(params, prepared.plan.roles, probed.views)
-            job = settings.rank_job(params, prepared.train, prepared.validation, prepared.store, run_id)
+            job = settings.rank_job(params, prepared.train, prepared.validation, prepared.store, run_id, fit_id)
             task = task_of(parts, plan)
             checks.check_task(task, model, job)
             checks.check_losses(task, parts.losses, probed, prepared.train, prepared.validation)
+            ranks_job = FitJob(parts=self.parts, plan=plan, job=job)
+            checks.check_resume(ranks_job, job(task=task), model, prepared.train, prepared.validation)
         with span("launch", seconds):
-            reports, ranks = run_ranks(
-                params, FitJob(parts=self.parts, plan=plan, job=job), self.spark, self.num_proc, run_id
-            )
+            reports, ranks = run_ranks(params, ranks_job, self.spark, self.num_proc, run_id)
         leader = reports[0]
         model.load_state_dict(leader.weights or {})
         model.eval()

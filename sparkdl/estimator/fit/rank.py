@@ -22,7 +22,7 @@ from sparkdl.train.task import Task, takes_no_arguments
 from sparkdl.worker import RankJob, RankReport, run_rank
 from sparkdl.world import World
 
-__all__ = ["FitJob", "TaskPlan", "UserParts", "made_losses", "task_of", "train_on_rank"]
+__all__ = ["FitJob", "TaskPlan", "UserParts", "made_losses", "opened", "task_of", "train_on_rank"]
 
 
 @dataclass
@@ -79,12 +79,21 @@ def train_on_rank(fit: FitJob) -> Payload:
         ModuleNotFoundError: the user's objects need a module that this worker lacks.
         SparkdlError: whatever the stages refuse.
     """
+    report: RankReport = run_rank(World.from_env(os.environ), opened(fit))
+    return Payload.of(report)
+
+
+def opened(fit: FitJob) -> RankJob:
+    """The job of one rank, with objects of its own.
+
+    Raises:
+        ModuleNotFoundError: the user's objects need a module that this process lacks.
+    """
     parts: UserParts = fit.parts.open(share=True)
     task = task_of(parts, fit.plan)
     if task.manual_step is None:
         task = replace(task, model=_viewed(parts.model, fit.plan.views))
-    report: RankReport = run_rank(World.from_env(os.environ), fit.job(task=task, callbacks=tuple(parts.callbacks)))
-    return Payload.of(report)
+    return fit.job(task=task, callbacks=tuple(parts.callbacks))
 
 
 def task_of(parts: UserParts, plan: TaskPlan) -> Task:

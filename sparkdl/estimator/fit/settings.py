@@ -132,9 +132,9 @@ def run_id_of(params: CheckedParams) -> str:
 
 
 def rank_job(
-    params: CheckedParams, train: Manifest, validation: Manifest | None, store: Store, run_id: str
+    params: CheckedParams, train: Manifest, validation: Manifest | None, store: Store, run_id: str, fit_id: str = ""
 ) -> functools.partial[RankJob]:
-    """Everything of a ``RankJob`` but its task and callbacks."""
+    """Everything of a ``RankJob`` but its task and callbacks; ``fit_id`` names this fit among those of the run."""
     get = params.getOrDefault
     train_loader, validation_loader, shuffle = loader_configs(params, train)
     return functools.partial(
@@ -148,7 +148,7 @@ def rank_job(
         loader=train_loader,
         validation_loader=validation_loader,
         train=train_config(params, store, run_id),
-        checkpoints=checkpoint_config(params, store, run_id),
+        checkpoints=checkpoint_config(params, store, run_id, fit_id),
         backend=launch_settings(params)["backend"],
     )
 
@@ -226,13 +226,15 @@ def places(params: CheckedParams, store: Store) -> dict[str, Storage]:
     return found
 
 
-def checkpoint_config(params: CheckedParams, store: Store, run_id: str) -> CheckpointConfig | None:
+def checkpoint_config(params: CheckedParams, store: Store, run_id: str, fit_id: str = "") -> CheckpointConfig | None:
     """Where and when checkpoints are written; None without a store, unless something else asks for them."""
     get = params.getOrDefault
     if not (store.saving_runs() or get("checkpoint_every") or get("max_failures")):
         return None
     return CheckpointConfig(
         uri=store.get_checkpoint_path(run_id),
+        resume=get("resume"),
+        fit_id=fit_id,
         every_steps=get("checkpoint_every"),
         keep_last=get("keep_checkpoints"),
     )
@@ -254,6 +256,11 @@ def check_used(params: CheckedParams, store: Store) -> None:
         raise ConfigError(
             f"keep_checkpoints={get('keep_checkpoints')}, and none are written without store, checkpoint_every or "
             "max_failures: set one of them, or drop keep_checkpoints"
+        )
+    if given("resume") and (get("run_id") is None or checkpoint_config(params, store, "run") is None):
+        raise ConfigError(
+            f"resume={get('resume')!r} is about the checkpoints of an earlier fit, which run_id names and store holds: "
+            "set both, or drop resume"
         )
     if get("shuffle_buffer_size") and not get("shuffle"):
         raise ConfigError(

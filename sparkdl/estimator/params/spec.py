@@ -197,13 +197,19 @@ _RUN = (
     _horovod("store", None, "path, URI or Store", c.store, json=False,
           effect="Where shards, checkpoints and logs lie, reachable from every worker; a temporary folder by default."),
     _horovod("run_id", None, "name", c.column,
-          effect="Name of the run in the store; a run of that name resumes from its last checkpoint."),
+          effect="Name of the run in the store; what a run of that name has left there is continued as resume says."),
+    _ours("resume", "exact", "exact, warm, never", c.anything_in("exact", "warm", "never"),
+          effect="What a fit makes of the checkpoints of its run_id. exact: go on from the newest as if the run had "
+          "never ended; other data, model or settings are refused by name. warm: start from the newest one's weights, "
+          "with optimizer, schedule, epochs and history afresh, on new data or settings; refused if there is none, or "
+          "it does not fit the model. never: refused if there are any."),
     _ours("checkpoint_every", None, "steps", c.integer(1),
           effect="Optimizer steps between checkpoints; with a store, one an epoch by default."),
     _ours("keep_checkpoints", 3, "checkpoints", c.integer(1),
           effect="How many of the newest checkpoints are kept, plus the best."),
     _ours("max_failures", 0, "attempts", c.integer(0),
-          effect="Failed attempts after which fit gives up; each new attempt resumes from the last checkpoint."),
+          effect="Failed attempts after which fit gives up; each new attempt goes on from this fit's last "
+          "checkpoint, whatever resume says."),
     _ours("min_num_proc", None, "ranks", c.integer(1),
           effect="After a failure go on with as few ranks as this if slots stay away for 10 s; num_proc by default."),
     _ours("timeout", None, "seconds", c.number(0, exclusive=True),

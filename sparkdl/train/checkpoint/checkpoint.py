@@ -13,11 +13,11 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 import torch
@@ -31,6 +31,8 @@ from sparkdl.observe import emit, logger
 from sparkdl.storage import Storage, storage_errors, xxh3_hex
 
 __all__ = ["Checkpoint", "Checkpointer"]
+
+T = TypeVar("T")
 
 _FORMAT = 1
 _HEAD, _HASH = b'{"checkpoint":', b',"xxh3":"'
@@ -47,7 +49,7 @@ class Checkpoint:
     """One checkpoint, read and found whole.
 
     Attributes:
-        step: optimizer steps it was taken after.
+        step: its number: optimizer steps it was taken after, those before a warm start included.
         epoch: epoch it was taken in; at the end of an epoch, the next one.
         best: whether its epoch was the best so far.
         state: what ``save`` was given.
@@ -89,12 +91,17 @@ class Checkpointer:
         identity: what decides the run, see ``identity``: written into each checkpoint, and compared before a run goes
             on from one; None compares nothing.
 
+    Attributes:
+        offset: the number of the checkpoint that a warm start took its weights from, else 0. Those that follow are
+            numbered from there, so that the newest one always has the highest number.
+
     Raises:
         ConfigError: the URI is of an unknown kind.
     """
 
     def __init__(self, config: CheckpointConfig, identity: dict[str, str] | None = None) -> None:
         self.config, self.identity = config, identity
+        self.offset = 0
         self.folder = Storage.of(cast("str | Storage", config.uri))
         self._writer: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
@@ -117,7 +124,7 @@ class Checkpointer:
 
         Args:
             state: nested dicts, lists, numbers, strings and tensors; tensors may change once this returns.
-            step: optimizer steps so far: the checkpoint's name.
+            step: optimizer steps so far; with ``offset`` the checkpoint's number.
             epoch: epoch in which a resumed run goes on.
             best: keep it until there is a better one.
 
@@ -138,7 +145,7 @@ class Checkpointer:
             ready.record()
         if self._writer is None:
             self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparkdl-checkpoint")
-        body = {"format": _FORMAT, "step": step, "epoch": epoch, "best": best, "state": tree}
+        body = {"format": _FORMAT, "step": self.offset + step, "epoch": epoch, "best": best, "state": tree}
         self._pending = self._writer.submit(self._write, body, self._layout, ready)
         self.stall_seconds += time.perf_counter() - start
 
@@ -184,12 +191,31 @@ class Checkpointer:
         """
         self.wait()
         steps = self.steps()
-        found = self._first_whole(list(reversed(steps)), "checkpoint", check)
+        found = self._first_whole(list(reversed(steps)), "checkpoint", lambda step: self.load(step, check))
         self._abandoned = [step for step in steps if found is not None and step > found.step]
         return found
 
+    def peek(self, part: str) -> tuple[int, Any] | None:
+        """Read one part of the newest state, without its tensors.
+
+        Returns:
+            The checkpoint's step, and the part, None where its state has none of that name; None without checkpoints.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be read; or the part holds tensors.
+        """
+        self.wait()
+
+        def read(step: int) -> tuple[int, Any]:
+            with self._told_as_damage(step):
+                return step, Decoder({}).decode(self._body(step).state.get(part))
+
+        return self._first_whole(list(reversed(self.steps())), "checkpoint", read)
+
     def best(self, check: Check | None = None) -> Checkpoint | None:
-        """Read the best checkpoint, or an earlier best if that is damaged; None if none was ever marked as best.
+        """Read the best checkpoint since the last warm start, or an earlier best if that is damaged.
+
+        None if none was ever marked as best.
 
         Args:
             check: raises ``IntegrityError`` for a state that is no use.
@@ -199,8 +225,8 @@ class Checkpointer:
         """
         self.wait()
         entries = self._index()
-        bests = sorted((s for s, e in entries.items() if e.best), reverse=True)
-        return self._first_whole(bests, "best checkpoint", check)
+        bests = sorted((s for s, e in entries.items() if e.best and s > self.offset), reverse=True)
+        return self._first_whole(bests, "best checkpoint", lambda step: self.load(step, check))
 
     def load(self, step: int, check: Check | None = None) -> Checkpoint:
         """Read the checkpoint of ``step`` and check every byte of it, and its state by ``check``.
@@ -208,7 +234,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it is missing or damaged, or a later version wrote it.
         """
-        try:
+        with self._told_as_damage(step):
             body = self._body(step)
             file = self.folder.child(body.tensors)
             data = file.read_bytes(at_most=body.bytes)
@@ -217,16 +243,21 @@ class Checkpointer:
             state = Decoder(load_tensors(data, file.uri)).decode(body.state)
             if check is not None:
                 check(state)
+        return Checkpoint(body.step, body.epoch, body.best, state)
+
+    @contextmanager
+    def _told_as_damage(self, step: int) -> Iterator[None]:
+        try:
+            yield
         except StorageError as cause:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self.folder.uri} is damaged ({cause}): resume from another one"
             ) from cause
-        return Checkpoint(body.step, body.epoch, body.best, state)
 
-    def _first_whole(self, steps: list[int], what: str, check: Check | None) -> Checkpoint | None:
+    def _first_whole(self, steps: list[int], what: str, read: Callable[[int], T]) -> T | None:
         for step in steps:
             try:
-                return self.load(step, check)
+                return read(step)
             except CheckpointError as error:
                 logger.warning("skipping a %s: %s", what, error)
                 emit("log", message=f"skipping a {what}: {error}")

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from types import CodeType
 from typing import Any
 
@@ -26,7 +27,7 @@ __all__ = ["check_same", "described", "identity_of"]
 _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", "cooldown_counter", "_is_initial")
 _SETTINGS = (
     *("steps_per_epoch", "seed", "precision", "max_grad_norm", "accumulate_steps", "scale_lr", "warmup_steps"),
-    *("monitor", "monitor_mode", "sync"),
+    *("monitor", "monitor_mode"),
 )
 _DEEPEST = 5
 
@@ -40,7 +41,7 @@ def identity_of(task: Task, config: TrainConfig, others: Mapping[str, Any]) -> d
     parts = {name: getattr(task, name) for name in ("model", "optimizer", "scheduler", "scheduler_interval", "loss")}
     parts |= {"columns": (task.inputs, task.labels, task.sample_weight), "loss_weights": task.loss_weights}
     parts |= {"train_step": task.train_step, "train_minibatch_fn": task.manual_step}
-    parts |= {name: getattr(config, name) for name in _SETTINGS}
+    parts |= {name: getattr(config, name) for name in _SETTINGS} | asdict(config.sync)
     return {name: described(value) for name, value in (parts | dict(others)).items()}
 
 
@@ -55,9 +56,11 @@ def check_same(saved: Mapping[str, str] | None, mine: Mapping[str, str] | None, 
     for name in [*mine, *(name for name in saved if name not in mine)]:
         before, now = saved.get(name, "none"), mine.get(name, "none")
         if before != now:
+            rows = " (the same rows in the same partitions)" if name.endswith(" data") else ""
             raise ConfigError(
-                f"{name} is {now}, and the run whose checkpoints lie in {where} had {before}: go on with what it had, "
-                "or start another run, with a run_id or a folder of its own"
+                f"{name} is {now}, and the run whose checkpoints lie in {where} had {before}: go on with what it had"
+                f'{rows}, start from its weights with resume="warm", or start another run, with a run_id or a folder '
+                "of its own"
             )
 
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from sparkdl.collective.base import Collective
 from sparkdl.documents.typed import Count, Source, convert
-from sparkdl.errors import CheckpointError, ConfigError, SparkdlError
+from sparkdl.errors import CheckpointError, ConfigError, IntegrityError, SparkdlError
+from sparkdl.observe import emit, logger
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.identity import check_same
+from sparkdl.train.run import Run
 from sparkdl.train.task import Parts
 
-__all__ = ["check_model_state", "check_state", "going_on", "load_newest", "rank_states", "restore_rank"]
+Start = Literal["fresh", "exact", "warm"]
+_FACTS = "facts"
+
+__all__ = ["check_start", "check_state", "facts_of", "going_on", "load_newest", "rank_states", "restore_rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,25 @@ class _Rank:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    """What a checkpoint says of its run in its JSON file, so that the driver can refuse without the tensors.
+
+    Attributes:
+        identity: what decides the run; None if nobody told.
+        fit_id: of the call of fit that wrote it.
+        epochs: epochs that were trained.
+        partly: whether a part of the next one was.
+        shapes: of the model's tensors, by name.
+    """
+
+    identity: dict[str, str] | None = None
+    fit_id: str = ""
+    epochs: Count = 0
+    partly: bool = False
+    shapes: dict[str, list[Count]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
     """What the loop puts into a checkpoint; the inside of a dict is for whoever takes it over."""
 
@@ -80,7 +104,7 @@ class _State:
     judge: _Judge
     callbacks: list[Any]
     history: _History
-    identity: dict[str, str] | None = None
+    facts: _Facts = _Facts()
     sync: dict[str, Any] = field(default_factory=dict)
     manual: dict[str, Any] | None = None
 
@@ -112,26 +136,57 @@ def going_on(step: int) -> Iterator[None]:
         ) from cause
 
 
+def facts_of(checkpoints: Checkpointer, run: Run) -> dict[str, Any]:
+    """Return what a checkpoint of ``run`` shall say of it: the part of its state that ``check_start`` reads."""
+    facts = {"identity": checkpoints.identity, "fit_id": checkpoints.config.fit_id}
+    epochs = {"epochs": run.epoch, "partly": run.batch > 0}
+    return {_FACTS: facts | epochs | {"shapes": _shapes(run.model.state_dict())}}
+
+
+def check_start(checkpoints: Checkpointer, model: torch.nn.Module, epochs: int) -> Start:
+    """Say how a run with these checkpoints will start, by the newest one's JSON file alone.
+
+    Args:
+        checkpoints: where they lie, what the run shall make of them, and its identity.
+        model: the one to train.
+        epochs: how many it shall have trained in the end.
+
+    Raises:
+        ConfigError: they must not be there, or none is; the run is another one; it has trained more epochs already.
+        CheckpointError: none can be read, or its weights do not fit ``model``.
+    """
+    found = checkpoints.peek(_FACTS)
+    if found is None:
+        return _start(checkpoints, None, None, epochs)
+    step, part = found
+    facts = _facts(checkpoints, step, part)
+    start = _start(checkpoints, step, facts, epochs)
+    if start == "warm" and facts.shapes is not None:
+        _check_shapes(_shapes(model.state_dict()), facts.shapes, step)
+    return start
+
+
 def load_newest(
-    checkpoints: Checkpointer | None, parts: Parts, collective: Collective, *, resume: bool
+    checkpoints: Checkpointer | None, parts: Parts, collective: Collective, *, epochs: int
 ) -> dict[str, Any] | None:
     """Load the newest checkpoint into rank 0's model and optimizer; return the rest of its state on every rank.
 
     The collective's ``wrap`` brings model and optimizer to the other ranks afterwards.
 
     Returns:
-        The state without ``model`` and ``optimizer``, with ``resumed_step``; None where there is no checkpoint.
+        The state without ``model`` and ``optimizer``, with ``resumed_step``, the checkpoint's number; None where the
+        run starts with its first step.
 
     Raises:
         CheckpointError: none is whole, or it does not fit the model; on every rank.
-        ConfigError: there are checkpoints, and the run is not to continue from them; on every rank.
+        ConfigError: the run cannot continue from them as it is; on every rank.
     """
     if checkpoints is None:
         return None
     outcome: dict[str, Any] | SparkdlError | None = None
     if collective.world.is_leader:
         try:
-            outcome = _load(checkpoints, parts, resume=resume)
+            outcome = _load(checkpoints, parts, epochs)
         except SparkdlError as error:
             outcome = error
     outcome = collective.broadcast_object(outcome)
@@ -140,24 +195,25 @@ def load_newest(
     return outcome
 
 
-def _load(checkpoints: Checkpointer, parts: Parts, *, resume: bool) -> dict[str, Any] | None:
-    if not resume:
-        steps = checkpoints.steps()
-        if steps:
-            raise ConfigError(
-                f"resume=False, but {checkpoints.folder.uri} holds checkpoints up to step {steps[-1]}: give an empty "
-                "folder, or let the run resume"
-            )
-        return None
+def _load(checkpoints: Checkpointer, parts: Parts, epochs: int) -> dict[str, Any] | None:
     found = checkpoints.latest(check_state)
     if found is None:
+        _start(checkpoints, None, None, epochs)
         return None
     state = dict(found.state)
-    check_same(state.get("identity"), checkpoints.identity, checkpoints.folder.uri)
+    facts = _facts(checkpoints, found.step, state.pop(_FACTS, None))
+    start = _start(checkpoints, found.step, facts, epochs)
     model = state.pop("model")
-    check_model_state(parts.model, model, f"checkpoint of step {found.step}")
+    _check_shapes(_shapes(parts.model.state_dict()), _shapes(model), found.step)
     with going_on(found.step):
         parts.model.load_state_dict(model)
+    if start == "warm":
+        checkpoints.offset = found.step
+        told = f"warm start: from the weights of step {found.step} in {checkpoints.folder.uri}, all else afresh"
+        logger.info(told)
+        emit("log", message=told)
+        return None
+    checkpoints.offset = found.step - state["run"]["step"]
     try:
         parts.optimizer.load_state_dict(state.pop("optimizer"))
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
@@ -168,19 +224,51 @@ def _load(checkpoints: Checkpointer, parts: Parts, *, resume: bool) -> dict[str,
     return state | {"resumed_step": found.step}
 
 
-def check_model_state(model: torch.nn.Module, state: Mapping[str, Any], source: str) -> None:
-    """Compare names and shapes of ``state`` with those of ``model``.
+def _start(checkpoints: Checkpointer, step: int | None, facts: _Facts | None, epochs: int) -> Start:
+    """How to start with the newest checkpoint, that of ``step``; None if there is none."""
+    config, where = checkpoints.config, checkpoints.folder.uri
+    if facts is None:
+        if config.resume == "warm":
+            raise ConfigError(
+                f'resume="warm" starts from the newest checkpoint, and {where} holds none: name a run that has '
+                "some, or leave resume out for the first one"
+            )
+        return "fresh"
+    ours = bool(config.fit_id) and facts.fit_id == config.fit_id  # of an attempt before
+    if config.resume == "never" and not ours:
+        raise ConfigError(
+            f'resume="never", but {where} holds checkpoints up to step {step}: give an empty folder or another '
+            "run_id, or let the run resume"
+        )
+    if config.resume == "warm" and not ours:
+        return "warm"
+    check_same(facts.identity, checkpoints.identity, where)
+    if facts.epochs > epochs or (facts.epochs == epochs and facts.partly):
+        part = " and a part of the next" if facts.partly else ""
+        raise ConfigError(f"epochs={epochs}, and the run has trained {facts.epochs}{part} already: ask for more")
+    return "exact"
 
-    Raises:
-        CheckpointError: they differ; the message names the first difference.
-    """
-    mine = {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    theirs = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+def _facts(checkpoints: Checkpointer, step: int, part: Any) -> _Facts:
+    source = Source(f"the checkpoint of step {step} in {checkpoints.folder.uri}", "resume from another one")
+    try:
+        return convert({} if part is None else part, _Facts, source, f"$.state.{_FACTS}")
+    except IntegrityError as cause:
+        raise CheckpointError(str(cause)) from cause
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _check_shapes(mine: Mapping[str, list[int]], theirs: Mapping[str, list[int]], step: int) -> None:
+    """Refuse weights whose names and shapes are not the model's; the message names the first difference."""
     for name in [*mine, *theirs]:
-        here, there = mine.get(name, "no such tensor"), theirs.get(name, "no such tensor")
+        here, there = (tuple(held[name]) if name in held else "no such tensor" for held in (mine, theirs))
         if here != there:
             raise CheckpointError(
-                f"{name!r} is {there} in the {source} and {here} in the model: resume with the model that was trained"
+                f"{name!r} is {there} in the checkpoint of step {step} and {here} in the model: resume with the model "
+                "that was trained"
             )
 
 

@@ -85,6 +85,11 @@ def test_how_ranks_are_launched():
     [
         ({"min_num_proc": 1}, "min_num_proc=1 counts after a failure, and max_failures=0 allows none"),
         ({"keep_checkpoints": 2}, "keep_checkpoints=2, and none are written"),
+        (
+            {"resume": "warm", "max_failures": 1},
+            "resume='warm' is about the checkpoints of an earlier fit, which run_id",
+        ),
+        ({"resume": "exact", "run_id": "r"}, "resume='exact' is about the checkpoints of an earlier fit"),
         ({"shuffle": False, "shuffle_buffer_size": 9}, "shuffle_buffer_size=9 and shuffle=False contradict"),
         ({"timeout": 3, "backend": SparkBackend(1, start_timeout=4)}, "timeout=3 and start_timeout=4"),
     ],
@@ -136,6 +141,7 @@ VALUES = {
     "gradient_compression": "fp16",
     "store": "/tmp/somewhere",
     "run_id": "mine",
+    "resume": "warm",
     "checkpoint_every": 7,
     "timeout": 7.0,
     "partitions_per_process": 7,

@@ -407,8 +407,8 @@ def test_a_run_that_was_ended_inside_an_epoch_goes_on_there(task, train, source,
 
 def test_old_checkpoints_are_never_mixed_with_a_fresh_run(task, train, source, keeper):
     train(task(), source(), epochs=1, checkpoints=keeper())
-    with pytest.raises(ConfigError, match=r"resume=False, but .* holds checkpoints up to step 7"):
-        train(task(), source(), epochs=1, checkpoints=keeper(), resume=False)
+    with pytest.raises(ConfigError, match=r'resume="never", but .* holds checkpoints up to step 7'):
+        train(task(), source(), epochs=1, checkpoints=keeper(resume="never"))
 
 
 @pytest.mark.parametrize(
