@@ -7,7 +7,6 @@ Arrow's memory allows it. No Spark, no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,28 +38,20 @@ class Matrix:
     valid: Array | None = None
 
 
-def matrix_of(
-    name: str,
-    column: pa.Array,
-    *,
-    ragged: bool = False,
-    codes: Mapping[str, int] | None = None,
-    width: int | None = None,
-) -> Matrix:
+def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, width: int | None = None) -> Matrix:
     """Turn a column into a matrix.
 
     Args:
         name: for messages.
         column: of any type of the type table; nested arrays are laid out flat.
         ragged: whether rows of different lengths are padded with zeros to the longest, instead of refused.
-        codes: of a string column: the number of each value; a string that is not there counts as null.
         width: elements of a row, for an array column whose rows are all null here and do not tell.
 
     Raises:
         SchemaError: no tensor can hold the type.
         DataError: rows differ in length.
     """
-    found = decode(name, column, ragged=ragged, codes=codes)
+    found = decode(name, column, ragged=ragged)
     if found.shape is None:
         return _padded(found)
     untold = found.lengths is not None and not found.lengths.size

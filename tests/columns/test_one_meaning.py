@@ -188,9 +188,9 @@ def test_strings_have_the_codes_of_training_and_no_other(tmp_path, encoded):
     spec, batch = trained_on(tmp_path, pa.array(["b", "a", "c"]))
     codes = {value: code for code, value in enumerate(spec.dictionary)}
     column = pa.array(["c", "new", None, "a"])
-    found = matrix_of("c", column.dictionary_encode() if encoded else column, codes=codes)
+    found = decode("c", column.dictionary_encode() if encoded else column, codes=codes)
     assert batch["c"].tolist() == [1, 0, 2]
-    assert found.values[[0, 3], 0].tolist() == [2, 0]
+    assert found.dense(found.elements, (), -1).tolist() == [2, -1, -1, 0]
     assert found.missing.tolist() == [False, True, True, False]  # an unseen string is a null, never another's code
     with pytest.raises(SchemaError, match="'c' has the type string, which no tensor can hold"):
         scored_on(column, spec)
