@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from sparkdl.config import CheckpointConfig
+from sparkdl.storage import Storage
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
@@ -240,5 +242,7 @@ def test_a_checkpointer_travels_as_its_settings_and_writes_nothing_unasked(tmp_p
     import cloudpickle
 
     checkpointer = Checkpointer(CheckpointConfig(uri=str(tmp_path / "run"), keep_last=7))
-    assert cloudpickle.loads(cloudpickle.dumps(checkpointer)).config == checkpointer.config
+    again = cloudpickle.loads(cloudpickle.dumps(checkpointer)).config
+    assert dataclasses.replace(again, uri=checkpointer.config.uri) == checkpointer.config
+    assert Storage.of(again.uri) == Storage.of(checkpointer.config.uri)
     assert not (tmp_path / "run").exists()
