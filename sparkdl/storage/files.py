@@ -3,9 +3,9 @@
 Enters: a URI (``s3://bucket/set``, ``hdfs://host/set``, ``file:///data/set``) or a plain local path.
 Leaves: a ``Storage`` that reads, lists and commits whole files; a failure is a ``StorageError`` that names the remedy.
 
-Local files go through ``os``, everything else through fsspec (S3 needs ``s3fs``, Google ``gcsfs``, Azure ``adlfs``,
-HDFS pyarrow). Credentials and endpoints come from fsspec's configuration or the cloud's environment variables; what
-the driver has in fsspec's configuration travels with a pickled ``Storage``, so that workers need none.
+Local files go through ``os``, everything else through fsspec (S3 needs ``s3fs``, HDFS ``hdfs-native``, Google
+``gcsfs``, Azure ``adlfs``). Credentials and endpoints come from fsspec's configuration or the cloud's environment
+variables; what the driver has in fsspec's configuration travels with a pickled ``Storage``, so that workers need none.
 """
 
 from __future__ import annotations
