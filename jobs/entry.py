@@ -168,7 +168,8 @@ def open_session(settings: Settings, *writes: str) -> SparkSession:
 def spark_is_configured(settings: Settings) -> bool:
     """Whether anything may tell Spark what a path without a scheme means; by itself it takes this machine's."""
     named = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
-    return bool(settings.spark.conf) or any(name in os.environ for name in named)
+    configured = any(key.startswith("spark.hadoop.") for key in settings.spark.conf)
+    return configured or any(name in os.environ for name in named)
 
 
 def _session(settings: Settings) -> SparkSession:
