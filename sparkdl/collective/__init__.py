@@ -1,4 +1,4 @@
-"""Stage 3 of 5: gradients of each rank in, gradients all ranks agree on out.
+"""Stage 3 of 6: gradients of each rank in, gradients all ranks agree on out.
 
 Enters: a ``World``, later the gradients of one rank. Leaves: a ``Collective``, and means over all ranks in ``.grad``.
 ``backends/`` carry tensors between ranks that met through ``rendezvous/``; ``gradients/`` decides what travels when.

@@ -2,7 +2,7 @@
 
 Enters: tensors, values, gradients of one rank. Leaves: the same, agreed on by all ranks.
 
-Stage 3 of 5. ``backends/`` holds three implementations of ``Collective``, and one contract test runs over all of them.
+Stage 3 of 6. ``backends/`` holds three implementations of ``Collective``, and one contract test runs over all of them.
 ``Ranks`` is what the two real ones have in common, and all that ``gradients/`` knows of them.
 """
 

@@ -1,4 +1,4 @@
-"""Stage 1 of 5: a DataFrame (or an Arrow table) in, Arrow shards and their manifest out.
+"""Stage 1 of 6: a DataFrame (or an Arrow table) in, Arrow shards and their manifest out.
 
 Enters: rows, a ``Layout`` that says how columns become tensors, a ``ShardConfig``. Leaves: files below ``shards/``, and
 ``manifest.json``, committed last: a set exists only if its manifest names it. Start at ``write.py`` for Spark, at

@@ -1,4 +1,4 @@
-"""Stage 2 of 5: shards to batches, at memory speed, in an order that never depends on the world size.
+"""Stage 2 of 6: shards to batches, at memory speed, in an order that never depends on the world size.
 
 Enters: the URI of a shard set, a world, a batch size. Leaves: an iterable of ``Batch``, shaped like torch's DataLoader.
 
