@@ -11,8 +11,9 @@ from train_helpers import launch
 from sparkdl.collective import open_collective
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.train.in_memory import TensorSource
+from sparkdl.train.objective.metric_names import METRIC_NAMES
 from sparkdl.train.objective.metrics import MetricSet
-from sparkdl.train.objective.named_metrics import METRIC_NAMES, named_metric
+from sparkdl.train.objective.named_metrics import named_metric
 from sparkdl.world import SOLO
 
 ROWS = 103

@@ -15,7 +15,7 @@ from typing import Any
 from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.backend import SparkBackend
-from sparkdl.train.objective.named_metrics import check_metric_name
+from sparkdl.train.objective.metric_names import check_metric_name
 
 __all__ = [
     "Converter",

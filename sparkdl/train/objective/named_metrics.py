@@ -7,7 +7,6 @@ and label of each row.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,33 +17,19 @@ import torch
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.train.objective.labels import Meaning, label_kind, meaning_of
 from sparkdl.train.objective.loss import loss_option
+from sparkdl.train.objective.metric_names import (
+    HIGHER_IS_BETTER,
+    METRIC_NAMES,
+    OF_RANKS,
+    OF_VALUES,
+    check_metric_name,
+)
 
-__all__ = ["METRIC_NAMES", "MetricRule", "NamedMetric", "check_metric_name", "named_metric"]
+__all__ = ["MetricRule", "NamedMetric", "named_metric"]
 
-_HIGHER_IS_BETTER = {
-    **dict.fromkeys(("mse", "rmse", "mae", "mape"), False),
-    "r2": True,
-    **dict.fromkeys(("accuracy", "precision", "recall", "f1", "auc", "average_precision"), True),
-    "log_loss": False,
-}
-METRIC_NAMES = tuple(_HIGHER_IS_BETTER)
-_OF_VALUES = ("mse", "rmse", "mae", "mape", "r2")
-_OF_RANKS = ("auc", "average_precision")
 _LEAST_PROBABILITY = torch.finfo(torch.float64).eps  # as sklearn's log_loss clips double precision
 
 Activation = Literal["none", "exp", "sigmoid", "softmax"]
-
-
-def check_metric_name(name: str) -> None:
-    """Refuse a name that no metric has.
-
-    Raises:
-        ConfigError: names the nearest, and all.
-    """
-    if name not in METRIC_NAMES:
-        near = difflib.get_close_matches(name.lower(), METRIC_NAMES, n=1, cutoff=0.5)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"metrics has no name {name!r}: {meant}There are {', '.join(METRIC_NAMES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class NamedMetric:
     @property
     def higher_is_better(self) -> bool:
         """Whether more of it is better."""
-        return _HIGHER_IS_BETTER[self.name]
+        return HIGHER_IS_BETTER[self.name]
 
 
 def named_metric(name: str, label: str, loss: Any) -> NamedMetric:
@@ -83,8 +68,8 @@ def named_metric(name: str, label: str, loss: Any) -> NamedMetric:
             f"metric {name!r} of {label!r}: {called} does not say what its outputs are: give a function of (output, "
             "label), or a torchmetrics object"
         )
-    if (name in _OF_VALUES) != (meaning == "value"):
-        fits = [one for one in METRIC_NAMES if (one in _OF_VALUES) == (meaning == "value")]
+    if (name in OF_VALUES) != (meaning == "value"):
+        fits = [one for one in METRIC_NAMES if (one in OF_VALUES) == (meaning == "value")]
         said = "values" if meaning == "value" else "classes"
         raise ConfigError(
             f"metric {name!r} of {label!r} does not fit outputs of {called}, which are {said}: choose one of "
@@ -127,7 +112,7 @@ class MetricRule:
 
     def __init__(self, named: NamedMetric, width: int) -> None:
         self.named, self.width = named, width
-        self.keeps_rows = named.name in _OF_RANKS
+        self.keeps_rows = named.name in OF_RANKS
         if named.meaning in ("logit", "probability") and width != 1:
             raise ConfigError(
                 f"metric {named.name!r} is of one answer a row, and the output has {width} of their own: give "
