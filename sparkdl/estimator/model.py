@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.checks import check_frame
 from sparkdl.estimator.fit.rank import made_losses
+from sparkdl.estimator.inputs.signature import signature_for, signature_of
 from sparkdl.estimator.outputs import OutputSpec
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.params.spec import MODEL_SPECS
@@ -25,7 +26,7 @@ from sparkdl.estimator.prediction_columns import meanings_of, wanted_columns
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
-from sparkdl.estimator.transform import Published, publish, score_frame, signature_for, signature_of
+from sparkdl.estimator.transform import Published, publish, score_frame
 from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.signature import Signature
 from sparkdl.train.objective.labels import Meaning

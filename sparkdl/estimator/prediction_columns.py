@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.probe import Probe
+from sparkdl.estimator.inputs.probe import Probe
 from sparkdl.estimator.outputs import OutputSpec
 from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.models.signature import Signature

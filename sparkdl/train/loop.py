@@ -25,9 +25,9 @@ from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import facts_of, going_on, load_newest, rank_states, restore_rank
 from sparkdl.train.epoch import EpochTrainer
+from sparkdl.train.evaluate import Evaluator
 from sparkdl.train.manual import ManualSteps
 from sparkdl.train.model_selection import Judge
-from sparkdl.train.objective.evaluate import Evaluator
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.result import TrainResult

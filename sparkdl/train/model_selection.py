@@ -16,10 +16,10 @@ from sparkdl.errors import CheckpointError, ConfigError, SparkdlError
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_state
 from sparkdl.train.objective.metrics import MetricSet
+from sparkdl.train.result import History
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.stopping import Stopping
 from sparkdl.train.task import Task
-from sparkdl.train.telemetry.history import History
 
 __all__ = ["Judge", "settled_monitor"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sparkdl.config import TrainConfig
-from sparkdl.train.telemetry.history import History
+from sparkdl.train.result import History
 from sparkdl.world import World
 
 __all__ = ["Run"]

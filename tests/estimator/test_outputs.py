@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import TorchModel
-from sparkdl.estimator.fit.probe import Output
+from sparkdl.estimator.inputs.probe import Output
 from sparkdl.estimator.outputs import OutputModule, OutputSpec
 from sparkdl.estimator.prediction_columns import check_columns, tell_of_own_loss, wanted_columns
 from sparkdl.models.signature import Signature, TensorField

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from train_helpers import linear_data
 
 from sparkdl.config import TrainConfig
-from sparkdl.estimator.fit.views import InputView, Views
 from sparkdl.estimator.horovod.adapters import MinibatchStep
+from sparkdl.estimator.inputs.views import InputView, Views
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.loop import fit
 from sparkdl.train.task import Task

@@ -23,8 +23,8 @@ from sparkdl.errors import (
 )
 from sparkdl.estimator.fit import settings
 from sparkdl.estimator.fit.rank import FitJob, train_on_rank
-from sparkdl.estimator.fit.slots import hold_slots, slots_of
 from sparkdl.estimator.params.params import CheckedParams
+from sparkdl.launch.driver.slots import hold_slots, slots_of
 from sparkdl.observe import logger
 from sparkdl.progress import Progress
 from sparkdl.runner import run

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame
 
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
-from sparkdl.estimator.fit.column_plan import Roles
-from sparkdl.estimator.fit.probe import Output, Probe
 from sparkdl.estimator.fit.rank import FitJob, made_losses, opened
+from sparkdl.estimator.inputs.column_plan import Roles
+from sparkdl.estimator.inputs.probe import Output, Probe
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.checkpoint.checkpoint import Checkpointer

@@ -29,10 +29,10 @@ from sparkdl.columns.names import check_names, quoted
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
 from sparkdl.estimator.fit.checks import built
-from sparkdl.estimator.fit.column_plan import ColumnPlan, Roles, plan_columns
-from sparkdl.estimator.fit.probe import Probe, floating_dtype, probe
-from sparkdl.estimator.fit.row_lengths import check_forms
 from sparkdl.estimator.fit.settings import ranks_wanted, roles_of, seed_of, shard_config
+from sparkdl.estimator.inputs.column_plan import ColumnPlan, Roles, plan_columns
+from sparkdl.estimator.inputs.probe import Probe, floating_dtype, probe
+from sparkdl.estimator.inputs.row_lengths import check_forms
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
 from sparkdl.observe import span

@@ -17,16 +17,16 @@ from sparkdl.errors import StorageError
 from sparkdl.estimator.fit import checks, settings
 from sparkdl.estimator.fit.attempts import run_ranks
 from sparkdl.estimator.fit.data import Prepared, prepare, prepare_existing
-from sparkdl.estimator.fit.probe import Probe
 from sparkdl.estimator.fit.rank import FitJob, UserParts, made_losses, task_of
 from sparkdl.estimator.fit.shipping import check_importable, pack
-from sparkdl.estimator.fit.slots import slots_of
 from sparkdl.estimator.horovod.adapters import adapted_metrics
+from sparkdl.estimator.inputs.probe import Probe
+from sparkdl.estimator.inputs.signature import signature_of
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
 from sparkdl.estimator.prediction_columns import check_columns, meanings_of, tell_of_own_loss, wanted_columns
 from sparkdl.estimator.store import open_store
-from sparkdl.estimator.transform import signature_of
 from sparkdl.launch.driver import barrier
+from sparkdl.launch.driver.slots import slots_of
 from sparkdl.observe import logger, span
 from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.storage import check_places

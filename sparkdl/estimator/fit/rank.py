@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from sparkdl.documents.payload import Payload
-from sparkdl.estimator.fit.views import Views, attach_views
 from sparkdl.estimator.horovod.adapters import MinibatchStep, adapted_loss, adapted_metrics
+from sparkdl.estimator.inputs.views import Views, attach_views
 from sparkdl.train.task import Task, takes_no_arguments
 from sparkdl.worker import RankJob, RankReport, run_rank
 from sparkdl.world import World

@@ -17,9 +17,9 @@ from typing import Any
 
 from sparkdl.config import CheckpointConfig, LaunchConfig, LoaderConfig, ShardConfig, SyncConfig, TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.column_plan import Roles
 from sparkdl.estimator.fit.rank import TaskPlan, UserParts
-from sparkdl.estimator.fit.views import Views
+from sparkdl.estimator.inputs.column_plan import Roles
+from sparkdl.estimator.inputs.views import Views
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
 from sparkdl.shards.manifest import Manifest

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.views import Views
+from sparkdl.estimator.inputs.views import Views
 from sparkdl.train.objective.labels import label_kind
 from sparkdl.train.objective.named_metrics import named_metric
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.slots import hold_slots, slots_of
+from sparkdl.launch.driver.slots import hold_slots, slots_of
 from sparkdl.observe import emit, logger
 from sparkdl.runner import run
 

@@ -1,1 +1,6 @@
-"""What a run tells about itself while it trains: history, progress events, the losses of the newest steps."""
+"""What a run tells of itself while it trains.
+
+Enters: the run and the loss of each batch. Leaves: rows of the history with the loss of the global batch
+(``window.py``, start there: it is also where ranks agree to stop); progress events and TensorBoard files
+(``report.py``).
+"""

@@ -6,8 +6,8 @@ from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.estimator.fit.checks import built, check_classes, check_loss, check_rows, check_steps, check_values
-from sparkdl.estimator.fit.column_plan import Roles
-from sparkdl.estimator.fit.probe import Output
+from sparkdl.estimator.inputs.column_plan import Roles
+from sparkdl.estimator.inputs.probe import Output
 from sparkdl.shards.manifest import Manifest
 
 ROLES = Roles(features=("a",), labels=("y",), weight="w")

@@ -7,7 +7,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.estimator import SparkBackend, Store, TorchEstimator
 from sparkdl.estimator.fit import settings as s
 from sparkdl.estimator.fit.data import sharing_key
-from sparkdl.estimator.fit.views import Views
+from sparkdl.estimator.inputs.views import Views
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.callbacks import Callback

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.views import InputView, Views
 from sparkdl.estimator.horovod.adapters import LikeOutput, MinibatchStep, adapted_loss, adapted_metrics
+from sparkdl.estimator.inputs.views import InputView, Views
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.loop import fit
 from sparkdl.train.objective.loss import Objective

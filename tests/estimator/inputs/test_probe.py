@@ -6,10 +6,10 @@ import torch
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator.fit.probe import probe, two_rows
-from sparkdl.estimator.fit.views import InputView
+from sparkdl.estimator.inputs.probe import probe, two_rows
+from sparkdl.estimator.inputs.signature import signature_of
+from sparkdl.estimator.inputs.views import InputView
 from sparkdl.estimator.model import TorchModel
-from sparkdl.estimator.transform import signature_of
 from sparkdl.shards.manifest import Manifest
 
 

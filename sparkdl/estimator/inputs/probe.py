@@ -21,9 +21,9 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.batches.reading.gather import valid_name
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator.fit.neighbours import check_neighbours
-from sparkdl.estimator.fit.row_lengths import is_varying, lengths_of, sole, wants_dict, with_lengths
-from sparkdl.estimator.fit.views import InputView, Style, Views
+from sparkdl.estimator.inputs.neighbours import check_neighbours
+from sparkdl.estimator.inputs.row_lengths import is_varying, lengths_of, sole, wants_dict, with_lengths
+from sparkdl.estimator.inputs.views import InputView, Style, Views
 from sparkdl.models.calling import COMPANIONS, Form, asked_forms, check_batch_norm, parameters_of, value_form
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.loss import split_outputs

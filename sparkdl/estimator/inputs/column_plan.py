@@ -22,7 +22,7 @@ from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.fit.views import InputView
+from sparkdl.estimator.inputs.views import InputView
 from sparkdl.shards.manifest import Manifest
 
 __all__ = ["ColumnPlan", "Roles", "plan_columns", "source_column"]

@@ -2,7 +2,7 @@ import cloudpickle
 import pytest
 import torch
 
-from sparkdl.estimator.fit.views import InputView, Views, attach_views, detach_views
+from sparkdl.estimator.inputs.views import InputView, Views, attach_views, detach_views
 
 BATCH = {"features": torch.arange(6.0).reshape(3, 2), "id": torch.tensor([1, 0, 1])}
 COLUMNS = (

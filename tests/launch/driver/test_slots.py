@@ -4,7 +4,7 @@ import time
 import pytest
 
 from sparkdl.errors import LaunchTimeoutError
-from sparkdl.estimator.fit.slots import SlotGate, gate_of
+from sparkdl.launch.driver.slots import SlotGate, gate_of
 
 
 def test_never_more_slots_are_held_than_there_are():

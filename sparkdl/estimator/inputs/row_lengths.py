@@ -14,7 +14,7 @@ import torch
 
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.views import InputView
+from sparkdl.estimator.inputs.views import InputView
 from sparkdl.models.calling import asked_forms, parameters_of, remedy
 from sparkdl.shards.manifest import Manifest
 

@@ -4,7 +4,7 @@ from pyspark.sql import types as T
 
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.fit.column_plan import Roles, plan_columns, source_column
+from sparkdl.estimator.inputs.column_plan import Roles, plan_columns, source_column
 from sparkdl.shards.manifest import Manifest
 
 SCHEMA = (

@@ -1,6 +1,6 @@
-"""Lets fits that run at the same time share the cluster's task slots.
+"""Lets launches that run at the same time share the cluster's task slots.
 
-Enters: how many slots a fit needs. Leaves: the right to use them, first come, first served. Spark itself holds a
+Enters: how many slots a launch needs. Leaves: the right to use them, first come, first served. Spark itself holds a
 barrier stage back until all its tasks fit, but lets small stages overtake it for ever, and a launch that waits there
 counts as one that does not start. So fits of one driver wait here instead, where waiting costs nothing.
 """

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.views import Views
+from sparkdl.estimator.inputs.views import Views
 from sparkdl.train.objective.loss import split_outputs
 
 __all__ = ["check_neighbours"]
