@@ -27,7 +27,7 @@ class TrainingSummary:
         rows: rows trained on, over all epochs and ranks.
         training_rows: rows of the training set.
         validation_rows: rows of the validation set; 0 without.
-        best_epoch: from 0; None if no epoch was judged.
+        best_epoch: from 0; None if no epoch was compared.
         metrics: of the epoch that the weights belong to.
         stopped_early: why training ended before its last epoch; None if it did not.
         seconds: wall-clock seconds by span: shards, check, launch (all ranks, start to end), join, open, fit.

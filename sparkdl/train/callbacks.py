@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.errors import ConfigError
+
 if TYPE_CHECKING:
     from sparkdl.train.run import Run
 
@@ -63,9 +65,18 @@ class Callback:
 
 
 class Hooks:
-    """The callbacks of one rank, ready to be called: only hooks that somebody overrides cost anything."""
+    """The callbacks of one rank, ready to be called: only hooks that somebody overrides cost anything.
+
+    Raises:
+        ConfigError: one of them is no ``Callback``.
+    """
 
     def __init__(self, callbacks: Sequence[Callback], is_leader: bool) -> None:
+        unknown = [type(c).__name__ for c in callbacks if not isinstance(c, Callback)]
+        if unknown:
+            raise ConfigError(
+                f"callbacks holds {unknown}, which are none: derive them from sparkdl.train.callbacks.Callback"
+            )
         self.callbacks = list(callbacks)
         self._active = [callback for callback in callbacks if is_leader or not callback.leader_only]
         self.step_end = self._overridden("on_step_end")

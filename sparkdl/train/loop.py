@@ -27,7 +27,7 @@ from sparkdl.train.checkpoint.resume import facts_of, going_on, load_newest, ran
 from sparkdl.train.epoch import EpochTrainer
 from sparkdl.train.evaluate import Evaluator
 from sparkdl.train.manual import ManualSteps
-from sparkdl.train.model_selection import Judge
+from sparkdl.train.model_selection import ModelSelection
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.result import TrainResult
@@ -104,11 +104,7 @@ class _Trainer:
         self._save_every = checkpoints.config.every_steps if checkpoints is not None else None
         self.device = torch.device(world.device)
         self.validation_steps = _steps("validation_steps", config.validation_steps, validation) if validation else 0
-        unknown = [type(c).__name__ for c in callbacks if not isinstance(c, Callback)]
-        if unknown:
-            raise ConfigError(
-                f"callbacks holds {unknown}, which are none: derive them from sparkdl.train.callbacks.Callback"
-            )
+        self.hooks = Hooks(callbacks, world.is_leader)
         parts = build_parts(task, self.device, seed=config.seed, channels_last=config.channels_last)
         self.parts = parts
         state = load_newest(checkpoints, parts, collective, epochs=config.epochs)
@@ -118,7 +114,6 @@ class _Trainer:
         self.steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
         self.resumed_step: int | None = None
         self.manual: ManualSteps | None = None
-        self.hooks = Hooks(callbacks, world.is_leader)
         self.run = Run(parts.model, parts.optimizer, world, config, self.steps_per_epoch)
         self.sync = collective.wrap(parts.model, parts.optimizer, config.sync)
         try:
@@ -155,11 +150,13 @@ class _Trainer:
                 task, self.stepper.net, parts.optimizer, self.sync, objective, self.rate, collective, config
             )
         self.window = LossWindow(collective, self.run)
-        metrics = MetricSet(task.metrics if config.train_metrics else {}, task.labels, self.device)
         self.evaluate = Evaluator(task, parts.model, objective, place, collective, config.precision)
-        self.judge = Judge(config, self.evaluate.metrics, collective, parts.model, self.checkpoints)
-        self.judge.check_monitor(task, validates=self.validation is not None, rate=self.rate)
+        metrics, validates = self.evaluate.metrics, self.validation is not None
+        self.selection = ModelSelection(
+            task, config, metrics, collective, parts.model, self.checkpoints, validates=validates
+        )
         self.reporter = Reporter(self.run, self.window)
+        metrics = MetricSet(task.metrics if config.train_metrics else {}, task.labels, self.device)
         self.epoch_trainer = EpochTrainer(
             self.train, place, stepper, self.rate, self.window, metrics, self.run, self.hooks.step_end
         )
@@ -183,7 +180,7 @@ class _Trainer:
         self.hooks.call("on_fit_start", run)
         while run.epoch < self.config.epochs and not self._finished():
             self._epoch()
-        metrics = self.judge.finish(run.history)
+        metrics = self.selection.restore_best(run.history)
         if self.checkpoints is not None and run.world.is_leader:
             self.checkpoints.wait()
         self.hooks.call("on_fit_end", run)
@@ -195,14 +192,14 @@ class _Trainer:
     def _finished(self) -> bool:
         """Whether the run ends before its last epoch; the same on all ranks."""
         run = self.run
-        if run.stop_reason is None and self.judge.stopping.exhausted:
-            run.stop_reason = f"{self.judge.monitor} did not improve for {self.judge.stopping.waited} epochs"
+        if run.stop_reason is None and self.selection.out_of_patience:
+            run.stop_reason = f"{self.selection.monitor} did not improve for {self.selection.waited} epochs"
         if run.stop_reason is None and self.config.max_steps is not None and run.step >= self.config.max_steps:
             run.stop_reason = f"max_steps={self.config.max_steps} is reached"
         return run.stop_reason is not None
 
     def _epoch(self) -> None:
-        """Train what is left of one epoch, validate, judge, save."""
+        """Train what is left of one epoch, validate, compare it with the best, save."""
         run, started = self.run, time.perf_counter()
         self.hooks.call("on_epoch_start", run)
         self.reporter.epoch_starts()
@@ -218,25 +215,25 @@ class _Trainer:
         if self.objective is not None:
             self.objective.tell_without_divisor(run.epoch, tells=run.world.is_leader)
         self.sync.share_buffers()
-        whole = run.batch >= self.steps_per_epoch
-        if not whole and not self._finished():
-            whole = True  # the source had less to give than it said, as after resuming with other batches
+        # A source may have less to give than it said, as after resuming with other batches.
+        whole = run.batch >= self.steps_per_epoch or not self._finished()
         if not whole:
-            self._save()  # before this epoch is judged: a run that continues judges it when it is whole
+            self._save()  # before this epoch is compared: a run that continues does that when it is whole
         row: dict[str, float] = {"epoch": run.epoch, "step": run.step, "loss": self.window.epoch_loss}
         row |= self.epoch_trainer.metrics.compute(self.collective, run.world.size)
         if self.validation is not None:
             row |= self._validate(self.validation)
         row |= {"lr": self.rate.current, "seconds": time.perf_counter() - started, "rows": self.window.epoch_rows}
         run.history.add_epoch(row)
-        best = self.judge.judge(run.epoch, row)
+        best = self.selection.update(run.epoch, row)
         self.hooks.call("on_epoch_end", run, row)
         self.scalars.steps()
         self.scalars.epoch(row)
         if run.world.is_leader:
-            emit("epoch", best=best, epochs=self.config.epochs, metrics={k: _plain(v) for k, v in row.items()})
+            finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
+            emit("epoch", best=best, epochs=self.config.epochs, metrics=finite)
         if whole:
-            self.rate.after_epoch(row[self.judge.monitor])
+            self.rate.after_epoch(row[self.selection.monitor])
             run.epoch, run.batch = run.epoch + 1, 0
             self.window.start_epoch()
             self.window.flush()  # a wish of a callback at the end of the epoch
@@ -303,21 +300,27 @@ class _Trainer:
             state = {
                 "model": run.model.state_dict(),
                 "optimizer": run.optimizer.state_dict(),
-                "rate": self.rate.state_dict(),
-                "scaler": self.stepper.scaler.state_dict() if self.stepper.scaler is not None else None,
-                "ranks": ranks,
-                "sync": self.sync.state_dict(),
-                "manual": self.manual.state_dict() if self.manual is not None else None,
                 "loader": self.train.state_dict(),
-                "run": {"epoch": run.epoch, "batch": run.batch, "step": run.step, "rows": run.rows},
-                "window": self.window.state_dict(),
-                "judge": self.judge.state_dict(),
+                "ranks": ranks,
                 "callbacks": self.hooks.state_dict(),
-                "history": run.history.state_dict(),
+                **{name: None if part is None else part.state_dict() for name, part in self._stateful().items()},
                 **facts_of(self.checkpoints, run),
             }
             self.checkpoints.save(state, step=run.step, epoch=run.epoch, best=best)
         self.hooks.call("on_checkpoint", run)
+
+    def _stateful(self) -> dict[str, Any]:
+        """The parts that keep a state of their own, equal on all ranks, by their names in a checkpoint."""
+        return {
+            "run": self.run,
+            "history": self.run.history,
+            "rate": self.rate,
+            "scaler": self.stepper.scaler,
+            "sync": self.sync,
+            "manual": self.manual,
+            "window": self.window,
+            "model_selection": self.selection,
+        }
 
     def _start(self, state: dict[str, Any] | None) -> None:
         """Begin afresh, or go on from the rest of a checkpoint's state."""
@@ -326,18 +329,11 @@ class _Trainer:
             rng.seed_rank(self.config.seed, world.rank)
             self.rate.start()
             return
-        run.epoch, run.batch, run.step, run.rows = (state["run"][name] for name in ("epoch", "batch", "step", "rows"))
-        self.resumed_step = run.step
         with going_on(state["resumed_step"]):
-            run.history.load_state_dict(state["history"])
-            self.rate.load_state_dict(state["rate"])
-            if self.stepper.scaler is not None and state["scaler"]:
-                self.stepper.scaler.load_state_dict(state["scaler"])
-            self.sync.load_state_dict(state.get("sync", {}))
-            if self.manual is not None and state.get("manual"):
-                self.manual.load_state_dict(state["manual"])
-            self.window.load_state_dict(state["window"])
-            self.judge.load_state_dict(state["judge"])
+            for name, part in self._stateful().items():
+                if part is not None and state.get(name) is not None:  # of a run without, or of an earlier version
+                    part.load_state_dict(state[name])
+            self.resumed_step = run.step
             metrics = restore_rank(state["ranks"], world.rank, world.size, self.device, self.config.seed + run.step)
             if run.batch:
                 self.epoch_trainer.metrics.load_state(metrics)
@@ -347,16 +343,16 @@ class _Trainer:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def _result(self, metrics: dict[str, float]) -> TrainResult:
-        run, stopping = self.run, self.judge.stopping
+        run, selection = self.run, self.selection
         return TrainResult(
             model=run.model,
             backend=self.sync.carried_by,
             history=run.history,
             optimizer=run.optimizer,
             metrics=metrics,
-            monitor=self.judge.monitor,
-            best_epoch=stopping.best_epoch,
-            best_value=stopping.best_value,
+            monitor=selection.monitor,
+            best_epoch=selection.best_epoch,
+            best_value=selection.best_value,
             epochs=run.epoch,
             steps=run.step,
             rows=run.rows,
@@ -392,7 +388,3 @@ def _steps(name: str, wanted: int | None, source: BatchSource) -> int:
 def _next_multiple(step: int, period: int) -> int:
     """The first multiple of ``period`` after ``step``."""
     return (step // period + 1) * period
-
-
-def _plain(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None

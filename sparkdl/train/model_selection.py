@@ -1,11 +1,12 @@
-"""Which epoch is best, keeping its weights, and ending with them.
+"""Model selection: which epoch is best, keeping its weights, when to stop waiting for a better one.
 
-Enters: each epoch's row of the history. Leaves: the judgement, and at the end the right weights in the model of every
-rank.
+Enters: each epoch's row of the history, equal on all ranks. Leaves: the same selection on all ranks, and at the end the
+best weights in the model of every one.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,15 +18,13 @@ from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_state
 from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.result import History
-from sparkdl.train.schedule import LearningRate
-from sparkdl.train.stopping import Stopping
 from sparkdl.train.task import Task
 
-__all__ = ["Judge", "settled_monitor"]
+__all__ = ["ModelSelection", "monitor_of"]
 
 
-def settled_monitor(config: TrainConfig, metrics: MetricSet, task: Task, *, validates: bool) -> str:
-    """The column by which epochs are judged.
+def monitor_of(config: TrainConfig, metrics: MetricSet, task: Task, *, validates: bool) -> str:
+    """The column by which epochs are compared.
 
     Raises:
         ConfigError: no epoch will have such a column.
@@ -43,46 +42,51 @@ def settled_monitor(config: TrainConfig, metrics: MetricSet, task: Task, *, vali
     return monitor
 
 
-class Judge:
-    """Judges epochs by one column of their rows.
+class ModelSelection:
+    """Compares epochs by one column of their rows.
 
     Args:
+        task: whose outputs the rows tell of.
         config: monitor, patience, whether the best weights are restored.
         metrics: the task's metrics, which may say whether higher is better.
         collective: the ranks.
         model: whose weights are kept and restored.
         checkpoints: where a resumed run finds the best weights of its earlier part.
+        validates: whether there is validation data.
+
+    Attributes:
+        monitor: the column.
+        best_value: its best value; None before the first.
+        best_epoch: the epoch of that value.
+        waited: epochs since then.
+
+    Raises:
+        ConfigError: no epoch will have such a column.
     """
 
     def __init__(
         self,
+        task: Task,
         config: TrainConfig,
         metrics: MetricSet,
         collective: Collective,
         model: torch.nn.Module,
         checkpoints: Checkpointer | None,
+        *,
+        validates: bool,
     ) -> None:
-        self._config, self._metrics, self._collective = config, metrics, collective
+        self._config, self._collective = config, collective
         self._model, self._checkpoints = model, checkpoints
-        self._best: dict[str, torch.Tensor] | None = None
-        self._row: dict[str, float] = {}
-        self.monitor = config.monitor or "loss"
-        self.stopping = Stopping("min", config.early_stopping_patience, config.min_delta)
+        self.monitor = monitor_of(config, metrics, task, validates=validates)
+        higher = metrics.higher_is_better(self.monitor.removeprefix("val_"))
+        self._maximize = higher if config.monitor_mode == "auto" else config.monitor_mode == "max"
+        self.best_value: float | None = None
+        self.best_epoch: int | None = None
+        self.waited = 0
+        self._best_weights: dict[str, torch.Tensor] | None = None
+        self._best_row: dict[str, float] = {}
 
-    def check_monitor(self, task: Task, *, validates: bool, rate: LearningRate) -> None:
-        """Settle what is monitored, before the first step.
-
-        Raises:
-            ConfigError: no epoch will have such a column.
-        """
-        config = self._config
-        self.monitor = settled_monitor(config, self._metrics, task, validates=validates)
-        name = self.monitor.removeprefix("val_")
-        higher = self._metrics.higher_is_better(name)
-        mode = config.monitor_mode
-        self.stopping.mode = mode if mode != "auto" else "max" if higher else "min"
-
-    def judge(self, epoch: int, row: dict[str, float]) -> bool:
+    def update(self, epoch: int, row: dict[str, float]) -> bool:
         """Take in the row of ``epoch``; return whether it is the best so far, and keep its weights if they are wanted.
 
         Raises:
@@ -90,23 +94,40 @@ class Judge:
         """
         if self.monitor not in row:
             raise ConfigError(f"monitor={self.monitor!r} is no column of an epoch: choose one of {sorted(row)}")
-        best = self.stopping.judge(epoch, row[self.monitor])
-        if best and self._config.restores_best:
-            self._row = dict(row)
+        best = self._is_better(row[self.monitor])
+        if not best:
+            self.waited += 1
+            return False
+        self.best_value, self.best_epoch, self.waited = row[self.monitor], epoch, 0
+        if self._config.restores_best:
+            self._best_row = dict(row)
             if self._collective.world.is_leader:
-                self._keep()
-        return best
+                self._keep_weights()
+        return True
 
-    def finish(self, history: History) -> dict[str, float]:
+    def _is_better(self, value: float) -> bool:
+        """Whether ``value`` improves by more than ``min_delta``; NaN never does."""
+        if math.isnan(value) or self.best_value is None:
+            return not math.isnan(value)
+        return (value - self.best_value if self._maximize else self.best_value - value) > self._config.min_delta
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether ``early_stopping_patience`` epochs have passed without a better one."""
+        patience = self._config.early_stopping_patience
+        return patience is not None and self.waited >= patience
+
+    def restore_best(self, history: History) -> dict[str, float]:
         """Put the best weights into every rank's model if that was asked for; return the row they belong to."""
         last = history.epochs[-1] if history.epochs else {}
-        best = self.stopping.best_epoch
+        best = self.best_epoch
         if not self._config.restores_best or best is None or last.get("epoch") == best:
             return dict(last)
         outcome: SparkdlError | None = None
         if self._collective.world.is_leader:
             try:
-                self._model.load_state_dict(self._best if self._best is not None else self._from_checkpoint())
+                weights = self._best_weights if self._best_weights is not None else self._from_checkpoint()
+                self._model.load_state_dict(weights)
             except SparkdlError as error:
                 outcome = error
         if self._collective.world.size > 1:
@@ -116,31 +137,33 @@ class Judge:
                     self._collective.broadcast([*self._model.parameters(), *self._model.buffers()])
         if outcome is not None:
             raise outcome
-        return dict(self._row)
+        return dict(self._best_row)
 
-    def _keep(self) -> None:
+    def _keep_weights(self) -> None:
         """Copy the weights, into the memory of the copy before."""
         state = self._model.state_dict()
-        if self._best is None:
-            self._best = {name: torch.empty_like(tensor, device="cpu") for name, tensor in state.items()}
+        if self._best_weights is None:
+            self._best_weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in state.items()}
         for name, tensor in state.items():
-            self._best[name].copy_(tensor)
+            self._best_weights[name].copy_(tensor)
 
     def _from_checkpoint(self) -> dict[str, torch.Tensor]:
         """The best weights of a run that was resumed after its best epoch."""
         found = self._checkpoints.best(check_state) if self._checkpoints is not None else None
         if found is None:
-            raise CheckpointError(
-                f"the weights of the best epoch {self.stopping.best_epoch} are not kept: set keep_best=True"
-            )
+            raise CheckpointError(f"the weights of the best epoch {self.best_epoch} are not kept: set keep_best=True")
         model: dict[str, torch.Tensor] = found.state["model"]
         return model
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the judgement so far; the best weights stand in the best checkpoint."""
-        return {"stopping": self.stopping.state_dict(), "row": self._row}
+        """Return what was selected so far; the best weights stand in the best checkpoint."""
+        stopping = {"best_value": self.best_value, "best_epoch": self.best_epoch, "waited": self.waited}
+        return {"stopping": stopping, "row": self._best_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the judgement."""
-        self.stopping.load_state_dict(state["stopping"])
-        self._row = dict(state["row"])
+        """Take over what was selected."""
+        stopping = state["stopping"]
+        self.best_value, self.best_epoch, self.waited = (
+            stopping[name] for name in ("best_value", "best_epoch", "waited")
+        )
+        self._best_row = dict(state["row"])

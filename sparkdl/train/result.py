@@ -102,8 +102,8 @@ class TrainResult:
         history: one row a step and one row an epoch, earlier parts of a resumed run included.
         backend: what carried the gradients: ``"torch"``, ``"horovod"``, or ``"horovod, gradients in shared memory"``.
         metrics: the row of the epoch the weights belong to: losses and metrics by column name.
-        monitor: the column that judged the epochs.
-        best_epoch: the epoch with the best ``monitor``, from 0; None if no epoch was judged.
+        monitor: the column by which epochs were compared.
+        best_epoch: the epoch with the best ``monitor``, from 0; None if none was compared.
         best_value: ``monitor`` of that epoch.
         epochs: epochs that were finished, earlier parts of a resumed run included.
         steps: optimizer steps, likewise.

@@ -60,6 +60,14 @@ class Run:
         """Learning rate of the first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return {"epoch": self.epoch, "batch": self.batch, "step": self.step, "rows": self.rows}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take over a position."""
+        self.epoch, self.batch, self.step, self.rows = (state[name] for name in ("epoch", "batch", "step", "rows"))
+
     def request_stop(self, reason: str = "a callback asked for it") -> None:
         """Ask all ranks to stop; any rank may. They agree at the end of the window, and stop at the same step."""
         self._wish = self._wish or reason

@@ -54,7 +54,6 @@ class LearningRate:
         self._nominal: list[float] = []
         self._warmed: list[float] | None = None
         self._wants_metric = scheduler is not None and "metrics" in inspect.signature(scheduler.step).parameters
-        self.changes_every_step = self._per_step or warmup_steps > 0
 
     def start(self) -> None:
         """Set the first step's rates; call once, on a fresh start."""
@@ -82,11 +81,6 @@ class LearningRate:
         self._advance(*([monitored] if self._wants_metric else []))
         self._remember()
         self._warm()
-
-    @property
-    def needs_monitor(self) -> bool:
-        """Whether the scheduler judges epochs by the monitored value."""
-        return self._wants_metric
 
     @property
     def current(self) -> float:

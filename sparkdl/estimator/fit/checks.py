@@ -24,7 +24,7 @@ from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_start
-from sparkdl.train.model_selection import settled_monitor
+from sparkdl.train.model_selection import monitor_of
 from sparkdl.train.objective.labels import label_kind
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.objective.metrics import MetricSet
@@ -176,7 +176,7 @@ def check_task(task: Task, model: torch.nn.Module, job: Callable[..., RankJob]) 
         check_optimizer(task.optimizer, model, closures=task.manual_step is not None)
     metrics = MetricSet(task.metrics, task.labels, torch.device("cpu"))
     whole = job(task=task)
-    settled_monitor(whole.train, metrics, task, validates=whole.validation_uri is not None)
+    monitor_of(whole.train, metrics, task, validates=whole.validation_uri is not None)
 
 
 def check_resume(

@@ -175,7 +175,7 @@ _LOOP = (
     _ours("early_stopping_patience", None, "epochs", c.integer(1),
           effect="Stop after this many epochs without improvement, with the best epoch's weights."),
     _ours("monitor", None, "metric", c.column,
-          effect="What judges an epoch; val_loss, or loss without validation."),
+          effect="What epochs are compared by; val_loss, or loss without validation."),
     _ours("compile", False, "boolean or mode", c.compile_mode,
           effect="Run the model through torch.compile."),
     _horovod("verbose", 1, "0, 1, 2", c.integer(0),

@@ -109,7 +109,6 @@ class Checkpointer:
         self._entries: dict[int, _Entry] | None = None
         self._abandoned: list[int] = []
         self._swept = False
-        self.stall_seconds = 0.0
 
     def __getstate__(self) -> tuple[CheckpointConfig, dict[str, str] | None]:
         return replace(self.config, uri=self.folder), self.identity  # what was resolved here means the same elsewhere
@@ -131,7 +130,6 @@ class Checkpointer:
         Raises:
             CheckpointError: the state holds what a checkpoint cannot, or the one before could not be written.
         """
-        start = time.perf_counter()
         self.wait()
         encoder = Encoder()
         tree, tensors = encoder.encode(state), encoder.tensors
@@ -147,7 +145,6 @@ class Checkpointer:
             self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sparkdl-checkpoint")
         body = {"format": _FORMAT, "step": self.offset + step, "epoch": epoch, "best": best, "state": tree}
         self._pending = self._writer.submit(self._write, body, self._layout, ready)
-        self.stall_seconds += time.perf_counter() - start
 
     def wait(self) -> None:
         """Return once everything saved is durable.

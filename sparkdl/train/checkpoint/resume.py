@@ -52,7 +52,7 @@ class _Stopping:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _ModelSelection:
     stopping: _Stopping
     row: dict[str, Any]
 
@@ -101,7 +101,7 @@ class _State:
     loader: dict[str, Any]
     run: _Position
     window: dict[str, Any]
-    judge: _Judge
+    model_selection: _ModelSelection
     callbacks: list[Any]
     history: _History
     facts: _Facts = _Facts()
@@ -112,9 +112,13 @@ class _State:
 def check_state(state: dict[str, Any]) -> None:
     """Refuse a state that the loop has not written, whatever its hash: the checkpoint before is taken then.
 
+    A name that an earlier version gave to a part becomes today's.
+
     Raises:
         IntegrityError: something is missing, unknown, or of another type; names it.
     """
+    if "judge" in state:
+        state.setdefault("model_selection", state.pop("judge"))
     convert(state, _State, Source("its state", "resume from another one"))
 
 

@@ -467,12 +467,15 @@ def rewritten(keeper, step, *way, value):
 @pytest.mark.parametrize(
     ("way", "value"),
     [
-        *(((name,), GONE) for name in ("model", "optimizer", "rate", "ranks", "loader", "run", "window", "judge")),
+        *(
+            ((name,), GONE)
+            for name in ("model", "optimizer", "rate", "ranks", "loader", "run", "window", "model_selection")
+        ),
         *(((name,), "x") for name in ("model", "optimizer", "scaler", "callbacks", "history", "identity")),
         (("run", "step"), -1),
         (("run", "world"), 1),
         (("ranks", 0, "rng"), None),
-        (("judge", "stopping", "waited"), "x"),
+        (("model_selection", "stopping", "waited"), "x"),
         (("history", "epochs"), [1]),
         (("rate", "steps"), 2**70),
     ],
@@ -482,6 +485,15 @@ def test_a_state_that_the_loop_has_not_written_is_passed_over(task, train, sourc
     train(task(), source(), epochs=1, checkpoints=keeper(every_steps=3, keep_last=10))
     rewritten(keeper, 7, *way, value=value)
     assert train(task(), source(), epochs=2, checkpoints=keeper()).resumed_step == 6
+
+
+def test_a_checkpoint_that_calls_model_selection_by_its_name_of_before_is_taken(task, train, source, keeper):
+    train(task(), source(), epochs=1, checkpoints=keeper())
+    rewritten(keeper, 7, "judge", value=keeper().load(7).state["model_selection"])
+    rewritten(keeper, 7, "model_selection", value=GONE)
+    result = train(task(), source(), epochs=2, checkpoints=keeper())
+    assert result.resumed_step == 7
+    assert result.best_value == train(task(), source(), epochs=2).best_value
 
 
 @pytest.mark.parametrize(
