@@ -142,7 +142,7 @@ class TrainConfig:
         deterministic: only deterministic kernels; an operation without one raises.
         train_metrics: compute the task's metrics on training batches, too.
         window_steps: optimizer steps between two looks at the losses on all ranks (one all-reduce each); a loss that
-            is not finite, or a callback's wish to stop, is noticed there, and at every checkpoint and end of an epoch.
+            is not finite, or a request to stop, is noticed there, and at every checkpoint and end of an epoch.
         progress_seconds: at most one progress event in this time, seconds.
         tensorboard_dir: folder for TensorBoard event files of rank 0; None writes none.
         sync: how gradients travel between ranks.

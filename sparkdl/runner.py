@@ -108,15 +108,15 @@ def run(
     _check_call(fn, args, kwargs, num_proc)
     config = _config(env, use_gpu, settings)
     services, preload = _services(backend)
-    settled: dict[str, Any] = {"config": config, "services": services, "preload": preload}
-    settled["on_event"] = settings.get("on_event")
+    options: dict[str, Any] = {"config": config, "services": services, "preload": preload}
+    options["on_event"] = settings.get("on_event")
     job = functools.partial(_call, Configuration.here(), fn, tuple(args), dict(kwargs or {}))
     with task_errors():
         if num_proc is not None and num_proc < 0:
-            return local.launch(job, num_proc=-num_proc, **settled)
+            return local.launch(job, num_proc=-num_proc, **options)
         spark = settings.get("spark") or _active_session()
         ranks = num_proc or barrier.slots(spark, config)
-        return barrier.launch(spark, job, num_proc=ranks, **settled)
+        return barrier.launch(spark, job, num_proc=ranks, **options)
 
 
 class FrameSettings(RunSettings, total=False):

@@ -14,17 +14,17 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
 
-from sparkdl.errors import IntegrityError
+from sparkdl.errors import IntegrityError, SparkdlError
 from sparkdl.storage import Storage
 
-__all__ = ["Count", "Source", "convert", "decode", "encode", "parse", "read"]
+__all__ = ["Count", "Source", "as_json", "convert", "decode", "encode", "parse", "read"]
 
 T = TypeVar("T")
 
@@ -139,6 +139,18 @@ def encode(value: Any, *, nan: bool = False) -> bytes:
         ValueError: it holds NaN or an infinity, which JSON does not know.
     """
     return json.dumps(msgspec.to_builtins(value), separators=(",", ":"), allow_nan=nan).encode()
+
+
+def as_json(what: str, values: Mapping[str, Any], error: type[SparkdlError]) -> dict[str, Any]:
+    """The caller's ``values`` as JSON gives them back.
+
+    Raises:
+        SparkdlError: an ``error`` that says of ``what`` that JSON cannot hold it.
+    """
+    try:
+        return dict(json.loads(encode(dict(values))))
+    except (TypeError, ValueError) as cause:
+        raise error(f"{what} are not JSON values ({cause}): pass plain numbers, texts, lists and dicts") from cause
 
 
 def _too_large(source: Source, size: int, limit: int) -> IntegrityError:

@@ -7,7 +7,7 @@ deadline for the whole handshake), and every frame after that carries a tag over
 nothing can be slipped in, replayed or altered. Frames are not encrypted: ``docs/threat-model.md`` says what does that.
 
 A frame is ``kind (1 byte) | length (4 bytes) | body | tag (16 bytes)``. Values are pickled with out-of-band buffers
-(PEP 574) and sent in pieces of at most 4 MiB, so that an array larger than memory's half still arrives, without a copy.
+(PEP 574) and sent in chunks of at most 4 MiB, so that an array larger than memory's half still arrives, without a copy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEADER = struct.Struct("!BI")
 _TAG_BYTES = 16
 _NONCE_BYTES = 32
 _MESSAGE, _DATA = 1, 2
-_PIECE_BYTES = 4 << 20
+_CHUNK_BYTES = 4 << 20
 _MAX_MESSAGE_BYTES = 4 << 20
 _HANDSHAKE_SECONDS = 10.0
 _CONNECT_SECONDS = 20.0
@@ -130,14 +130,14 @@ class Connection:
             self._send_frame(_MESSAGE, memoryview(body))
 
     def send_value(self, message: Mapping[str, Any], parts: list[memoryview]) -> None:
-        """Send ``message`` with a value that ``dump_value`` took apart; other messages may pass between the pieces."""
+        """Send ``message`` with a value that ``dump_value`` took apart; other messages may pass between the chunks."""
         with self._sending_value:
             self.send({**message, "bytes": [part.nbytes for part in parts]})
             for part in parts:
                 flat = part.cast("B")
-                for start in range(0, flat.nbytes, _PIECE_BYTES):
+                for start in range(0, flat.nbytes, _CHUNK_BYTES):
                     with self._sending:
-                        self._send_frame(_DATA, flat[start : start + _PIECE_BYTES])
+                        self._send_frame(_DATA, flat[start : start + _CHUNK_BYTES])
 
     def receive(self) -> tuple[dict[str, Any], list[bytearray]]:
         """Wait for the next message; return it with the parts of its value, none for a plain message.
@@ -235,7 +235,7 @@ def _keep_alive(sock: socket.socket) -> None:
 
 
 class _Arriving:
-    """A value whose pieces are still coming, received in place."""
+    """A value whose chunks are still coming, received in place."""
 
     def __init__(self, message: dict[str, Any]) -> None:
         sizes = message.pop("bytes")
@@ -250,8 +250,8 @@ class _Arriving:
     def room(self, length: int) -> memoryview:
         """Where the next ``length`` bytes belong."""
         current = self._rest[0]
-        if not 0 < length <= min(current.nbytes, _PIECE_BYTES):
-            raise WireError(f"a piece of {length:,} bytes does not fit the value announced: the stream is damaged")
+        if not 0 < length <= min(current.nbytes, _CHUNK_BYTES):
+            raise WireError(f"a chunk of {length:,} bytes does not fit the value announced: the stream is damaged")
         self._rest[0] = current[length:]
         if not self._rest[0]:
             del self._rest[0]

@@ -25,6 +25,7 @@ import safetensors
 import torch
 from torch import nn
 
+from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.models.folder import (
     DOCUMENT,
@@ -44,7 +45,7 @@ from sparkdl.models.folder import (
     read_bundle,
     work_folder,
 )
-from sparkdl.models.recipe import as_json, prove, rebuilt, recipe_of
+from sparkdl.models.recipe import prove, rebuilt, recipe_of
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.models.weights import save_weights
@@ -209,7 +210,7 @@ def _document(
         "format": FORMAT,
         "model": recipe.to_json(),
         "signature": msgspec.to_builtins(signature),
-        "preprocessing": as_json(preprocessing or {}),
+        "preprocessing": as_json("preprocessing", preprocessing or {}, BundleError),
         "versions": versions,
         "files": msgspec.to_builtins(files),
     }

@@ -5,7 +5,6 @@ Enters: a module, or the JSON recipe of one with its folder. Leaves: the recipe,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import cloudpickle
 import torch
 from torch import nn
 
-from sparkdl.documents.typed import encode
+from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError
 from sparkdl.models import importing, structure
 from sparkdl.models.calling import Arguments
@@ -21,7 +20,7 @@ from sparkdl.models.folder import PICKLE, WEIGHTS, Recipe
 from sparkdl.models.weights import check_unsaved_state, load_weights
 from sparkdl.storage import Storage
 
-__all__ = ["as_json", "own_layer", "prove", "rebuilt", "recipe_of"]
+__all__ = ["own_layer", "prove", "rebuilt", "recipe_of"]
 
 
 def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | None, example: Any) -> Recipe:
@@ -36,7 +35,9 @@ def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | Non
     if factory is None and callable(own):
         factory, arguments = type(model), own()
     if factory is not None:
-        return Recipe(kind="import", target=importing.path_of(factory), arguments=as_json(arguments or {}))
+        given = dict(arguments or {})
+        plain = as_json(f"arguments={given}", given, BundleError)
+        return Recipe(kind="import", target=importing.path_of(factory), arguments=plain)
     try:
         return Recipe(kind="structure", tree=structure.describe(model))
     except BundleError as refusal:
@@ -48,18 +49,6 @@ def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | Non
             return Recipe(kind="import", target=importing.path_of(type(model)), arguments=found)
         except BundleError as second:
             raise second from refusal
-
-
-def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as JSON gives them back.
-
-    Raises:
-        BundleError: JSON cannot hold them.
-    """
-    try:
-        return dict(json.loads(encode(dict(arguments))))
-    except (TypeError, ValueError) as cause:
-        raise BundleError(f"arguments={dict(arguments)} are not JSON values ({cause}): pass plain values") from cause
 
 
 def prove(model: nn.Module, recipe: Recipe, folder: Storage, example: Any) -> None:

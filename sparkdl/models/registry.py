@@ -14,7 +14,6 @@ leaves an artifact that nothing names. Whoever loses a race reads again and deci
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import time
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import pyarrow as pa
 
 from sparkdl.config import require
-from sparkdl.documents.typed import encode
+from sparkdl.documents.typed import as_json
 from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.models.event_log import EVENTS, Event, ModelVersion, State, fold
 from sparkdl.models.folder import DOCUMENT, copy_bundle, read_bundle
@@ -110,14 +109,14 @@ class ModelRegistry:
         _check_name("model", name)
         info = read_bundle(bundle)
         identity = publication or uuid.uuid4().hex
-        known = _as_json("lineage", asdict(lineage or Lineage()))
+        known = as_json("lineage", asdict(lineage or Lineage()), ConfigError)
         known["versions"] = {**info.versions, **(known["versions"] or {})}
         event = Event(
             kind="published",
             name=name,
             artifact=info.content_hash,
             metrics=_metrics(metrics or {}),
-            parameters=_as_json("parameters", parameters or {}),
+            parameters=as_json("parameters", parameters or {}, ConfigError),
             lineage=known,
             publication=identity,
         )
@@ -358,15 +357,6 @@ def _check_name(what: str, name: str) -> None:
 def _check_alias(alias: str) -> None:
     _check_name("alias", alias)
     require(not alias.isdigit(), f"the alias {alias!r} looks like a version: use a word")
-
-
-def _as_json(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return dict(json.loads(encode(dict(values))))
-    except (TypeError, ValueError) as cause:
-        raise ConfigError(
-            f"{what} are not JSON values ({cause}): pass plain numbers, texts, lists and dicts"
-        ) from cause
 
 
 def _metrics(values: Mapping[str, float]) -> dict[str, float]:

@@ -59,8 +59,8 @@ class Evaluator:
             steps: batches to take; None takes all.
             on_batch: called after each batch with the number of batches done.
         """
-        heads = len(self._objective.heads) if self._objective is not None else 1
-        sums = torch.zeros(heads, 2, dtype=torch.float64, device=self._device)
+        outputs = len(self._objective.output_losses) if self._objective is not None else 1
+        sums = torch.zeros(outputs, 2, dtype=torch.float64, device=self._device)
         with evaluating(self._model), torch.inference_mode(), autocast_of(self._precision, self._device):
             for done, batch in enumerate(source, start=1):
                 if batch.rows:

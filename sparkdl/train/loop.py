@@ -236,7 +236,7 @@ class _Trainer:
             self.rate.after_epoch(row[self.selection.monitor])
             run.epoch, run.batch = run.epoch + 1, 0
             self.window.start_epoch()
-            self.window.flush()  # a wish of a callback at the end of the epoch
+            self.window.flush()  # a request of a callback at the end of the epoch
             self._save_epoch(best)
 
     def _set_pause(self) -> None:

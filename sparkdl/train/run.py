@@ -1,6 +1,6 @@
 """A run under way, as callbacks see it.
 
-Enters: the loop's progress. Leaves: one object to read from, and the one wish that can be put to it: to stop.
+Enters: the loop's progress. Leaves: one object to read from, and the one request that can be put to it: to stop.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Run:
     history: History = field(default_factory=History)
     local_loss: torch.Tensor | None = None
     stop_reason: str | None = None
-    _wish: str | None = None
+    _stop_request: str | None = None
 
     @property
     def loss(self) -> float:
@@ -70,12 +70,13 @@ class Run:
 
     def request_stop(self, reason: str = "a callback asked for it") -> None:
         """Ask all ranks to stop; any rank may. They agree at the end of the window, and stop at the same step."""
-        self._wish = self._wish or reason
+        self._stop_request = self._stop_request or reason
 
-    def wishes(self) -> str | None:
-        """What this rank asked for."""
-        return self._wish
+    @property
+    def stop_request(self) -> str | None:
+        """Why this rank asked to stop; None if it did not."""
+        return self._stop_request
 
-    def settle_wish(self, wishes: Sequence[str | None]) -> None:
-        """Decide by the wishes of all ranks: the first rank's reason counts."""
-        self.stop_reason = next((wish for wish in wishes if wish), None)
+    def agree_to_stop(self, requests: Sequence[str | None]) -> None:
+        """Decide by the requests of all ranks: the first rank's reason counts."""
+        self.stop_reason = next((request for request in requests if request), None)

@@ -12,7 +12,7 @@ interleaved rounds (medians; "of never" is the lower quartile against that of ne
 | and copying the gradients from hooks | 1.1 | 0.957 |
 | and adding those of the other rank, as it was: hooks, two buckets | 2.1 | 0.931 |
 | the same in hooks wherever the other rank was ahead | 2.0 | 0.936 |
-| the same behind the backward pass, pieces of 0.25, 1 or 16 MiB | 1.8-2.0 | 0.939-0.945 |
+| the same behind the backward pass, chunks of 0.25, 1 or 16 MiB | 1.8-2.0 | 0.939-0.945 |
 | copying by memmove, or averaging by lerp | as long | as much |
 | behind the backward pass, one bucket, two ranks adding in place | 1.5 | 0.935-0.947 |
 

@@ -81,14 +81,14 @@ def test_ranks_on_two_hosts_find_each_other_over_the_cable(tmp_path):
         "import pickle, sys, time, os\n"
         "from sparkdl.launch.rank.rank import Slot, run_rank\n"
         "while not os.path.exists(sys.argv[1] + '.done'): time.sleep(0.05)\n"
-        "ticket = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "run_rank(ticket, Slot(number=int(sys.argv[2]), host=sys.argv[3], found_size=2))\n"
+        "connection_info = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "run_rank(connection_info, Slot(number=int(sys.argv[2]), host=sys.argv[3], found_size=2))\n"
     )
-    ticket = str(tmp_path / "ticket")
+    connection_info = str(tmp_path / "connection_info")
     starts = [
-        (A, [str(driver), ticket]),
-        (A, ["-c", rank, ticket, "0", "10.77.0.1"]),
-        (B, ["-c", rank, ticket, "1", "10.77.0.2"]),
+        (A, [str(driver), connection_info]),
+        (A, ["-c", rank, connection_info, "0", "10.77.0.1"]),
+        (B, ["-c", rank, connection_info, "1", "10.77.0.2"]),
     ]
     processes = [
         subprocess.Popen(["ip", "netns", "exec", name, sys.executable, *arguments], stdout=subprocess.PIPE, text=True)

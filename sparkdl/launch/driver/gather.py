@@ -1,7 +1,7 @@
 """The way for Spark Connect, where executors may not reach the client: everything travels as rows of the stage itself.
 
 Enters: a barrier task's context and what it is to run. Leaves: rows of ``(rank, kind, part, piece)`` that the client
-puts together again: values in pieces of 4 MiB, output lines, events.
+puts together again: values in chunks of 4 MiB, output lines, events.
 
 One allGather, a second long, carries what ranks say of themselves and where their store is, which the task of slot 0
 holds: it lets in those that have the secret which came with the job. What is different from the channel: output and
@@ -261,13 +261,13 @@ def values_of(
         ClusterError: the value of a rank is missing.
         RankFailedError: a value cannot be rebuilt here.
     """
-    pieces: dict[int, dict[int, list[pyarrow.Buffer]]] = {rank: {} for rank in range(num_proc)}
+    chunks: dict[int, dict[int, list[pyarrow.Buffer]]] = {rank: {} for rank in range(num_proc)}
     for batch in table.to_batches():
         ranks, kinds, parts = (batch.column(number).to_pylist() for number in range(3))
         for row, (rank, kind, part) in enumerate(zip(ranks, kinds, parts, strict=True)):
             buffer = batch.column(3)[row].as_buffer()
             if kind == "result":
-                pieces[rank].setdefault(part, []).append(buffer)
+                chunks[rank].setdefault(part, []).append(buffer)
                 continue
             message = json.loads(buffer.to_pybytes())
             if kind == "log" and config.log_to_driver:
@@ -275,10 +275,10 @@ def values_of(
             elif kind == "event" and on_event is not None:
                 on_event(message["event"])
     values = []
-    for rank, parts_of in pieces.items():
+    for rank, parts_of in chunks.items():
         if not parts_of:
             raise ClusterError(f"rank {rank} sent no value, though its task ended: look at the executors' logs")
-        joined = [bytearray().join(memoryview(piece) for piece in parts_of[part]) for part in sorted(parts_of)]
+        joined = [bytearray().join(memoryview(chunk) for chunk in parts_of[part]) for part in sorted(parts_of)]
         values.append(load_or_name(rank, joined))
         parts_of.clear()
     return values

@@ -108,7 +108,7 @@ class Checkpointer:
         self._layout: Layout | None = None
         self._entries: dict[int, _Entry] | None = None
         self._abandoned: list[int] = []
-        self._swept = False
+        self._vacuumed = False
 
     def __getstate__(self) -> tuple[CheckpointConfig, dict[str, str] | None]:
         return replace(self.config, uri=self.folder), self.identity  # what was resolved here means the same elsewhere
@@ -318,15 +318,15 @@ class Checkpointer:
         for step in sorted(set(entries) - keep):
             self.folder.child(_file(step)).delete()
             gone.append(entries.pop(step))
-        if not self._swept:
-            self._sweep({entry.tensors for entry in entries.values()})
-            self._swept = True
+        if not self._vacuumed:
+            self._vacuum({entry.tensors for entry in entries.values()})
+            self._vacuumed = True
             return
         for entry in gone:
             with suppress(StorageError):
                 self.folder.child(entry.tensors).delete()
 
-    def _sweep(self, held: set[str]) -> None:
+    def _vacuum(self, held: set[str]) -> None:
         """Delete tensors that no checkpoint names: leftovers of writers that died; once, since looking takes time."""
         for file in self.folder.list():
             if file.name.startswith("step-") and file.name.endswith(".safetensors") and file.name not in held:

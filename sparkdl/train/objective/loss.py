@@ -55,27 +55,27 @@ class Objective:
         names = self.labels or ("",)
         losses = _by_label("loss", task.loss, names, spread=True)
         weights = _by_label("loss_weights", task.loss_weights, names, spread=False)
-        self.heads = [
-            _Head(made, label, 1.0 if weight is None else float(weight), task.sample_weight is not None)
+        self.output_losses = [
+            _OutputLoss(made, label, 1.0 if weight is None else float(weight), task.sample_weight is not None)
             for made, label, weight in zip(map(_made_loss, losses), names, weights, strict=True)
         ]
-        for head in self.heads:
-            head.to(device)
+        for one in self.output_losses:
+            one.to(device)
         self._sample_weight = task.sample_weight
         self._world_size = world_size
         self._reduce = reduce
         self._device = device
         self._without_divisor = torch.zeros((), dtype=torch.int64, device=device)
-        for head in self.heads:
-            head.find_divisor(bounds)
-        head = self.heads[0]
-        plain = not (head.has_divisor if world_size > 1 else head.divides_alone) and not head.sums
-        self._simple = len(self.heads) == 1 and plain and head.weight == 1.0
+        for one in self.output_losses:
+            one.find_divisor(bounds)
+        one = self.output_losses[0]
+        plain = not (one.has_divisor if world_size > 1 else one.divides_alone) and not one.sums
+        self._simple = len(self.output_losses) == 1 and plain and one.weight == 1.0
 
     @property
     def only_sums(self) -> bool:
         """Whether every loss is a sum over rows, which nothing divides."""
-        return all(head.sums for head in self.heads)
+        return all(one.sums for one in self.output_losses)
 
     def __call__(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """Return this rank's contribution: its mean over the ranks is the loss of the global batch.
@@ -103,44 +103,44 @@ class Objective:
     def alone(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """Return the loss of ``batch`` without asking other ranks."""
         split = split_outputs(outputs, self.labels)
-        values = [head.weight * head.mean(output, batch) for head, output in zip(self.heads, split, strict=True)]
+        values = [one.weight * one.mean(output, batch) for one, output in zip(self.output_losses, split, strict=True)]
         return torch.stack(values).sum()
 
     def _mean(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         if type(outputs) is not torch.Tensor:
             outputs = _only(outputs, self.labels)
-        return self.heads[0].mean(outputs, batch)
+        return self.output_losses[0].mean(outputs, batch)
 
     def _total(self, outputs: Any, batch: BatchLike, rows: float, others: float) -> torch.Tensor:
-        """All heads together: means times ``rows``, and what has divisors of its own, or none, times ``others``."""
+        """All outputs together: means times ``rows``, and what has divisors of its own, or none, times ``others``."""
         terms = self._terms(outputs, batch, whole=self._world_size == 1)
         divisors = self._global_divisors([divisor for _, divisor in terms if divisor is not None])
         total: torch.Tensor | None = None
         position = 0
-        for head, (value, divisor) in zip(self.heads, terms, strict=True):
+        for one, (value, divisor) in zip(self.output_losses, terms, strict=True):
             if divisor is not None:
-                value = value * (head.weight * self._world_size * others) / divisors[position].to(value.dtype)
+                value = value * (one.weight * self._world_size * others) / divisors[position].to(value.dtype)
                 position += 1
             else:
-                value = value * (head.weight * (self._world_size * others if head.sums else rows))
+                value = value * (one.weight * (self._world_size * others if one.sums else rows))
             total = value if total is None else total + value
         assert total is not None
         return total
 
     def skip(self, batch: BatchLike) -> None:
         """Take part in the reduction of a batch of which this rank has no row."""
-        count = sum(head.has_divisor for head in self.heads)
+        count = sum(one.has_divisor for one in self.output_losses)
         if count and self._world_size > 1:
             self._global_divisors([torch.zeros((), device=self._device)] * count)
 
     def sums(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
-        """Return ``(heads, 2)`` float64: numerator and divisor of each head's loss, to be added up over batches."""
+        """Return ``(outputs, 2)`` float64: numerator and divisor of each output's loss, to be added up over batches."""
         rows = []
-        for head, (value, divisor) in zip(self.heads, self._terms(outputs, batch, summed=True), strict=True):
+        for one, (value, divisor) in zip(self.output_losses, self._terms(outputs, batch, summed=True), strict=True):
             value = value.detach().double()
             if divisor is not None:
                 rows.append(torch.stack((value, divisor.double())))
-            elif head.sums:
+            elif one.sums:
                 rows.append(torch.stack((value, torch.full_like(value, 1 / self._world_size))))
             else:
                 rows.append(torch.stack((value * batch.rows, torch.full_like(value, batch.rows))))
@@ -149,9 +149,9 @@ class Objective:
     def losses(self, sums: torch.Tensor) -> dict[str, float]:
         """Turn added-up ``sums`` into ``loss`` and, with several labels, ``<label>_loss``."""
         values = [numerator / divisor if divisor else float("nan") for numerator, divisor in sums.tolist()]
-        found = {"loss": sum(head.weight * value for head, value in zip(self.heads, values, strict=True))}
-        if len(self.heads) > 1:
-            found |= {f"{head.label}_loss": value for head, value in zip(self.heads, values, strict=True)}
+        found = {"loss": sum(one.weight * value for one, value in zip(self.output_losses, values, strict=True))}
+        if len(self.output_losses) > 1:
+            found |= {f"{one.label}_loss": value for one, value in zip(self.output_losses, values, strict=True)}
         return found
 
     def take_without_divisor(self) -> int:
@@ -174,7 +174,7 @@ class Objective:
     def _terms(
         self, outputs: Any, batch: BatchLike, *, whole: bool = False, summed: bool = False
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Each head's mean or sum and None, or its numerator and divisor.
+        """Each output's mean or sum and None, or its numerator and divisor.
 
         Args:
             outputs: of the model.
@@ -184,9 +184,9 @@ class Objective:
         """
         weights = batch[self._sample_weight] if self._sample_weight else None
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        for head, output in zip(self.heads, split_outputs(outputs, self.labels), strict=True):
-            divides = head.can_count if summed else head.divides_alone if whole else head.has_divisor
-            found.append(head.fraction(output, batch, weights) if divides else (head.mean(output, batch), None))
+        for one, output in zip(self.output_losses, split_outputs(outputs, self.labels), strict=True):
+            divides = one.can_count if summed else one.divides_alone if whole else one.has_divisor
+            found.append(one.fraction(output, batch, weights) if divides else (one.mean(output, batch), None))
         return found
 
     def _global_divisors(self, divisors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -200,7 +200,7 @@ class Objective:
         return total.masked_fill(nothing, 1.0)  # nothing counts: the loss is 0, not 0/0
 
 
-class _Head:
+class _OutputLoss:
     """The loss of one label.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The losses of the newest steps, looked at on all ranks together once a window.
 
 Enters: each batch's loss as a tensor that nobody waits for. Leaves: rows of the history with the loss of the global
-batch, and one decision on all ranks when a loss is not finite or a rank wishes to stop.
+batch, and one decision on all ranks when a loss is not finite or a rank asks to stop.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ class LossWindow:
         Raises:
             NonFiniteLossError: on every rank, naming the first step, the rank and the batch.
         """
-        wish = self._run.wishes()
+        request = self._run.stop_request
         local = self._joined(self._values or [0.0])
         size = self._collective.world.size
         if size > 1:
-            flag = torch.full((1,), 0.0 if wish is None else 1.0, dtype=torch.float64, device=self._device)
-            *losses, wanted = (self._collective.all_reduce(torch.cat((local, flag)), "sum") / size).tolist()
+            flag = torch.full((1,), 0.0 if request is None else 1.0, dtype=torch.float64, device=self._device)
+            *losses, requested = (self._collective.all_reduce(torch.cat((local, flag)), "sum") / size).tolist()
         else:
-            losses, wanted = local.tolist(), 0.0 if wish is None else 1.0
+            losses, requested = local.tolist(), 0.0 if request is None else 1.0
         if self._facts:
             if not all(map(math.isfinite, losses)):
                 self._raise_non_finite(local.tolist())
             self._record(losses)
         self._values, self._facts, self._norms = [], [], {}
-        if wanted:
-            self._run.settle_wish(self._collective.all_gather_object(wish) if size > 1 else [wish])
+        if requested:
+            self._run.agree_to_stop(self._collective.all_gather_object(request) if size > 1 else [request])
 
     def _joined(self, values: list[Any]) -> torch.Tensor:
         if isinstance(values[0], torch.Tensor):

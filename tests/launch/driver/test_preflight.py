@@ -60,6 +60,6 @@ def test_a_worker_with_another_version_is_named(name):
 
 
 def test_a_host_with_more_threads_than_cores_is_named_once():
-    hellos = [{"host": "a", "cores": 2, "threads": 2}, {"host": "a", "cores": 2, "threads": 2}]
-    assert len(crowded_hosts([*hellos, {"host": "b", "cores": 2, "threads": 2}], None)) == 1
-    assert crowded_hosts(hellos, 1) == []
+    registrations = [{"host": "a", "cores": 2, "threads": 2}, {"host": "a", "cores": 2, "threads": 2}]
+    assert len(crowded_hosts([*registrations, {"host": "b", "cores": 2, "threads": 2}], None)) == 1
+    assert crowded_hosts(registrations, 1) == []
