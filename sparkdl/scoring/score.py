@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import cloudpickle
+import pyarrow as pa
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
 from torch import nn
 
 from sparkdl.columns.names import quoted
@@ -29,8 +31,10 @@ from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
 from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.trust import allowed_imports, checked_packages
+from sparkdl.scoring.inputs import InputPlan, Part
 from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource
-from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer
+from sparkdl.scoring.outputs import Kept, output_type
+from sparkdl.scoring.worker import Scorer
 from sparkdl.storage import Configuration, sha256_hex
 
 if TYPE_CHECKING:
@@ -41,18 +45,6 @@ __all__ = ["score"]
 _PACK = "__sparkdl_pack_"
 _PLAIN = "__sparkdl_column_"
 _LARGEST_MODULE = 512 << 20
-_SPARK: dict[str, T.DataType] = {
-    "float64": T.DoubleType(),
-    "float32": T.FloatType(),
-    "float16": T.FloatType(),
-    "bfloat16": T.FloatType(),
-    "int64": T.LongType(),
-    "int32": T.IntegerType(),
-    "int16": T.ShortType(),
-    "int8": T.ByteType(),
-    "uint8": T.ShortType(),
-    "bool": T.BooleanType(),
-}
 _PACKABLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType)
 _SCALAR = (*_PACKABLE, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType)
 
@@ -161,12 +153,8 @@ def _kept(frame: DataFrame, keep: Sequence[str] | None, new: Sequence[str]) -> l
 
 
 def _spark_type(field: TensorField, vectors: bool) -> T.DataType:
-    kind = _SPARK[field.dtype]
-    if vectors and len(field.shape) == 1 and isinstance(kind, T.FloatType | T.DoubleType):
-        return VectorUDT()
-    for _ in field.shape:
-        kind = T.ArrayType(kind)
-    return kind
+    kind = output_type(field, vectors)
+    return VectorUDT() if pa.types.is_struct(kind) else from_arrow_type(kind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,9 @@ from sparkdl.columns.matrices import matrix_of
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.models.signature import Signature, TensorField
+from sparkdl.scoring.inputs import InputPlan, Part
 from sparkdl.scoring.models import ModuleSource
-from sparkdl.scoring.worker import InputPlan, Part, Scorer
+from sparkdl.scoring.worker import Scorer
 from sparkdl.shards.files import write_table_shards
 
 VECTOR = pa.struct(

@@ -15,7 +15,9 @@ from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError
 from sparkdl.models.bundle import Signature, TensorField
 from sparkdl.scoring import models
-from sparkdl.scoring.worker import InputPlan, Kept, Part, Scorer, merge_small, split_evenly
+from sparkdl.scoring.inputs import InputPlan, Part
+from sparkdl.scoring.outputs import Kept
+from sparkdl.scoring.worker import Scorer, merge_small, split_evenly
 
 
 def numbered(sizes):
