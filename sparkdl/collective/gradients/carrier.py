@@ -13,8 +13,7 @@ import torch
 from sparkdl import observe
 from sparkdl.collective.base import Pending, Ranks
 from sparkdl.collective.gradients.buckets import Bucket
-from sparkdl.collective.gradients.mesh import Mesh, open_mesh
-from sparkdl.collective.gradients.shared_memory import SharedMemoryCarrier
+from sparkdl.collective.gradients.shared_memory import SharedMemoryCarrier, open_shared_memory
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 
@@ -108,16 +107,16 @@ def open_carrier(ranks: Ranks, params: Sequence[torch.nn.Parameter], config: Syn
     wanted = ranks.may_share_memory if config.shared_memory is None else config.shared_memory
     if wanted and ranks.world.size > 1:
         on_cpu = all(param.device.type == "cpu" for param in params)
-        mesh: Mesh | str = "gradients are not on the CPU, or compressed"
+        found: SharedMemoryCarrier | str = "gradients are not on the CPU, or compressed"
         if config.compression is None and on_cpu:
-            mesh = open_mesh(ranks)
-        if isinstance(mesh, Mesh):
-            ranks.at_close(mesh.close)
+            found = open_shared_memory(ranks)
+        if isinstance(found, SharedMemoryCarrier):
+            ranks.at_close(found.close)
             if ranks.world.is_leader:
                 observe.logger.info("gradients travel in shared memory, not through %s", ranks.name)
-            return SharedMemoryCarrier(mesh, ranks.name)
+            return found
         if config.shared_memory:
-            raise ConfigError(f"shared_memory=True, but {mesh}: leave it out to send gradients through {ranks.name}")
+            raise ConfigError(f"shared_memory=True, but {found}: leave it out to send gradients through {ranks.name}")
         if ranks.world.is_leader:
-            observe.logger.info("gradients travel through %s: %s", ranks.name, mesh)
+            observe.logger.info("gradients travel through %s: %s", ranks.name, found)
     return AllReduceCarrier(ranks, WIRE_DTYPES[config.compression])
