@@ -5,7 +5,8 @@ Enters: nothing. Leaves: exception classes that survive pickling, since most of 
     SparkdlError
     ├── ConfigError (ValueError)          a parameter or a configuration file is wrong
     ├── SchemaError (TypeError)           a column is missing, or has a type that cannot be used
-    ├── DataError (ValueError)            the rows themselves are wrong: nulls, NaN, ids out of range, no rows
+    ├── DataError (ValueError)            the rows themselves are wrong: nulls, NaN, ids out of range
+    │   └── NoRowsError                   there are none
     ├── StorageError (OSError)            a file or table cannot be read or written
     │   ├── ConflictError                 somebody else committed first
     │   └── IntegrityError                a file is not as it was written: its hash, its size, a name in it
@@ -45,6 +46,7 @@ __all__ = [
     "DataError",
     "IntegrityError",
     "LaunchTimeoutError",
+    "NoRowsError",
     "NonFiniteLossError",
     "PreflightError",
     "RankFailedError",
@@ -120,7 +122,11 @@ class SchemaError(SparkdlError, TypeError):
 
 
 class DataError(SparkdlError, ValueError):
-    """The rows themselves are wrong: nulls, NaN, ids out of range, no rows at all."""
+    """The rows themselves are wrong: nulls, NaN, ids out of range."""
+
+
+class NoRowsError(DataError):
+    """There are no rows at all."""
 
 
 class StorageError(SparkdlError, OSError):

@@ -25,7 +25,15 @@ from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats, RunningStats
 from sparkdl.columns.types import UNKNOWN
 from sparkdl.config import ShardConfig
-from sparkdl.errors import ConflictError, DataError, IntegrityError, SchemaError, SparkdlError, StorageError
+from sparkdl.errors import (
+    ConflictError,
+    DataError,
+    IntegrityError,
+    NoRowsError,
+    SchemaError,
+    SparkdlError,
+    StorageError,
+)
 from sparkdl.observe import logger
 from sparkdl.shards.manifest import (
     MANIFEST_NAME,
@@ -165,7 +173,7 @@ class Transaction:
         shards = tuple(shard for report in reports for shard in report.shards)
         rows = sum(shard.rows for shard in shards)
         if not rows:
-            raise DataError(f"there are 0 rows to write to {self.root.uri}: check the filters before it")
+            raise NoRowsError(f"there are 0 rows to write to {self.root.uri}: check the filters before it")
         known = _with_known_shapes(tensors, reports, statistics, self._layout)
         manifest = Manifest(
             rows=rows,

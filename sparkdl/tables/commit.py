@@ -23,6 +23,7 @@ from sparkdl.tables.delta import (
     check_same_schema,
     check_writable,
     commit_properties,
+    creating,
     delta_address,
     delta_options,
     open_table,
@@ -165,15 +166,16 @@ class WritePlan:
         ]
         properties = commit_properties(self.transaction, **{"sparkdl.write": write_id, "sparkdl.mode": self.mode})
         if table is None:
-            create_table_with_add_actions(
-                delta_address(self.uri),
-                self.schema,
-                adds,
-                mode="error",
-                partition_by=list(layout),
-                storage_options=delta_options(self.uri, self.options),
-                commit_properties=properties,
-            )
+            with creating(self.uri, self.options):
+                create_table_with_add_actions(
+                    delta_address(self.uri),
+                    self.schema,
+                    adds,
+                    mode="error",
+                    partition_by=list(layout),
+                    storage_options=delta_options(self.uri, self.options),
+                    commit_properties=properties,
+                )
             return self._result(0, files, committed=True)
         self._check_nulls(table, files)
         schema = self.schema if self.overwrite_schema else table.schema()

@@ -16,8 +16,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ __all__ = [
     "check_same_schema",
     "check_writable",
     "commit_properties",
+    "creating",
     "delta_address",
     "delta_options",
     "delta_schema",
@@ -152,6 +153,21 @@ def commit_properties(transaction: AppTransaction | None = None, **metadata: Any
     return CommitProperties(custom_metadata=metadata or None, max_commit_retries=0, app_transactions=marks)
 
 
+@contextmanager
+def creating(uri: str, options: Mapping[str, str] | None) -> Iterator[None]:
+    """Let the creation of a table inside the block, where somebody else has created it meanwhile, be a lost race.
+
+    Raises:
+        CommitFailedError: there is a table now (delta-rs's own error, for ``optimistic``).
+    """
+    try:
+        yield
+    except DeltaError as cause:
+        if open_table(uri, options) is None:
+            raise
+        raise CommitFailedError(f"the Delta table {uri} was created meanwhile") from cause
+
+
 def optimistic(uri: str, attempt: Callable[[], T], *, tries: int = 60) -> T:
     """Call ``attempt`` until it meets no competing commit.
 
@@ -170,13 +186,7 @@ def optimistic(uri: str, attempt: Callable[[], T], *, tries: int = 60) -> T:
             return attempt()
         except CommitFailedError as cause:
             lost = cause
-        except DeltaError as cause:
-            if "already exists" not in str(cause):  # a table that somebody else created a moment ago
-                raise StorageError(
-                    f"cannot commit to the Delta table {uri}: {cause}; check rights and space"
-                ) from cause
-            lost = cause
-        except OSError as cause:
+        except (DeltaError, OSError) as cause:
             if isinstance(cause, StorageError):
                 raise
             raise StorageError(f"cannot commit to the Delta table {uri}: {cause}; check rights and space") from cause
@@ -273,7 +283,7 @@ def _delta_type(kind: Any, column: str) -> Any:
     raise SchemaError(f"column {column!r} has the type {name}, which a Delta table cannot hold: {remedy}")
 
 
-def check_same_schema(uri: str, table: Schema, data: Schema, *, ordered_names: Sequence[str] = ()) -> None:
+def check_same_schema(uri: str, table: Schema, data: Schema) -> None:
     """Refuse data whose columns are not the table's, in any order.
 
     Raises:
@@ -281,7 +291,7 @@ def check_same_schema(uri: str, table: Schema, data: Schema, *, ordered_names: S
     """
     there = {field["name"]: field["type"] for field in json.loads(table.to_json())["fields"]}
     here = {field["name"]: field["type"] for field in json.loads(data.to_json())["fields"]}
-    for name in [*here, *there, *ordered_names]:
+    for name in [*here, *there]:
         remedy = "change the data, or overwrite with overwrite_schema=True"
         if name not in there:
             raise SchemaError(f"column {name!r} ({here[name]}) is not in the Delta table {uri}: {remedy}")

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,18 +25,6 @@ from sparkdl.storage import Storage, storage_errors
 from sparkdl.tables.delta import storage_of
 
 __all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "WriteTask", "partition_text"]
-
-FILE_ROW_DDL = "path string, bytes bigint, rows bigint, partition string, statistics string, modified bigint"
-FILE_ROW_SCHEMA = pa.schema(
-    [
-        ("path", pa.string()),
-        ("bytes", pa.int64()),
-        ("rows", pa.int64()),
-        ("partition", pa.string()),
-        ("statistics", pa.string()),
-        ("modified", pa.int64()),
-    ]
-)
 
 _CODECS = ("snappy", "zstd", "lz4", "none")
 _ROW_GROUP_BYTES = 32 << 20
@@ -65,6 +53,10 @@ class FileRow:
     partition: str
     statistics: str
     modified: int
+
+
+FILE_ROW_DDL = ", ".join(f"{one.name} {'string' if one.type == 'str' else 'bigint'}" for one in fields(FileRow))
+FILE_ROW_SCHEMA = pa.schema([(one.name, pa.string() if one.type == "str" else pa.int64()) for one in fields(FileRow)])
 
 
 def partition_text(value: Any) -> str | None:
@@ -157,9 +149,7 @@ class WriteTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the batches; yield one batch of ``FILE_ROW_SCHEMA`` rows."""
-        rows = self.write(batches)
-        columns = [pa.array([getattr(row, name) for row in rows], kind) for name, kind in _types()]
-        yield pa.RecordBatch.from_arrays(columns, schema=FILE_ROW_SCHEMA)
+        yield pa.RecordBatch.from_pylist([asdict(row) for row in self.write(batches)], schema=FILE_ROW_SCHEMA)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[FileRow]:
         """Write the batches into files of this task's own; on failure none of them is left.
@@ -173,10 +163,6 @@ class WriteTask:
                     for partition, part in split(normalised(batch), self.partition_by):
                         files.append(partition, part)
             return files.finish()
-
-
-def _types() -> list[tuple[str, pa.DataType]]:
-    return [(column.name, column.type) for column in FILE_ROW_SCHEMA]
 
 
 class _Files:

@@ -29,6 +29,7 @@ from sparkdl.tables.delta import (
     check_same_schema,
     check_writable,
     commit_properties,
+    creating,
     delta_address,
     delta_options,
     delta_schema,
@@ -195,7 +196,6 @@ class Table:
             ConflictError: the table is not at ``expected_version``.
             SchemaError: the columns are not the table's.
         """
-        options = delta_options(self.uri, self.storage_options)
         properties = commit_properties(transaction, **dict(metadata or {}))
 
         def attempt() -> int:
@@ -208,14 +208,11 @@ class Table:
             if table is not None:
                 check_writable(table, self.uri)
                 check_same_schema(self.uri, table.schema(), Schema.from_arrow(rows.schema))
-            mode: Literal["error", "append"] = "error" if table is None else "append"
-            write_deltalake(
-                delta_address(self.uri) if table is None else table,
-                rows,
-                mode=mode,
-                storage_options=options if table is None else None,
-                commit_properties=properties,
-            )
+                write_deltalake(table, rows, mode="append", commit_properties=properties)
+            else:
+                address, options = delta_address(self.uri), delta_options(self.uri, self.storage_options)
+                with creating(self.uri, self.storage_options):
+                    write_deltalake(address, rows, mode="error", storage_options=options, commit_properties=properties)
             return newest + 1
 
         return optimistic(self.uri, attempt)

@@ -1,4 +1,4 @@
-"""Small tables, optimistic commits, refusals and sweeping, without Spark."""
+"""Small tables, optimistic commits, refusals and vacuum, without Spark."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
+from sparkdl.tables import table as tables
 from sparkdl.tables.delta import check_readable, check_writable, delta_schema
 from sparkdl.tables.parquet import WriteTask, partition_text, split, statistics
 from sparkdl.tables.table import AppTransaction, Table
@@ -102,6 +103,21 @@ def test_appends_from_many_threads_are_all_there(table):
     assert sorted(table.rows()["x"].to_pylist()) == sorted(10 * n + i for n in range(4) for i in range(5))
 
 
+def test_a_table_that_somebody_else_creates_meanwhile_gets_the_rows_all_the_same(table, monkeypatch):
+    look, looked = tables.open_table, []
+
+    def before_the_other(*where):
+        found = look(*where)
+        if not looked:
+            looked.append(where)
+            table.append(numbers(1))
+        return found
+
+    monkeypatch.setattr(tables, "open_table", before_the_other)
+    assert table.append(numbers(2)) == 1
+    assert sorted(table.rows().column("x").to_pylist()) == [1, 2]
+
+
 def test_reading_lets_the_interpreter_end_in_peace(table):
     table.append(numbers(*range(1000)))
     code = "import sys; from sparkdl.tables.table import Table; print(Table(sys.argv[1]).rows().num_rows)"
@@ -110,7 +126,7 @@ def test_reading_lets_the_interpreter_end_in_peace(table):
         assert (done.returncode, done.stdout.strip()) == (0, "1000"), done.stderr
 
 
-def test_files_of_a_writer_that_died_are_swept_and_no_others(table, tmp_path):
+def test_vacuum_deletes_files_of_a_writer_that_died_and_no_others(table, tmp_path):
     table.append(numbers(1))
     dead = WriteTask(uri=table.uri, options=None, write_id="dead", partition_by=())
     rows = dead.write(iter(numbers(7, 8).to_batches()))
@@ -123,7 +139,7 @@ def test_files_of_a_writer_that_died_are_swept_and_no_others(table, tmp_path):
     assert (tmp_path / "a table" / "notes.txt").exists()
 
 
-def test_sweeping_spares_what_an_older_version_names(table):
+def test_vacuum_spares_what_an_older_version_names(table):
     table.append(numbers(1))
     table.append(numbers(2))
     table.compact()

@@ -27,7 +27,7 @@ from pyspark.sql import types as T
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted
 from sparkdl.compat.quick_ack import promptly
-from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
+from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError
 from sparkdl.estimator.fit.checks import built
 from sparkdl.estimator.fit.settings import ranks_wanted, roles_of, seed_of, shard_config
 from sparkdl.estimator.inputs.column_plan import ColumnPlan, Roles, plan_columns
@@ -231,7 +231,7 @@ def _at_once(df: DataFrame, write: Callable[[str], Manifest], parts: list[str]) 
 
 def _or_empty(written: Manifest | BaseException) -> Manifest:
     """What was written; a part without rows is refused later, by an error that knows of the split."""
-    if isinstance(written, DataError) and "0 rows" in str(written):
+    if isinstance(written, NoRowsError):
         return Manifest(rows=0, bytes=0, shards=(), tensors=())
     if isinstance(written, BaseException):
         raise written
