@@ -20,13 +20,14 @@ BASE = LEAVES | {"storage", "observe", "compat"}
 ALLOWED = {
     "columns": set(),
     "documents": set(),
+    "features": {"columns", "documents"},
     "shards": {"columns", "documents"},
     "collective": set(),
     "launch": set(),
     "tables": set(),
     "batches": {"columns", "shards.manifest"},
     "train": {"batches", "collective.base", "documents"},
-    "models": {"columns", "documents", "tables"},
+    "models": {"columns", "documents", "features", "tables"},
     "scoring": {"columns", "models", "tables"},
     "worker": {"batches", "collective", "train", "models"},
 }
@@ -40,7 +41,7 @@ PYSPARK = {
     "scoring.score",
     "tables.table",
 } | DRIVER_SIDE
-TORCH_FREE = {"shards", "launch", "batches.order", "columns"}
+TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features"}
 MAX_FUNCTION_LINES, MAX_FILE_LINES, MAX_PARAMETERS = 60, 400, 8
 
 
