@@ -44,25 +44,11 @@ def launch(
     preload: Sequence[str] = (),
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Any]:
-    """Run ``fn(world)`` in ``num_proc`` fresh processes of this machine.
-
-    Args:
-        fn: what every rank runs; cloudpickled, so closures and lambdas are fine.
-        num_proc: number of ranks.
-        config: launch settings; None takes the defaults.
-        services: what each rank enters while its function runs.
-        preload: modules that the ranks import while they wait for each other, where ``fn`` seems to use them.
-        on_event: called on this thread with every event that a rank emits.
-
-    Returns:
-        The values of ``fn``, in rank order.
+    """Run ``fn(world)`` in ``num_proc`` fresh processes of this machine; else as ``driver.barrier.launch``.
 
     Raises:
-        RankFailedError: a rank raised or died; names the first one at fault, with its last 100 lines of output.
-        LaunchTimeoutError: ranks did not start, or did not return, in time.
         PreflightError: this host has fewer GPUs than the ranks need.
-        ConfigError: ``fn`` refers to something that cannot leave this process.
-        KeyboardInterrupt: Ctrl-C on the driver, after every rank was ended.
+        SparkdlError: what ``driver.barrier.launch`` raises, but for what only a stage can.
     """
     config = config or LaunchConfig()
     slots = _slots(num_proc, config)

@@ -63,13 +63,14 @@ def gather_threads(config: LoaderConfig, local_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """How a rank spends memory while it reads.
+    """How a rank spends memory and threads while it reads.
 
     Attributes:
         chunk_rows: rows gathered by one task, unless one step has more.
         index_batch_rows: rows numbered by one task, unless one step has more.
         group: lanes whose windows one task shuffles.
         depth: chunks submitted and not yet taken.
+        threads: that gather.
         buffer_bytes: bound of the buffers: what is submitted, the chunk being consumed, and two that somebody may keep.
         number_bytes: bound of the row numbers.
         private_bytes: bound of all that the rank allocates for reading: buffers, row numbers, places of blocks.
@@ -79,6 +80,7 @@ class Pipeline:
     index_batch_rows: int
     group: int
     depth: int
+    threads: int
     buffer_bytes: int
     number_bytes: int
     private_bytes: int
@@ -153,6 +155,7 @@ class Geometry:
             index_batch_rows=index_batch_rows,
             group=group,
             depth=depth,
+            threads=threads,
             buffer_bytes=buffer_bytes,
             number_bytes=numbers,
             private_bytes=buffer_bytes + numbers + 400 * self.block_rows.size + (1 << 20),

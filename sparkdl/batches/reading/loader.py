@@ -27,7 +27,7 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.batches.reading.explain import Explanation, explain
 from sparkdl.batches.reading.gather import Column, Decode, make_columns, valid_name
 from sparkdl.batches.reading.geometry import Geometry, cores, gather_threads
-from sparkdl.batches.reading.reader import Reader, ReaderSettings
+from sparkdl.batches.reading.reader import Reader
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import ConfigError, IntegrityError
@@ -227,11 +227,6 @@ class ShardLoader:
         """The most rows that this rank gets in a step."""
         return -(-self.global_batch_rows // self.world.size)
 
-    @property
-    def drop_last(self) -> bool:
-        """Whether rows that do not fill the last step are left out."""
-        return self._options.tail == "drop"
-
     def bounds(self, name: str) -> tuple[float, float] | None:
         """Return the least and the greatest value of the tensor ``name`` over the set, as its writer counted them.
 
@@ -377,16 +372,16 @@ class ShardLoader:
             self._patterns = Patterns(self._steps, order.lanes, self.world.rank, 4 * pipeline.index_batch_rows)
         self._ring.keep_bytes = 2 * pipeline.buffer_bytes + (1 << 20)  # the sizes of buffers are powers of two
         self._numbers.keep_bytes = pipeline.number_bytes
-        settings = ReaderSettings(
-            chunk_rows=pipeline.chunk_rows,
-            index_batch_rows=pipeline.index_batch_rows,
-            group=pipeline.group,
-            depth=pipeline.depth,
-            threads=threads,
+        return Reader(
+            self.dataset.blocks,
+            columns,
+            order,
+            self._patterns,
+            first_step=step,
+            pipeline=pipeline,
             ring=self._ring,
             numbers=self._numbers,
         )
-        return Reader(self.dataset.blocks, columns, order, self._patterns, first_step=step, settings=settings)
 
     @cached_property
     def _fingerprint(self) -> str:

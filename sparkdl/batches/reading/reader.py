@@ -30,9 +30,10 @@ from sparkdl.batches.memory.buffer_pool import BufferRing
 from sparkdl.batches.order.patterns import Pattern, Patterns
 from sparkdl.batches.order.plan import ROW_BITS, ROW_MASK, Order
 from sparkdl.batches.reading.gather import Column, Places, Tensors
+from sparkdl.batches.reading.geometry import Pipeline
 from sparkdl.batches.reading.windows import Part, Windows
 
-__all__ = ["Reader", "ReaderSettings", "Tensors", "single_threaded"]
+__all__ = ["Reader", "Tensors", "single_threaded"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -53,29 +54,6 @@ class _Chunk:
 
     result: Future[list[Tensors]]
     position: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReaderSettings:
-    """How a reader spends memory and threads.
-
-    Attributes:
-        chunk_rows: rows gathered by one task, unless one step has more.
-        index_batch_rows: rows numbered by one task, unless one step has more.
-        group: lanes whose windows one task shuffles.
-        depth: chunks that are submitted and not yet taken.
-        threads: that gather.
-        ring: buffers to gather into.
-        numbers: buffers for row numbers.
-    """
-
-    chunk_rows: int
-    index_batch_rows: int
-    group: int
-    depth: int
-    threads: int
-    ring: BufferRing
-    numbers: BufferRing
 
 
 def single_threaded(count: int, name: str) -> ThreadPoolExecutor:
@@ -110,7 +88,9 @@ class Reader:
         order: of the epoch.
         patterns: of the rank, for its cut of the epoch into steps.
         first_step: where to begin.
-        settings: memory and threads.
+        pipeline: how much memory and how many threads it takes.
+        ring: buffers to gather into.
+        numbers: buffers for row numbers.
     """
 
     def __init__(
@@ -121,21 +101,23 @@ class Reader:
         patterns: Patterns,
         *,
         first_step: int,
-        settings: ReaderSettings,
+        pipeline: Pipeline,
+        ring: BufferRing,
+        numbers: BufferRing,
     ) -> None:
         self._columns, self._patterns, self._steps = columns, patterns, patterns.steps
         share = -(-self._steps.global_batch // self._steps.world_size)
-        self._chunk_steps = max(1, settings.chunk_rows // share)
-        self._index_batch_steps = max(1, settings.index_batch_rows // share)
-        self._depth = settings.depth
-        self._ring, self._numbers = settings.ring, settings.numbers
+        self._chunk_steps = max(1, pipeline.chunk_rows // share)
+        self._index_batch_steps = max(1, pipeline.index_batch_rows // share)
+        self._depth = pipeline.depth
+        self._ring, self._numbers = ring, numbers
         self._next_step = first_step
         self._next_size = 1
         self._cuts: deque[_Cut] = deque()
         self._pending: deque[_Chunk] = deque()
         self._ready: deque[Tensors] = deque()
-        self._workers = single_threaded(settings.threads, "sparkdl-gather")
-        self._windows = Windows(blocks, order, settings.group, self._workers.submit, self._numbers.numbers)
+        self._workers = single_threaded(pipeline.threads, "sparkdl-gather")
+        self._windows = Windows(blocks, order, pipeline.group, self._workers.submit, self._numbers.numbers)
         self._closed = False
 
     def __iter__(self) -> Iterator[Tensors]:

@@ -155,10 +155,6 @@ class ColumnPlan:
         whole = dict.fromkeys(spec.name for spec, _ in places.values())
         return tuple(InputView(name=name, tensor=name) for name in whole)
 
-    def label_rows(self, manifest: Manifest) -> dict[str, tuple[int, ...]]:
-        """Return the shape of one row of each label."""
-        return {name: _place(manifest, name)[0].shape for name in self.roles.labels}
-
 
 def plan_columns(schema: T.StructType, roles: Roles) -> ColumnPlan:
     """Plan what is written.

@@ -8,7 +8,7 @@ so that ranks load it at no cost.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -96,16 +96,6 @@ class Views:
         if kwargs or len(args) != len(self.tensors):
             return args, kwargs  # called by the user's own code in the model's own calling convention
         return self.arguments(dict(zip(self.tensors, args, strict=True)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values that ``from_json`` takes."""
-        return {"style": self.style, "inputs": [asdict(view) for view in self.inputs]}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Views:
-        """Make it from what ``to_json`` returned."""
-        inputs = [{**one, "shape": None if one["shape"] is None else tuple(one["shape"])} for one in value["inputs"]]
-        return Views(tuple(InputView(**one) for one in inputs), value["style"])
 
 
 def attach_views(model: torch.nn.Module, views: Views) -> None:
