@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "launch")]
 
-from hosts import Run, hosts, ip  # noqa: E402
-from test_encryption_integration import wireguard  # noqa: E402
+from hosts import Run, hosts  # noqa: E402
+from test_encryption_integration import tunnel  # noqa: E402
 
 SIZES_MIB = (1, 8, 32)
 
@@ -55,19 +55,8 @@ def measured(pair, **where):
 def main():
     with hosts(2) as pair:
         plain = measured(pair)
-        tunnels = [wireguard(host, number + 1) for number, host in enumerate(pair)]
-        try:
-            for number, host in enumerate(pair):
-                other = 1 - number
-                ip(
-                    "netns", "exec", host.name, "wg", "set", f"wg{number + 1}", "peer", tunnels[other][1],
-                    "endpoint", f"{pair[other].address}:51820", "allowed-ips", f"10.88.0.{other + 1}/32",
-                )  # fmt: skip
-            encrypted = measured(pair, addresses=["10.88.0.1", "10.88.0.2"])
-        finally:
-            for process, _ in tunnels:
-                process.terminate()
-                process.wait()
+        with tunnel(pair) as addresses:
+            encrypted = measured(pair, addresses=addresses)
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
     row = {
         "workload": "all-reduce between two hosts over gloo, userspace WireGuard against none",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 from hosts import Run, hosts, ip
@@ -76,6 +77,24 @@ def wireguard(host, number):
     return process, public
 
 
+@contextmanager
+def tunnel(pair):
+    """Join two hosts by WireGuard for the block; they have the addresses 10.88.0.1 and 10.88.0.2 in it."""
+    ends = [wireguard(host, number + 1) for number, host in enumerate(pair)]
+    try:
+        for number, host in enumerate(pair):
+            other = 1 - number
+            ip(
+                "netns", "exec", host.name, "wg", "set", f"wg{number + 1}", "peer", ends[other][1],
+                "endpoint", f"{pair[other].address}:51820", "allowed-ips", f"10.88.0.{other + 1}/32",
+            )  # fmt: skip
+        yield ["10.88.0.1", "10.88.0.2"]
+    finally:
+        for process, _ in ends:
+            process.terminate()
+            process.wait()
+
+
 def test_what_ranks_exchange_over_wireguard_cannot_be_read_on_the_cable(tmp_path):
     if not shutil.which("wireguard-go") or not shutil.which("wg"):
         pytest.skip("needs wireguard-go and wg")
@@ -85,17 +104,6 @@ def test_what_ranks_exchange_over_wireguard_cannot_be_read_on_the_cable(tmp_path
         assert shown_by_the_cable(pair[0], plain) == ("['cable', 'cable']", True), (
             "the watch sees what is not encrypted"
         )
-        tunnels = [wireguard(host, number + 1) for number, host in enumerate(pair)]
-        try:
-            for number, host in enumerate(pair):
-                other = 1 - number
-                ip(
-                    "netns", "exec", host.name, "wg", "set", f"wg{number + 1}", "peer", tunnels[other][1],
-                    "endpoint", f"{pair[other].address}:51820", "allowed-ips", f"10.88.0.{other + 1}/32",
-                )  # fmt: skip
-            run = Run(tmp_path, pair, WORK, addresses=["10.88.0.1", "10.88.0.2"])
+        with tunnel(pair) as addresses:
+            run = Run(tmp_path, pair, WORK, addresses=addresses)
             assert shown_by_the_cable(pair[0], run) == ("['wg1', 'wg2']", False)
-        finally:
-            for process, _ in tunnels:
-                process.terminate()
-                process.wait()
