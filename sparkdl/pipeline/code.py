@@ -1,0 +1,99 @@
+"""Which code a step calls, as one hash: edit the function, and what it decided is done again.
+
+Enters: ``module:function``. Leaves: a hash of the source of its module and of all that it imports from the same
+project. Nothing is imported but the packages that the module lies in, so that a run with nothing to do stays quick.
+
+What counts as the same project: the package that the module belongs to, or, for a module that belongs to none, the
+files beside it. Packages that are installed (torch, one's own wheels) are covered by their versions, not by this.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sparkdl.errors import ConfigError
+from sparkdl.storage import sha256_hex
+
+__all__ = ["code_hash", "split_target"]
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """``"package.module:function"`` as its two names.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    module, colon, function = target.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise ConfigError(f"{target!r} names no function: write package.module:function")
+    return module, function
+
+
+def code_hash(target: str) -> str:
+    """A hash of the source behind ``module:function``: its module, and what that imports from the same project.
+
+    Raises:
+        ConfigError: there is no such module, or it has no source.
+    """
+    module, function = split_target(target)
+    found: dict[str, str] = {}
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        source = _source(name)
+        if source is None:
+            if name == module:
+                raise ConfigError(f"{target} names the module {module}, which cannot be found: check sys.path")
+            continue
+        data = source.read_bytes()
+        found[name] = sha256_hex(data)
+        try:
+            todo += [each for each in _imports(data, name, source) if _same_project(each, module)]
+        except SyntaxError as error:
+            raise ConfigError(f"{name} ({source}) is no Python: {error.msg} in line {error.lineno}") from error
+    return sha256_hex(json.dumps([function, sorted(found.items())]).encode())
+
+
+def _source(name: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # no such package, or a module that was made in memory
+        return None
+    path = Path(spec.origin) if spec is not None and spec.origin else None
+    return path if path is not None and path.suffix == ".py" and path.is_file() else None
+
+
+def _same_project(name: str, module: str) -> bool:
+    top, root = name.split(".")[0], module.split(".")[0]
+    if "." in module or top == root:
+        return top == root
+    here, there = _source(module), _source(top)
+    return here is not None and there is not None and here.parent in (there.parent, there.parent.parent)
+
+
+def _imports(source: bytes, name: str, path: Path) -> Iterator[str]:
+    """Names that may be modules: ``from a import b`` gives ``a`` and ``a.b``; a package gives its parents, too."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from _with_parents(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from _with_parents([base])
+            yield from (f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*")
+    yield from _with_parents([package] if package else [])
+
+
+def _with_parents(names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        parts = name.split(".")
+        yield from (".".join(parts[: end + 1]) for end in range(len(parts)) if name)

@@ -1,0 +1,128 @@
+"""What was written for which input: the pipeline's memory of its windows.
+
+Enters: windows that were ingested. Leaves: for each the fingerprint of its input, the rules it was cleaned by, and its
+books: rows read = rows kept + quarantined + duplicates. One small Delta table, a row a window, committed after the
+window's rows are: a run that is cut short leaves windows that count as not done, and they are simply done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from sparkdl.documents.typed import Count, Source, convert, encode, parse
+from sparkdl.errors import DataError
+from sparkdl.tables.table import Table
+
+__all__ = ["Ledger", "WindowBooks"]
+
+_SCHEMA = pa.schema(
+    [
+        ("window", pa.string()),
+        ("fingerprint", pa.string()),
+        ("rules", pa.string()),
+        ("read", pa.int64()),
+        ("kept", pa.int64()),
+        ("quarantined", pa.int64()),
+        ("duplicates", pa.int64()),
+        ("outcomes", pa.string()),
+        ("content", pa.string()),
+        ("version", pa.int64()),
+        ("run_id", pa.string()),
+        ("written_at", pa.string()),
+    ]
+)
+_SOURCE = Source("the ledger", "it was altered, restore an earlier version of it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowBooks:
+    """What is known of one window.
+
+    Attributes:
+        window: its name.
+        fingerprint: of what the source held for it.
+        rules: of the transform and the expectations that its rows went through.
+        read: rows that the source held.
+        kept: rows that went on to the features.
+        quarantined: rows that an expectation refused.
+        duplicates: rows whose key another row of the window has.
+        outcomes: rows by the expectation that they failed; warnings count as kept rows too.
+        content: a hash of the rows kept, the same for the same rows in any order.
+        version: of the table of clean rows that holds them.
+        run_id: of the run that wrote them.
+    """
+
+    window: str
+    fingerprint: str
+    rules: str
+    read: Count
+    kept: Count
+    quarantined: Count
+    duplicates: Count
+    outcomes: Mapping[str, Count] = field(default_factory=dict)
+    content: str = ""
+    version: int = -1
+    run_id: str = ""
+
+    def check(self) -> None:
+        """Compare the two sides of the books.
+
+        Raises:
+            DataError: rows were lost or multiplied.
+        """
+        total = self.kept + self.quarantined + self.duplicates
+        if total != self.read:
+            raise DataError(
+                f"window {self.window} has {self.read} rows in its source, and {total} of them were accounted for "
+                f"({self.kept} kept, {self.quarantined} quarantined, {self.duplicates} duplicates): the source changed "
+                "while it was read, or the transform drops or multiplies rows; run again, or correct the transform"
+            )
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of one pipeline.
+
+    Attributes:
+        table: where it lies.
+    """
+
+    table: Table
+
+    def windows(self) -> dict[str, WindowBooks]:
+        """All windows that were done, by name and in order.
+
+        Raises:
+            IntegrityError: a row was altered.
+            StorageError: the table cannot be read.
+        """
+        if not self.table.exists():
+            return {}
+        found = {}
+        for row in self.table.rows().to_pylist():
+            del row["written_at"]
+            row["outcomes"] = parse(str(row["outcomes"]).encode(), _SOURCE)
+            books = convert(row, WindowBooks, _SOURCE)
+            found[books.window] = books
+        return dict(sorted(found.items()))
+
+    def write(self, books: Iterable[WindowBooks]) -> None:
+        """Insert or replace windows, in one commit.
+
+        Raises:
+            DataError: the books of one do not balance; then none is written.
+            ConflictError: another run writes them at the same time.
+        """
+        now, rows = datetime.now(UTC).isoformat(timespec="seconds"), []
+        for each in books:
+            each.check()
+            rows.append({**vars(each), "outcomes": encode(dict(each.outcomes)).decode(), "written_at": now})
+        content = pa.Table.from_pylist(rows, schema=_SCHEMA)
+        if self.table.exists():
+            self.table.merge(content, on=["window"])
+        else:
+            self.table.append(content, expected_version=-1)

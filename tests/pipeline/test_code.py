@@ -1,0 +1,84 @@
+"""A hash of the code behind a name changes with that code, and with nothing else."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from sparkdl.errors import ConfigError
+from sparkdl.pipeline.code import code_hash
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A package of three modules, and two modules that belong to none."""
+    files = {
+        "churn_/__init__.py": "",
+        "churn_/model.py": "import json\nfrom churn_ import layers\nfrom . import sizes\ndef build(): ...\n",
+        "churn_/layers.py": "from .inner.deep import x\n",
+        "churn_/sizes.py": "A = 1\n",
+        "churn_/inner/__init__.py": "",
+        "churn_/inner/deep.py": "x = 1\n",
+        "churn_/report.py": "unused = True\n",
+        "lone_model_.py": "import lone_helper_\ndef build(): ...\n",
+        "lone_helper_.py": "import torch\n",
+        "lone_other_.py": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith(("churn_", "lone_"))]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "counts"),
+    [
+        ("churn_.model:build", "churn_/model.py", True),
+        ("churn_.model:build", "churn_/layers.py", True),
+        ("churn_.model:build", "churn_/sizes.py", True),
+        ("churn_.model:build", "churn_/inner/deep.py", True),
+        ("churn_.model:build", "churn_/inner/__init__.py", True),
+        ("churn_.model:build", "churn_/__init__.py", True),
+        ("churn_.model:build", "churn_/report.py", False),
+        ("churn_.model:build", "lone_helper_.py", False),
+        ("lone_model_:build", "lone_helper_.py", True),
+        ("lone_model_:build", "lone_other_.py", False),
+    ],
+)
+def test_the_hash_follows_what_is_imported_from_the_same_project(project, target, file, counts):
+    before = code_hash(target)
+    assert code_hash(target) == before
+    with (project / file).open("a") as text:
+        text.write("# edited\n")
+    assert (code_hash(target) != before) is counts
+
+
+def test_two_functions_of_a_module_differ(project):
+    assert code_hash("churn_.model:build") != code_hash("churn_.model:other")
+
+
+def test_nothing_but_packages_is_imported(project):
+    code_hash("churn_.model:build")
+    assert "churn_.model" not in sys.modules
+
+
+@pytest.mark.parametrize("target", ["model", "model:", ":build", "a b:c", "a.:b", "a/b:c"])
+def test_what_names_no_function_is_refused(target):
+    with pytest.raises(ConfigError, match="names no function"):
+        code_hash(target)
+
+
+def test_a_module_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="no_such_module_here"):
+        code_hash("no_such_module_here:build")
+
+
+def test_a_file_that_is_no_python_is_refused_by_its_name(project):
+    (project / "churn_/model.py").write_text("def build(:\n")
+    with pytest.raises(ConfigError, match=r"churn_.model.*line 1"):
+        code_hash("churn_.model:build")
