@@ -1,0 +1,229 @@
+"""Fitted features: a value that travels as JSON with the model, and turns raw columns into its inputs.
+
+Enters: statistics of the training rows and options; or the JSON of features that were fitted before. Leaves: a frozen
+``Features``, whose ``apply`` is the only way from raw columns to model inputs, in training and in serving. Everything
+that ``apply`` needs follows from options and statistics, so the document holds these alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+
+from sparkdl.config import require
+from sparkdl.documents.typed import Source, convert, encode
+from sparkdl.errors import DataError
+from sparkdl.features.apply import Encoder
+from sparkdl.features.inputs import Input, inputs_of
+from sparkdl.features.spec import MAX_VALUES, DateParts, Encoded, Feature, Number, Text, Vector, check_features
+from sparkdl.features.statistics import PROBABILITIES, Statistics
+from sparkdl.features.tokens import Functions, Tokens
+from sparkdl.storage import sha256_hex
+
+__all__ = ["Features", "Fitted", "fit"]
+
+FORMAT = 1
+MAX_FEATURES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """One feature.
+
+    Attributes:
+        name: of it.
+        options: as the user chose them.
+        statistics: of the training rows.
+    """
+
+    name: str
+    options: Feature
+    statistics: Statistics
+
+    def __post_init__(self) -> None:
+        found, what = self.statistics, f"the feature {self.name!r}"
+        numbers = (
+            *(found.minimum, found.maximum, found.mean, found.variance, found.scaled_mean, found.scaled_variance),
+            *found.quantiles,
+        )
+        require(all(one is None or math.isfinite(one) for one in numbers), f"{what} has statistics that are not finite")
+        require(len(found.values) == len(found.value_counts), f"{what} has other values than counts of them")
+        require(len(set(found.values)) == len(found.values) <= MAX_VALUES, f"{what} has a value twice, or too many")
+        require(len(found.quantiles) in (0, len(PROBABILITIES)), f"{what} has {len(found.quantiles)} quantiles")
+        require(sorted(found.quantiles) == list(found.quantiles), f"{what} has quantiles out of order")
+        require(len(found.counts) <= 64, f"{what} has {len(found.counts)} bins")
+        spread = (found.variance or 0.0, found.scaled_variance or 0.0)
+        require(min(spread) >= 0, f"{what} has a variance below 0")
+        if isinstance(self.options, Number):
+            known = found.scaled_mean is not None and found.scaled_variance is not None and found.mean is not None
+            require(known and bool(found.quantiles), f"{what} is a number and has no moments")
+        if isinstance(self.options, Vector):
+            require(self.options.size is not None, f"{what} is a vector and has no size")
+        if isinstance(self.options, DateParts):
+            years = (found.minimum, found.maximum)
+            require(all(one is not None and abs(one) < 1e6 for one in years), f"{what} has no years")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Document:
+    format: int
+    features: Annotated[tuple[Fitted, ...], msgspec.Meta(min_length=1, max_length=MAX_FEATURES)]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Fitted features.
+
+    Attributes:
+        fitted: one a feature, in order.
+        functions: that cut texts, handed in by whoever fitted or loaded them; no part of the document.
+    """
+
+    fitted: tuple[Fitted, ...]
+    functions: Functions = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_features({one.name: one.options for one in self.fitted})
+        require(len({one.name for one in self.fitted}) == len(self.fitted), "a feature stands there twice")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fitted": self.fitted, "functions": self.functions}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The raw columns that ``apply`` reads, each once."""
+        return tuple(dict.fromkeys(one.options.source(one.name) for one in self.fitted))
+
+    @functools.cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        """What ``apply`` makes, in order: names, dtypes, shapes and cardinalities, as a model factory needs them."""
+        return inputs_of({one.name: (one.options, one.statistics) for one in self.fitted})
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what ``apply`` returns."""
+        return pa.schema([one.field for one in self.inputs])
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...] | str]:
+        """The shape of one row by input, ``"ragged"`` for lists, as a layout of shards takes them."""
+        return {one.name: one.shape or "ragged" for one in self.inputs}
+
+    @property
+    def token_functions(self) -> tuple[str, ...]:
+        """The user's functions that cut texts, as ``"module:function"``, each once."""
+        return tuple(dict.fromkeys(name for one in self.fitted for name in token_functions({one.name: one.options})))
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """64 hexadecimal digits; equal for features that make equal inputs of equal rows."""
+        return sha256_hex(encode(self.to_json()))
+
+    @functools.cached_property
+    def _encoder(self) -> Encoder:
+        fitted = {one.name: (one.options, one.statistics) for one in self.fitted}
+        return Encoder(fitted, self.inputs, self.functions)
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Turn raw columns into model inputs; what a row becomes does not depend on the rows beside it.
+
+        Args:
+            batch: has ``columns``; others are left aside.
+
+        Returns:
+            as many rows, with the columns of ``schema``.
+
+        Raises:
+            SchemaError: a column is missing or of a type that its feature cannot be made of.
+            DataError: a value is missing, or cannot be what it should, where the options refuse that.
+            ConfigError: a function that cuts texts was not handed in.
+        """
+        return self._encoder(batch)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, exactly."""
+        plain: dict[str, Any] = msgspec.to_builtins(_Document(format=FORMAT, features=self.fitted))
+        return plain
+
+    @staticmethod
+    def from_json(value: Any, source: Source, resolve: Callable[[str], Tokens] | None = None) -> Features:
+        """Read what ``to_json`` gave.
+
+        Args:
+            value: parsed JSON.
+            source: where it came from, for messages.
+            resolve: finds a function by ``"module:function"``, or refuses it; without, texts that need one are refused
+                when they are cut.
+
+        Raises:
+            IntegrityError: it holds something else.
+        """
+        document = convert(value, _Document, source)
+        if document.format != FORMAT:
+            raise source.error(f"it has the format {document.format}, this sparkdl reads {FORMAT}", "$.format")
+        try:
+            features = Features(document.features)
+        except ValueError as cause:
+            raise source.error(cause) from cause
+        return features if resolve is None else features.with_functions(resolve)
+
+    def with_functions(self, resolve: Callable[[str], Tokens]) -> Features:
+        """The same with the functions that ``resolve`` finds by ``"module:function"``."""
+        return Features(self.fitted, {name: resolve(name) for name in self.token_functions})
+
+
+def token_functions(features: Mapping[str, Feature]) -> tuple[str, ...]:
+    """The user's functions that these features cut texts by, each once."""
+    named = [one.tokens for one in features.values() if isinstance(one, Text) and ":" in one.tokens]
+    return tuple(dict.fromkeys(named))
+
+
+def fit(
+    features: Mapping[str, Feature], statistics: Mapping[str, Statistics], functions: Functions | None = None
+) -> Features:
+    """Fit features to the statistics of the training rows.
+
+    Args:
+        features: by name, their options.
+        statistics: by name.
+        functions: that cut texts.
+
+    Raises:
+        ConfigError: two features would share a name.
+        DataError: the training rows hold nothing that a feature could be fitted to.
+    """
+    check_features(features)
+    fitted = tuple(_fitted(name, options, statistics[name]) for name, options in features.items())
+    document = convert(Features(fitted).to_json(), _Document, Source("what was fitted"))  # an option of 0 becomes 0.0
+    return Features(document.features, dict(functions or {}))
+
+
+def _fitted(name: str, options: Feature, found: Statistics) -> Fitted:
+    where = f"the feature {name!r} of the column {options.source(name)!r}"
+    if not found.rows:
+        raise DataError(f"{where} has 0 training rows: choose a window that has some")
+    if isinstance(options, Number | DateParts) and not found.count:
+        raise DataError(f"{where} has a value in 0 of {found.rows} training rows: leave it out")
+    spread = (found.variance or 0.0, found.scaled_variance or 0.0)
+    if isinstance(options, Number | Vector) and not all(map(math.isfinite, spread)):
+        raise DataError(f"{where} reaches from {found.minimum} to {found.maximum}, too far for a variance: clip it")
+    if isinstance(options, Encoded) and options.buckets is None and not found.values:
+        raise DataError(
+            f"{where} has no value that occurs {options.least_count} times in {found.rows} training rows: lower "
+            "min_count, or leave it out"
+        )
+    if isinstance(options, Vector) and options.size is None:
+        rows = found.rows - found.missing
+        size, rest = divmod(found.total, rows) if rows else (0, 0)
+        if not size or rest:
+            raise DataError(
+                f"{where} has {found.total} numbers in {rows} rows, which does not tell one length: give its size"
+            )
+        options = msgspec.structs.replace(options, size=size)
+    return Fitted(name=name, options=options, statistics=replace(found))
