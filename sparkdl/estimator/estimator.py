@@ -20,6 +20,7 @@ from sparkdl.estimator.fit.data import Prepared
 from sparkdl.estimator.fit.fit import Fit
 from sparkdl.estimator.fit.grid import GridFits
 from sparkdl.estimator.model import TorchModel, model_of
+from sparkdl.estimator.params.callers_names import callers_names
 from sparkdl.estimator.params.params import CheckedParams, declare, set_defaults, value_of
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.estimator.saving.persistence import EstimatorReader, EstimatorWriter
@@ -146,7 +147,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         return self._fitted(dataset.sparkSession, lambda fit: fit.write(dataset))
 
     def _fitted(self, spark: SparkSession, shards: Callable[[Fit], Prepared]) -> TorchModel:
-        with Fit(self, spark) as fit:
+        with callers_names(), Fit(self, spark) as fit:
             prepared = shards(fit)
             return model_of(self, prepared, fit.train(prepared))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sparkdl.estimator.fit.data import Prepared, sharing_key
 from sparkdl.estimator.fit.fit import Fit, Trained
+from sparkdl.estimator.params.callers_names import callers_names
 from sparkdl.estimator.params.params import CheckedParams
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class GridFits(Iterator[tuple[int, M]], Generic[E, M]):
                 raise StopIteration
             self._next += 1
         try:
-            return index, self._fitted(self._estimators[index], self._shared[self._keys[index]])
+            with callers_names():
+                return index, self._fitted(self._estimators[index], self._shared[self._keys[index]])
         except BaseException:
             self.close()  # a search ends with its first error
             raise
