@@ -48,6 +48,7 @@ class TaskPlan:
         loss_weights: one a label; None without.
         sample_weight: name of the weights' tensor; None without.
         passes: backward_passes_per_step.
+        order: of the inputs that train_minibatch_fn gets by position and the model takes by name.
     """
 
     views: Views
@@ -55,6 +56,7 @@ class TaskPlan:
     loss_weights: tuple[float, ...] | None
     sample_weight: str | None
     passes: int
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,7 @@ def task_of(parts: UserParts, plan: TaskPlan) -> Task:
     )
     if parts.step is None:
         return task
-    step = MinibatchStep(parts.step, plan.views, labels, plan.sample_weight, plan.passes)
+    step = MinibatchStep(parts.step, plan.views, labels, plan.sample_weight, plan.passes, plan.order)
     return replace(task, manual_step=step, forward=step.forward)
 
 

@@ -15,9 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sparkdl.config import CheckpointConfig, LaunchConfig, LoaderConfig, ShardConfig, SyncConfig, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.rank import TaskPlan, UserParts
+from sparkdl.estimator.horovod.adapters import inputs_by_position
 from sparkdl.estimator.inputs.column_plan import Roles
 from sparkdl.estimator.inputs.views import Views
 from sparkdl.estimator.params.params import CheckedParams, value_of
@@ -112,8 +115,12 @@ def user_parts(params: CheckedParams) -> UserParts:
     )
 
 
-def task_plan(params: CheckedParams, roles: Roles, views: Views) -> TaskPlan:
-    """How the user's objects go together, once it is known how the model is called."""
+def task_plan(params: CheckedParams, roles: Roles, views: Views, model: torch.nn.Module) -> TaskPlan:
+    """How the user's objects go together, once it is known how the model is called.
+
+    Raises:
+        ConfigError: train_minibatch_fn cannot call the model as Horovod does.
+    """
     get, labels = params.getOrDefault, roles.labels
     # Horovod weighs several losses equally with a sum of 1 where no weights are given.
     weights = get("loss_weights") or ([1 / len(labels)] * len(labels) if len(labels) > 1 else None)
@@ -123,6 +130,7 @@ def task_plan(params: CheckedParams, roles: Roles, views: Views) -> TaskPlan:
         loss_weights=None if weights is None else tuple(weights),
         sample_weight=roles.weight,
         passes=get("backward_passes_per_step"),
+        order=inputs_by_position(model, views) if get("train_minibatch_fn") else (),
     )
 
 

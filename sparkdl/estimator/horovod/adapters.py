@@ -16,10 +16,11 @@ import torch
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.inputs.views import Views
+from sparkdl.models.calling import COMPANIONS, parameters_of
 from sparkdl.train.objective.labels import label_kind
 from sparkdl.train.objective.named_metrics import named_metric
 
-__all__ = ["LikeOutput", "MinibatchStep", "adapted_loss", "adapted_metrics"]
+__all__ = ["LikeOutput", "MinibatchStep", "adapted_loss", "adapted_metrics", "inputs_by_position"]
 
 
 def adapted_loss(loss: Any) -> Any:
@@ -126,6 +127,30 @@ def _fresh(name: str, taken: Mapping[str, Any]) -> str:
     return next(f"{name}_{n}" for n in range(2, len(taken) + 3) if f"{name}_{n}" not in taken)
 
 
+def inputs_by_position(model: torch.nn.Module, views: Views) -> tuple[str, ...]:
+    """In which order ``model(*inputs)`` takes inputs that go by keyword; empty where they go by position as they are.
+
+    A ``train_minibatch_fn`` of Horovod's calls ``model(*inputs)``, whatever the names of the model's parameters. A
+    model that takes one dict gets it as its only input.
+
+    Raises:
+        ConfigError: it takes some of them by keyword alone.
+    """
+    beside = any(view.form in COMPANIONS for view in views.inputs)
+    if views.style == "dict" or (views.style == "positional" and not beside):
+        return ()
+    names = {view.name for view in views.inputs}
+    places = [p.name for p in parameters_of(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    first = tuple(places[: len(names)])
+    if set(first) != names:
+        raise ConfigError(
+            f"train_minibatch_fn calls model(*inputs), and forward of {type(model).__name__} takes "
+            f"{sorted(names - set(first))} by keyword, not among its first {len(names)} parameters {list(first)}: let "
+            "forward take them there"
+        )
+    return first
+
+
 @dataclass
 class MinibatchStep:
     """Runs Horovod's ``train_minibatch_fn``, as a ``Task.manual_step``.
@@ -141,6 +166,7 @@ class MinibatchStep:
         labels: names of the label tensors.
         sample_weight: name of the weights' tensor.
         passes: backward_passes_per_step.
+        order: of inputs that ``forward`` takes by name, see ``inputs_by_position``.
     """
 
     function: Callable[..., Any]
@@ -148,6 +174,7 @@ class MinibatchStep:
     labels: tuple[str, ...]
     sample_weight: str | None = None
     passes: int = 1
+    order: tuple[str, ...] = ()
 
     __name__ = "train_minibatch_fn"
 
@@ -157,7 +184,7 @@ class MinibatchStep:
 
     def _inputs(self, batch: Any) -> list[Any]:
         positional, named = self.views.arguments(batch)
-        return list(positional) or [named]
+        return [named[name] for name in self.order] if self.order else list(positional)
 
     def __call__(self, model: torch.nn.Module, optimizer: Any, batch: Any, loss: Callable[..., torch.Tensor]) -> Any:
         """Return what the function returns for one batch: outputs and loss."""

@@ -164,7 +164,12 @@ def decided(folder, /, **given):
         del whole["loss"]
     params = TorchEstimator(**whole)
     roles = s.roles_of(params, "float32")
-    found = (s.user_parts(params), roles, s.shard_config(params, 2), s.task_plan(params, roles, Views(())))
+    found = (
+        s.user_parts(params),
+        roles,
+        s.shard_config(params, 2),
+        s.task_plan(params, roles, Views(()), torch.nn.Linear(1, 1)),
+    )
     found += (s.rank_job(params, ROWS, ROWS, folder, "r").keywords, s.launch_settings(params), s.ranks_wanted(params))
     return repr((*found, sharing_key(params), params.getOrDefault("run_id") and s.run_id_of(params)))
 

@@ -5,7 +5,13 @@ import torch.nn.functional as F
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.horovod.adapters import LikeOutput, MinibatchStep, adapted_loss, adapted_metrics
+from sparkdl.estimator.horovod.adapters import (
+    LikeOutput,
+    MinibatchStep,
+    adapted_loss,
+    adapted_metrics,
+    inputs_by_position,
+)
 from sparkdl.estimator.inputs.views import InputView, Views
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.loop import fit
@@ -130,3 +136,52 @@ def test_names_become_metrics_that_fit_each_labels_loss():
     assert adapted_metrics({"b": {"area": "auc"}}, ["a", "b"], losses) == {"b": {"area": found["b"]["auc"]}}
     with pytest.raises(ConfigError, match="'auc' of 'a' does not fit outputs of MSELoss, which are values: choose one"):
         adapted_metrics(["auc"], ["a", "b"], losses)
+
+
+class Named(torch.nn.Module):
+    def forward(self, b, a, ids_mask=None):
+        return a - 2 * b if ids_mask is None else a - 2 * b * ids_mask
+
+
+class KeywordOnly(torch.nn.Module):
+    def forward(self, b, *, a):
+        return a - 2 * b
+
+
+def test_a_minibatch_function_gets_inputs_that_go_by_name_in_the_order_of_forward():
+    views = Views((InputView("a", "a"), InputView("b", "b")), "keywords")
+    step = MinibatchStep(horovods_minibatch, views, ("y",), order=inputs_by_position(Named(), views))
+    batch = {"a": torch.tensor([5.0]), "b": torch.tensor([1.0])}
+    assert step.forward(Named(), batch).tolist() == Named()(**batch).tolist() == [3.0]
+
+
+def test_a_minibatch_function_gets_the_mask_that_stands_beside_an_input():
+    views = Views(
+        (InputView("b", "b"), InputView("a", "a"), InputView("ids_mask", "m", form="mask", valid="m")), "keywords"
+    )
+    step = MinibatchStep(horovods_minibatch, views, ("y",), order=inputs_by_position(Named(), views))
+    batch = {"a": torch.tensor([[5.0]]), "b": torch.tensor([[1.0]]), "m": torch.tensor([[False]])}
+    assert step.forward(Named(), batch).tolist() == [[5.0]]
+
+
+def test_a_model_that_takes_one_dict_gets_it_as_the_only_input_of_a_minibatch_function():
+    class Sum(torch.nn.Module):
+        def forward(self, row):
+            return row["a"] + row["b"]
+
+    views = Views((InputView("a", "a"), InputView("b", "b")), "dict")
+    step = MinibatchStep(horovods_minibatch, views, ("y",), order=inputs_by_position(Sum(), views))
+    assert step.forward(Sum(), {"a": torch.tensor([5.0]), "b": torch.tensor([1.0])}).tolist() == [6.0]
+
+
+def test_what_a_minibatch_function_could_not_hand_over_by_position_is_refused_by_name():
+    class Any(torch.nn.Module):
+        def forward(self, *args, x_mask=None):
+            return args[0]
+
+    views = Views((InputView("a", "a"), InputView("b", "b")), "keywords")
+    with pytest.raises(ConfigError, match=r"forward of KeywordOnly takes \['a'\] by keyword, not among its first 2"):
+        inputs_by_position(KeywordOnly(), views)
+    masked = Views((InputView("x", "x"), InputView("x_mask", "x", form="mask", valid="v")))
+    with pytest.raises(ConfigError, match="x_mask"):  # which would otherwise be left out without a word
+        inputs_by_position(Any(), masked)
