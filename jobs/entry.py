@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from jobs.record import RunRecord, print_summary, versions, write_record
+from jobs.record import RunRecord, print_summary, versions, without_secrets, write_record
 from jobs.settings import PathSettings, Settings, load_settings
 from sparkdl.errors import (
     CancelledError,
@@ -104,7 +104,7 @@ def run_job(job: str, body: Callable[[Run], None], argv: Sequence[str] | None = 
     paths = PathSettings()
     try:
         run.settings = load_settings(sys.argv[1:] if argv is None else argv, job)
-        paths, record.settings = run.settings.paths, asdict(run.settings)
+        paths, record.settings = run.settings.paths, without_secrets(asdict(run.settings))
         body(run)
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # --help

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -30,9 +31,11 @@ __all__ = [
     "print_summary",
     "summary_lines",
     "versions",
+    "without_secrets",
     "write_record",
 ]
 
+_SECRET = re.compile(r"secret|passw|token|access[._-]?key|account[._-]?key|credential|\bsas\b", re.IGNORECASE)
 STATUS_STYLE = {"done": "green", "nothing new": "cyan", "refused": "yellow", "failed": "red", "interrupted": "red"}
 
 
@@ -183,6 +186,16 @@ def write_record(record: RunRecord, place: str) -> str:
     content = json.dumps(asdict(record), indent=1, default=str, ensure_ascii=False)
     Storage.of(place).write_atomic(content.encode())
     return place
+
+
+def without_secrets(value: Any) -> Any:
+    """The same nesting of dicts and lists; what a key calls a secret is replaced: records and reports are passed on."""
+    if isinstance(value, dict):
+        return {
+            name: "(not shown)" if _SECRET.search(str(name)) and isinstance(part, str) else without_secrets(part)
+            for name, part in value.items()
+        }
+    return [without_secrets(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def versions() -> dict[str, str]:

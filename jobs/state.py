@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from jobs.features import CATEGORICAL, Moments, Statistics
 from jobs.settings import Settings
+from sparkdl.documents.typed import Count, Source, decode
 from sparkdl.tables.table import Table
 
 __all__ = ["DayState", "Vocabulary", "load_days", "save_days", "save_statistics"]
@@ -55,15 +56,20 @@ class DayState:
 
 
 def load_days(settings: Settings) -> dict[str, DayState]:
-    """Read what is known of the processed days, by day."""
+    """Read what is known of the processed days, by day.
+
+    Raises:
+        IntegrityError: a row holds something else.
+    """
     table = Table(settings.paths.table("etl_days"))
     if not table.exists():
         return {}
     days = {}
     for row in table.rows().to_pylist():
         row.pop("processed_at")
-        row["reasons"] = json.loads(row["reasons"])
-        row["moments"] = {name: Moments(**each) for name, each in json.loads(row["moments"]).items()}
+        where = Source(f"{table.uri}, {row['day']}", "delete the row, so that the ETL does the day again")
+        row["reasons"] = decode(row["reasons"].encode(), dict[str, Count], where)
+        row["moments"] = decode(row["moments"].encode(), dict[str, Moments], where)
         days[row["day"]] = DayState(**row)
     return dict(sorted(days.items()))
 

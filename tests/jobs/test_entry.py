@@ -83,3 +83,26 @@ def test_a_job_starts_as_a_file_and_as_a_module_and_returns_its_exit_code(tmp_pa
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0
     assert sorted(record["status"] for record in records(tmp_path))[:2] == ["done", "nothing new"]
+
+
+def test_secrets_of_the_settings_stand_in_no_record():
+    from jobs.record import without_secrets
+
+    given = {
+        "spark": {
+            "master": "local[2]",
+            "conf": {"spark.hadoop.fs.s3a.secret.key": "S3CR", "spark.hadoop.fs.s3a.access.key": "S3CR"},
+        },
+        "list": [{"password": "S3CR", "user": "me"}, {"token": "S3CR"}, {"fs.azure.account.key.x": "S3CR"}],
+        "tokens": 3,
+    }
+    shown = without_secrets(given)
+    assert "S3CR" not in str(shown)
+    assert (shown["spark"]["master"], shown["list"][0]["user"], shown["tokens"]) == ("local[2]", "me", 3)
+
+
+def test_a_job_records_no_secret_of_its_command_line(tmp_path):
+    argv = [f"--set.paths.root={tmp_path}", "--set.spark.conf={spark.hadoop.fs.s3a.secret.key: S3CR}"]
+    assert run_job("retrain", lambda run: None, argv) == 0
+    (place,) = tmp_path.rglob("record.json")
+    assert "S3CR" not in place.read_text()

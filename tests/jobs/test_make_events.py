@@ -13,7 +13,7 @@ import pytest
 from jobs.city import NOISE, make_city, make_weather
 from jobs.make_events import make_events, noise_floor
 from jobs.rides import DIRT, TEXT_DIRT
-from sparkdl.errors import ConfigError, DataError, StorageError
+from sparkdl.errors import ConfigError, DataError, IntegrityError, StorageError
 
 
 def digests(settings):
@@ -67,6 +67,27 @@ def test_a_folder_of_another_recipe_is_refused_unless_it_may_be_overwritten(smal
     assert digests(small) == before
     make_events(with_events(small, seed=9, overwrite=True))
     assert digests(small) != before
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "\\ud800", '{"recipe": {}, "days": {"d": {"rows": "x"}}, "noise": 0}'])
+def test_a_truth_that_somebody_altered_is_a_typed_refusal_that_names_it(small, text):
+    make_events(small)
+    truth = Path(small.paths.of("raw")) / "truth.json"
+    truth.write_text(text)
+    with pytest.raises(IntegrityError, match=r"truth\.json cannot be read"):
+        make_events(small)
+    with pytest.raises(IntegrityError, match=r"truth\.json cannot be read"):
+        noise_floor(small.paths.of("raw"), ["2026-03-02"])
+
+
+def test_days_without_a_valid_row_have_no_noise_floor(small):
+    make_events(small)
+    truth = Path(small.paths.of("raw")) / "truth.json"
+    known = json.loads(truth.read_text())
+    known["days"] = {day: fields | {"valid": 0} for day, fields in known["days"].items()}
+    truth.write_text(json.dumps(known))
+    with pytest.raises(DataError, match="0 valid rows"):
+        noise_floor(small.paths.of("raw"), sorted(known["days"]))
 
 
 def test_a_folder_that_somebody_else_filled_is_left_alone(small):
