@@ -119,7 +119,7 @@ class _Trainer:
         try:
             self._assemble(task, parts)
             self._start(state)
-            self.scalars = ScalarWriter(config, self.run)
+            self.scalars = ScalarWriter(config, self.run, checkpoints.offset if checkpoints is not None else 0)
         except BaseException:
             self._release()
             raise

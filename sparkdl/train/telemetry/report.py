@@ -5,6 +5,7 @@ Enters: the run after each batch. Leaves: a few events a second through ``observ
 
 from __future__ import annotations
 
+import bisect
 import importlib.util
 import math
 import time
@@ -106,18 +107,25 @@ class Reporter:
 class ScalarWriter:
     """Writes the history to TensorBoard event files as it grows; does nothing on other ranks than 0.
 
+    A run that goes on goes on where the files are: what was trained after the last epoch that its history holds is
+    written anew, and hidden where an attempt before has written it. A warm start stands behind the run that it starts
+    from.
+
     Args:
         config: names the folder; None writes nothing.
         run: whose history is written.
+        offset: steps of the run that a warm start took its weights from.
 
     Raises:
         ConfigError: a folder is named, and TensorBoard is not installed; on every rank.
     """
 
-    def __init__(self, config: TrainConfig, run: Run) -> None:
-        self._run = run
+    def __init__(self, config: TrainConfig, run: Run, offset: int = 0) -> None:
+        self._run, self._offset = run, offset
         self._writer: Any = None
-        self._written = len(run.history.steps["step"])
+        steps, epochs = run.history.steps["step"], run.history.epochs
+        known = int(epochs[-1]["step"]) if epochs else 0
+        self._written = bisect.bisect_right(steps, known)
         if config.tensorboard_dir is None:
             return
         if importlib.util.find_spec("tensorboard") is None:
@@ -128,8 +136,8 @@ class ScalarWriter:
         if run.world.is_leader:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = run.step + 1 if run.step else None  # a resumed run writes its steps anew
-            self._writer = SummaryWriter(config.tensorboard_dir, purge_step=purge)
+            purge = offset + known + 1
+            self._writer = SummaryWriter(config.tensorboard_dir, purge_step=purge if purge > 1 or run.step else None)
 
     def steps(self) -> None:
         """Write the step rows that are new."""
@@ -137,9 +145,10 @@ class ScalarWriter:
             return
         columns = self._run.history.steps
         for index in range(self._written, len(columns["step"])):
+            step = self._offset + int(columns["step"][index])
             for name in ("loss", "lr", "grad_norm"):
                 if not math.isnan(columns[name][index]):
-                    self._writer.add_scalar(f"step/{name}", columns[name][index], int(columns["step"][index]))
+                    self._writer.add_scalar(f"step/{name}", columns[name][index], step)
         self._written = len(columns["step"])
 
     def epoch(self, row: Mapping[str, float]) -> None:
@@ -147,7 +156,7 @@ class ScalarWriter:
         if self._writer is not None:
             for name, value in row.items():
                 if name not in ("epoch", "step"):
-                    self._writer.add_scalar(f"epoch/{name}", value, int(row["step"]))
+                    self._writer.add_scalar(f"epoch/{name}", value, self._offset + int(row["step"]))
             self._writer.flush()
 
     def close(self) -> None:

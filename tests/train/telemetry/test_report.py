@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import shutil
 
 import pytest
 import torch
 from train_helpers import Interrupted, RaiseAt
 
 from sparkdl.config import CheckpointConfig
+from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 
 
@@ -40,6 +42,47 @@ def test_tensorboard_reads_every_step_and_epoch_once_even_of_a_resumed_run(task,
     for name in ("loss", "val_loss", "val_mae"):
         wanted = [(row["step"], pytest.approx(row[name])) for row in result.history.epochs]
         assert shown[f"epoch/{name}"] == wanted
+
+
+class CopyOfEpoch(Callback):
+    """Copies the event files as an epoch begins: they are what a process that is killed in it leaves behind."""
+
+    def __init__(self, folder, epoch):
+        self.folder, self.epoch = folder, epoch
+
+    def on_epoch_start(self, run):
+        if run.epoch == self.epoch:
+            shutil.copytree(self.folder, f"{self.folder}-killed")
+
+
+def test_tensorboard_lacks_no_step_that_a_killed_attempt_had_not_written_out(task, train, source, tmp_path):
+    folder = tmp_path / "events"
+    kept = CheckpointConfig(uri=str(tmp_path / "run"), every_steps=5)
+    settings = {"epochs": 3, "tensorboard_dir": str(folder)}
+    hooks = [CopyOfEpoch(folder, 1), RaiseAt(11)]
+    with pytest.raises(Interrupted):
+        train(task(), source(), checkpoints=Checkpointer(kept), callbacks=hooks, **settings)
+    shutil.rmtree(folder)
+    shutil.move(f"{folder}-killed", folder)  # up to step 7, the end of the first epoch; step 10 is saved
+    assert [step for step, _ in read(folder)["step/loss"]] == list(range(1, 8))
+    result = train(task(), source(), checkpoints=Checkpointer(kept), **settings)
+    assert result.resumed_step == 10
+    assert [step for step, _ in read(folder)["step/loss"]] == list(range(1, 22))
+
+
+def test_tensorboard_shows_a_warm_start_behind_the_run_that_it_starts_from(task, train, source, tmp_path):
+    folder, place = tmp_path / "events", str(tmp_path / "run")
+    settings = {"tensorboard_dir": str(folder)}
+    first = train(task(), source(), checkpoints=Checkpointer(CheckpointConfig(uri=place)), epochs=2, **settings)
+    warm = CheckpointConfig(uri=place, resume="warm")
+    second = train(task(), source(), checkpoints=Checkpointer(warm), epochs=1, **settings)
+    third = train(task(), source(), checkpoints=Checkpointer(CheckpointConfig(uri=place)), epochs=2, **settings)
+    assert (first.steps, second.steps, third.resumed_step) == (14, 7, 7)
+    shown = read(folder)
+    assert [step for step, _ in shown["step/loss"]] == list(range(1, 29))
+    assert [step for step, _ in shown["epoch/loss"]] == [7, 14, 21, 28]
+    wanted = [*first.history.steps["loss"], *third.history.steps["loss"]]
+    assert [value for _, value in shown["step/loss"]] == pytest.approx(wanted)
 
 
 def test_progress_is_told_once_an_interval_and_at_the_end_of_the_epoch(task, train, source, events):
