@@ -184,8 +184,9 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= 60 else name[:60] + "...")
+def _shown(name: object) -> str:
+    text = repr(name)  # of trees, which hold other keys than strings
+    return text if len(text) <= 62 else f"{text[:61]}...{text[-1]}"
 
 
 def _bound_depth(value: Any, source: Source) -> None:

@@ -35,6 +35,13 @@ class Plan:
 PLAN = Plan(parts=(Part(name="a", rows=3), Part(name="b")), best=Part(name="c"), by_name={"x": Part(name="d")})
 
 
+def test_a_key_that_is_no_string_is_refused_by_name():
+    """Trees of tensors have such keys, where a document holds a tree."""
+    for key in (7, 2.5, None, (1, "a"), 10**80):
+        with pytest.raises(IntegrityError, match=r"the field .* is unknown"):
+            convert({"parts": [], key: 1}, Plan, SOURCE)
+
+
 def test_what_was_encoded_comes_back_equal():
     assert decode(encode(PLAN), Plan, SOURCE) == PLAN
 
