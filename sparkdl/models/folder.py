@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from sparkdl.documents.typed import Source, convert, parse
 from sparkdl.errors import BundleError, ConflictError, IntegrityError, StorageError
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage, sha256_hex, storage_errors
+from sparkdl.storage.local import private_folder
 
 __all__ = [
     "DOCUMENT",
@@ -274,11 +274,7 @@ def local_copy(info: BundleInfo) -> Storage:
 
 def _cache() -> Path:
     """A folder of this user's, and nobody else's, below the one for temporary files that all users share."""
-    home = Path(tempfile.gettempdir()) / f"sparkdl-{os.getuid()}"
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = home.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise StorageError(f"{home} belongs to somebody else, or others may write there: remove it, or set TMPDIR")
+    home = private_folder(Path(tempfile.gettempdir()) / f"sparkdl-{os.getuid()}")
     (home / "bundles").mkdir(mode=0o700, exist_ok=True)
     return home / "bundles"
 
@@ -290,7 +286,8 @@ def work_folder(target: Storage) -> Iterator[Path]:
     parent = local.parent if local is not None else Path(tempfile.gettempdir())
     work = parent / f".sparkdl-bundle-{uuid.uuid4().hex}"
     with storage_errors(target.uri, "write"):
-        work.mkdir(parents=True)
+        # On the target's disk it becomes the bundle; where it only waits to be sent, it is nobody else's to read.
+        work.mkdir(mode=0o777 if local is not None else 0o700, parents=True)
     try:
         yield work
     finally:

@@ -12,9 +12,9 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from sparkdl.errors import IntegrityError
+from sparkdl.errors import IntegrityError, StorageError
 
-__all__ = ["DurableFile", "leads_out", "open_regular", "resolved"]
+__all__ = ["DurableFile", "leads_out", "open_regular", "private_folder", "resolved"]
 
 
 def leads_out(path: str, folder: str) -> bool:
@@ -37,6 +37,23 @@ def resolved(path: str, folder: str) -> str:
             "its own folder"
         )
     return os.path.realpath(path)
+
+
+def private_folder(path: Path) -> Path:
+    """Return a folder of this user's that nobody else writes into, made if it is not there.
+
+    For well-known names below the folder for temporary files, which all users of a machine share: whoever comes first
+    could have put a folder or a link of his own there.
+
+    Raises:
+        StorageError: it is somebody else's, a link, or open to others.
+        OSError: it cannot be made.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise StorageError(f"{path} belongs to somebody else, or others may write there: remove it, or set TMPDIR")
+    return path
 
 
 def open_regular(path: str, folder: str) -> io.BufferedReader:

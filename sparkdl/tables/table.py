@@ -121,7 +121,7 @@ class Table:
             return spark.createDataFrame([], schema)
         root = _spark_uri(str(table.table_uri).rstrip("/"))
         frame = spark.read.schema(schema).option("basePath", root).parquet(*files)
-        return frame.select(*[f"`{name}`" for name in schema.names])
+        return frame.select(*["`" + name.replace("`", "``") + "`" for name in schema.names])
 
     def write(
         self,

@@ -23,6 +23,7 @@ import xxhash
 
 from sparkdl.errors import StorageError
 from sparkdl.storage import storage_errors
+from sparkdl.storage.local import private_folder
 
 __all__ = ["BlockCache", "default_folder"]
 
@@ -35,7 +36,11 @@ _STALE_SECONDS = 600.0
 def default_folder() -> Path:
     """``$SPARKDL_CACHE``, or a folder of this user among the temporary files."""
     named = os.environ.get("SPARKDL_CACHE")
-    return Path(named) if named else Path(tempfile.gettempdir()) / f"sparkdl-cache-{os.getuid()}"
+    if named:
+        return Path(named)
+    folder = Path(tempfile.gettempdir()) / f"sparkdl-cache-{os.getuid()}"
+    with storage_errors(str(folder), "write"):
+        return private_folder(folder)
 
 
 class BlockCache:
