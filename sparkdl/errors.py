@@ -61,9 +61,10 @@ __all__ = [
 
 
 _SHOWN_FRAMES = 3
-_LIBRARIES = tuple(
+LIBRARIES = tuple(
     {str(Path(__file__).parent), *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))}
 )
+"""Folders whose code is not the user's own."""
 _REMOTE_LIBRARY = re.compile(r"/(site-packages|dist-packages|sparkdl|lib/python3\.\d+)/")
 
 
@@ -87,7 +88,7 @@ class SparkdlError(Exception):
 
 def _own_frames(trace: TracebackType | None) -> list[str]:
     """Where in the user's own code, of a cell or a file, an error came up on the driver."""
-    frames = [one for one in traceback.extract_tb(trace) if not one.filename.startswith(_LIBRARIES)]
+    frames = [one for one in traceback.extract_tb(trace) if not one.filename.startswith(LIBRARIES)]
     return [
         f"  in {'the cell' if 'ipykernel' in one.filename else one.filename}, line {one.lineno}: {one.line}"
         for one in frames[-_SHOWN_FRAMES:]

@@ -8,7 +8,6 @@ the writer counted while it wrote.
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.estimator.fit.rank import FitJob, made_losses, opened
 from sparkdl.estimator.inputs.column_plan import Roles
+from sparkdl.estimator.inputs.faults import place_of_fault
 from sparkdl.estimator.inputs.probe import Output, Probe
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.shards.manifest import Manifest
@@ -37,6 +37,7 @@ __all__ = [
     "check_frame",
     "check_loss",
     "check_losses",
+    "check_metrics",
     "check_resume",
     "check_rows",
     "check_shards",
@@ -204,7 +205,13 @@ def check_resume(
 
 
 def check_losses(
-    task: Task, losses: Sequence[Any], probed: Probe, train: Manifest, validation: Manifest | None
+    task: Task,
+    losses: Sequence[Any],
+    probed: Probe,
+    train: Manifest,
+    validation: Manifest | None,
+    *,
+    written: bool = True,
 ) -> None:
     """Refuse labels that a loss does not take, and a loss that does not take the model's outputs.
 
@@ -214,6 +221,7 @@ def check_losses(
         probed: what the model returned for two rows.
         train: shards to train on.
         validation: shards to validate on.
+        written: whether both were written for this fit, so that the shapes in them are the caller's to choose.
 
     Raises:
         DataError: labels lie outside of the range that a loss takes.
@@ -223,7 +231,26 @@ def check_losses(
         check_classes(manifest, probed.outputs, made_losses(list(losses)))
     if task.train_step is None:
         objective = Objective(task, torch.device("cpu"), 1, lambda tensor: tensor)
-        check_loss(lambda: objective(probed.returned, probed.batch), probed.outputs)
+        check_loss(lambda: objective(probed.returned, probed.batch), probed.outputs, written=written)
+
+
+def check_metrics(task: Task, probed: Probe) -> None:
+    """Refuse metrics that do not take the model's outputs; functions are called with all rows, so not here.
+
+    Raises:
+        ConfigError: shapes do not fit, as several answers a row do not fit a name that is of one.
+        DataError: a label is no class of the metric.
+    """
+    try:
+        MetricSet(task.metrics, task.labels, torch.device("cpu")).update(probed.returned, probed.batch)
+    except SparkdlError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{one.label!r} {(-1, *one.shape)} {one.dtype}" for one in probed.outputs)
+        raise ConfigError(
+            f"metrics cannot be computed from the outputs for {shapes} and their labels "
+            f"({type(error).__name__}: {error}): give metrics for outputs and labels of these shapes"
+        ) from error
 
 
 def check_classes(manifest: Manifest, outputs: Sequence[Output], losses: Sequence[Any]) -> None:
@@ -253,8 +280,8 @@ def check_classes(manifest: Manifest, outputs: Sequence[Output], losses: Sequenc
             )
 
 
-def check_loss(compute: Callable[[], Any], outputs: Sequence[Output]) -> None:
-    """Compute the loss of the two probe rows; ``compute`` takes nothing.
+def check_loss(compute: Callable[[], Any], outputs: Sequence[Output], *, written: bool = True) -> None:
+    """Compute the loss of the two probe rows; ``compute`` takes nothing; ``written`` as for ``check_losses``.
 
     Raises:
         ConfigError: outputs and labels do not fit the loss, or it has a fault of its own.
@@ -267,13 +294,13 @@ def check_loss(compute: Callable[[], Any], outputs: Sequence[Output]) -> None:
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         shapes = ", ".join(f"{one.label!r} {(-1, *one.shape)} {one.dtype}" for one in outputs)
-        if isinstance(error, RuntimeError | ValueError | IndexError):
-            message = (
+        fault = place_of_fault(error)
+        if fault is None:
+            raise ConfigError(
                 f"the loss cannot be computed from the outputs for {shapes} and their labels ({told}): make their "
-            )
-            raise ConfigError(message + "shapes and dtypes fit, for instance by label_shapes") from error
-        place = traceback.extract_tb(error.__traceback__)[-1]
+                f"shapes and dtypes fit{', for instance by label_shapes' if written else ''}"
+            ) from error
         raise ConfigError(
-            f"the loss raised {told} at {place.filename}:{place.lineno}, called with the outputs for {shapes} and "
-            "their labels: correct it there"
+            f"the loss raised {told} at {fault}, called with the outputs for {shapes} and their labels: "
+            "correct it there"
         ) from error

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.columns.layout import Layout
-from sparkdl.columns.names import check_names, quoted
+from sparkdl.columns.names import check_names, quoted, tells_cases_apart
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError
 from sparkdl.estimator.fit.checks import built
@@ -96,7 +96,7 @@ class Prepared:
         if known is None or not isinstance(given, torch.nn.Module):
             inputs, by_column = self.plan.views(self.train), self.plan.views(self.train, by_column=True)
             manifests = [self.train, *([self.validation] if self.validation else [])]
-            known = given, probe(model, inputs, by_column, manifests, self.plan.roles.labels)
+            known = given, probe(model, inputs, by_column, manifests, self.plan.roles.labels, written=self.ours)
             self.probes[id(given)] = known  # which keeps ``given`` alive, and so its id its own
         return known[1]
 
@@ -152,7 +152,7 @@ def prepare(
     parts = {"all": rows} if marks is None else {"train": rows.filter(~marks), "validation": rows.filter(marks)}
     if held_out is not None:
         parts["validation"] = _transformed(params, held_out)
-        plan_columns(parts["validation"].schema, roles)
+        plan_columns(parts["validation"].schema, roles, cases=tells_cases_apart(rows))
     stem = uuid.uuid4().hex if source is None else _stem(source, params, num_proc, float_dtype)
     config = shard_config(params, num_proc)
 
@@ -184,7 +184,7 @@ def prepare(
 
 def _planned(params: CheckedParams, rows: DataFrame, roles: Roles) -> ColumnPlan:
     """Plan the columns; refuse, before a shard is written, a model that cannot take what input_shapes says."""
-    plan = plan_columns(rows.schema, roles)
+    plan = plan_columns(rows.schema, roles, cases=tells_cases_apart(rows))
     if plan.varying and roles.shapes is not None:  # without, the statistics of the shards tell whether lengths vary
         check_forms(built(params.getOrDefault("model")), plan.varying)
     return plan
@@ -255,7 +255,7 @@ def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | N
             raise SchemaError(
                 f"validation names the column {validation!r}, the frame has {df.columns}: correct the name"
             )
-        check_names(df.columns, [validation])
+        check_names(df.columns, [validation], cases=tells_cases_apart(df))
         kind = df.schema[validation].dataType
         column = F.col(quoted(validation))
         if isinstance(kind, T.BooleanType):

@@ -122,11 +122,13 @@ class Fit:
             tell_of_own_loss(params, probed, self.meanings, prepared.train)
             check_importable(self.parts, self.spark)
             run_id, fit_id = settings.run_id_of(params), uuid.uuid4().hex
-            plan = settings.task_plan(params, prepared.plan.roles, probed.views)
+            plan = settings.task_plan(params, prepared.plan.roles, probed.views, model)
             job = settings.rank_job(params, prepared.train, prepared.validation, prepared.store, run_id, fit_id)
             task = task_of(parts, plan)
             checks.check_task(task, model, job)
-            checks.check_losses(task, parts.losses, probed, prepared.train, prepared.validation)
+            sets = prepared.train, prepared.validation
+            checks.check_losses(task, parts.losses, probed, *sets, written=prepared.ours)
+            checks.check_metrics(task, probed)
             ranks_job = FitJob(parts=self.parts, plan=plan, job=job)
             checks.check_resume(ranks_job, job(task=task), model, prepared.train, prepared.validation)
         with span("launch", seconds):

@@ -21,6 +21,7 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.batches.reading.gather import valid_name
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.estimator.inputs.faults import place_of_fault
 from sparkdl.estimator.inputs.neighbours import check_neighbours
 from sparkdl.estimator.inputs.row_lengths import is_varying, lengths_of, sole, wants_dict, with_lengths
 from sparkdl.estimator.inputs.views import InputView, Style, Views
@@ -117,6 +118,8 @@ def probe(
     by_column: Sequence[InputView],
     manifests: Sequence[Manifest],
     labels: Sequence[str],
+    *,
+    written: bool = True,
 ) -> Probe:
     """Find out how ``model`` is called, and what it returns.
 
@@ -126,10 +129,11 @@ def probe(
         by_column: one input a feature column, for models that take a dict.
         manifests: of the training shards, and of others whose rows it will see.
         labels: the label columns.
+        written: whether the shards were written for this fit, so that the dtypes in them are the caller's to choose.
 
     Raises:
-        ConfigError: it cannot be called with these inputs, or returns another number of outputs or rows, or answers a
-            row otherwise when another one is beside it.
+        ConfigError: it cannot be called with these inputs, fails by itself, returns another number of outputs or rows,
+            or answers a row otherwise when another one is beside it.
         DataError: an id lies beyond an embedding's table.
     """
     check_batch_norm(model)
@@ -137,13 +141,13 @@ def probe(
         _check_bytes(view, manifests[0])
     asked = [with_lengths(model, views, manifests) for views in (inputs, by_column)]
     try:
-        return _probed(model, asked[0], asked[1], manifests[0], labels)
+        return _probed(model, asked[0], asked[1], manifests[0], labels, written)
     except ConfigError as error:
         fixed = [with_lengths(model, views, manifests, every=True) for views in (inputs, by_column)]
         if fixed == asked:
             raise
         try:  # it looked as if it took masks in a dict, and does not use them
-            return _probed(model, fixed[0], fixed[1], manifests[0], labels)
+            return _probed(model, fixed[0], fixed[1], manifests[0], labels, written)
         except ConfigError:
             raise error from None
 
@@ -154,6 +158,7 @@ def _probed(
     by_column: tuple[InputView, ...],
     manifest: Manifest,
     labels: Sequence[str],
+    written: bool,
 ) -> Probe:
     batch = two_rows(manifest)
     first: tuple[Views, Exception] | None = None
@@ -167,7 +172,8 @@ def _probed(
         check_neighbours(model, functools.partial(_called, model, views), views, batch, labels)
         return Probe(views, outputs, batch, returned)
     assert first is not None
-    raise _refusal(model, *first, batch, manifest) from first[1]
+    remedy = "input_shapes, feature_dtypes or feature_cols" if written else "input_shapes or feature_cols"
+    raise _refusal(model, *first, batch, manifest, remedy) from first[1]
 
 
 def _check_bytes(view: InputView, manifest: Manifest) -> None:
@@ -287,20 +293,26 @@ def _outputs(returned: Any, labels: Sequence[str]) -> tuple[Output, ...]:
 
 
 def _refusal(
-    model: torch.nn.Module, views: Views, error: Exception, batch: Mapping[str, torch.Tensor], manifest: Manifest
+    model: torch.nn.Module,
+    views: Views,
+    error: Exception,
+    batch: Mapping[str, torch.Tensor],
+    manifest: Manifest,
+    remedy: str,
 ) -> Exception:
     ids = [view for view in views.inputs if not batch[view.tensor].is_floating_point() and view.dtype is None]
-    if isinstance(error, IndexError) and ids:
+    if isinstance(error, IndexError) and "out of range in self" in str(error) and ids:  # as torch.embedding says it
         ranges = ", ".join(_range(view, manifest) for view in ids)
         return DataError(f"an id lies beyond the model's table ({error}); the ids are {ranges}: enlarge the table")
     shapes = ", ".join(
         f"{view.name} {(-1, *tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
         for view, tensor in ((view, view(batch)) for view in views.inputs)
     )
-    return ConfigError(
-        f"{type(model).__name__} cannot be called with {shapes} ({type(error).__name__}: {error}): "
-        "set input_shapes, feature_dtypes or feature_cols"
-    )
+    name, told = type(model).__name__, f"{type(error).__name__}: {error}"
+    fault = place_of_fault(error)
+    if fault is not None:
+        return ConfigError(f"forward of {name} raised {told} at {fault}, called with {shapes}: correct it there")
+    return ConfigError(f"{name} cannot be called with {shapes} ({told}): set {remedy}")
 
 
 def _range(view: InputView, manifest: Manifest) -> str:

@@ -2,13 +2,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sparkdl.batches.reading.batch import Batch
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator.fit.checks import built, check_classes, check_loss, check_rows, check_steps, check_values
+from sparkdl.estimator.fit.checks import (
+    built,
+    check_classes,
+    check_loss,
+    check_metrics,
+    check_rows,
+    check_steps,
+    check_values,
+)
+from sparkdl.estimator.horovod.adapters import adapted_metrics
 from sparkdl.estimator.inputs.column_plan import Roles
-from sparkdl.estimator.inputs.probe import Output
+from sparkdl.estimator.inputs.probe import Output, Probe
+from sparkdl.estimator.inputs.views import Views
 from sparkdl.shards.manifest import Manifest
+from sparkdl.train.task import Task
 
 ROLES = Roles(features=("a",), labels=("y",), weight="w")
 
@@ -66,6 +78,44 @@ def test_a_loss_that_cannot_be_computed_is_a_config_error():
         check_loss(lambda: torch.ones(2) @ torch.ones(3), outputs)
     with pytest.raises(ConfigError, match=r"the loss raised AttributeError: .*'nope' at .*test_checks.py:\d+, "):
         check_loss(lambda: torch.ones(2).nope(), outputs)
+
+
+def check_named(metrics, loss, returned, labels):
+    batch = Batch({"y": labels}, epoch=0, step=0, rows=2, global_rows=2, weight=1.0)
+    task = Task(
+        model=torch.nn.Linear(1, 1),
+        optimizer=torch.optim.SGD,
+        loss=loss,
+        inputs=("x",),
+        labels=("y",),
+        metrics=adapted_metrics(metrics, ["y"], [loss]),
+    )
+    check_metrics(task, Probe(Views(()), (Output("y", tuple(returned.shape[1:]), "float32"),), batch, returned))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "auc", "log_loss", "f1"])
+def test_several_answers_a_row_are_refused_under_a_name_of_one_before_a_rank_starts(name):
+    loss, labels = torch.nn.BCEWithLogitsLoss(), torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    with pytest.raises(ConfigError, match=rf"metric '{name}' is of one answer a row, and the output has 3"):
+        check_named([name], loss, torch.zeros(2, 3), labels)
+    check_named([name], loss, torch.zeros(2, 1), labels[:, :1])
+
+
+def test_a_metric_object_that_does_not_take_the_outputs_is_refused_and_no_function_is_called():
+    from torchmetrics.classification import MultilabelAccuracy
+
+    loss, labels = torch.nn.BCEWithLogitsLoss(), torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    check_named([MultilabelAccuracy(3), lambda *_: 1 / 0], loss, torch.zeros(2, 3), labels)
+    with pytest.raises(ConfigError, match=r"^metrics cannot be computed from the outputs for 'y' \(-1, 2\) float32"):
+        check_named([MultilabelAccuracy(3)], loss, torch.zeros(2, 2), labels[:, :2])
+
+
+def test_a_loss_that_raises_by_itself_is_not_blamed_on_shapes():
+    def loss():
+        raise RuntimeError("not today")
+
+    with pytest.raises(ConfigError, match=r"^the loss raised RuntimeError: not today at .*test_checks.py:\d+, "):
+        check_loss(loss, [Output("y", (3,), "float32")])
 
 
 def test_a_class_that_wants_arguments_is_told_from_one_that_makes_the_model():

@@ -89,6 +89,66 @@ def test_wrong_sizes_name_the_inputs_as_the_model_would_get_them():
         probe(torch.nn.Linear(3, 1), FEATURES, COLUMNS, [SET], ["y"])
 
 
+class Faulty(torch.nn.Module):
+    """Fails as told; its shapes and dtypes fit."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault, self.layer = fault, torch.nn.Linear(2, 1)
+
+    def forward(self, x):
+        self.fault(self, x)
+        return self.layer(x)
+
+
+def refuse(*_):
+    raise ValueError("no weights were loaded")
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (lambda *_: undefined_name, "NameError: name 'undefined_name' is not defined"),  # noqa: F821
+        (lambda model, _: model.lair, "AttributeError: 'Faulty' object has no attribute 'lair'"),
+        (lambda *_: {}["key"], "KeyError: 'key'"),
+        (lambda *_: 1 / 0, "ZeroDivisionError: division by zero"),
+        (refuse, "ValueError: no weights were loaded"),
+    ],
+)
+def test_a_fault_of_forward_is_named_with_its_line_and_blamed_on_no_shape(fault, told):
+    with pytest.raises(ConfigError) as caught:
+        probe(Faulty(fault), FEATURES, COLUMNS, [SET], ["y"])
+    message = str(caught.value)
+    assert message.startswith(f"forward of Faulty raised {told} at {__file__}:")
+    assert message.endswith("called with features (-1, 2) float32: correct it there")
+    assert "input_shapes" not in message
+
+
+def test_too_many_inputs_and_wrong_sizes_are_told_apart_from_faults():
+    class One(torch.nn.Module):
+        def forward(self, x):
+            return x @ torch.ones(3)
+
+    two = (InputView("a", "features", 0, shape=(-1, 1)), InputView("b", "features", 1, shape=(-1, 1)))
+    hint = "set input_shapes, feature_dtypes or feature_cols$"
+    with pytest.raises(ConfigError, match=f"takes 2 positional arguments but 3 were given.*{hint}"):
+        probe(torch.nn.Sequential(torch.nn.Linear(2, 1)), two, COLUMNS, [SET], ["y"])
+    with pytest.raises(ConfigError, match=f"RuntimeError: size mismatch.*{hint}"):
+        probe(One(), FEATURES, COLUMNS, [SET], ["y"])
+    with pytest.raises(ConfigError, match=r"set input_shapes or feature_cols$"):  # dtypes of written shards stay
+        probe(One(), FEATURES, COLUMNS, [SET], ["y"], written=False)
+
+
+def test_an_index_error_of_forward_is_no_id_beyond_a_table():
+    class Last(torch.nn.Module):
+        def forward(self, ids):
+            return [ids.float()][1]
+
+    ids = (InputView("id", "id"),)
+    with pytest.raises(ConfigError, match="list index out of range"):
+        probe(Last(), ids, ids, [SET], ["y"])
+
+
 def test_a_model_that_loses_rows_or_outputs_is_refused():
     class Mean(torch.nn.Module):
         def forward(self, x):
