@@ -7,10 +7,11 @@ several columns under it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sparkdl.errors import SchemaError
 
-__all__ = ["check_names", "quoted"]
+__all__ = ["check_names", "folded", "quoted", "tells_cases_apart"]
 
 
 def quoted(name: str) -> str:
@@ -18,18 +19,29 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def check_names(names: Sequence[str], used: Iterable[str]) -> None:
+def tells_cases_apart(frame: Any) -> bool:
+    """Whether the session of a DataFrame tells ``a`` from ``A``."""
+    return str(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def folded(name: str, *, cases: bool) -> str:
+    """What of a name tells it from others; ``cases`` tells ``a`` from ``A``."""
+    return name if cases else name.lower()
+
+
+def check_names(names: Sequence[str], used: Iterable[str], *, cases: bool = False) -> None:
     """Refuse columns that Spark finds under one name with others.
 
     Args:
         names: of all columns of a frame.
         used: those that will be read.
+        cases: whether Spark tells ``a`` from ``A``.
 
     Raises:
         SchemaError: names them.
     """
     for name in used:
-        same = [one for one in names if one.lower() == name.lower()]
+        same = [one for one in names if folded(one, cases=cases) == folded(name, cases=cases)]
         if len(same) > 1:
             raise SchemaError(
                 f"the frame has {len(same)} columns of the name {name!r}, {same}, which Spark does not tell apart: "

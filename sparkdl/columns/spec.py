@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TensorSpec"]
+__all__ = ["LOGICAL", "TensorSpec"]
+
+LOGICAL = ("", "date", "timestamp", "timestamp_ntz", "string")
+"""What numbers can stand for; see ``TensorSpec.logical``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

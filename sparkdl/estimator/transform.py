@@ -16,7 +16,7 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from sparkdl.columns.names import quoted
+from sparkdl.columns.names import folded, quoted, tells_cases_apart
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.estimator.fit.shipping import loose_by_value
@@ -98,8 +98,9 @@ def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], b
     Raises:
         SchemaError: the frame has a column of such a name already.
     """
-    there = {name.lower() for name in df.columns}
-    taken = [one.column for one in wanted if one.column.lower() in there]
+    cases = tells_cases_apart(df)
+    there = {folded(name, cases=cases) for name in df.columns}
+    taken = [one.column for one in wanted if folded(one.column, cases=cases) in there]
     if taken:
         raise SchemaError(
             f"the columns {taken} would appear twice in the result: name others by outputCols, or by predictionCol and "

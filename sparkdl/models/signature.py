@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from sparkdl.columns.spec import LOGICAL
 from sparkdl.config import require
 from sparkdl.models.calling import Call, Form
 
@@ -31,6 +32,8 @@ class TensorField:
         columns: of an input: the table's columns it is packed from, in order.
         form: of an input of varying length: what the model gets of it, see ``models.calling``.
         of: of an input that comes beside another one, such as its mask: that input's name; it has no columns.
+        logical: of an input: what its numbers stood for in training, as ``columns.spec.TensorSpec`` says it; None where
+            nobody has told, and any type that gives numbers is taken.
     """
 
     name: str
@@ -39,6 +42,7 @@ class TensorField:
     columns: tuple[str, ...] = ()
     form: Form = ""
     of: str = ""
+    logical: str | None = None
 
     def __post_init__(self) -> None:
         require(bool(self.name), "a tensor has an empty name: give it one")
@@ -52,6 +56,10 @@ class TensorField:
         )
         require(
             self.form in get_args(Form), f"tensor {self.name!r} has form {self.form!r}, not one of {get_args(Form)}"
+        )
+        require(
+            self.logical in (None, *LOGICAL),
+            f"tensor {self.name!r} has logical {self.logical!r}, not one of {LOGICAL}: use one of these",
         )
 
 

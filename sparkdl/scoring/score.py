@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 from torch import nn
 
-from sparkdl.columns.names import quoted
+from sparkdl.columns.names import folded, quoted, tells_cases_apart
 from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ScoreConfig
@@ -46,6 +46,19 @@ _PACK = "__sparkdl_pack_"
 _PLAIN = "__sparkdl_column_"
 _LARGEST_MODULE = 512 << 20
 _PACKABLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType)
+_LOGICAL = {
+    T.StringType: "string",
+    T.DateType: "date",
+    T.TimestampType: "timestamp",
+    T.TimestampNTZType: "timestamp_ntz",
+}
+_MEANT = {
+    "": "plain numbers",
+    "date": "dates",
+    "timestamp": "moments (timestamp)",
+    "timestamp_ntz": "times on the clock (timestamp_ntz)",
+    "string": "codes of strings",
+}
 _SCALAR = (*_PACKABLE, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType)
 
 
@@ -143,8 +156,9 @@ def _kept(frame: DataFrame, keep: Sequence[str] | None, new: Sequence[str]) -> l
     absent = [name for name in kept if name not in frame.columns]
     if absent:
         raise SchemaError(f"keep names {absent}, the DataFrame has {frame.columns}: name columns that it has")
-    lower = [name.lower() for name in [*kept, *new]]
-    double = sorted({name for name in lower if lower.count(name) > 1})
+    cases = tells_cases_apart(frame)
+    names = [folded(name, cases=cases) for name in [*kept, *new]]
+    double = sorted({name for name in names if names.count(name) > 1})
     if double:
         raise SchemaError(
             f"the columns {double} would appear twice in the result: choose other output_columns, or keep fewer"
@@ -179,6 +193,8 @@ class _Transport:
             SchemaError: a column is missing or of a type that no tensor can hold.
         """
         types = {field.name: field for field in schema.fields}
+        for field in signature.inputs:
+            _check_meaning(field, types)
         packs = _packs(signature, types)
         where = {name: (pack, place) for pack, names in packs.items() for place, name in enumerate(names)}
         single = [name for name in signature.columns if name not in where]
@@ -211,6 +227,26 @@ def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str
                 "cast it to a number, an array of numbers or a vector"
             )
     return {f"{_PACK}{kind}": names for kind, names in groups.items() if len(names) > 1}
+
+
+def _check_meaning(field: TensorField, types: Mapping[str, T.StructField]) -> None:
+    """Refuse columns whose numbers stand for something else than those that the model was trained on."""
+    for name in field.columns if field.logical is not None else ():
+        if name not in types:
+            continue
+        kind = types[name].dataType
+        found = _LOGICAL.get(type(kind), "")
+        codes = field.logical == "string"
+        if codes and found == "string":
+            raise SchemaError(
+                f"column {name!r} holds strings, and the model was trained on their codes, which the manifest of its "
+                "shards lists and the model does not carry: give a column with the codes"
+            )
+        if found != ("" if codes else field.logical):
+            raise SchemaError(
+                f"column {name!r} is of type {kind.simpleString()}, and the model was trained on "
+                f"{_MEANT[field.logical or '']}, which are other numbers: cast the column to what it was in training"
+            )
 
 
 def _check_numbers(field: TensorField, types: Mapping[str, T.StructField]) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sparkdl.columns.spec import TensorSpec
+from sparkdl.columns.spec import LOGICAL, TensorSpec
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.columns.types import DTYPES
 from sparkdl.documents import typed as documents
@@ -327,7 +327,7 @@ def _check_tensors(tensors: tuple[TensorSpec, ...], source: documents.Source) ->
             "shape": len(spec.shape) > 8 or min(spec.shape, default=0) < 0 or math.prod(spec.shape) >= 2**31,
             "columns": not spec.columns,
             "role": spec.role not in ("feature", "label", "mask"),
-            "logical": spec.logical not in ("", "date", "timestamp", "timestamp_ntz", "string"),
+            "logical": spec.logical not in LOGICAL,
             "nulls": spec.nulls not in ("error", "fill", "mask"),
             "mask_of": spec.mask_of is not None and spec.mask_of not in names,
         }

@@ -22,7 +22,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, functions
 
 from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
-from sparkdl.columns.names import check_names, quoted
+from sparkdl.columns.names import check_names, quoted, tells_cases_apart
 from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.compat.quick_ack import promptly
@@ -90,8 +90,8 @@ def write_shards(
     """
     layout, config = layout or Layout(), config or ShardConfig()
     use_drivers_python(df.sparkSession)
-    if df.sparkSession.conf.get("spark.sql.caseSensitive", "false") != "true":
-        check_names(df.columns, df.columns if columns is None else [*columns, *labels])
+    used = df.columns if columns is None else [*columns, *labels]
+    check_names(df.columns, used, cases=tells_cases_apart(df))
     schema = spark_arrow_schema(df, columns, labels)
     tensors = plan_tensors(schema, columns=columns, labels=labels, layout=layout)
     plan = str(df.semanticHash()) if source is not None and not source.transformation else ""

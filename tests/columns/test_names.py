@@ -15,3 +15,6 @@ def test_a_name_that_stands_for_several_columns_is_refused_where_it_is_used():
     check_names(["a", "b", "B"], ["a"])
     with pytest.raises(SchemaError, match=r"2 columns of the name 'b', \['b', 'B'\], which Spark does not tell apart"):
         check_names(["a", "b", "B"], ["a", "b"])
+    check_names(["a", "b", "B"], ["a", "b"], cases=True)
+    with pytest.raises(SchemaError, match="2 columns of the name 'b'"):
+        check_names(["b", "b"], ["b"], cases=True)

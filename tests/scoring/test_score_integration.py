@@ -265,6 +265,61 @@ def test_what_does_not_fit_is_refused_before_anything_runs(frame, bundle, model,
         score(frame, str(tmp_path / "nowhere"))
 
 
+class Seconds(nn.Module):
+    def forward(self, t):
+        return t.double() / 1e6
+
+
+@pytest.mark.parametrize("trained", ["timestamp", "timestamp_ntz", "date", ""])
+def test_a_time_means_in_scoring_what_it_meant_in_training(spark, trained):
+    kinds = {"timestamp": "timestamp", "timestamp_ntz": "timestamp_ntz", "date": "date", "": "bigint"}
+    text = "cast('2026-03-02' as date)" if trained else "cast(17 as bigint)"
+    signature = Signature(
+        inputs=(TensorField(name="t", dtype="int64", columns=("t",), logical=trained),),
+        outputs=(TensorField(name="y", dtype="float64"),),
+    )
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        frame = spark.sql(f"select cast({text} as {kinds[trained]}) as t")
+        (row,) = score(frame, Seconds(), signature=signature).collect()
+        day = 1772409600.0  # 2026-03-02 in UTC; New York is five hours behind
+        wanted = {"timestamp": day + 5 * 3600, "timestamp_ntz": day, "date": day / 86400 / 1e6, "": 17 / 1e6}
+        assert row.y == wanted[trained]
+        for other in kinds.keys() - {trained}:
+            source = "cast('2026-03-02' as date)" if other else "cast(17 as bigint)"
+            wrong = spark.sql(f"select cast({source} as {kinds[other]}) as t")
+            with pytest.raises(SchemaError, match=f"^column 't' is of type {kinds[other]}, and the model was trained"):
+                score(wrong, Seconds(), signature=signature)
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+
+
+def test_strings_are_scored_by_their_codes_alone_and_the_refusal_says_so(spark):
+    signature = Signature(
+        inputs=(TensorField(name="s", dtype="int32", columns=("s",), logical="string"),),
+        outputs=(TensorField(name="y", dtype="int32"),),
+    )
+    with pytest.raises(SchemaError, match=r"^column 's' holds strings, and the model was trained on their codes"):
+        score(spark.createDataFrame([("x",)], "s string"), nn.Identity(), signature=signature)
+    coded = spark.createDataFrame([(2,)], "s int")
+    assert score(coded, nn.Identity(), signature=signature).collect()[0].y == 2
+
+
+def test_names_that_differ_in_case_alone_are_told_apart_where_spark_does(spark, model):
+    frame = spark.createDataFrame([(1.0, 2.0, 3.0, 4.0)], "a double, A double, b double, c double")
+    with pytest.raises(SchemaError, match=r"\['a'\] would appear twice"):
+        score(frame, model, signature=simple())
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        (row,) = score(frame, model, signature=simple(("a", "b", "c"))).collect()
+        (other,) = score(frame, model, signature=simple(("A", "b", "c"))).collect()
+        assert (row["a"], row["A"]) == (other["a"], other["A"]) == (1.0, 2.0)
+        assert row.y == pytest.approx(model(torch.tensor([[1.0, 3.0, 4.0]])).item(), abs=1e-6)
+        assert other.y == pytest.approx(model(torch.tensor([[2.0, 3.0, 4.0]])).item(), abs=1e-6)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
 def test_a_model_that_answers_otherwise_than_declared_is_named(frame, model):
     with pytest.raises(SchemaError, match=r"returns \(\d+, 1\).*'y'.*, 2\)"), task_errors():
         score(frame, model, signature=simple(outputs=[TensorField(name="y", shape=(2,))])).collect()

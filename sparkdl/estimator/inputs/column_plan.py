@@ -156,14 +156,14 @@ class ColumnPlan:
         return tuple(InputView(name=name, tensor=name) for name in whole)
 
 
-def plan_columns(schema: T.StructType, roles: Roles) -> ColumnPlan:
-    """Plan what is written.
+def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> ColumnPlan:
+    """Plan what is written; ``cases`` says that the session tells ``a`` from ``A``.
 
     Raises:
         SchemaError: a column is missing, or of a type that cannot be used in its part.
     """
     kept = {*roles.labels, *([roles.weight] if roles.weight else [])}
-    check_names(schema.fieldNames(), [*roles.features, *kept])
+    check_names(schema.fieldNames(), [*roles.features, *kept], cases=cases)
     kinds = {name: _kind(schema, name, "feature column") for name in roles.features}
     casts: dict[str, str] = {}
     dtypes: dict[str, str] = {}

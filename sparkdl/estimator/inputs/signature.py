@@ -13,6 +13,7 @@ import torch
 from pyspark.sql import DataFrame
 
 from sparkdl.columns.layout import plan_tensors
+from sparkdl.columns.names import tells_cases_apart
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.inputs.column_plan import Roles, plan_columns, source_column
 from sparkdl.estimator.inputs.probe import Probe, floating_dtype, probe
@@ -63,7 +64,7 @@ def _field(view: InputView, manifest: Manifest) -> TensorField:
     if view.shape is not None:
         row = view.shape[1:]
     dtype = view.dtype or ("uint8" if spec.dtype == "binary" else spec.dtype)
-    return TensorField(name=view.name, dtype=dtype, shape=row, columns=columns, form=view.form)
+    return TensorField(name=view.name, dtype=dtype, shape=row, columns=columns, form=view.form, logical=spec.logical)
 
 
 def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) -> Signature:
@@ -82,7 +83,7 @@ def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) 
         shapes=tuple(tuple(shape) for shape in shapes) if shapes else None,
         float_dtype=floating_dtype(model),
     )
-    plan = plan_columns(df.schema, roles)
+    plan = plan_columns(df.schema, roles, cases=tells_cases_apart(df))
     check_forms(model, plan.varying)
     schema = spark_arrow_schema(plan.select(df), plan.columns)
     sizes = dict(zip(features, shapes or (), strict=False))
