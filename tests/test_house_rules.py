@@ -169,7 +169,7 @@ def test_the_inner_rooms_of_a_room_import_one_way(large):
     assert not cycle_in(inner)
 
 
-HIDDEN_FROM_JOBS = {"batches", "collective", "compat", "documents", "launch"}
+HIDDEN_FROM_JOBS = {"batches", "collective", "compat", "launch"}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -209,13 +209,13 @@ def test_every_public_name_exists_and_every_module_says_what_it_is(name):
 
 
 UNPICKLERS = {
-    "collective.signed",  # between ranks: the run's key has signed it
-    "documents.payload",  # over the channel, each frame of which the run's secret has signed
-    "estimator.saving.artifacts",  # a saved stage, for a reader who allows pickles
-    "launch.local",  # through the pipe from the process that started this one
-    "launch.wire",  # frames that the run's secret has signed
-    "models.recipe",  # a bundle, for a reader who allows pickles
-    "scoring.models",  # within Spark's own task, which is code already
+    "collective.signed",  # between ranks: signed with the key of the run, for its place and order
+    "documents.payload",  # over the channel: each frame signed with the secret of the run
+    "estimator.saving.artifacts",  # a saved stage: signed by nobody, for a reader who allows pickles by word
+    "launch.local",  # signed by nobody: through the pipe from the very process that started this one
+    "launch.wire",  # each frame signed with the secret of the run
+    "models.recipe",  # a bundle: signed by nobody, for a reader who allows pickles by word
+    "scoring.models",  # part of Spark's own task, as authentic as the code of the task beside it
 }
 RUNS_CODE = re.compile(r"\b(pickle|torch|joblib|marshal|dill)\.(loads?|Unpickler)\b|^(eval|exec|compile)$|^yaml\.load$")
 

@@ -1,6 +1,8 @@
 """A run_id that was trained before: the fit goes on, starts from its weights, or is refused before a rank starts."""
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +87,7 @@ def test_the_same_run_goes_on_bit_for_bit(frame, store, tmp_path):
         ({"lr": 0.1}, r"^optimizer is .*lr: 0\.1,.* had .*lr: 0\.05,.*"),
         ({"loss": nn.L1Loss()}, "^loss is .*L1Loss.* had .*MSELoss"),
         ({"batch_size": 4}, "^batch_size is 4, and the run whose checkpoints lie in .* had 8: go on with what it had"),
-        ({"random_seed": 5}, "^seed is 5, and .* had 0"),
+        ({"random_seed": 5}, "^random_seed is 5, and .* had 0"),
         ({"sync_batch_norm": False}, "^sync_batch_norm is False, and .* had None"),
         (
             {"partitions_per_process": 3},
@@ -110,14 +112,16 @@ def test_other_data_and_weights_that_do_not_fit_are_refused_before_a_rank_starts
 
 
 class FailsOnce(Callback):
-    """Raises on the last rank in the third epoch, if it finds its marker, and removes it."""
+    """Fails on the last rank in the third epoch, if it finds its marker, and removes it."""
 
-    def __init__(self, marker):
-        self.marker = marker
+    def __init__(self, marker, killed):
+        self.marker, self.killed = marker, killed
 
     def on_epoch_start(self, run):
         if run.epoch == 2 and run.world.rank == run.world.size - 1 and Path(self.marker).exists():
             Path(self.marker).unlink()
+            if self.killed:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise OSError("the disk of this host is gone")
 
 
@@ -136,14 +140,15 @@ def test_a_warm_start_trains_those_weights_on_other_rows_at_another_rate(spark, 
     assert abs(fresh - expected) > 0.3 * expected
 
 
-def test_a_warm_start_that_fails_goes_on_with_its_own_checkpoints(spark, store, tmp_path, caplog):
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["raises", "killed"])
+def test_a_warm_start_that_fails_goes_on_with_its_own_checkpoints(spark, store, tmp_path, caplog, killed):
     other = rows_of(spark, 4, slope=3.0)
     marker = tmp_path / "marker"
     shutil.copytree(store, tmp_path / "undisturbed")
     given = {"resume": "warm", "lr": 0.02, "epochs": 4}
     whole = estimator(store=str(tmp_path / "undisturbed"), **given).fit(other)
     marker.touch()
-    again = estimator(store=store, max_failures=1, callbacks=[FailsOnce(str(marker))], **given).fit(other)
+    again = estimator(store=store, max_failures=1, callbacks=[FailsOnce(str(marker), killed)], **given).fit(other)
     assert "attempt 1 of 2 failed" in caplog.text
     assert torch.equal(weights(again), weights(whole))
     assert list(again.history["loss"]) == list(whole.history["loss"])
