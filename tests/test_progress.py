@@ -117,7 +117,7 @@ for event in ({START!r}, {STEP!r}, {EPOCH!r}, {END!r}):
     progress(event)
 """
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    nbclient.NotebookClient(notebook, timeout=60).execute()
+    nbclient.NotebookClient(notebook, timeout=240).execute()
     (output,) = notebook.cells[0].outputs
     page = output["data"]["text/html"]
     assert "training 1,300 parameters" in page

@@ -34,7 +34,6 @@ def install(machine, tmp_path, **env):
         env={"PATH": str(machine), "HOME": os.environ["HOME"], "PYTHON": str(base_python), **env},
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
 

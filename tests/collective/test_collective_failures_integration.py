@@ -18,8 +18,16 @@ BOTH = pytest.mark.parametrize("backend", ["torch", "horovod"])
 WAYS = pytest.mark.parametrize("shared", [True, False], ids=["shared", "sockets"])
 
 
-def leave(collective, *, how, shared):
+def leave(collective, *, how, shared, noticed):
     """Rank 1 leaves its third step; the others find out in ``synchronize()`` or in what comes after it."""
+    try:
+        return three_steps(collective, how, shared, noticed)
+    except ClusterError:
+        noticed.touch()
+        raise
+
+
+def three_steps(collective, how, shared, noticed):
     layer = torch.nn.Linear(4, 1)
     sync = collective.wrap(layer, torch.optim.SGD(layer.parameters(), lr=0.1), SyncConfig(shared_memory=shared))
     for step in range(5):
@@ -28,7 +36,8 @@ def leave(collective, *, how, shared):
                 os._exit(3)
             if how == "raises":
                 raise LookupError("the data of rank 1 is gone")
-            time.sleep(4.0)
+            while not noticed.exists():
+                time.sleep(0.02)
         sync.model(torch.ones(1, 4)).sum().backward()
         sync.synchronize()
     return "trained on"
@@ -37,10 +46,12 @@ def leave(collective, *, how, shared):
 @BOTH
 @WAYS
 @pytest.mark.parametrize("how", ["dies", "raises", "hangs"])
-def test_a_rank_that_leaves_ends_the_others(run_collective, backend, shared, how):
+def test_a_rank_that_leaves_ends_the_others(run_collective, backend, shared, how, tmp_path):
     # Longer than the test waits for an answer, where the end of a rank must be noticed without waiting it out.
-    timeout = 2.0 if how == "hangs" else 300.0
-    values = run_collective(partial(leave, how=how, shared=shared), 2, backend, timeout=timeout, raw=True)
+    timeout = 3.0 if how == "hangs" else 300.0
+    values = run_collective(
+        partial(leave, how=how, shared=shared, noticed=tmp_path / "noticed"), 2, backend, timeout=timeout, raw=True
+    )
     assert isinstance(values[0], ClusterError), values
     assert "rank 0 lost" in str(values[0])
     if how == "raises":

@@ -30,5 +30,5 @@ with before_first_group(lambda: seen.append("at once")):
 
 
 def test_the_preparation_comes_before_the_first_group_and_once():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,7 @@ CELLS = [
 def test_a_notebook_shows_the_sentence_and_the_line_of_the_cell():
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=60, allow_errors=True).execute()
+    NotebookClient(notebook, timeout=240, allow_errors=True).execute()
     users, ours = (cell.outputs[-1]["traceback"] for cell in (cells[1], cells[3]))
     assert users == [
         "RankFailedError: rank 0 failed: ZeroDivisionError: division by zero",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launch_helpers import hang, tell_when_at, until, until_gone, until_heard
 
 from sparkdl import observe
 from sparkdl.config import LaunchConfig
@@ -33,21 +34,6 @@ def _no_process_is_left():
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def hang():
-    while True:
-        try:
-            time.sleep(1)
-        except KeyboardInterrupt:
-            print("not listening")
-
-
 @pytest.mark.parametrize(
     ("end", "words"),
     [
@@ -56,11 +42,11 @@ def hang():
         (lambda: ctypes.string_at(0), r"killed by SIGSEGV\n(.*\n)*.*Segmentation fault\n(.*\n)*.* in die\n"),
     ],
 )
-def test_a_rank_that_dies_is_named_with_how_it_ended(end, words):
+def test_a_rank_that_dies_is_named_with_how_it_ended(end, words, heard):
     def die(world):
         if world.rank == 1:
             print("about to die")
-            time.sleep(0.7)
+            until_heard(heard, 1, "log", "beat")
             end()
         hang()
 
@@ -132,19 +118,22 @@ def small_container():
             folder.rmdir()
         pytest.skip("this user may not make control groups")
     yield folder
-    deadline = time.monotonic() + 10
-    while folder.is_dir() and time.monotonic() < deadline:
+
+    def is_removed():  # not while a process of it is still on its way out
         with contextlib.suppress(OSError):
             folder.rmdir()
-        time.sleep(0.05)
+        return not folder.is_dir()
+
+    until(is_removed)
 
 
-def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_the_reason(small_container):
+def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_the_reason(small_container, heard):
     def eat(world):
         if world.rank == 0:
             hang()
         (small_container / "cgroup.procs").write_text(str(os.getpid()))
         print("hungry")
+        until_heard(heard, 1, "log")
         pieces = []
         while True:
             pieces.append(b"x" * (4 << 20))
@@ -158,24 +147,23 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory_is_named_with_the_reaso
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_what_a_rank_has_started_ends_with_it(returns, tmp_path):
+def test_what_a_rank_has_started_ends_with_it(returns, clock):
+    children = []
+
     def start(world):
-        child = subprocess.Popen(["sleep", "300"])
-        (tmp_path / str(world.rank)).write_text(str(child.pid))
+        observe.emit("child", pid=subprocess.Popen(["sleep", "300"]).pid)
         return None if returns else hang()
 
-    seconds = 60.0 if returns else 5.0  # those that hang must have started their child by then, on a busy machine too
-    config = LaunchConfig(timeout_seconds=seconds, stop_grace_seconds=0.3, log_to_driver=False)
-    if returns:
-        local.launch(start, num_proc=2, config=config)
-    else:
-        with pytest.raises(LaunchTimeoutError):
-            local.launch(start, num_proc=2, config=config)
-    deadline = time.monotonic() + 10
-    pids = [int((tmp_path / str(rank)).read_text()) for rank in (0, 1)]
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, pids))
+    def heard(event):
+        children.append(event["pid"])
+        if len(children) == 2 and not returns:
+            clock.jump(600)
+
+    config = LaunchConfig(timeout_seconds=500, stop_grace_seconds=0.3, log_to_driver=False)
+    with contextlib.nullcontext() if returns else pytest.raises(LaunchTimeoutError):
+        local.launch(start, num_proc=2, config=config, on_event=heard)
+    assert len(children) == 2
+    until_gone(children)
 
 
 @pytest.mark.parametrize(
@@ -201,35 +189,44 @@ def test_wrong_arguments_are_refused_before_anything_starts(wrong, words):
         run(**{"fn": lambda: None, "num_proc": -2, **wrong})
 
 
-def test_of_ranks_that_hang_the_one_the_others_wait_for_is_named():
+def test_of_ranks_that_hang_the_one_the_others_wait_for_is_named(clock):
+    there = []
+
     def train():
         import torch
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
         dist.all_reduce(torch.ones(1))
+        tell_when_at("time.sleep(600)" if dist.get_rank() == 1 else "dist.all_reduce(torch.ones(2))")
         if dist.get_rank() == 1:
-            time.sleep(60)
-        dist.all_reduce(torch.ones(1))
+            time.sleep(600)
+        dist.all_reduce(torch.ones(2))
 
-    config = LaunchConfig(timeout_seconds=10.0, stop_grace_seconds=0.3, log_to_driver=False)
+    def heard(event):
+        there.append(event["rank"])
+        if len(there) == 2:
+            clock.jump(600)
+
+    config = LaunchConfig(timeout_seconds=500, stop_grace_seconds=0.3, log_to_driver=False)
     with pytest.raises(LaunchTimeoutError, match=r"ranks 0, 1 of 2 .* what rank 1 waits for") as caught:
-        run(train, num_proc=-2, config=config)
-    assert "time.sleep(60)" in pickle.loads(pickle.dumps(caught.value)).rank_traceback
+        run(train, num_proc=-2, config=config, on_event=heard)
+    assert "time.sleep(600)" in pickle.loads(pickle.dumps(caught.value)).rank_traceback
 
 
 def test_finally_blocks_run_when_a_run_is_ended(tmp_path):
     def tidy(world):
         if world.rank == 1:
-            time.sleep(0.5)
+            until((tmp_path / "inside").exists)
             raise ValueError("stop")
         try:
-            time.sleep(60)
+            (tmp_path / "inside").touch()
+            time.sleep(600)
         finally:
             (tmp_path / "tidy").write_text("done")
 
     with pytest.raises(RankFailedError, match="ValueError: stop"):
-        local.launch(tidy, num_proc=2, config=LaunchConfig(stop_grace_seconds=5, log_to_driver=False))
+        local.launch(tidy, num_proc=2, config=LaunchConfig(stop_grace_seconds=60, log_to_driver=False))
     assert (tmp_path / "tidy").read_text() == "done"
 
 
@@ -267,10 +264,7 @@ def test_ranks_leave_when_the_driver_is_killed(tmp_path):
     driver.kill()
     driver.wait()
     driver.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    until_gone(pids)
 
 
 def test_a_value_that_the_driver_cannot_rebuild_is_named():
@@ -343,7 +337,7 @@ def test_a_function_that_needs_no_torch_loads_none():
         "look = lambda: [name for name in list(sys.modules) if name[:4] in ('torc', 'horo', 'pysp')]\n"
         "print(run(look, num_proc=-2), look())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[[], []] []\n", done.stderr
 
 
@@ -365,7 +359,7 @@ def test_classes_and_functions_of_a_script_or_notebook_go_both_ways(tmp_path):
         "for point, function in run(work, (Point(3, Color.RED),), num_proc=-2):\n"
         "    print(type(point) is Point, point, point.color is Color.RED, function(5))\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.stdout == "True Point(x=6, color=<Color.RED: 1>) True 10\n" * 2, done.stderr
 
 

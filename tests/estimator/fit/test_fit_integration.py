@@ -114,7 +114,7 @@ def test_fits_that_each_need_every_slot_queue(frame):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join()
     assert not errors
     for seed in (1, 2, 3):
         assert torch.equal(results[seed], weights(estimator(random_seed=seed, epochs=1).fit(frame)))

@@ -13,6 +13,7 @@ import time
 
 import psutil
 import pytest
+from launch_helpers import hang, tell_when_at, until, until_gone, until_heard
 
 from sparkdl import observe
 from sparkdl.config import LaunchConfig
@@ -41,36 +42,12 @@ def _nothing_is_left_behind(spark):
     left = [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("sparkdl")]
     assert not left
     assert listeners() <= listening
-    deadline = time.monotonic() + 10  # The tracker hears of a job's end a little later than the job's caller.
-    while spark.sparkContext.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
+    # The tracker hears of a job's end a little later than the job's caller.
+    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds())
 
 
 def listeners():
     return {c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-
-
-def hang():
-    while True:
-        try:
-            time.sleep(1)
-        except KeyboardInterrupt:
-            print("not listening")
-
-
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def gone_within(pids, seconds=15.0):
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(is_alive, pids))
 
 
 def test_every_rank_knows_its_place(spark):
@@ -221,12 +198,15 @@ def test_a_function_opens_torch_and_horovod_groups_itself(spark):
             assert values in ([7.0, 2.0], [7.0])
 
 
-def test_output_comes_while_the_function_runs(spark, capfd):
+def test_output_comes_while_the_function_runs(spark, tmp_path):
     seen = []
 
     class Console:
         def write(self, text):
             seen.extend(text.splitlines())
+            for rank in (0, 1):
+                if {f"[rank {rank}] early", f"[rank {rank}] from below"} <= set(seen):
+                    (tmp_path / str(rank)).touch()
 
         def flush(self):
             pass
@@ -234,20 +214,13 @@ def test_output_comes_while_the_function_runs(spark, capfd):
     def speak(world):
         print("early")
         os.write(2, b"from below\n")
-        time.sleep(1.5)
-        observe.emit("late")
+        until((tmp_path / str(world.rank)).exists)
 
     before, sys.stdout = sys.stdout, Console()
     try:
-        barrier.launch(
-            spark, speak, num_proc=2, config=LaunchConfig(), on_event=lambda event: seen.append(event["kind"])
-        )
+        barrier.launch(spark, speak, num_proc=2, config=LaunchConfig(timeout_seconds=120))
     finally:
         sys.stdout = before
-    first_event = seen.index("late")
-    for rank in (0, 1):
-        assert f"[rank {rank}] early" in seen[:first_event]
-        assert f"[rank {rank}] from below" in seen[:first_event]
 
 
 def test_a_rank_that_raises_is_named_and_the_hanging_one_ended(spark):
@@ -271,11 +244,11 @@ def test_a_rank_that_raises_is_named_and_the_hanging_one_ended(spark):
     assert "in fail" in caught.value.rank_traceback
     assert isinstance(caught.value.__cause__, ValueError)
     assert len(pids) == 2
-    assert gone_within(pids)
+    until_gone(pids)
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
-def test_a_rank_that_dies_is_named_although_its_peer_complains_first(spark, how):
+def test_a_rank_that_dies_is_named_although_its_peer_complains_first(spark, how, heard):
     def die():
         import torch
         import torch.distributed as dist
@@ -284,7 +257,7 @@ def test_a_rank_that_dies_is_named_although_its_peer_complains_first(spark, how)
         dist.all_reduce(torch.ones(1))
         if os.environ["RANK"] == "0":
             print("about to die")
-            time.sleep(0.7)
+            until_heard(heard, 0, "log")
             os._exit(3) if how == "exit" else os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(1))
 
@@ -304,7 +277,7 @@ def test_memory_that_runs_out_is_a_failure_like_any_other(spark):
 
 
 @pytest.mark.slow
-def test_a_rank_that_freezes_is_named_and_ended(spark):
+def test_a_rank_that_freezes_is_named_and_ended(spark, heard):
     pids = {}
 
     def freeze():
@@ -316,12 +289,12 @@ def test_a_rank_that_freezes_is_named_and_ended(spark):
         dist.all_reduce(torch.ones(1))
         if os.environ["RANK"] == "1":
             os.write(1, b"freezing\n")
-            time.sleep(0.3)
+            until_heard(heard, 1, "log")
             os.kill(os.getpid(), signal.SIGSTOP)
         dist.all_reduce(torch.ones(1))
 
-    config = LaunchConfig(silence_seconds=1.5, stop_grace_seconds=0.3, log_to_driver=False)
-    with pytest.raises(RankFailedError, match=r"rank 1 failed: .* gave no sign of life for 1.5 s") as caught:
+    config = LaunchConfig(silence_seconds=8.0, stop_grace_seconds=0.3, log_to_driver=False)
+    with pytest.raises(RankFailedError, match=r"rank 1 failed: .* gave no sign of life for 8 s") as caught:
         run(
             freeze,
             num_proc=2,
@@ -330,7 +303,7 @@ def test_a_rank_that_freezes_is_named_and_ended(spark):
             on_event=lambda event: pids.update({event["rank"]: event["pid"]}),
         )
     assert caught.value.log_tail[-1] == "freezing"
-    assert gone_within([pids[1]])
+    until_gone([pids[1]])
     assert run(lambda: 1, num_proc=2, spark=spark, config=QUICK) == [1, 1]
 
 
@@ -377,28 +350,34 @@ def test_a_value_that_cannot_be_pickled_is_named(spark):
         barrier.launch(spark, lambda world: threading.Lock(), num_proc=2, config=QUICK)
 
 
-def test_a_function_that_hangs_is_ended_at_its_timeout(spark):
+def test_a_function_that_hangs_is_ended_at_its_timeout(spark, clock, heard):
     pids = {}
-    config = LaunchConfig(timeout_seconds=1.0, stop_grace_seconds=0.5, log_to_driver=False)
+    config = LaunchConfig(timeout_seconds=500.0, stop_grace_seconds=0.5, log_to_driver=False)
 
     def stay(world):
         observe.emit("pid", pid=os.getpid())
         if world.rank == 1:
             observe.emit("child", pid=subprocess.Popen(["sleep", "300"]).pid)
             print("so far")
+            until_heard(heard, 0, "result")
+            until_heard(heard, 1, "log")
+            tell_when_at("time.sleep(1)")
             hang()
 
-    def heard(event):
-        pids[event["kind"], event["rank"]] = event["pid"]
+    def on_event(event):
+        if event["kind"] == "there":
+            clock.jump(600)
+        else:
+            pids[event["kind"], event["rank"]] = event["pid"]
 
-    with pytest.raises(LaunchTimeoutError, match="rank 1 of 2 did not return within 1 s") as caught:
-        barrier.launch(spark, stay, num_proc=2, config=config, on_event=heard)
+    with pytest.raises(LaunchTimeoutError, match="rank 1 of 2 did not return within 500 s") as caught:
+        barrier.launch(spark, stay, num_proc=2, config=config, on_event=on_event)
     assert len(pids) == 3
     assert caught.value.rank == 1
     assert caught.value.log_tail[0] == "so far"
     assert caught.value.rank_traceback.splitlines()[0].endswith("in stay")
     assert "time.sleep(1)" in caught.value.rank_traceback
-    assert gone_within([pids["pid", 1], pids["child", 1]])
+    until_gone([pids["pid", 1], pids["child", 1]])
 
 
 def test_a_stage_of_another_size_is_refused(spark, monkeypatch):
@@ -419,7 +398,7 @@ def test_slots_that_stay_busy_end_in_a_timeout(spark):
 
     def busy(batches):
         for batch in batches:
-            time.sleep(20)
+            time.sleep(600)
             yield batch
 
     from pyspark import InheritableThread
@@ -431,9 +410,7 @@ def test_slots_that_stay_busy_end_in_a_timeout(spark):
 
     other = InheritableThread(target=occupy, session=spark)
     other.start()
-    deadline = time.monotonic() + 20
-    while not spark.sparkContext.statusTracker().getActiveJobsIds() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(spark.sparkContext.statusTracker().getActiveJobsIds)
     try:
         with pytest.raises(LaunchTimeoutError, match="0 of 2 ranks started within 2 s"):
             barrier.launch(spark, lambda world: None, num_proc=2, config=config)
@@ -461,7 +438,7 @@ def test_a_cancelled_job_group_ends_every_rank(spark):
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     assert len(pids) == 2
-    assert gone_within(pids)
+    until_gone(pids)
 
 
 def test_ctrl_c_on_the_driver_ends_every_rank(spark):
@@ -479,7 +456,7 @@ def test_ctrl_c_on_the_driver_ends_every_rank(spark):
     with pytest.raises(KeyboardInterrupt):
         barrier.launch(spark, stay, num_proc=2, config=QUICK, on_event=heard)
     assert len(pids) == 2
-    assert gone_within(pids)
+    until_gone(pids)
 
 
 def test_the_driver_listens_on_one_interface_only_while_ranks_run(spark):
