@@ -68,7 +68,7 @@ def hang(world):
 
 from sparkdl.runner import _services
 services, preload = _services("torch")
-config = LaunchConfig(timeout_seconds=5.0)
+config = LaunchConfig(timeout_seconds=15.0)
 attempt("timed out", hang, num_proc=2, config=config, services=services, preload=preload)
 
 def deaf(world):
@@ -102,6 +102,6 @@ def test_connect_with_and_without_a_channel(tmp_path):
     assert "ValueError: no good" in results["raised"][3]
     assert results["refused"][0] == "PreflightError"
     assert results["timed out"][:3] == ["LaunchTimeoutError", 1, ["so far"]]
-    assert "rank 1 did not return within 5 s" in results["timed out"][3]
+    assert "rank 1 did not return within 15 s" in results["timed out"][3]
     assert results["unheard"][0] == "LaunchTimeoutError"
     assert "could not be interrupted" in results["unheard"][3]

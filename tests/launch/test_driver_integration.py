@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from launch_helpers import until
 
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.slow
@@ -83,11 +83,8 @@ def test_a_driver_that_ends_leaves_no_process(end, tmp_path):
             os.killpg(driver.pid, end)  # as the terminal sends it: to the JVM as well
         else:
             driver.send_signal(end)
-        assert driver.wait(timeout=30) != 0
-        deadline = time.monotonic() + 15
-        while in_session(driver.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert in_session(driver.pid) == []
+        assert driver.wait() != 0
+        until(lambda: not in_session(driver.pid))
     finally:
         for pid in in_session(driver.pid):
             os.kill(pid, signal.SIGKILL)

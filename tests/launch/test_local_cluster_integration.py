@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
-import json, os
+import json, os, sys, time
 from pyspark.sql import SparkSession
 from sparkdl.launch.driver import barrier
 from sparkdl.config import LaunchConfig
@@ -42,18 +42,29 @@ try:
 except PreflightError as error:
     results["refused"] = str(error)
 
+heard = os.path.abspath("heard")
+
 def die(world):
-    import time
     if world.rank == 1:
         print("the last words")
-        time.sleep(0.7)  # for the line to leave the process
+        while not os.path.exists(heard):  # until the line has left the process
+            time.sleep(0.02)
         os._exit(9)
-    time.sleep(60)
+    time.sleep(600)
 
+class Console:
+    def write(self, text):
+        if "the last words" in text:
+            open(heard, "w").close()
+    def flush(self):
+        pass
+
+out, sys.stdout = sys.stdout, Console()
 try:
-    barrier.launch(session, die, num_proc=2, config=LaunchConfig(log_to_driver=False))
+    barrier.launch(session, die, num_proc=2)
 except RankFailedError as error:
     results["died"] = [error.rank, list(error.log_tail)]
+sys.stdout = out
 results["again"] = run(lambda: int(os.environ["RANK"]), num_proc=2)
 session.stop()
 

@@ -23,7 +23,7 @@ workers = run(os.getpid, num_proc=2, spark=spark)
 def fail():
     if os.environ["RANK"] == "1":
         raise ValueError("no good")
-    time.sleep(60)
+    time.sleep(600)
 
 try:
     run(fail, num_proc=2, spark=spark)
@@ -31,10 +31,9 @@ except RankFailedError as error:
     print("CAUGHT", error)
 again = run(os.getpid, num_proc=2, spark=spark)
 print("FRESH", not set(workers) & set(again))
-deadline = time.monotonic() + 20
-while any(os.path.exists(f"/proc/{pid}") for pid in workers) and time.monotonic() < deadline:
+while any(os.path.exists(f"/proc/{pid}") for pid in workers):
     time.sleep(0.1)
-print("ENDED", not any(os.path.exists(f"/proc/{pid}") for pid in workers))
+print("ENDED")
 spark.stop()
 """
 
@@ -46,7 +45,7 @@ def test_a_failed_rank_is_one_sentence_and_its_workers_end(tmp_path):
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=env)
     assert "CAUGHT rank 1 failed: ValueError: no good\n" in done.stdout, done.stderr
     assert "FRESH True\n" in done.stdout, "a failed rank's process is not used again"
-    assert "ENDED True\n" in done.stdout, "its process ends"
+    assert "ENDED\n" in done.stdout, "its process ends"
     assert "ERROR" not in done.stderr
     assert "Traceback" not in done.stderr
     assert "\tat org.apache" not in done.stderr
