@@ -17,10 +17,25 @@ import pytest
 
 from sparkdl.storage import Storage
 
+sys.path.insert(0, str(Path(__file__).parent / "ranks"))  # for rank_pool and run_store
+
 S3_OPTIONS = {"key": "testing", "secret": "testing", "client_kwargs": {"region_name": "us-east-1"}}
 
 # Spark's workers take the first python3 on the PATH unless they are told.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+LONGEST = ("test_readme", "test_save_integration", "test_notebooks")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest: the short ones then fill what is left of each test process's time."""
+
+    def place(item):
+        name = item.path.name
+        return not name.startswith(LONGEST), not name.endswith("_integration.py")
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +58,16 @@ def spark(tmp_path_factory):
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Real ranks, with torch and what else they have needed loaded: one pool per test process, see ``Ranks``."""
+    from rank_pool import Ranks
+
+    pool = Ranks()
+    yield pool
+    pool.end()
 
 
 @pytest.fixture(scope="session")

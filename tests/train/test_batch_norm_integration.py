@@ -11,7 +11,6 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from train_helpers import launch
 
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, TrainConfig
@@ -113,9 +112,9 @@ def every_case(folder):
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(tmp_path_factory, ranks):
     folder = tmp_path_factory.mktemp("checkpoints")
-    return launch(every_case(folder), "torch", 3), folder
+    return ranks.together(every_case(folder), 3, "torch"), folder
 
 
 @pytest.mark.parametrize("case", list(CASES))

@@ -12,7 +12,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from train_helpers import NEEDS_HOROVOD, Interrupted, RaiseAt, launch, linear_data
+from train_helpers import NEEDS_HOROVOD, Interrupted, RaiseAt, linear_data
 
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
@@ -283,10 +283,10 @@ def alone():
 
 
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
-def together(request, tmp_path_factory):
+def together(request, tmp_path_factory, ranks):
     backend, size = request.param
     folder = tmp_path_factory.mktemp("checkpoints")
-    return launch(every_case(backend, folder), backend, size), folder
+    return ranks.together(every_case(backend, folder), size, backend), folder
 
 
 def assert_same(found, wanted, **tolerance):

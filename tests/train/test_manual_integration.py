@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from manual_functions import FUNCTIONS, by_hand, trained
-from train_helpers import NEEDS_HOROVOD, launch
+from train_helpers import NEEDS_HOROVOD
 
 from sparkdl.collective import open_collective
 
@@ -31,9 +31,9 @@ def every_function(backend):
 
 
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
-def together(request):
+def together(request, ranks):
     backend, size = request.param
-    return launch(every_function(backend), backend, size)
+    return ranks.together(every_function(backend), size, backend)
 
 
 @pytest.mark.parametrize("name", list(FUNCTIONS))

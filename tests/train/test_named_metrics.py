@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
-from train_helpers import launch
 
 from sparkdl.collective import open_collective
 from sparkdl.errors import ConfigError, DataError
@@ -16,10 +15,10 @@ from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.objective.named_metrics import named_metric
 from sparkdl.world import SOLO
 
-ROWS = 103
+ROWS = 53
 VALUES = ("mse", "rmse", "mae", "mape", "r2")
 CLASSES = ("accuracy", "precision", "recall", "f1", "auc", "average_precision", "log_loss")
-BATCHES = (1, 20, 103)
+BATCHES = (1, 20, ROWS)
 
 
 def cases():
@@ -61,9 +60,9 @@ def computed(world, backend="torch"):
             for index, batch in enumerate(source):
                 if size == 1 or index % 3 == 0 if world.rank == 0 else size > 1 and index % 3:
                     metrics.update(batch["o"], batch)
-            if world.size > 1 or size in (1, 103):
+            if world.size > 1 or size in (1, ROWS):
                 found[case, size] = metrics.compute(collective, world.size)
-            if world.size == 1 and size not in (1, 103):  # a run that is resumed in the middle of an epoch
+            if world.size == 1 and size not in (1, ROWS):  # a run that is resumed in the middle of an epoch
                 state = metrics.state()
                 metrics.compute(collective, 1)
                 metrics.load_state([state])
@@ -110,19 +109,19 @@ def wanted(loss, output, label):
 
 
 @pytest.fixture(scope="module")
-def by_ranks():
-    return {1: [computed(SOLO, "solo")], 2: launch(computed, "torch", 2)}
+def by_ranks(ranks):
+    return {1: [computed(SOLO, "solo")], 2: ranks.together(computed, 2, "torch")}
 
 
 def test_every_name_is_tested():
     assert set(METRIC_NAMES) == {*VALUES, *CLASSES}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("case", cases())
-def test_a_named_metric_is_sklearns_over_all_rows(by_ranks, ranks, case):
+def test_a_named_metric_is_sklearns_over_all_rows(by_ranks, world_size, case):
     expected = wanted(*cases()[case])
-    for found in by_ranks[ranks]:
+    for found in by_ranks[world_size]:
         for size in BATCHES:
             assert found[case, size] == pytest.approx(expected, rel=1e-6), size
 

@@ -9,8 +9,6 @@ import cloudpickle
 import pytest
 import torch
 
-from sparkdl.config import LaunchConfig
-from sparkdl.launch import local
 from sparkdl.train.callbacks import Callback
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -43,13 +41,3 @@ def linear_data(dtype=torch.float32):
 def state_equal(left, right):
     """Whether two modules hold the same bits."""
     return all(torch.equal(a, b) for a, b in zip(left.state_dict().values(), right.state_dict().values(), strict=True))
-
-
-def launch(rank, backend, size):
-    """Values of ``rank(world)`` in ``size`` processes, where ranks of ``backend`` find each other."""
-    if backend == "torch":
-        from sparkdl.collective.backends.torch_distributed import TorchRendezvous as Rendezvous
-    else:
-        from sparkdl.collective.backends.horovod import HorovodRendezvous as Rendezvous
-    config = LaunchConfig(cpus_per_rank=1, timeout_seconds=200)
-    return local.launch(rank, num_proc=size, config=config, services=[Rendezvous()])

@@ -8,7 +8,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-from train_helpers import NEEDS_HOROVOD, Interrupted, RaiseAt, launch, linear_data
+from train_helpers import NEEDS_HOROVOD, Interrupted, RaiseAt, linear_data
 
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
@@ -80,9 +80,9 @@ def resumed_and_undisturbed(backend, folder):
 
 
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), HOROVOD])
-def test_three_ranks_over_sockets_go_on_bit_for_bit_in_the_middle_of_an_epoch(backend, tmp_path):
-    for (weights, losses, _), (weights_again, losses_again, step) in launch(
-        resumed_and_undisturbed(backend, tmp_path), backend, 3
+def test_three_ranks_over_sockets_go_on_bit_for_bit_in_the_middle_of_an_epoch(backend, tmp_path, ranks):
+    for (weights, losses, _), (weights_again, losses_again, step) in ranks.together(
+        resumed_and_undisturbed(backend, tmp_path), 3, backend
     ):
         assert step == 10
         assert torch.equal(weights_again, weights)
