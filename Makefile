@@ -15,7 +15,7 @@ run: .venv/.ready ## the whole journey: events, ETL, shards, training, publicati
 	$(PYTHON) jobs/retrain.py --config $(CONFIG) $(ARGS)
 
 test: .venv/.ready ## every test that CI runs; some of them: make test ARGS=tests/batches
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: .venv/.ready ## the tests that take long, or need root for network namespaces
 	$(PYTHON) -m pytest -m slow $(ARGS)

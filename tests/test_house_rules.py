@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -56,10 +58,34 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+def for_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Make one test of a rule, which holds for each of ``names`` or tells all for which it does not."""
+
+    def decorate(rule: Callable[[str], None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = []
+            for name in names:
+                try:
+                    rule(name)
+                except AssertionError as error:
+                    broken.append(f"{name}: {error}")
+            assert not broken, "\n".join(broken)
+
+        return test
+
+    return decorate
+
+
 def room(name: str) -> str:
     return name.split(".")[0]
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Absolute names that a file imports; ``from a import b`` gives ``a.b`` where that is a module of ours."""
     names: set[str] = set()
@@ -79,7 +105,7 @@ def imports(path: Path) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(tree(path))
     return names
 
 
@@ -87,7 +113,7 @@ def ours(path: Path) -> set[str]:
     return {name.removeprefix("sparkdl.") for name in imports(path) if name.startswith("sparkdl.")}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@for_each(MODULES)
 def test_a_module_imports_only_what_its_room_may(name):
     imported = ours(MODULES[name])
     here = room(name)
@@ -106,7 +132,7 @@ def test_a_module_imports_only_what_its_room_may(name):
         assert inside or granted, f"sparkdl/{name} imports {other}: the house allows {sorted(allowed | BASE)}"
 
 
-@pytest.mark.parametrize("name", MODULES)
+@for_each(MODULES)
 def test_foreign_packages_stay_in_their_rooms(name):
     tops = {top.split(".")[0] for top in imports(MODULES[name])}
     if "pyspark" in tops:
@@ -172,17 +198,17 @@ def test_the_inner_rooms_of_a_room_import_one_way(large):
 HIDDEN_FROM_JOBS = {"batches", "collective", "compat", "launch"}
 
 
-@pytest.mark.parametrize("name", JOBS)
+@for_each(JOBS)
 def test_jobs_import_public_rooms_only(name):
     hidden = {other for other in imports(JOBS[name]) if other.startswith("sparkdl.")}
     assert not {other for other in hidden if room(other.removeprefix("sparkdl.")) in HIDDEN_FROM_JOBS}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@for_each(MODULES)
 def test_nothing_grows_too_big(name):
     source = MODULES[name].read_text()
     assert source.count("\n") <= MAX_FILE_LINES, f"{name} has {source.count(chr(10))} lines: split it by meaning"
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree(MODULES[name])):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             count = len(
@@ -198,9 +224,7 @@ def test_nothing_grows_too_big(name):
             )
 
 
-@pytest.mark.parametrize(
-    "name", [module.name for module in pkgutil.walk_packages([str(ROOT)], "sparkdl.")] + ["sparkdl"]
-)
+@for_each([module.name for module in pkgutil.walk_packages([str(ROOT)], "sparkdl.")] + ["sparkdl"])
 def test_every_public_name_exists_and_every_module_says_what_it_is(name):
     module = importlib.import_module(name)
     assert module.__doc__, f"{name} has no docstring"
@@ -222,9 +246,9 @@ RUNS_CODE = re.compile(r"\b(pickle|torch|joblib|marshal|dill)\.(loads?|Unpickler
 
 def calls(path):
     """The called names of a module, and the base classes, as they are written."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    used = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    used += [base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    nodes = list(ast.walk(tree(path)))
+    used = [node.func for node in nodes if isinstance(node, ast.Call)]
+    used += [base for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases]
     return {ast.unparse(part).replace("cloudpickle", "pickle") for part in used}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -31,6 +32,7 @@ def commands():
 
 def shell(command, cwd):
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"  # short jobs: the optimising compiler costs more than it gains
     env.pop("PYSPARK_PYTHON", None)
     return subprocess.run(command, shell=True, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
 
@@ -52,19 +54,43 @@ def test_the_python_snippets_run_one_after_the_other(tmp_path):
     assert "[1.0, 1.0]" in done.stdout
 
 
-def test_make_run_and_then_every_spark_submit_line(tmp_path):
-    """The first makes everything, so the others find nothing new; each must say so and return 0."""
-    data = f"--set.paths.root={tmp_path / 'data'}"
-    done = shell(f"make run ARGS={shlex.quote(f'{data} {SMALL}')}", ROOT)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The options of a root in which ``make run`` has made everything."""
+    options = f"--set.paths.root={tmp_path_factory.mktemp('data')} {SMALL}"
+    done = shell(f"make run ARGS={shlex.quote(options)}", ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "retrain: done" in done.stdout
-    submits = [line for line in commands() if line.startswith("spark-submit ")]
-    assert len(submits) == 4
-    for line in submits:
-        own = re.sub(r"--set\.paths\.root=\S+", "", line)
-        done = shell(f"{own} {data} {SMALL}", ROOT)
-        assert done.returncode == 0, f"{line}\n{done.stderr[-3000:]}"
-        assert "nothing new" in done.stdout
+    return options
+
+
+def submits():
+    return [re.sub(r"--set\.paths\.root=\S+", "", line) for line in commands() if line.startswith("spark-submit ")]
+
+
+@pytest.mark.parametrize(
+    "number", [*(pytest.param(one, marks=pytest.mark.slow) for one in range(len(submits()) - 1)), len(submits()) - 1]
+)
+def test_after_make_run_a_spark_submit_line_finds_nothing_new(made, number):
+    line = submits()[number]
+    done = shell(f"{line} {made}", ROOT)
+    assert done.returncode == 0, f"{line}\n{done.stderr[-3000:]}"
+    assert "nothing new" in done.stdout
+
+
+def test_every_spark_submit_line_names_a_job_and_options_that_it_takes(made, spark, monkeypatch, capsys):
+    """Those lines, as far as they are the job's, in this process: the whole of each is slow."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+    from jobs.entry import run_job
+
+    assert len(submits()) == 4
+    for line in submits():
+        _, _, master, script, *arguments = shlex.split(f"{line} {made}")
+        assert master == "local[2]"
+        body = runpy.run_path(script)["_job"]
+        assert run_job(Path(script).stem, body, arguments, summary=True) == 0, capsys.readouterr().err
+        assert "nothing new" in capsys.readouterr().out
 
 
 def test_make_test_runs_the_suite_and_ci_calls_it():

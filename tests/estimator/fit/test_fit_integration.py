@@ -65,7 +65,7 @@ def test_a_failed_attempt_is_followed_by_one_that_ends_with_the_same_weights(fra
     marker.touch()
     undisturbed = estimator().fit(frame)
     with pytest.raises(RankFailedError, match="the disk of this host is gone"):
-        estimator(callbacks=[FailsOnce(str(marker))]).fit(frame)
+        estimator(callbacks=[FailsOnce(str(marker))], num_proc=1).fit(frame)
     marker.touch()
     with caplog.at_level("WARNING", logger="sparkdl"):
         recovered = estimator(callbacks=[FailsOnce(str(marker))], max_failures=1, keep_checkpoints=1).fit(frame)
@@ -102,7 +102,7 @@ def test_what_would_fail_again_is_not_tried_again(frame, caplog):
 
 def test_fits_that_each_need_every_slot_queue(frame):
     results, errors = {}, []
-    estimators = {seed: estimator(random_seed=seed, epochs=1) for seed in (1, 2, 3)}  # torch's seed is the process's
+    estimators = {seed: estimator(random_seed=seed, epochs=1) for seed in (1, 2)}  # torch's seed is the process's
 
     def fit(seed):
         try:
@@ -110,13 +110,13 @@ def test_fits_that_each_need_every_slot_queue(frame):
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=fit, args=(seed,)) for seed in (1, 2, 3)]
+    threads = [threading.Thread(target=fit, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not errors
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         assert torch.equal(results[seed], weights(estimator(random_seed=seed, epochs=1).fit(frame)))
 
 

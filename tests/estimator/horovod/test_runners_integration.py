@@ -55,7 +55,7 @@ def train_with_torch(steps, scale=1.0):
     return size, model.module.weight.detach()
 
 
-@pytest.mark.parametrize("np_", [2, -2])
+@pytest.mark.parametrize("np_", [2, pytest.param(-2, marks=pytest.mark.slow)])
 def test_a_function_written_for_horovod_runner_runs_unchanged_on_tasks_and_on_local_processes(spark, np_):
     pytest.importorskip("horovod.torch")
     result = HorovodRunner(np=np_).run(train_with_horovod, rows=200, epochs=3)
@@ -68,6 +68,14 @@ def test_zero_takes_every_slot_and_says_that_it_is_deprecated(spark, caplog):
     with caplog.at_level("WARNING", logger="sparkdl"):
         assert HorovodRunner(np=0).run(lambda: int(os.environ["WORLD_SIZE"])) == 2
     assert "deprecated" in caplog.text
+
+
+def test_a_number_below_zero_takes_local_processes(spark):
+    def place():
+        return os.environ["WORLD_SIZE"], os.getsid(0) == os.getpid()  # a local rank has a session of its own
+
+    assert HorovodRunner(np=-2).run(place) == ("2", True)
+    assert HorovodRunner(np=1).run(place) == ("1", False)
 
 
 def test_more_ranks_than_slots_are_refused(spark):
@@ -108,7 +116,7 @@ def test_values_that_cannot_be_meant_are_refused():
         TorchDistributor(num_processes=0)
 
 
-@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("local", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_function_written_for_torch_distributor_runs_unchanged(spark, local):
     size, weight = TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(
         train_with_torch, 60, scale=2.0

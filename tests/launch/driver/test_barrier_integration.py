@@ -34,9 +34,14 @@ pytest.importorskip("pyspark")
 QUICK = LaunchConfig(stop_grace_seconds=0.5, log_to_driver=False)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _a_first_launch(spark):
+    """What Spark and Python start with the first launch of a process stays."""
+    barrier.launch(spark, lambda world: None, num_proc=2, config=QUICK)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(spark):
-    barrier.launch(spark, lambda world: None, num_proc=2, config=QUICK)
     threads, listening = set(threading.enumerate()), listeners()
     yield
     left = [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("sparkdl")]
