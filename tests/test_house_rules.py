@@ -43,7 +43,9 @@ PYSPARK = {
     "scoring.score",
     "tables.table",
 } | (DRIVER_SIDE - {"pipeline"})  # in which most modules are pure: those that are not stand above
-TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features"}
+TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features"} | {
+    f"pipeline.{part}" for part in ("chance", "counts", "drift", "gate", "metrics")
+}
 MAX_FUNCTION_LINES, MAX_FILE_LINES, MAX_PARAMETERS = 60, 400, 8
 
 

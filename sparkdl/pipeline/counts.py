@@ -1,0 +1,121 @@
+"""What drift compares: how many rows of a feature fall into which cell, seen from the statistics that a model carries.
+
+Enters: statistics of features, over the training rows or over a window. Leaves: ``Histogram`` or ``Categories`` by
+name. A list or text has both: its values by its own name, and ``"NAME (length)"``. Vectors, images and date parts have
+one cell, which tells of missing values alone.
+
+A window is counted between the quantiles of the training rows, and its ``values`` are the vocabulary's, however rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkdl.documents.typed import Count
+from sparkdl.features.spec import Category, Encoded, Feature, Number
+from sparkdl.features.statistics import LENGTHS, Statistics
+
+__all__ = ["Categories", "Counts", "Histogram", "counts_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Histogram:
+    """How many values of a number lie between edges.
+
+    Attributes:
+        edges: ascending; cell i holds values in ``(edges[i - 1], edges[i]]``, the first and last all beyond.
+        counts: rows a cell, one more than edges.
+        missing: rows without a value.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[Count, ...]
+    missing: Count = 0
+
+    def __post_init__(self) -> None:
+        if len(self.counts) != len(self.edges) + 1 or any(np.diff(self.edges) <= 0):
+            raise ValueError(f"{len(self.counts)} counts do not fit {len(self.edges)} ascending edges")
+
+    @property
+    def present(self) -> int:
+        """Rows with a value."""
+        return sum(self.counts)
+
+    @property
+    def independent(self) -> int:
+        """Values that do not come with each other."""
+        return self.present
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Categories:
+    """How often each named value stands there.
+
+    Attributes:
+        counts: occurrences by value.
+        other: occurrences of values that have no name here.
+        missing: rows without a value.
+        minimum: how often a value stands in the reference at least to be named there; 0 where the most frequent are.
+        rows: in which they stand, where a row holds many: only rows are independent. None is one row an occurrence.
+    """
+
+    counts: Mapping[str, Count]
+    other: Count = 0
+    missing: Count = 0
+    minimum: Count = 1
+    rows: Count | None = None
+
+    @property
+    def total(self) -> int:
+        """All occurrences."""
+        return sum(self.counts.values()) + self.other
+
+    @property
+    def present(self) -> int:
+        """Rows with a value."""
+        return self.total if self.rows is None else self.rows
+
+    @property
+    def independent(self) -> int:
+        """Values that do not come with each other."""
+        return min(self.present, self.total)
+
+
+Counts = Histogram | Categories
+
+
+def counts_of(options: Mapping[str, Feature], statistics: Mapping[str, Statistics]) -> dict[str, Counts]:
+    """Return the counts of each feature that both tell of, in the order of the statistics."""
+    found: dict[str, Counts] = {}
+    for name, one in statistics.items():
+        chosen, present = options[name], one.rows - one.missing
+        if isinstance(chosen, Number):
+            found[name] = _histogram(tuple(sorted(set(one.quantiles))), one.counts, one.missing)
+        elif isinstance(chosen, Encoded):
+            if isinstance(chosen, Category) and chosen.buckets is not None:
+                hashed = {str(remainder): count for remainder, count in enumerate(one.counts)}
+                found[name] = Categories(counts=hashed, missing=one.missing)
+            elif chosen.buckets is None:
+                found[name] = _categories(chosen, one)
+            if not isinstance(chosen, Category):
+                found[f"{name} (length)"] = _histogram(tuple(map(float, LENGTHS)), one.counts, one.missing)
+        else:
+            found[name] = Histogram(edges=(), counts=(present,), missing=one.missing)
+    return found
+
+
+def _histogram(edges: tuple[float, ...], counts: tuple[int, ...], missing: int) -> Histogram:
+    return Histogram(edges=edges, counts=counts or (0,) * (len(edges) + 1), missing=missing)
+
+
+def _categories(chosen: Encoded, one: Statistics) -> Categories:
+    return Categories(
+        counts=dict(zip(one.values, one.value_counts, strict=True)),
+        other=one.others,
+        missing=one.missing,
+        minimum=chosen.least_count if len(one.values) < chosen.most_values else 0,
+        rows=None if isinstance(chosen, Category) else one.rows - one.missing,
+    )
