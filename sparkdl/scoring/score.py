@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING
 
 import cloudpickle
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from torch import nn
 
 from sparkdl.columns.names import folded, quoted, tells_cases_apart
+from sparkdl.columns.types import tensor_kind
 from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ScoreConfig
@@ -46,12 +48,6 @@ _PACK = "__sparkdl_pack_"
 _PLAIN = "__sparkdl_column_"
 _LARGEST_MODULE = 512 << 20
 _PACKABLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType)
-_LOGICAL = {
-    T.StringType: "string",
-    T.DateType: "date",
-    T.TimestampType: "timestamp",
-    T.TimestampNTZType: "timestamp_ntz",
-}
 _MEANT = {
     "": "plain numbers",
     "date": "dates",
@@ -59,7 +55,6 @@ _MEANT = {
     "timestamp_ntz": "times on the clock (timestamp_ntz)",
     "string": "codes of strings",
 }
-_SCALAR = (*_PACKABLE, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType)
 
 
 def score(
@@ -221,7 +216,7 @@ def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str
         kind = types[name].dataType
         if isinstance(kind, _PACKABLE):
             groups.setdefault(kind.simpleString(), []).append(name)
-        elif not isinstance(kind, (*_SCALAR, T.ArrayType, T.BinaryType, VectorUDT)):
+        elif _logical(kind) in (None, "string"):
             raise SchemaError(
                 f"column {name!r} has the type {kind.simpleString()}, which no tensor can hold: "
                 "cast it to a number, an array of numbers or a vector"
@@ -235,7 +230,7 @@ def _check_meaning(field: TensorField, types: Mapping[str, T.StructField]) -> No
         if name not in types:
             continue
         kind = types[name].dataType
-        found = _LOGICAL.get(type(kind), "")
+        found = _logical(kind) or ""
         codes = field.logical == "string"
         if codes and found == "string":
             raise SchemaError(
@@ -247,6 +242,14 @@ def _check_meaning(field: TensorField, types: Mapping[str, T.StructField]) -> No
                 f"column {name!r} is of type {kind.simpleString()}, and the model was trained on "
                 f"{_MEANT[field.logical or '']}, which are other numbers: cast the column to what it was in training"
             )
+
+
+def _logical(kind: T.DataType) -> str | None:
+    """What the numbers of a column stand for, ``""`` for themselves; None where no tensor can hold its type."""
+    try:
+        return str(tensor_kind("", to_arrow_type(kind, timezone="UTC"), None).get("logical", ""))
+    except (PySparkTypeError, SchemaError):
+        return None
 
 
 def _check_numbers(field: TensorField, types: Mapping[str, T.StructField]) -> None:

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyspark.sql.types as st
 from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, functions
+from pyspark.sql.pandas.types import to_arrow_type
 
 from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
 from sparkdl.columns.names import check_names, quoted, tells_cases_apart
 from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.columns.spec import TensorSpec
+from sparkdl.columns.types import tensor_kind
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
@@ -38,21 +40,6 @@ from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage, check_places
 
 __all__ = ["spark_arrow_schema", "write_shards"]
-
-_SCALARS: dict[type[st.DataType], pa.DataType] = {
-    st.BooleanType: pa.bool_(),
-    st.ByteType: pa.int8(),
-    st.ShortType: pa.int16(),
-    st.IntegerType: pa.int32(),
-    st.LongType: pa.int64(),
-    st.FloatType: pa.float32(),
-    st.DoubleType: pa.float64(),
-    st.StringType: pa.string(),
-    st.BinaryType: pa.binary(),
-    st.DateType: pa.date32(),
-    st.TimestampType: pa.timestamp("us", "UTC"),
-    st.TimestampNTZType: pa.timestamp("us"),
-}
 
 
 def write_shards(
@@ -130,26 +117,19 @@ def spark_arrow_schema(df: DataFrame, columns: Sequence[str] | None = None, labe
     fields = []
     for column in df.schema:
         used = columns is None or column.name in columns or column.name in labels
-        kind = _arrow_type(column.dataType)
-        if kind is None and used:
-            name = column.dataType.simpleString()
-            raise SchemaError(f"column {column.name!r} is {name}, which no tensor can hold: cast it or leave it out")
-        fields.append(pa.field(column.name, kind or pa.null()))
+        kind = pa.null()
+        try:
+            found = to_arrow_type(column.dataType, timezone="UTC")
+            tensor_kind(column.name, found, None)
+            kind = found
+        except (PySparkTypeError, SchemaError) as cause:
+            if used:
+                name = column.dataType.simpleString()
+                raise SchemaError(
+                    f"column {column.name!r} is {name}, which no tensor can hold: cast it or leave it out"
+                ) from cause
+        fields.append(pa.field(column.name, kind))
     return pa.schema(fields)
-
-
-def _arrow_type(kind: st.DataType) -> pa.DataType | None:
-    if isinstance(kind, st.UserDefinedType):
-        return _arrow_type(kind.sqlType())
-    if isinstance(kind, st.DecimalType):
-        return pa.decimal128(kind.precision, kind.scale)
-    if isinstance(kind, st.ArrayType):
-        element = _arrow_type(kind.elementType)
-        return None if element is None else pa.list_(element)
-    if isinstance(kind, st.StructType):
-        members = [(member.name, _arrow_type(member.dataType)) for member in kind]
-        return None if any(member is None for _, member in members) else pa.struct(members)
-    return _SCALARS.get(type(kind))
 
 
 def _packed_rows(df: DataFrame, schema: pa.Schema, tensors: Sequence[TensorSpec]) -> tuple[DataFrame, tuple[str, ...]]:
