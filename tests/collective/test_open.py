@@ -10,6 +10,7 @@ import pytest
 
 from sparkdl.collective import open as opening
 from sparkdl.collective import open_collective
+from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
 
@@ -52,7 +53,7 @@ def test_one_rank_needs_no_backend():
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match="'mpi' is not one of auto, horovod, torch, solo"):
+    with pytest.raises(ConfigError, match=f"'mpi' is not one of {', '.join(BACKENDS)}, solo"):
         open_collective(World(), backend="mpi")
 
 
