@@ -30,7 +30,7 @@ ALLOWED = {
     "batches": {"columns", "shards.manifest"},
     "train": {"batches", "collective.base", "documents"},
     "models": {"columns", "documents", "features", "tables"},
-    "scoring": {"columns", "models", "tables"},
+    "scoring": {"columns", "features", "models", "tables"},
     "worker": {"batches", "collective", "train", "models"},
 }
 DRIVER_SIDE = {"estimator", "runner", "pipeline", "cli", "doctor"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -16,9 +17,36 @@ from sparkdl.columns.types import DTYPES, tensor_kind
 from sparkdl.config import require
 from sparkdl.errors import DataError, SchemaError
 
-__all__ = ["NULL_POLICIES", "Layout", "mask_name", "plan_tensors", "with_dictionaries"]
+__all__ = ["NULL_POLICIES", "Layout", "Preparation", "mask_name", "plan_tensors", "with_dictionaries"]
 
 NULL_POLICIES = ("error", "fill", "mask")
+
+
+class Preparation(Protocol):
+    """What makes model inputs of raw columns before they become tensors, as ``features.fitted.Features`` does."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The raw columns that it reads."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the columns that it makes."""
+
+    @property
+    def shapes(self) -> Mapping[str, Sequence[int] | str]:
+        """By column that it makes, the shape of a row, as ``Layout.shapes`` has it."""
+
+    @property
+    def hash(self) -> str:
+        """Equal where it makes equal columns of equal rows."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that it may be given at once, for the memory that it makes of them."""
+
+    def apply(self, batch: Any) -> Any:
+        """Make the columns of ``schema`` of a record batch that has ``columns``, row by row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +66,8 @@ class Layout:
             same length.
         dictionaries: the values of string columns in the order of their codes, from another set's
             ``Manifest.dictionaries``; a value that is not there counts as null.
+        prepare: makes the columns that become tensors of the raw ones, in the pass that writes them; all other
+            choices are then about the columns that it makes, and about labels, which stay as they are.
     """
 
     pack: str | Mapping[str, Sequence[str]] | None = "auto"
@@ -46,6 +76,7 @@ class Layout:
     fill: float | Mapping[str, float] = 0
     shapes: Mapping[str, Sequence[int] | str] = field(default_factory=dict)
     dictionaries: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    prepare: Preparation | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -65,6 +96,30 @@ class Layout:
     def nulls_of(self, column: str) -> str:
         """The null policy of a column."""
         return self.nulls if isinstance(self.nulls, str) else self.nulls.get(column, "error")
+
+    def of_prepared(self, columns: Sequence[str] | None) -> Layout:
+        """The layout of what ``prepare`` makes, shapes included.
+
+        Raises:
+            ConfigError: ``columns``, those to write, are named besides.
+        """
+        if self.prepare is None:
+            return self
+        require(columns is None, f"columns={columns} and prepare both name the columns to write: leave columns out")
+        return replace(self, shapes={**self.prepare.shapes, **self.shapes})
+
+    def schema_of_prepared(self, raw: pa.Schema, labels: Sequence[str]) -> pa.Schema:
+        """The schema of the columns that become tensors: ``raw``, or what ``prepare`` makes of it, and the labels.
+
+        Raises:
+            SchemaError: a raw column is missing.
+        """
+        if self.prepare is None:
+            return raw
+        for name in [*self.prepare.columns, *labels]:
+            if len(raw.get_all_field_indices(name)) != 1:
+                raise SchemaError(f"column {name!r} is missing, or there twice, among {raw.names}: add or rename it")
+        return pa.schema([*self.prepare.schema, *(raw.field(label) for label in labels)])
 
     def fill_of(self, column: str) -> float:
         """What stands for null in a column."""

@@ -30,6 +30,7 @@ __all__ = ["Features", "Fitted", "fit"]
 
 FORMAT = 1
 MAX_FEATURES = 100_000
+OUTPUT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +115,11 @@ class Features:
     def shapes(self) -> dict[str, tuple[int, ...] | str]:
         """The shape of one row by input, ``"ragged"`` for lists, as a layout of shards takes them."""
         return {one.name: one.shape or "ragged" for one in self.inputs}
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that ``apply`` may be given at once so that what it makes stays below 64 MiB, lists aside."""
+        return max(1, OUTPUT_BYTES // max(1, sum(one.row_bytes for one in self.inputs)))
 
     @property
     def token_functions(self) -> tuple[str, ...]:

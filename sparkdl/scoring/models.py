@@ -20,11 +20,12 @@ from torch import nn
 from sparkdl.compat.garbage import freeze
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError
+from sparkdl.features.fitted import Features
 from sparkdl.models.bundle import load_bundle
 from sparkdl.models.calling import check_batch_norm
 from sparkdl.storage import Configuration, Storage
 
-__all__ = ["BundleSource", "ModelSource", "ModuleSource", "loaded", "place"]
+__all__ = ["BundleSource", "ModelSource", "ModuleSource", "WithFeatures", "loaded", "place"]
 
 _KEPT_MODELS = 4
 _models: OrderedDict[tuple[str, str], nn.Module] = OrderedDict()
@@ -70,6 +71,19 @@ class BundleSource:
                 allow_pickle=self.allow_pickle,
                 trusted=self.trusted,
             ).model
+
+
+@dataclass(frozen=True)
+class WithFeatures:
+    """A module and the features that make its inputs of raw columns.
+
+    Attributes:
+        module: of the model.
+        features: as it was trained with.
+    """
+
+    module: nn.Module
+    features: Features
 
 
 @dataclass(frozen=True)

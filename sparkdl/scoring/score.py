@@ -30,12 +30,15 @@ from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.features.fitted import Features
 from sparkdl.models.bundle import BundleInfo, Signature, TensorField, read_bundle
 from sparkdl.models.calling import check_batch_norm
+from sparkdl.models.preprocessing import features_of
 from sparkdl.models.trust import allowed_imports, checked_packages
-from sparkdl.scoring.inputs import InputPlan, Part
-from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource
+from sparkdl.scoring.inputs import InputPlan
+from sparkdl.scoring.models import BundleSource, ModelSource, ModuleSource, WithFeatures
 from sparkdl.scoring.outputs import Kept, output_type
+from sparkdl.scoring.plan import plan_input, plan_inputs
 from sparkdl.scoring.worker import Scorer
 from sparkdl.storage import Configuration, sha256_hex
 
@@ -59,7 +62,7 @@ _MEANT = {
 
 def score(
     frame: DataFrame,
-    model: str | BundleInfo | nn.Module,
+    model: str | BundleInfo | nn.Module | WithFeatures,
     *,
     signature: Signature | None = None,
     output_columns: Sequence[str] | None = None,
@@ -71,9 +74,9 @@ def score(
     """Add a model's predictions to a DataFrame; nothing runs until the result is used.
 
     Args:
-        frame: holds the columns that the signature's inputs name; may be a stream.
-        model: a bundle's folder that all workers can read, what ``read_bundle`` says of one, or a module, which then
-            travels with every task.
+        frame: holds the columns that the signature names, or those of the model's features; may be a stream.
+        model: a bundle's folder that all workers can read, what ``read_bundle`` says of one, or a module, alone or with
+            its features, which then travels with every task.
         signature: of a module; a bundle brings its own, which this overrides.
         output_columns: names of the new columns, one an output; by default the outputs' own.
         keep: columns of ``frame`` in the result; all by default. Fewer cost less.
@@ -94,13 +97,13 @@ def score(
     map_task_errors_of_actions()
     use_drivers_python(frame.sparkSession)
     config = config or ScoreConfig()
-    source, known = _source(model, allow_pickle, (*checked_packages(trusted), *allowed_imports(frame.sparkSession)))
-    signature = signature or known
-    if signature is None:
+    imports = (*checked_packages(trusted), *allowed_imports(frame.sparkSession))
+    source, known, features = _source(model, allow_pickle, imports)
+    if (signature := signature or known) is None:
         raise ConfigError("the model has no signature: give signature=, or save the bundle with one")
     names = _output_names(signature, output_columns)
     kept = _kept(frame, keep, names)
-    transport = _Transport.of(frame.schema, signature, kept)
+    transport = _Transport.of(frame.schema, signature, kept, features)
     scorer = Scorer(
         source=source,
         signature=signature,
@@ -108,6 +111,8 @@ def score(
         columns=tuple(names),
         kept=transport.kept,
         config=config,
+        features=features,
+        raw=transport.raw,
     )
     outputs = [
         T.StructField(name, _spark_type(field, config.vectors), nullable=True)
@@ -118,8 +123,11 @@ def score(
 
 
 def _source(
-    model: str | BundleInfo | nn.Module, allow_pickle: bool, trusted: tuple[str, ...]
-) -> tuple[ModelSource, Signature | None]:
+    model: str | BundleInfo | nn.Module | WithFeatures, allow_pickle: bool, trusted: tuple[str, ...]
+) -> tuple[ModelSource, Signature | None, Features | None]:
+    features: Features | None = None
+    if isinstance(model, WithFeatures):
+        features, model = model.features, model.module
     if isinstance(model, nn.Module):
         check_batch_norm(model)
         payload = cloudpickle.dumps(model)
@@ -128,12 +136,13 @@ def _source(
                 f"the model has {len(payload) >> 20} MiB, a task carries {_LARGEST_MODULE >> 20} at most: "
                 "save_bundle it to a folder that all workers can read, and give that"
             )
-        return ModuleSource(payload, sha256_hex(payload)), None
+        return ModuleSource(payload, sha256_hex(payload)), None, features
     info = model if isinstance(model, BundleInfo) else read_bundle(model)
     if info.model["kind"] == "pickle" and not allow_pickle:
         raise ConfigError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
     here = Configuration.here()
-    return BundleSource(info.folder, info.content_hash, allow_pickle, trusted, here), info.signature
+    source = BundleSource(info.folder, info.content_hash, allow_pickle, trusted, here)
+    return source, info.signature, features_of(info, trusted)
 
 
 def _output_names(signature: Signature, given: Sequence[str] | None) -> list[str]:
@@ -174,19 +183,25 @@ class _Transport:
         select: expressions over the caller's frame.
         inputs: of the model.
         kept: columns of the result.
+        raw: the columns of features, as they are called on the way.
     """
 
     select: list[Column]
     inputs: tuple[InputPlan, ...]
     kept: tuple[Kept, ...]
+    raw: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, schema: T.StructType, signature: Signature, kept: Sequence[str]) -> _Transport:
-        """Plan the transport of a signature's columns.
+    def of(
+        cls, schema: T.StructType, signature: Signature, kept: Sequence[str], features: Features | None
+    ) -> _Transport:
+        """Plan the transport of a signature's columns, or of the raw ones of its features.
 
         Raises:
             SchemaError: a column is missing or of a type that no tensor can hold.
         """
+        if features is not None:
+            return cls._of_features(schema, signature, kept, features)
         types = {field.name: field for field in schema.fields}
         for field in signature.inputs:
             _check_meaning(field, types)
@@ -201,8 +216,26 @@ class _Transport:
         returned = tuple(Kept(name, *where[name]) if name in where else Kept(name, called[name]) for name in kept)
         for field in signature.inputs:
             _check_numbers(field, types)
-        plans = tuple(_input_plan(field, signature, where, packs, called) for field in signature.inputs)
+        plans = tuple(plan_input(field, signature, where, packs, called) for field in signature.inputs)
         return cls(select=select, inputs=plans, kept=returned)
+
+    @classmethod
+    def _of_features(
+        cls, schema: T.StructType, signature: Signature, kept: Sequence[str], features: Features
+    ) -> _Transport:
+        """The same for raw columns, which the worker turns into those of the signature."""
+        absent = [name for name in features.columns if name not in schema.names]
+        if absent:
+            raise SchemaError(
+                f"the model's features need the columns {absent}, the DataFrame has {schema.names}: add or rename them"
+            )
+        called = {name: f"{_PLAIN}{place}" for place, name in enumerate(dict.fromkeys([*features.columns, *kept]))}
+        return cls(
+            select=[F.col(quoted(name)).alias(alias) for name, alias in called.items()],
+            inputs=plan_inputs(signature, features),
+            kept=tuple(Kept(name, called[name]) for name in kept),
+            raw=tuple(called[name] for name in features.columns),
+        )
 
 
 def _packs(signature: Signature, types: Mapping[str, T.StructField]) -> dict[str, list[str]]:
@@ -272,41 +305,3 @@ def _numbers(column: T.StructField) -> int | None:
         count = column.metadata.get("ml_attr", {}).get("num_attrs")  # as Spark's own transformers note it
         return count if isinstance(count, int) else None
     return None if isinstance(column.dataType, T.ArrayType | T.BinaryType) else 1
-
-
-def _input_plan(
-    field: TensorField,
-    signature: Signature,
-    where: Mapping[str, tuple[str, int]],
-    packs: Mapping[str, Sequence[str]],
-    called: Mapping[str, str],
-) -> InputPlan:
-    owner = None if field.columns else signature.owner(field)
-    if owner is not None:
-        return InputPlan(field, (), of=owner.name)
-    if None in field.shape and len(field.columns) != 1:
-        raise SchemaError(
-            f"input {field.name!r} has rows of varying length and comes from {list(field.columns)}: name its one column"
-        )
-    alone = field.form in ("", "padded") and not any(signature.owner(one) is field for one in signature.inputs)
-    if None in field.shape and alone:
-        raise SchemaError(
-            f"input {field.name!r} has rows of varying length, and the model gets no mask: what it says of a row would "
-            "depend on the rows beside it; describe a mask, lengths or offsets in the signature, with "
-            f"TensorField(form='mask', of={field.name!r}, ...)"
-        )
-    parts: list[Part] = []
-    for name in field.columns:
-        column, place = where[name] if name in where else (called[name], -1)
-        if parts and place >= 0 and parts[-1].column == column:
-            last = parts[-1]
-            parts[-1] = Part(column, (*(last.picked or ()), place), (*last.names, name))
-        else:
-            parts.append(Part(column, (place,) if place >= 0 else None, (name,)))
-    return InputPlan(field, tuple(_whole(part, packs) for part in parts))
-
-
-def _whole(part: Part, packs: Mapping[str, Sequence[str]]) -> Part:
-    """A part that picks every column of its pack in order takes it as it is."""
-    everything = tuple(range(len(packs.get(part.column, ()))))
-    return Part(part.column, None, part.names) if part.picked == everything else part

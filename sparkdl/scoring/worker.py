@@ -17,6 +17,7 @@ from torch import nn
 
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import ScoreConfig
+from sparkdl.features.fitted import Features
 from sparkdl.models.signature import Signature
 from sparkdl.scoring.inputs import InputPlan, arguments_of
 from sparkdl.scoring.models import ModelSource, loaded, place
@@ -36,6 +37,8 @@ class Scorer:
         columns: names of the output columns, one an output.
         kept: the caller's columns to pass on.
         config: batch size, nulls, device, threads.
+        features: that make the inputs of raw columns, if the model has any.
+        raw: the columns of these, in their order, as they are called in what Spark sends.
     """
 
     source: ModelSource
@@ -44,6 +47,8 @@ class Scorer:
     columns: tuple[str, ...]
     kept: tuple[Kept, ...]
     config: ScoreConfig
+    features: Features | None = None
+    raw: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Score what Spark sends; yield ``kept`` and the outputs of each batch."""
@@ -54,10 +59,23 @@ class Scorer:
         for batch in merge_small(promptly(batches), self.config.batch_rows):
             if model is None:  # a task without rows loads nothing
                 model = loaded(self.source, device)
-            answers = [self._score(model, chunk, device) for chunk in split_evenly(batch, self.config.batch_rows)]
+            answers = [self._score(model, self._made(chunk), device) for chunk in split_evenly(batch, self._rows)]
             outputs = [pa.concat_arrays(parts) for parts in zip(*answers, strict=True)]
             # one batch out for one in: each costs Spark and Arrow a fixed time a column
             yield pa.RecordBatch.from_arrays([*kept_columns(batch, self.kept), *outputs], names=names)
+
+    @property
+    def _rows(self) -> int:
+        """Rows that go through the model at once."""
+        most = self.config.batch_rows
+        return most if self.features is None else min(most, self.features.rows_at_once)
+
+    def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of the signature."""
+        if self.features is None:
+            return batch
+        raw = [batch.column(name) for name in self.raw]
+        return self.features.apply(pa.RecordBatch.from_arrays(raw, list(self.features.columns)))
 
     def _score(self, model: nn.Module, batch: pa.RecordBatch, device: str) -> list[pa.Array]:
         """One column an output, for one batch."""

@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from sparkdl.columns.convert import Converter, Rows
-from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
+from sparkdl.columns.layout import Layout, Preparation, plan_tensors, with_dictionaries
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import ShardConfig
 from sparkdl.errors import SchemaError, SparkdlError, StorageError
@@ -69,8 +69,9 @@ def write_table_shards(
         ConflictError: another set stands at ``uri``.
         StorageError: the target cannot be written.
     """
-    layout, config = layout or Layout(), config or ShardConfig()
-    tensors = plan_tensors(rows.schema, columns=columns, labels=labels, layout=layout)
+    layout, config = (layout or Layout()).of_prepared(columns), config or ShardConfig()
+    schema = layout.schema_of_prepared(rows.schema, labels)
+    tensors = plan_tensors(schema, columns=columns, labels=labels, layout=layout)
     key = content_key(source, rows.schema, tensors, layout, config)
     transaction = Transaction(uri, layout=layout, source=source, config=config, key=key, overwrite=overwrite)
     found = transaction.existing()
@@ -82,7 +83,7 @@ def write_table_shards(
     found_values = {name: sorted(v for v in rows[name].unique().to_pylist() if v is not None) for name in missing}
     tensors = with_dictionaries(tensors, found_values, layout, config.max_dictionary_values)
     with transaction:
-        writer = PartWriter(transaction.root, tensors, config, tag=transaction.tag)
+        writer = PartWriter(transaction.root, tensors, config, tag=transaction.tag, prepare=layout.prepare)
         try:
             for batch in rows.to_batches() if isinstance(rows, pa.Table) else rows:
                 writer.write(batch)
@@ -103,6 +104,7 @@ class PartWriter:
         partition: its number; with the seed it decides the permutation of rows.
         tag: of the transaction; together with a number drawn here it is part of every file's name.
         packed_already: packed tensors that arrive as one array column of their name, not as their columns.
+        prepare: makes the columns that become tensors of the raw ones; columns that it does not make are labels.
     """
 
     def __init__(
@@ -114,7 +116,9 @@ class PartWriter:
         partition: int = 0,
         tag: str,
         packed_already: Collection[str] = (),
+        prepare: Preparation | None = None,
     ) -> None:
+        self._prepare = prepare
         self._root, self._config, self._partition = root, config, partition
         self._tag = f"{tag}-{uuid.uuid4().hex[:8]}"
         self._converter = Converter(tensors, packed_already)
@@ -133,6 +137,19 @@ class PartWriter:
         """
         if not batch.num_rows:
             return
+        if self._prepare is None:
+            self._convert(batch)
+            return
+        for start in range(0, batch.num_rows, self._prepare.rows_at_once):
+            raw = batch.slice(start, self._prepare.rows_at_once)
+            self._convert(self._with_labels(raw, self._prepare.apply(raw)))
+
+    def _with_labels(self, raw: pa.RecordBatch, made: pa.RecordBatch) -> pa.RecordBatch:
+        labels = [spec.name for spec in self._converter.tensors if spec.role == "label"]
+        arrays = [*made.columns, *(raw.column(label) for label in labels)]
+        return pa.RecordBatch.from_arrays(arrays, [*made.schema.names, *labels])
+
+    def _convert(self, batch: pa.RecordBatch) -> None:
         rows = self._converter.convert(batch)
         if not self._converter.refused:
             for block in self._cutter.add(rows, batch.num_rows):

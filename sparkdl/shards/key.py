@@ -49,7 +49,8 @@ def content_key(
         "source": dataclasses.asdict(source),
         "schema": [(f.name, str(f.type)) for f in schema],
         "tensors": [dataclasses.asdict(spec) for spec in tensors],
-        "layout": {f.name: _plain(getattr(layout, f.name)) for f in dataclasses.fields(layout)},
+        "layout": {f.name: _plain(getattr(layout, f.name)) for f in dataclasses.fields(layout) if f.name != "prepare"},
+        **({"prepare": layout.prepare.hash} if layout.prepare is not None else {}),
         "config": dataclasses.asdict(config),
         "plan": plan,
     }

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.pandas.types import to_arrow_type
 
-from sparkdl.columns.layout import Layout, plan_tensors, with_dictionaries
+from sparkdl.columns.layout import Layout, Preparation, plan_tensors, with_dictionaries
 from sparkdl.columns.names import check_names, quoted, tells_cases_apart
 from sparkdl.columns.numpy_arrow import one_value
 from sparkdl.columns.spec import TensorSpec
@@ -75,12 +75,9 @@ def write_shards(
         ConflictError: another set stands at ``uri``, or was committed there meanwhile.
         StorageError: the target cannot be written.
     """
-    layout, config = layout or Layout(), config or ShardConfig()
+    layout, config = (layout or Layout()).of_prepared(columns), config or ShardConfig()
     use_drivers_python(df.sparkSession)
-    used = df.columns if columns is None else [*columns, *labels]
-    check_names(df.columns, used, cases=tells_cases_apart(df))
-    schema = spark_arrow_schema(df, columns, labels)
-    tensors = plan_tensors(schema, columns=columns, labels=labels, layout=layout)
+    schema, tensors = _planned(df, columns, labels, layout)
     plan = str(df.semanticHash()) if source is not None and not source.transformation else ""
     key = content_key(source, schema, tensors, layout, config, plan)
     transaction = Transaction(uri, layout=layout, source=source, config=config, key=key, overwrite=overwrite)
@@ -95,12 +92,27 @@ def write_shards(
             tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
         else:
             tensors = with_dictionaries(tensors, {}, layout, config.max_dictionary_values)
-        rows, packed = _packed_rows(df, schema, tensors)
+        if layout.prepare is None:
+            rows, packed = _packed_rows(df, schema, tensors)
+        else:
+            rows, packed = df.select(*map(quoted, dict.fromkeys([*layout.prepare.columns, *labels]))), ()
         if config.repartition is not None:
             rows = rows.repartition(config.repartition)
-        task = _WriteTask(transaction.root, tensors, config, transaction.tag, packed)
+        task = _WriteTask(transaction.root, tensors, config, transaction.tag, packed, layout.prepare)
         reports = [PartReport.from_json(fields) for fields in _run(rows, task)]
         return transaction.commit(reports, tensors, strings)
+
+
+def _planned(
+    df: DataFrame, columns: Sequence[str] | None, labels: Sequence[str], layout: Layout
+) -> tuple[pa.Schema, tuple[TensorSpec, ...]]:
+    """The schema of the rows, and the tensors that they or what ``layout.prepare`` makes of them become."""
+    named = columns if layout.prepare is None else list(layout.prepare.columns)
+    used = df.columns if named is None else [*named, *labels]
+    check_names(df.columns, used, cases=tells_cases_apart(df))
+    schema = spark_arrow_schema(df, columns if layout.prepare is None else (), labels)
+    planned = layout.schema_of_prepared(schema, labels)
+    return schema, plan_tensors(planned, columns=columns, labels=labels, layout=layout)
 
 
 def spark_arrow_schema(df: DataFrame, columns: Sequence[str] | None = None, labels: Sequence[str] = ()) -> pa.Schema:
@@ -193,11 +205,18 @@ class _WriteTask:
     config: ShardConfig
     tag: str
     packed: tuple[str, ...]
+    prepare: Preparation | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition = _partition()
         writer = PartWriter(
-            self.root, self.tensors, self.config, partition=partition, tag=self.tag, packed_already=self.packed
+            self.root,
+            self.tensors,
+            self.config,
+            partition=partition,
+            tag=self.tag,
+            packed_already=self.packed,
+            prepare=self.prepare,
         )
         try:
             for batch in batches:

@@ -23,7 +23,7 @@ def by_vowel(text):
     return [part for part in text.replace("e", "a").split("a") if part]
 
 
-VOWELS = {"tests.features:by_vowel": by_vowel}
+VOWELS = {"tests.features.conftest:by_vowel": by_vowel}
 
 FEATURES = {
     "plain": Number(),
@@ -43,10 +43,10 @@ FEATURES = {
     "day": Category(min_count=1),
     "history": Ids(min_count=1, max_length=3),
     "latest": Ids(column="history", buckets=5, max_length=2, keep="last"),
-    "tags": Ids(),
-    "words": Text(column="note", min_count=1),
-    "letters": Text(column="note", tokens="characters", lowercase=False, max_length=4),
-    "vowels": Text(column="note", tokens="tests.features:by_vowel", buckets=11),
+    "tags": Ids(min_count=1, max_size=1),
+    "note": Text(min_count=1),
+    "letters": Text(column="note", tokens="characters", lowercase=False, max_length=4, keep="last", max_size=3),
+    "vowels": Text(column="note", tokens="tests.features.conftest:by_vowel", buckets=11),
     "embedding": Vector(),
     "filled": Vector(column="holes", fill=0.5, size=2),
     "photo": Image(height=4, width=3),

@@ -103,7 +103,7 @@ def test_a_document_that_was_altered_is_refused(path, value, message):
 def test_a_document_names_a_function_and_its_reader_decides(features):
     document = json.loads(encode(features.to_json()))
     unbound = Features.from_json(document, SOURCE)
-    assert unbound.token_functions == ("tests.features:by_vowel",)
+    assert unbound.token_functions == ("tests.features.conftest:by_vowel",)
     with pytest.raises(ConfigError, match="was not loaded: allow its module"):
         unbound.apply(rows_of(3).to_batches()[0])
 

@@ -1,0 +1,84 @@
+"""How the inputs of a model are put together from columns.
+
+Enters: a signature, and where its columns are found. Leaves: one plan an input, or an error for a model whose answers
+would depend on which rows are scored together. No Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sparkdl.errors import SchemaError
+from sparkdl.features.fitted import Features
+from sparkdl.models.signature import Signature, TensorField
+from sparkdl.scoring.inputs import InputPlan, Part
+
+__all__ = ["plan_input", "plan_inputs"]
+
+
+def plan_inputs(signature: Signature, features: Features | None) -> tuple[InputPlan, ...]:
+    """Plan a signature's inputs where each of its columns stands for itself.
+
+    Args:
+        signature: of the model.
+        features: that make its columns, if they are not the table's.
+
+    Raises:
+        SchemaError: the model needs a column that its features do not make.
+    """
+    made = signature.columns if features is None else [one.name for one in features.inputs]
+    absent = [name for name in signature.columns if name not in made]
+    if absent:
+        raise SchemaError(f"the model needs the inputs {absent}, its features make {made}: publish it with its own")
+    called = {name: name for name in signature.columns}
+    return tuple(plan_input(field, signature, {}, {}, called) for field in signature.inputs)
+
+
+def plan_input(
+    field: TensorField,
+    signature: Signature,
+    where: Mapping[str, tuple[str, int]],
+    packs: Mapping[str, Sequence[str]],
+    called: Mapping[str, str],
+) -> InputPlan:
+    """Plan one input.
+
+    Args:
+        field: of the signature.
+        signature: whole.
+        where: by column that travels in a pack, the pack and its place there.
+        packs: by pack, its columns.
+        called: by column that travels alone, its name on the way.
+
+    Raises:
+        SchemaError: the model would see which rows are scored together, or the column cannot be what it takes.
+    """
+    owner = None if field.columns else signature.owner(field)
+    if owner is not None:
+        return InputPlan(field, (), of=owner.name)
+    if None in field.shape and len(field.columns) != 1:
+        raise SchemaError(
+            f"input {field.name!r} has rows of varying length and comes from {list(field.columns)}: name its one column"
+        )
+    alone = field.form in ("", "padded") and not any(signature.owner(one) is field for one in signature.inputs)
+    if None in field.shape and alone:
+        raise SchemaError(
+            f"input {field.name!r} has rows of varying length, and the model gets no mask: what it says of a row would "
+            "depend on the rows beside it; describe a mask, lengths or offsets in the signature, with "
+            f"TensorField(form='mask', of={field.name!r}, ...)"
+        )
+    parts: list[Part] = []
+    for name in field.columns:
+        column, place = where[name] if name in where else (called[name], -1)
+        if parts and place >= 0 and parts[-1].column == column:
+            last = parts[-1]
+            parts[-1] = Part(column, (*(last.picked or ()), place), (*last.names, name))
+        else:
+            parts.append(Part(column, (place,) if place >= 0 else None, (name,)))
+    return InputPlan(field, tuple(_whole(part, packs) for part in parts))
+
+
+def _whole(part: Part, packs: Mapping[str, Sequence[str]]) -> Part:
+    """A part that picks every column of its pack in order takes it as it is."""
+    everything = tuple(range(len(packs.get(part.column, ()))))
+    return Part(part.column, None, part.names) if part.picked == everything else part

@@ -1,0 +1,92 @@
+"""Rows in this process's memory -> predictions, without Spark.
+
+Enters: a bundle, and rows as pandas or Arrow has them: raw columns where the model has features. Leaves: the outputs,
+as the scoring of a DataFrame would give them, since the same function makes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sparkdl.config import ScoreConfig
+from sparkdl.errors import BundleError, ConfigError, SchemaError
+from sparkdl.models.bundle import BundleInfo, read_bundle
+from sparkdl.models.preprocessing import features_of
+from sparkdl.models.trust import allowed_imports, checked_packages
+from sparkdl.scoring.models import BundleSource
+from sparkdl.scoring.outputs import output_type
+from sparkdl.scoring.plan import plan_inputs
+from sparkdl.scoring.worker import Scorer
+
+__all__ = ["score_rows"]
+
+
+def score_rows(
+    model: str | BundleInfo,
+    rows: Any,
+    *,
+    config: ScoreConfig | None = None,
+    allow_pickle: bool = False,
+    trusted: Sequence[str] = (),
+) -> pa.Table:
+    """Score rows that lie in memory.
+
+    Args:
+        model: a bundle's folder, or what ``read_bundle`` says of one.
+        rows: a pandas DataFrame, or an Arrow table or record batch.
+        config: batch size, nulls, vectors, device, threads.
+        allow_pickle: accept a bundle that holds a pickle.
+        trusted: packages that may be imported to rebuild the model and its features.
+
+    Returns:
+        one column an output, in the order of the rows.
+
+    Raises:
+        SchemaError: a column is missing, or of a type that the model cannot take.
+        DataError: a value is missing or wrong where the model or a feature refuses that.
+        BundleError: there is no bundle, it holds a pickle, or it needs what is not allowed.
+        ConfigError: it was saved without a signature.
+    """
+    config = config or ScoreConfig()
+    info = model if isinstance(model, BundleInfo) else read_bundle(model)
+    if info.signature is None:
+        raise ConfigError(f"the bundle {info.uri} has no signature: save it with one")
+    if info.recipe.kind == "pickle" and not allow_pickle:
+        raise BundleError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
+    allowed = (*checked_packages(trusted), *allowed_imports())
+    features = features_of(info, allowed)
+    names = list(info.signature.columns if features is None else features.columns)
+    scorer = Scorer(
+        source=BundleSource(info.folder, info.content_hash, allow_pickle, allowed),
+        signature=info.signature,
+        inputs=plan_inputs(info.signature, features),
+        columns=tuple(field.name for field in info.signature.outputs),
+        kept=(),
+        config=config,
+        features=features,
+        raw=() if features is None else features.columns,
+    )
+    fields = [pa.field(field.name, output_type(field, config.vectors)) for field in info.signature.outputs]
+    batches = scorer(iter(_table(rows, names).combine_chunks().to_batches(max_chunksize=config.batch_rows)))
+    return pa.Table.from_batches(list(batches), pa.schema(fields))
+
+
+def _table(rows: Any, names: list[str]) -> pa.Table:
+    """The needed columns of rows, as a table."""
+    columns = (
+        list(getattr(rows, "columns", ())) if not isinstance(rows, pa.Table | pa.RecordBatch) else rows.schema.names
+    )
+    absent = [name for name in names if name not in columns]
+    if absent:
+        raise SchemaError(f"the model needs the columns {absent}, the rows have {columns}: add or rename them")
+    if isinstance(rows, pa.RecordBatch):
+        rows = pa.Table.from_batches([rows])
+    if isinstance(rows, pa.Table):
+        return rows.select(names)
+    try:
+        return pa.Table.from_pandas(rows[names], preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as cause:
+        raise SchemaError(f"a column of the rows mixes types ({cause}): give each one type") from cause
