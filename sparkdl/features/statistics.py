@@ -10,6 +10,7 @@ the numbers as they are clipped and put on a logarithmic scale. Means and varian
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,17 @@ from sparkdl.features.spec import Category, DateParts, Encoded, Feature, Ids, Im
 from sparkdl.features.tokens import Functions, tokens_of
 from sparkdl.features.values import Coded, coded, lists_of, numbers_of, times_of, vectors_of
 
-__all__ = ["PROBABILITIES", "Running", "Statistics", "column_of", "limits_of", "scaled", "statistics_of", "top_values"]
+__all__ = [
+    "PROBABILITIES",
+    "Running",
+    "Statistics",
+    "column_of",
+    "edges_of",
+    "limits_of",
+    "scaled",
+    "statistics_of",
+    "top_values",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -59,8 +70,8 @@ class Statistics:
         scaled_mean: of a number as it is clipped and put on a logarithmic scale; None for other types.
         scaled_variance: likewise.
         quantiles: of a number, at ``PROBABILITIES``; empty for other types and where there is none.
-        counts: numbers up to each distinct quantile and above the last; lengths up to each of ``LENGTHS`` and above;
-            hashed ids by their remainder modulo ``HASH_BINS``.
+        counts: numbers up to each of ``edges_of`` the quantiles and above the last; lengths up to each of ``LENGTHS``
+            and above; hashed ids by their remainder modulo ``HASH_BINS``.
         values: of a vocabulary, the most frequent first; equally frequent ones in the order of their code points.
         value_counts: of these.
         total: all values that occurred, each occurrence counted; of a vector all its numbers, missing ones too.
@@ -153,7 +164,7 @@ class Running:
         self.missing += len(values) - len(present)
         self.numbers.add(present)
         self.scaled.add(scaled(options, limits_of(options, quantiles), present))
-        self._count(present, sorted(set(quantiles)))
+        self._count(present, edges_of(quantiles))
 
     def _add_values(self, options: Encoded, values: Coded) -> Counter[str]:
         occurred = np.bincount(values.codes[values.codes >= 0], minlength=len(values.distinct))
@@ -256,6 +267,17 @@ def top_values(counted: Iterable[tuple[str, int]], options: Encoded) -> list[tup
     """The vocabulary: the values that are frequent enough, the most frequent first, and how often they occurred."""
     frequent = [(value, times) for value, times in counted if times >= options.least_count]
     return sorted(frequent, key=lambda pair: (-pair[1], pair[0]))[: options.most_values]
+
+
+def edges_of(quantiles: Sequence[float]) -> tuple[float, ...]:
+    """The edges between which a number is counted: the quantiles, each once.
+
+    A number that stands there twice is frequent by itself, as zeros and defaults are. It has a bin of its own, so that
+    other numbers below it, such as a -1 for what is missing, are told from it.
+    """
+    times = Counter(quantiles)
+    alone = (math.nextafter(number, -math.inf) for number, found in times.items() if found > 1)
+    return tuple(sorted({*times, *alone}))
 
 
 def limits_of(options: Number, quantiles: Sequence[float]) -> tuple[float, float] | None:

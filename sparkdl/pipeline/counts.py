@@ -16,7 +16,7 @@ import numpy as np
 
 from sparkdl.documents.typed import Count
 from sparkdl.features.spec import Category, Encoded, Feature, Number
-from sparkdl.features.statistics import LENGTHS, Statistics
+from sparkdl.features.statistics import LENGTHS, Statistics, edges_of
 
 __all__ = ["Categories", "Counts", "Histogram", "counts_of"]
 
@@ -93,7 +93,7 @@ def counts_of(options: Mapping[str, Feature], statistics: Mapping[str, Statistic
     for name, one in statistics.items():
         chosen, present = options[name], one.rows - one.missing
         if isinstance(chosen, Number):
-            found[name] = _histogram(tuple(sorted(set(one.quantiles))), one.counts, one.missing)
+            found[name] = _histogram(edges_of(one.quantiles), one.counts, one.missing)
         elif isinstance(chosen, Encoded):
             if isinstance(chosen, Category) and chosen.buckets is not None:
                 hashed = {str(remainder): count for remainder, count in enumerate(one.counts)}

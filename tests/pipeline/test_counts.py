@@ -85,6 +85,30 @@ def test_a_window_of_the_same_rows_does_not_drift_and_other_rows_do():
     ]
 
 
+@pytest.mark.parametrize(("before", "now"), [(5.0, 3.0), (5.0, 7.0)])
+def test_a_constant_that_becomes_another_drifts(before, now):
+    options = {"age": Number()}
+    reference = statistics_of(pa.table({"age": [before] * 500}), options)
+    same, other = (pa.table({"age": [one] * 300}) for one in (before, now))
+    alarms = [
+        compare(
+            counts_of(options, reference), counts_of(options, counted_between(reference, options, rows)), Limits()
+        ).alarm
+        for rows in (same, other)
+    ]
+    assert alarms == [False, True]
+
+
+def test_zeros_that_become_a_mark_below_all_values_drift():
+    options, values = {"age": Number()}, np.random.default_rng(4).exponential(1, 1000)
+    reference = statistics_of(pa.table({"age": np.where(np.arange(1000) < 300, 0.0, values)}), options)
+    later = pa.table({"age": np.where(np.arange(1000) < 300, -1.0, values)})
+    found = compare(
+        counts_of(options, reference), counts_of(options, counted_between(reference, options, later)), Limits()
+    )
+    assert found.features["age"].reason.startswith("psi of ")
+
+
 def test_a_window_without_batches_has_empty_cells():
     reference = statistics_of(window(np.random.default_rng(2), 100), OPTIONS)
     nothing = {name: Running().result(one.quantiles, ()) for name, one in reference.items()}

@@ -204,11 +204,6 @@ def test_verdicts_travel_as_documents():
     assert decode(encode(found), Drift, Source("x")) == found
 
 
-def _ids(values, named):
-    counts = np.bincount(values, minlength=1000)
-    return {str(one): int(counts[one]) for one in named}, int(counts.sum() - counts[named].sum())
-
-
 def one_window(random, rows, reference_rows, shift=0.0):
     """A reference and a window: a number in quantile bins, a small category, ids with a long tail; some missing."""
     old, new = ({}, {})
@@ -221,12 +216,12 @@ def one_window(random, rows, reference_rows, shift=0.0):
         place["number"] = Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()), missing=missing)
     colors = random.multinomial(reference_rows, [0.5, 0.3, 0.2]), random.multinomial(rows, [0.5, 0.3, 0.2])
     tail = 1 / np.arange(1, 1001)
-    ids = [random.choice(1000, size, p=tail / tail.sum()) for size in (reference_rows, rows)]
-    named = np.flatnonzero(np.bincount(ids[0], minlength=1000) >= 2)
+    ids = [random.multinomial(size, tail / tail.sum()) for size in (reference_rows, rows)]
+    named = np.flatnonzero(ids[0] >= 2)
     for place, color, of_ids in zip((old, new), colors, ids, strict=True):
         place["color"] = Categories(counts=dict(zip("rgb", color.tolist(), strict=True)))
-        counts, other = _ids(of_ids, named)
-        place["id"] = Categories(counts=counts, other=other, minimum=2)
+        counts = dict(zip(map(str, named), of_ids[named].tolist(), strict=True))
+        place["id"] = Categories(counts=counts, other=int(of_ids.sum()) - sum(counts.values()), minimum=2)
     return old, new
 
 
