@@ -161,7 +161,7 @@ def open_session(settings: Settings, *writes: str) -> SparkSession:
         StorageError: some of these cannot be reached or written; names each of them.
     """
     session = _session(settings)
-    check_places({f"paths.{name}": Storage.of(settings.paths.of(name)) for name in writes})
+    check_places({f"paths.{name}": Storage.of(settings.paths.of(name)) for name in writes}, session)
     return session
 
 

@@ -161,6 +161,7 @@ class Transaction:
             DataError: nulls where the policy forbids them, no rows, values missing from a dictionary, rows of one
                 column that differ in shape.
             ConflictError: another writer committed first.
+            StorageError: the files lie on disks of other machines, or the manifest cannot be written.
         """
         reports = sorted(reports, key=lambda report: report.partition)
         for report in reports:
@@ -188,7 +189,13 @@ class Transaction:
             format=self._config.format,
             compression=self._config.compression,
             created=time.time(),
-        ).commit(self.root, overwrite=self._overwrite)
+        )
+        if self.root.local_path() is not None and not _is_whole(self.root, manifest):
+            raise StorageError(
+                f"what executors wrote to {self.root.uri} is not there on the driver: give a folder that all machines "
+                "share, or a URI such as s3://bucket/set or hdfs://host/set"
+            )
+        manifest = manifest.commit(self.root, overwrite=self._overwrite)
         self._committed = True
         self._vacuum(manifest)
         return manifest

@@ -84,7 +84,7 @@ def write_shards(
     found = transaction.existing()
     if found is not None:
         return found
-    check_places({"shards": transaction.root})
+    check_places({"shards": transaction.root}, df.sparkSession)
     strings = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]
     with transaction, span("write_shards"):
         if strings:

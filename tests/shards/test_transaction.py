@@ -14,6 +14,7 @@ from sparkdl.shards.files import PartWriter, write_table_shards
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.sets import collect_garbage, list_sets
 from sparkdl.shards.transaction import PartReport, Transaction
+from sparkdl.storage import Storage
 
 BATCH = pa.record_batch({"id": np.arange(10), "x": np.arange(10.0)})
 TENSORS = plan_tensors(BATCH.schema)
@@ -55,6 +56,15 @@ def test_reports_in_any_order_give_the_same_set(tmp_path):
             reports = [attempt(transaction, partition) for partition in order]
             hashes.append(transaction.commit(reports, TENSORS, []).content_hash)
     assert hashes[0] == hashes[1]
+
+
+def test_files_that_another_machine_has_written_to_its_own_disk_make_no_set(tmp_path):
+    with begin(tmp_path / "driver") as transaction:
+        elsewhere = PartWriter(Storage.of(tmp_path / "executor"), TENSORS, CONFIG, partition=0, tag=transaction.tag)
+        elsewhere.write(BATCH)
+        with pytest.raises(StorageError, match=r"what executors wrote to .*/driver is not there on the driver: give a"):
+            transaction.commit([elsewhere.finish()], TENSORS, [])
+    assert files(tmp_path / "driver") == []
 
 
 def test_a_transaction_that_fails_leaves_nothing(tmp_path):

@@ -91,7 +91,7 @@ class Fit:
         master = str(spark.conf.get("spark.master", ""))
         self.store = open_store(params.getOrDefault("store"), shared_disk=master.startswith("local"))
         settings.check_used(params, self.store)
-        check_places(settings.places(params, self.store))
+        check_places(settings.places(params, self.store), spark)
         self._written: Prepared | None = None
 
     def write(self, rows: DataFrame, held_out: DataFrame | None = None, source: Source | None = None) -> Prepared:

@@ -1,0 +1,120 @@
+"""Places that executors will read and write, tried from where they run.
+
+Enters: a session, and places that the driver can write. Leaves: a sentence for each that executors cannot: a folder of
+the driver's own disk, a filesystem that they have no right or no way to. One short job, and only where executors may be
+on other machines than the driver. The session is used by its methods alone: pyspark is not imported.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.storage.files import TEMPORARY, Storage
+from sparkdl.storage.session import LOCAL, default_filesystem
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["nearest_folder", "problems_on_executors"]
+
+_MOST_TASKS = 64
+_known: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # by session, what executors can write
+
+
+def problems_on_executors(
+    places: Mapping[str, Storage], spark: Any, problem_of: Callable[[Storage], str]
+) -> dict[str, str]:
+    """What executors say of places that the driver can write, by the places' names; nothing where all is well.
+
+    Args:
+        places: by what they are called.
+        spark: the session.
+        problem_of: tries a place; returns a sentence, or nothing.
+    """
+    known = _known.setdefault(spark, set())
+    new = {name: place for name, place in places.items() if not _covered(place, known)}
+    if not new or _all_here(spark):
+        return {}
+    with ExitStack() as stack:
+        marks = {name: _marked(place, stack) for name, place in new.items()}
+        look = _Look({name: (place, marks[name]) for name, place in new.items()}, problem_of)
+        try:
+            rows = _frame(spark).mapInArrow(look, "name string, problem string").collect()
+        except Exception:  # of workers that cannot run a thing: the work itself says why, in its own words
+            return {}
+    found: dict[str, str] = {}
+    for name, problem in sorted(tuple(row) for row in rows):
+        found.setdefault(name, problem)
+    known |= {place.uri for name, place in new.items() if name not in found}
+    return found
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there."""
+    while not os.path.lexists(path):
+        path = path.parent
+    return path
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What each task does: places by name, and for those of the driver's disk the file that it has put there."""
+
+    places: Mapping[str, tuple[Storage, str | None]]
+    problem_of: Callable[[Storage], str]
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow as pa
+
+        for _ in batches:
+            pass
+        found = {name: self.problem(place, mark) for name, (place, mark) in self.places.items()}
+        rows = [{"name": name, "problem": problem} for name, problem in found.items() if problem]
+        yield pa.RecordBatch.from_pylist(rows, pa.schema([("name", pa.string()), ("problem", pa.string())]))
+
+    def problem(self, place: Storage, mark: str | None) -> str:
+        """What is wrong with one place here."""
+        if mark is not None and not os.path.exists(mark):
+            return (
+                f"the executor on {socket.gethostname()} has another disk at {place.uri} than the driver: give a "
+                "folder that all machines share, or a URI such as s3://bucket/data or hdfs://host/data"
+            )
+        problem = self.problem_of(place)
+        return f"the executor on {socket.gethostname()} {problem}" if problem else ""
+
+
+def _marked(place: Storage, stack: ExitStack) -> str | None:
+    """Put a file where a local place will be, for as long as the stack is open."""
+    path = place.local_path()
+    if path is None:
+        return None
+    folder = nearest_folder(path)
+    return stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=TEMPORARY)).name
+
+
+def _all_here(spark: Any) -> bool:
+    """Whether tasks run in a process of this machine, under this user."""
+    master = str(spark.conf.get("spark.master", ""))
+    connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    return (master == "local" or master.startswith("local[")) and (not connect or default_filesystem() == LOCAL)
+
+
+def _covered(place: Storage, known: set[str]) -> bool:
+    """Whether a place, or a folder that it lies in, has been tried."""
+    uri = place.uri
+    return any(uri == one or uri.startswith(f"{one.rstrip('/')}/") for one in known)
+
+
+def _frame(spark: Any) -> Any:
+    """A row or so for every executor, as far as Spark spreads tasks."""
+    context = None if type(spark).__module__.startswith("pyspark.sql.connect") else spark.sparkContext
+    tasks = min(_MOST_TASKS, int(context.defaultParallelism) if context is not None else _MOST_TASKS)
+    return spark.range(0, tasks, 1, tasks)
