@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from sparkdl.estimator.estimator import TorchEstimator
     from sparkdl.estimator.model import TorchModel
     from sparkdl.estimator.params.backend import SparkBackend
+    from sparkdl.estimator.saving.persistence import save_atomically
     from sparkdl.estimator.store import Store
     from sparkdl.estimator.tuning import CrossValidator
 
-__all__ = ["CrossValidator", "SparkBackend", "Store", "TorchEstimator", "TorchModel"]
+__all__ = ["CrossValidator", "SparkBackend", "Store", "TorchEstimator", "TorchModel", "save_atomically"]
 
 _HOMES = {
     "CrossValidator": "tuning",
@@ -27,6 +28,7 @@ _HOMES = {
     "Store": "store",
     "TorchEstimator": "estimator",
     "TorchModel": "model",
+    "save_atomically": "saving.persistence",
 }
 
 

@@ -8,6 +8,10 @@ who allow it alone (``models/trust.py``).
     path/metadata/         Spark's own: class, uid, plain parameters, sizes and hashes of the artifacts
     path/bundle/           the model as a bundle (models/bundle.py)
     path/objects/          optimizer, loss, history, callbacks, ... (saved.py)
+
+A stage of ours is replaced whole or stays. Spark's own writers of pipelines and searches do otherwise: with
+``overwrite()`` they delete what is there first, then write stage by stage, and what fails in between leaves the stages
+before it. No stage has a say in that, so ``save_atomically`` saves them beside the target and moves them there.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pyspark.ml.util import DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsWriter, MLReader, MLWritable, MLWriter
 
 from sparkdl.documents.atomic_folder import atomic_replace
 from sparkdl.documents.typed import Source, convert, parse
@@ -32,7 +36,7 @@ from sparkdl.models.signature import Signature
 from sparkdl.models.trust import REMEDY, allowed_imports, pickle_allowed
 from sparkdl.storage import Storage
 
-__all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "StageWriter"]
+__all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "StageWriter", "save_atomically"]
 
 _SECTION = "sparkdl"
 _METADATA_BYTES = 64 << 20
@@ -94,6 +98,39 @@ class StageWriter(MLWriter):
         )
         root.child("metadata/part-00000").write_atomic(f"{text}\n".encode())
         root.child("metadata/_SUCCESS").write_atomic(b"")
+
+
+def save_atomically(stage: MLWritable, path: str, *, overwrite: bool = False) -> None:
+    """Save any stage of Spark, such as a ``PipelineModel``, so that a failure leaves the target as it was.
+
+    ``stage.write().overwrite().save(path)`` of Spark's own classes deletes the old one before it writes the new one.
+    What is saved either way is the same, and Spark's ``load`` reads it.
+
+    Args:
+        stage: a ``Pipeline``, ``PipelineModel``, ``CrossValidatorModel`` or the like.
+        path: a path or URI that both Spark and sparkdl reach.
+        overwrite: replace what is there.
+
+    Raises:
+        ConflictError: something is there, and ``overwrite`` is off.
+        StorageError: it cannot be written.
+
+    Example:
+        >>> save_atomically(pipeline.fit(df), "/models/rides", overwrite=True)
+    """
+    writer = _AnyWriter(stage)
+    (writer.overwrite() if overwrite else writer).save(path)
+
+
+class _AnyWriter(StageWriter):
+    """Lets a stage's own writer write beside what is there."""
+
+    def __init__(self, stage: MLWritable) -> None:
+        super().__init__()
+        self._instance = stage
+
+    def _write(self, root: Storage) -> None:
+        self._instance.write().save(root.spark_uri)
 
 
 class EstimatorWriter(StageWriter):

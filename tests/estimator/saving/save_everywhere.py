@@ -19,7 +19,7 @@ from pyspark.ml.tuning import CrossValidatorModel
 from pyspark.sql import SparkSession
 
 from sparkdl import TorchEstimator, TorchModel
-from sparkdl.estimator import CrossValidator
+from sparkdl.estimator import CrossValidator, save_atomically
 from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.storage import TEMPORARY, Storage
 
@@ -75,6 +75,12 @@ def weight(stage: Any) -> float:
     return float(stage.getModel().weight.detach())
 
 
+def searched(best: TorchModel) -> CrossValidatorModel:
+    """What a search has found."""
+    found = CrossValidatorModel(best, avgMetrics=[0.5])
+    return found._set(estimator=estimator(4), evaluator=RegressionEvaluator(), estimatorParamMaps=[{}])
+
+
 def plain() -> SQLTransformer:
     """A stage of Spark's own."""
     return SQLTransformer(statement="SELECT * FROM __THIS__")
@@ -104,6 +110,12 @@ def _pipeline_model(place: str) -> None:
     assert weight(PipelineModel.load(place).stages[1]) == 7.0
 
 
+def _atomic_pipeline_model(place: str) -> None:
+    save_atomically(PipelineModel([plain(), model(2.0)]), place)
+    save_atomically(PipelineModel([plain(), model(7.0)]), place, overwrite=True)
+    assert weight(PipelineModel.load(place).stages[1]) == 7.0
+
+
 def _cross_validator(place: str) -> None:
     for epochs in (4, 6):
         one = estimator(epochs)
@@ -114,10 +126,10 @@ def _cross_validator(place: str) -> None:
 
 
 def _cross_validator_model(place: str) -> None:
-    best = CrossValidatorModel(model(8.0), avgMetrics=[0.5])
-    best._set(estimator=estimator(4), evaluator=RegressionEvaluator(), estimatorParamMaps=[{}])
+    best = searched(model(8.0))
     best.save(place)
     best.write().overwrite().save(place)
+    save_atomically(best, place, overwrite=True)
     assert weight(CrossValidatorModel.load(place).bestModel) == 8.0
 
 
@@ -131,6 +143,7 @@ TRIALS = {
     "TorchEstimator": _estimator,
     "Pipeline": _pipeline,
     "PipelineModel": _pipeline_model,
+    "AtomicPipelineModel": _atomic_pipeline_model,
     "CrossValidator": _cross_validator,
     "CrossValidatorModel": _cross_validator_model,
     "bundle": _bundle,

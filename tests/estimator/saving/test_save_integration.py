@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.ml import PipelineModel
 
-from sparkdl.errors import StorageError
-from sparkdl.storage import Storage
+from sparkdl import TorchModel
+from sparkdl.errors import ConfigError, ConflictError, StorageError
+from sparkdl.estimator import save_atomically
+from sparkdl.storage import TEMPORARY, Storage
 
 SCRIPT = Path(__file__).with_name("save_everywhere.py")
 STAGES = [
@@ -18,6 +21,7 @@ STAGES = [
     "TorchEstimator",
     "Pipeline",
     "PipelineModel",
+    "AtomicPipelineModel",
     "CrossValidator",
     "CrossValidatorModel",
     "bundle",
@@ -60,12 +64,13 @@ def test_stages_are_saved_and_loaded_where_plain_paths_are_local(spark, tmp_path
     assert sorted(os.listdir(tmp_path / "plain")) == sorted(os.listdir(tmp_path / "scheme"))
 
 
-@pytest.mark.parametrize("scheme", ["", "memory://"])
+@pytest.mark.parametrize("scheme", ["", "memory://", pytest.param("hdfs", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", ["TorchModel", "TorchEstimator"])
 def test_whichever_write_fails_the_target_is_as_it_was_and_nothing_lies_beside_it(
-    spark, tmp_path, monkeypatch, scheme, stage
+    spark, request, tmp_path, monkeypatch, scheme, stage
 ):
     saved = {"TorchModel": load_script().model(1.0), "TorchEstimator": load_script().estimator(3)}[stage]
+    scheme = request.getfixturevalue("hdfs") if scheme == "hdfs" else scheme
     home = Storage.of(f"{scheme}{tmp_path}/home")
     target = home.child("stage")
     left, kind = [0], type(home)
@@ -100,6 +105,38 @@ def test_whichever_write_fails_the_target_is_as_it_was_and_nothing_lies_beside_i
         if not overwritten:
             target.delete(recursive=True)
     assert failures >= 6
+
+
+@pytest.mark.parametrize("kind", ["PipelineModel", "CrossValidatorModel"])
+def test_a_pipeline_or_search_that_cannot_be_saved_leaves_the_one_before_it(spark, tmp_path, kind):
+    script = load_script()
+    make = {"PipelineModel": lambda one: PipelineModel([script.plain(), one]), "CrossValidatorModel": script.searched}
+    good, bad = make[kind](script.model(2.0)), make[kind](TorchModel(feature_columns=["x"], label_columns=["y"]))
+    home = Storage.of(tmp_path / "home")
+    target = str(tmp_path / "home/saved")
+    with pytest.raises(ConfigError, match="holds no model"):
+        save_atomically(bad, target)
+    assert home.list() == []
+    save_atomically(good, target)
+    before = contents(home)
+    with pytest.raises(ConflictError, match="exists already"):
+        save_atomically(good, target)
+    with pytest.raises(ConfigError, match="holds no model"):
+        save_atomically(bad, target, overwrite=True)
+    assert contents(home) == before
+    type(good).load(target)
+
+
+def test_a_stage_that_fails_in_sparks_own_writer_says_why_and_leaves_nothing_of_its_own(spark, tmp_path):
+    """Spark's writer has deleted the old pipeline by then, and leaves what it wrote itself."""
+    script, target = load_script(), str(tmp_path / "saved")
+    PipelineModel([script.model(2.0), script.plain()]).save(target)
+    bad = PipelineModel([script.model(3.0), TorchModel(feature_columns=["x"], label_columns=["y"])])
+    with pytest.raises(ConfigError, match="holds no model"):
+        bad.write().overwrite().save(target)
+    [stage] = (tmp_path / "saved/stages").iterdir()
+    assert script.weight(TorchModel.load(str(stage))) == 3.0
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(TEMPORARY)]
 
 
 def contents(folder):
