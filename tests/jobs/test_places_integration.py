@@ -1,5 +1,6 @@
 """A job looks at the places that it will write to before it reads a row."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from jobs.entry import open_session
 from jobs.settings import PathSettings, Settings
 from sparkdl.errors import StorageError
+from sparkdl.storage import Storage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +27,9 @@ def test_every_place_of_a_job_that_cannot_be_written_is_named_at_its_start(spark
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_events_are_made_where_the_etl_looks_for_them_or_refused_where_plain_paths_are_on_hdfs(hadoop, hdfs, tmp_path):
+def test_the_journey_means_the_same_places_from_its_first_stage_to_its_last_where_plain_paths_are_on_hdfs(
+    hadoop, hdfs, tmp_path
+):
     def launch(job, *options):
         small = ["--set.events.rows=6000", "--set.events.days=5", "--set.events.late_day=1", "--set.train.epochs=1"]
         return subprocess.run(
@@ -41,4 +45,13 @@ def test_events_are_made_where_the_etl_looks_for_them_or_refused_where_plain_pat
         refused = launch(job)
         assert refused.returncode == 1, refused.stderr
         assert f"paths.raw={hdfs}/journey/raw is not a folder of this machine" in refused.stderr
-    assert os.listdir(tmp_path) == []
+    done = launch("retrain", "--set.etl.validation_days=1", f"--set.paths.raw=file://{tmp_path}/raw")
+    assert done.returncode == 0, done.stderr
+    assert {entry.name for entry in Storage.of(f"{hdfs}/journey").list()} == {"lake", "shards", "registry", "runs"}
+    assert os.listdir(tmp_path) == ["raw"]
+    records = [run.child("record.json") for run in map(Storage.of(f"{hdfs}/journey/runs").child, _runs(hdfs))]
+    assert sorted(json.loads(record.read_bytes())["status"] for record in records) == ["done", "refused", "refused"]
+
+
+def _runs(hdfs):
+    return [entry.name for entry in Storage.of(f"{hdfs}/journey/runs").list()]

@@ -114,6 +114,7 @@ def test_a_second_writer_is_told_of_the_first(root):
 
 
 def test_of_three_writers_of_forty_names_each_name_has_one_winner(root):
+    """Three processes; of ``memory://``, which every process has to itself, three threads of one."""
     results = _threads(root) if root.uri.startswith("memory:") else _processes(root)
     winners = {name: number for number, (won, _) in enumerate(results) for name in won}
     assert sorted(name for won, _ in results for name in won) == NAMES
