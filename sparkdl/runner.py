@@ -153,7 +153,7 @@ def run_on_dataframe(
     batch_size: int = 32,
     columns: Sequence[str] | None = None,
     labels: Sequence[str] = (),
-    store: str | Store | None = None,
+    store: str | Storage | Store | None = None,
     **settings: Unpack[FrameSettings],
 ) -> list[T]:
     """Run ``fn(loader, ...)`` on every rank, each with the batches of its own rows; return the values in rank order.
@@ -191,13 +191,13 @@ def run_on_dataframe(
     call = (fn, tuple(options.pop("args", ())), dict(options.pop("kwargs", {})), options.pop("loader", None))
     options.setdefault("spark", df.sparkSession)
     home = open_store(store, shared_disk=str(df.sparkSession.conf.get("spark.master", "")).startswith("local"))
-    uri = home.shards_uri(uuid.uuid4().hex)
-    check_places({"store": Storage.of(uri)})
+    folder = home.shards(uuid.uuid4().hex)
+    check_places({"store": folder}, df.sparkSession)
     try:
-        write_shards(df, uri, columns=columns, labels=labels, layout=options.pop("layout", None))
-        return run(_with_loader, (*call, uri, reading), num_proc=num_proc, **options)
+        write_shards(df, folder, columns=columns, labels=labels, layout=options.pop("layout", None))
+        return run(_with_loader, (*call, folder, reading), num_proc=num_proc, **options)
     finally:
-        home.discard_shards(uri, pinned=False)
+        home.discard_shards(folder, pinned=False)
         home.close()
 
 
@@ -206,12 +206,12 @@ def _with_loader(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     config: LoaderConfig | None,
-    uri: str,
+    folder: Storage,
     reading: dict[str, Any],
 ) -> T:
     from sparkdl.batches.reading.loader import ShardedDataset
 
-    return fn(ShardedDataset(uri, config=config).loader(world=World.from_env(), **reading), *args, **kwargs)
+    return fn(ShardedDataset(folder, config=config).loader(world=World.from_env(), **reading), *args, **kwargs)
 
 
 def _check_call(fn: Any, args: Any, kwargs: Any, num_proc: Any) -> None:

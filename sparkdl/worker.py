@@ -19,6 +19,7 @@ from sparkdl.collective import open_collective
 from sparkdl.collective.base import Collective
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
 from sparkdl.observe import span
+from sparkdl.storage import Storage
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.identity import identity_of
@@ -53,8 +54,8 @@ class RankJob:
     """
 
     task: Task
-    train_uri: str
-    validation_uri: str | None = None
+    train_uri: str | Storage
+    validation_uri: str | Storage | None = None
     batch_size: int
     validation_batch_size: int | None = None
     shuffle: bool = True
@@ -163,7 +164,7 @@ def run_identity(job: RankJob, train: _Rows, validation: _Rows | None) -> dict[s
     return identity_of(job.task, job.train, others)
 
 
-def _open(job: RankJob, uri: str, config: LoaderConfig) -> ShardedDataset:
+def _open(job: RankJob, uri: str | Storage, config: LoaderConfig) -> ShardedDataset:
     """Open a set for the tensors that the task names, so that the others are not read; a custom step may use any."""
     if job.task.train_step is not None or job.task.manual_step is not None:
         return ShardedDataset(uri, config=config)

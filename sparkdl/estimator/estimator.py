@@ -26,7 +26,6 @@ from sparkdl.estimator.params.spec import SPECS
 from sparkdl.estimator.saving.persistence import EstimatorReader, EstimatorWriter
 from sparkdl.estimator.store import open_store
 from sparkdl.shards.manifest import Manifest, Source
-from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from sparkdl.tables.table import Table
@@ -91,16 +90,16 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         if given is None:
             raise ConfigError("fit_on_parquet reads from a store, and none is set: set store, or use fit(df)")
         store = open_store(given, shared_disk=True)
-        training_rows = store.get_train_data_path(dataset_idx)
-        if not store.exists(training_rows):
-            raise StorageError(f"there is nothing at {training_rows}: write Parquet files there, or use fit(df)")
-        frame = spark.read.parquet(Storage.of(training_rows).spark_uri)
-        held_out = store.get_val_data_path(dataset_idx)
-        if not store.exists(held_out):
+        training_rows = store.parquet("train_path", dataset_idx)
+        if not training_rows.exists():
+            raise StorageError(f"there is nothing at {training_rows.uri}: write Parquet files there, or use fit(df)")
+        frame = spark.read.parquet(training_rows.spark_uri)
+        held_out = store.parquet("val_path", dataset_idx)
+        if not held_out.exists():
             return estimator._fit(frame)
         if value_of(estimator, "validation") is not None:
-            raise ConfigError(f"validation is set, and {held_out} holds validation rows: drop one of the two")
-        validation_rows = spark.read.parquet(Storage.of(held_out).spark_uri)
+            raise ConfigError(f"validation is set, and {held_out.uri} holds validation rows: drop one of the two")
+        validation_rows = spark.read.parquet(held_out.spark_uri)
         return estimator._fitted(spark, lambda fit: fit.write(frame, validation_rows))
 
     def fit_on_shards(

@@ -29,6 +29,7 @@ from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epo
 from sparkdl.estimator.transform import Published, publish, score_frame
 from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.signature import Signature
+from sparkdl.storage import Storage
 from sparkdl.train.objective.labels import Meaning
 
 if TYPE_CHECKING:
@@ -77,15 +78,17 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         self._history, self._summary = list(history or ()), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
         self._published: dict[tuple[OutputSpec, ...], Published] = {}
-        self._home: str | None = None
+        self._home: Storage | None = None
         self._lock = threading.Lock()
         self.setParams(**params)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_published")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_published")}
+        return {**state, "_home": self._home and self._home.spark_uri}  # without what opens it
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock(), _published={})
+        home = state["_home"]
+        self.__dict__.update(state, _home=home and Storage.of(home), _lock=threading.Lock(), _published={})
 
     def transform(self, dataset: DataFrame, params: Any = None) -> DataFrame:
         """Return the rows with the prediction columns behind them; nothing runs before an action does.
@@ -299,5 +302,5 @@ def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> 
         run_id=trained.run_id,
         **plain,
     )
-    model._home = None if prepared.store.temporary else prepared.store.prefix_path
+    model._home = None if prepared.store.temporary else prepared.store.root
     return model

@@ -24,6 +24,7 @@ from sparkdl.estimator.outputs import OutputModule, OutputSpec
 from sparkdl.estimator.prediction_columns import Wanted
 from sparkdl.launch.driver.session import is_connect
 from sparkdl.models.bundle import save_bundle
+from sparkdl.models.folder import BundleInfo
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.models.trust import never
 from sparkdl.scoring.score import score
@@ -38,18 +39,22 @@ class Published:
     """A model where scoring workers find it.
 
     Attributes:
-        source: a bundle's URI, or the module itself, which then travels with every task.
+        source: a bundle, or the module itself, which then travels with every task.
         signature: of its wanted outputs.
         trusted: the module that workers may import to rebuild it.
     """
 
-    source: str | torch.nn.Module
+    source: BundleInfo | torch.nn.Module
     signature: Signature
     trusted: tuple[str, ...] = ()
 
 
 def publish(
-    model: torch.nn.Module, signature: Signature, wanted: Sequence[OutputSpec], spark: SparkSession, home: str | None
+    model: torch.nn.Module,
+    signature: Signature,
+    wanted: Sequence[OutputSpec],
+    spark: SparkSession,
+    home: Storage | None,
 ) -> Published:
     """Put a model where the workers of ``spark`` find it.
 
@@ -70,16 +75,16 @@ def publish(
         return Published(chosen, answer)
     own = type(chosen).__module__  # the driver has it, and says so itself
     with loose_by_value(chosen):
-        uri = keep(root, lambda uri: save_bundle(chosen, uri, signature=answer, allow_pickle=True))
-    return Published(uri, answer, () if never(own) else (own,))
+        kept = keep(root, lambda folder: save_bundle(chosen, folder, signature=answer, allow_pickle=True))
+    return Published(kept, answer, () if never(own) else (own,))
 
 
-def _root(spark: SparkSession, home: str | None) -> str | None:
+def _root(spark: SparkSession, home: Storage | None) -> Storage | None:
     """Where models lie that all workers read: the store, or the temporary files of the one machine; None if neither."""
     if home is not None:
-        return Storage.of(home).child("models").uri
+        return home.child("models")
     one_machine = not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
-    return Storage.of(Path(tempfile.gettempdir())).uri if one_machine else None
+    return Storage.of(Path(tempfile.gettempdir())) if one_machine else None
 
 
 def _output(signature: Signature, wanted: OutputSpec) -> TensorField:

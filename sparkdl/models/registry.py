@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -78,7 +79,12 @@ class ModelRegistry:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "uri", Storage.of(self.uri).uri)
+        object.__setattr__(self, "uri", self._root.uri)
+
+    @cached_property
+    def _root(self) -> Storage:
+        """What the given address means, reached with the same rights as the table of events; found out once."""
+        return storage_of(self.uri, self.storage_options)
 
     def publish(
         self,
@@ -127,7 +133,7 @@ class ModelRegistry:
 
         before = self._state().by_publication(name, identity)
         if before is None:
-            copy_bundle(info, self._storage(self._artifact(info.content_hash)))
+            copy_bundle(info, self._artifact(info.content_hash))
             before = self._commit(decide, lambda state: state.by_publication(name, identity))
         assert before is not None
         return before
@@ -151,7 +157,7 @@ class ModelRegistry:
         from sparkdl.models.bundle import load_bundle  # torch, which nothing else here needs
 
         found = self.get(name, which)
-        return load_bundle(self._storage(found.uri), expected_hash=found.artifact, **options)
+        return load_bundle(self._artifact(found.artifact), expected_hash=found.artifact, **options)
 
     def models(self) -> Sequence[str]:
         """The names of all models."""
@@ -295,7 +301,7 @@ class ModelRegistry:
             older_than: a younger one may belong to a publication that is under way.
         """
         limit = time.time() - older_than.total_seconds()
-        folder = self._storage(self.uri).child("artifacts")
+        folder = self._root.child("artifacts")
         removed = []
         for entry in folder.list():
             if not re.fullmatch("[0-9a-f]{64}", entry.name):
@@ -308,23 +314,22 @@ class ModelRegistry:
                 removed.append(folder.child(entry.name).uri)
         return removed
 
-    @property
+    @cached_property
     def _events(self) -> Table:
-        return Table(f"{self.uri.rstrip('/')}/events", self.storage_options)
+        return Table(self._root.child("events").spark_uri, self.storage_options)
 
-    def _artifact(self, content_hash: str) -> str:
-        return f"{self.uri.rstrip('/')}/artifacts/{content_hash}"
+    def _artifact(self, content_hash: str) -> Storage:
+        return self._root.child("artifacts").child(content_hash)
 
-    def _storage(self, uri: str) -> Storage:
-        """A place of the registry, reached with the same rights as its table of events."""
-        return storage_of(uri, self.storage_options)
+    def _address_of(self, content_hash: str) -> str:
+        return self._artifact(content_hash).uri
 
     def _state(self) -> State:
         return self._read()[1]
 
     def _read(self) -> tuple[int, State]:
         version, rows = self._events.snapshot()
-        return version, fold(rows.to_pylist() if rows is not None else [], self._artifact)
+        return version, fold(rows.to_pylist() if rows is not None else [], self._address_of)
 
     def _commit(self, decide: Callable[[State], Event | T], outcome: Callable[[State], T]) -> T:
         """Decide on the newest state and commit the event on exactly that state; again, if somebody was faster."""
@@ -342,7 +347,7 @@ class ModelRegistry:
                 continue
             if committed % _COMPACT_EVERY == _COMPACT_EVERY - 1:
                 self._events.compact()
-            return outcome(fold([*(one.to_row() for one in state.events), event.to_row()], self._artifact))
+            return outcome(fold([*(one.to_row() for one in state.events), event.to_row()], self._address_of))
         raise ConflictError(f"{_TRIES} commits to the registry {self.uri} lost against other writers: try again later")
 
 

@@ -34,54 +34,54 @@ _NAME = re.compile(rf"{_PREFIX}(?P<machine>[0-9a-f]{{16}})-(?P<pid>\d+)-(?P<star
 
 _lock = threading.Lock()
 _folders: dict[tuple[int, str], Storage] = {}  # by process and root: a fork has none of its parent's
-_bundles: dict[tuple[str, str], str] = {}  # by folder and content hash
+_bundles: dict[tuple[str, str], BundleInfo] = {}  # by folder and content hash
 
 
-def keep(root: str, save: Callable[[str], BundleInfo]) -> str:
+def keep(root: Storage, save: Callable[[Storage], BundleInfo]) -> BundleInfo:
     """Let a bundle lie where workers read it until this process ends.
 
     Args:
         root: a folder that workers reach.
-        save: writes the bundle to the URI that it is given.
+        save: writes the bundle to the folder that it is given.
 
     Returns:
-        the bundle's URI; an earlier one's if that holds the same.
+        the bundle; an earlier one if that is the same.
     """
     folder = process_folder(root)
     target = folder.child(uuid.uuid4().hex)
     try:
-        info = save(target.uri)
+        info = save(target)
     except BaseException:
         _remove(target)
         raise
     with _lock:
-        known = _bundles.setdefault((folder.uri, info.content_hash), info.uri)
-    if known != info.uri:
+        known = _bundles.setdefault((folder.uri, info.content_hash), info)
+    if known is not info:
         _remove(target)
     return known
 
 
-def process_folder(root: str) -> Storage:
+def process_folder(root: Storage) -> Storage:
     """This process's folder below ``root``; the first call removes what dead drivers left there."""
     with _lock:
-        where = (os.getpid(), root)
+        where = (os.getpid(), root.uri)
         if where not in _folders:
             remove_orphans(root)
             name = f"{_PREFIX}{_machine()}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:8]}"
-            _folders[where] = Storage.of(root).child(name)
+            _folders[where] = root.child(name)
             folder = _folders[where].local_path()
             if folder is not None and folder.parent == Path(tempfile.gettempdir()):  # all users of the machine share it
                 folder.mkdir(mode=0o700)
         return _folders[where]
 
 
-def remove_orphans(root: str) -> None:
+def remove_orphans(root: Storage) -> None:
     """Delete the folders below ``root`` of processes of this machine that have ended."""
     with contextlib.suppress(StorageError):
-        for entry in Storage.of(root).list():
+        for entry in root.list():
             found = _NAME.fullmatch(entry.name)
             if found and found["machine"] == _machine() and _started(int(found["pid"])) != int(found["started"]):
-                _remove(Storage.of(root).child(entry.name))
+                _remove(root.child(entry.name))
 
 
 def _machine() -> str:

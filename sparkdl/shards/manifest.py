@@ -120,7 +120,7 @@ class Manifest:
     """The whole index of one shard set.
 
     Attributes:
-        uri: of the set; not stored in the file, so a set may be moved or copied.
+        folder: where the set lies; not stored in the file, so a set may be moved or copied.
         rows: of all shards.
         bytes: of all shard files.
         shards: in the order of the set.
@@ -149,7 +149,12 @@ class Manifest:
     compression: str | None = None
     writer_version: int = WRITER_VERSION
     created: float = 0.0
-    uri: str = field(default="", compare=False)
+    folder: Storage | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def uri(self) -> str:
+        """Of the set; empty where it lies nowhere yet."""
+        return "" if self.folder is None else self.folder.uri
 
     def tensor(self, name: str) -> TensorSpec:
         """The tensor ``name``.
@@ -174,21 +179,22 @@ class Manifest:
         return xxh3_hex("".join(block.hash for shard in self.shards for block in shard.blocks).encode())
 
     def to_json(self) -> str:
-        """Encode everything but ``uri``, with a hash of itself, so that a damaged manifest is noticed."""
-        body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "uri"}
+        """Encode everything but ``folder``, with a hash of itself, so that a damaged manifest is noticed."""
+        body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "folder"}
         text = documents.encode({**body, "shards": [shard_to_json(shard) for shard in self.shards]}, nan=True)
         return (
             documents.encode({"sparkdl_shards": _FORMAT, "hash": xxh3_hex(text)})[:-1] + _BODY + text + b"}"
         ).decode()
 
     @classmethod
-    def from_json(cls, text: str | _Bytes, uri: str = "") -> Manifest:
-        """Decode what ``to_json`` encoded.
+    def from_json(cls, text: str | _Bytes, folder: Storage | None = None) -> Manifest:
+        """Decode what ``to_json`` encoded, of the set in ``folder``.
 
         Raises:
             IntegrityError: the text is damaged, or holds what no manifest does; the message names the field.
             SchemaError: it was written by another version of the writer.
         """
+        uri = "" if folder is None else folder.uri
         source = documents.Source(f"the manifest of {uri}", "write the set again")
         head, separator, body = (text.encode() if isinstance(text, str) else text).partition(_BODY)
         body = body.removesuffix(b"}")
@@ -206,15 +212,15 @@ class Manifest:
             if isinstance(version, int) and version != mine:
                 remedy = "upgrade sparkdl" if version > mine else "write the set again"
                 raise SchemaError(f"shard set {uri} has {what} {version}, this sparkdl reads {mine}: {remedy}")
-        return cls._of_fields(fields, uri, source)
+        return cls._of_fields(fields, folder, source)
 
     @classmethod
-    def _of_fields(cls, fields: Any, uri: str, source: documents.Source) -> Manifest:
+    def _of_fields(cls, fields: Any, folder: Storage | None, source: documents.Source) -> Manifest:
         stored = fields.get("shards") if isinstance(fields, dict) else None
         if not isinstance(stored, list):
             raise source.error("it lists no shards", "$.shards")
         shards = tuple(shard_from_json(shard, source, f"$.shards[{n}]") for n, shard in enumerate(stored))
-        found = documents.convert({**fields, "shards": ()}, cls, source)
+        found = documents.convert({**fields, "shards": (), "folder": None}, cls, source)
         _check_settings(found, source)
         _check_tensors(found.tensors, source)
         _check_statistics(found.statistics, source)
@@ -224,7 +230,7 @@ class Manifest:
         for name, total in (("rows", sum(one.rows for one in shards)), ("bytes", sum(one.bytes for one in shards))):
             if getattr(found, name) != total:
                 raise source.error(f"{getattr(found, name)} is not the sum over its shards, {total}", f"$.{name}")
-        return dataclasses.replace(found, shards=shards, uri=uri)
+        return dataclasses.replace(found, shards=shards, folder=folder)
 
     @classmethod
     def load(cls, uri: str | Storage) -> Manifest:
@@ -238,7 +244,7 @@ class Manifest:
         file = root.child(MANIFEST_NAME)
         if not file.exists():
             raise StorageError(f"{root.uri} holds no committed shard set: write one there with write_shards first")
-        return cls.from_json(file.read_bytes(at_most=MAX_BYTES), uri=root.uri)
+        return cls.from_json(file.read_bytes(at_most=MAX_BYTES), root)
 
     def commit(self, uri: str | Storage, *, overwrite: bool = False) -> Manifest:
         """Make the set visible: the one write after which it exists.
@@ -248,7 +254,7 @@ class Manifest:
             overwrite: replace a manifest that stands there.
 
         Returns:
-            this manifest with its ``uri``.
+            this manifest with its ``folder``.
 
         Raises:
             ConflictError: another set was committed there, and ``overwrite`` is off.
@@ -261,7 +267,7 @@ class Manifest:
             file.write_atomic(data)
         else:
             file.write_if_absent(data)
-        return dataclasses.replace(self, uri=root.uri)
+        return dataclasses.replace(self, folder=root)
 
 
 def shard_to_json(shard: ShardInfo) -> dict[str, Any]:

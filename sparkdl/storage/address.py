@@ -10,7 +10,7 @@ import os
 import re
 
 from sparkdl.errors import ConfigError
-from sparkdl.storage.session import qualified_by_session
+from sparkdl.storage.session import LOCAL, default_filesystem, qualified_by_session
 
 __all__ = ["is_local", "local_path_of", "looks_like_a_table", "resolved_address"]
 
@@ -35,8 +35,9 @@ def resolved_address(text: str) -> str:
     if text.startswith("file:") or scheme in ("file", "local"):
         return _local(_path_behind(text, rest if separator else text.removeprefix("file:")))
     if separator:  # hdfs:///x leaves its host to Hadoop's configuration
-        whole = qualified_by_session(rest) if scheme in ("hdfs", "viewfs") and rest.startswith("/") else None
-        return whole if whole is not None and whole.startswith(f"{scheme}://") else text.rstrip("/")
+        hostless = scheme in ("hdfs", "viewfs") and rest.startswith("/")
+        known = hostless and default_filesystem().startswith(f"{scheme}://")
+        return (qualified_by_session(rest) if known else None) or text.rstrip("/")
     if _CATALOG.fullmatch(text):
         raise ConfigError(
             f"{text} looks like the name of a table in a catalog, and a path is needed here: write ./{text} if it is a "
@@ -77,4 +78,4 @@ def _path_behind(text: str, rest: str) -> str:
 def _local(path: str) -> str:
     """A path of this machine, with its scheme where a plain path would be taken for another filesystem's."""
     whole = os.path.abspath(os.path.expanduser(path))
-    return whole if qualified_by_session(whole) is None else f"file://{whole}"
+    return whole if default_filesystem() == LOCAL else f"file://{whole}"

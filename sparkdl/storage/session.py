@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import uuid
 import weakref
@@ -16,32 +17,59 @@ from typing import Any
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["hadoop_settings", "qualified_by_session"]
+__all__ = ["LOCAL", "default_filesystem", "hadoop_settings", "qualified_by_session"]
 
+LOCAL = "file:///"
 _CLIENT = ("dfs.", "fs.defaultFS", "fs.viewfs.", "ha.", "hadoop.rpc.", "hadoop.security.", "ipc.client.")
 _connect: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_hadoop: weakref.WeakKeyDictionary[Any, _Hadoop] = weakref.WeakKeyDictionary()
 _parent = os.getpid()  # a forked child holds the parent's socket to the JVM, and must leave it alone
+
+
+def default_filesystem() -> str:
+    """The address of the filesystem that plain paths belong to: ``LOCAL`` for this machine's, without a session, too.
+
+    For the disk of a Spark Connect server's machine ``file://`` and its host; empty where a server does not tell.
+    """
+    context = _context()
+    if context is not None:
+        default = _hadoop_of(context).default()
+        return LOCAL if default.startswith("file:") else default
+    session = _connect_session()
+    if session is None:
+        return LOCAL
+    default = _default_of_server(session)
+    if not default.startswith("file:"):
+        return default
+    return LOCAL if _is_here(session.client.host) else f"file://{session.client.host}"
 
 
 def qualified_by_session(path: str) -> str | None:
     """The address that the session takes for a path, or None where a plain path means this machine.
 
     Raises:
-        ConfigError: the session cannot tell.
+        ConfigError: the session cannot tell, or takes it for one of another machine's disk.
     """
-    context, remote = _context(), None
-    if context is None:
-        remote = _connect_session()
-    if context is None and remote is None:
+    default = default_filesystem()
+    if default == LOCAL:
         return None
-    default = _default(context) if context is not None else _default_of_server(remote, path)
+    if not default:
+        raise ConfigError(
+            f"{path} is a path of the Spark Connect server, and this one does not tell which filesystem that is: "
+            "write the whole address, such as hdfs://host/data or file:///data"
+        )
     if default.startswith("file:"):
-        return None
+        raise ConfigError(
+            f"{path} is a path on the disk of the Spark Connect server {default.removeprefix('file://')}, which this "
+            "machine does not have: write an address that both reach, such as s3://bucket/data, or "
+            f"file://{os.path.abspath(path)} where both have one disk mounted"
+        )
     if path.startswith("~"):
         raise ConfigError(
             f"{path} means a folder of this machine, and plain paths mean {default} here: write the whole address, "
             f"such as file://{os.path.expanduser(path)}"
         )
+    context = _context()
     if context is not None:
         return _qualified(context, path, default)
     if not path.startswith("/"):
@@ -58,20 +86,59 @@ def hadoop_settings() -> dict[str, str]:
     Names, addresses and security settings, from core-site.xml, hdfs-site.xml and ``spark.hadoop.*`` alike.
     """
     context = _context()
-    if context is None:
-        return {}
-    jvm, conf = context._jvm, context._jsc.hadoopConfiguration()
-    named = conf.get("dfs.nameservices") or conf.get("hadoop.security.authentication", "simple") != "simple"
-    if _default(context).startswith("file:") and not named:
-        return {}  # a host and a port say all there is
-    text = jvm.java.io.StringWriter()
-    jvm.org.apache.hadoop.conf.Configuration.dumpConfiguration(conf, text)
-    found = json.loads(text.toString())["properties"]
-    return {
-        one["key"]: str(one["value"])
-        for one in found
-        if one["key"].startswith(_CLIENT) and not str(one["resource"]).endswith("-default.xml")
-    }
+    return {} if context is None else dict(_hadoop_of(context).settings())
+
+
+class _Hadoop:
+    """The Hadoop configuration of one Spark context, which lies in its JVM.
+
+    Each question takes a fraction of a millisecond, the settings some. So answers are kept for as long as
+    ``fs.defaultFS`` stays: the one setting that is asked for each time, as a program may change it.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._jvm, self._conf = context._jvm, context._jsc.hadoopConfiguration()
+        self._known: tuple[str | None, str] = (LOCAL, LOCAL)
+        self._settings: dict[str, str] | None = None
+
+    def default(self) -> str:
+        """The address of the default filesystem."""
+        named = self._conf.get("fs.defaultFS")
+        if named != self._known[0]:
+            uri = self._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(self._conf)
+            self._known, self._settings = (named, str(uri.toString())), None
+        return self._known[1]
+
+    def qualified(self, path: str) -> str:
+        """A path with scheme and host, and absolute."""
+        made = self._jvm.org.apache.hadoop.fs.Path(path)
+        return str(made.getFileSystem(self._conf).makeQualified(made).toString())
+
+    def settings(self) -> dict[str, str]:
+        """What a client of HDFS needs, see ``hadoop_settings``."""
+        default = self.default()
+        if self._settings is None:
+            conf = self._conf
+            named = conf.get("dfs.nameservices") or conf.get("hadoop.security.authentication", "simple") != "simple"
+            local = default.startswith("file:")
+            self._settings = {} if local and not named else self._dumped()  # a host and a port say all there is
+        return self._settings
+
+    def _dumped(self) -> dict[str, str]:
+        text = self._jvm.java.io.StringWriter()
+        self._jvm.org.apache.hadoop.conf.Configuration.dumpConfiguration(self._conf, text)
+        found = json.loads(text.toString())["properties"]
+        return {
+            one["key"]: str(one["value"])
+            for one in found
+            if one["key"].startswith(_CLIENT) and not str(one["resource"]).endswith("-default.xml")
+        }
+
+
+def _hadoop_of(context: Any) -> _Hadoop:
+    if context not in _hadoop:
+        _hadoop[context] = _Hadoop(context)
+    return _hadoop[context]
 
 
 def _context() -> Any:
@@ -89,15 +156,9 @@ def _connect_session() -> Any:
     return module.SparkSession.getActiveSession() or module.SparkSession._default_session
 
 
-def _default(context: Any) -> str:
-    conf = context._jsc.hadoopConfiguration()
-    return str(context._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(conf).toString())
-
-
 def _qualified(context: Any, path: str, default: str) -> str:
     try:
-        made = context._jvm.org.apache.hadoop.fs.Path(path)
-        return str(made.getFileSystem(context._jsc.hadoopConfiguration()).makeQualified(made).toString())
+        return _hadoop_of(context).qualified(path)
     except Exception as cause:  # py4j's, with the JVM's trace
         reason = str(getattr(cause, "java_exception", None) or cause).splitlines()[0]
         raise ConfigError(
@@ -106,7 +167,7 @@ def _qualified(context: Any, path: str, default: str) -> str:
         ) from cause
 
 
-def _default_of_server(session: Any, path: str) -> str:
+def _default_of_server(session: Any) -> str:
     """The default filesystem of a Spark Connect server: it names the whole address of a path that is not there."""
     if session not in _connect:
         probe = f"/sparkdl-{uuid.uuid4().hex}"
@@ -117,9 +178,17 @@ def _default_of_server(session: Any, path: str) -> str:
             parameters: dict[str, Any] = getattr(absent, "getMessageParameters", dict)() or {}
             whole = str(parameters.get("path", ""))
         if not whole.endswith(probe):
-            raise ConfigError(
-                f"{path} is a path of the Spark Connect server, and this one does not tell which filesystem that is: "
-                "write the whole address, such as hdfs://host/data or file:///data"
-            )
-        _connect[session] = whole.removesuffix(probe) or "file:"
+            return ""
+        _connect[session] = whole.removesuffix(probe) or LOCAL
     return _connect[session]
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine: only an address of its own can be listened on."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)
+    except OSError:
+        return False
+    return True

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import fsspec.config
@@ -26,7 +26,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
-from sparkdl.storage import Storage, options_for
+from sparkdl.storage import RemoteStorage, Storage, options_for
 
 __all__ = [
     "AppTransaction",
@@ -41,7 +41,7 @@ __all__ = [
     "open_table",
     "optimistic",
     "storage_of",
-    "table_address",
+    "table_of",
 ]
 
 T = TypeVar("T")
@@ -94,20 +94,23 @@ def delta_options(uri: str, options: Mapping[str, str] | None) -> dict[str, str]
 
 
 def storage_of(uri: str, options: Mapping[str, str] | None) -> Storage:
-    """The files of a table as ``Storage``, reached with the same rights as its log."""
-    if options is not None and uri.startswith("hdfs://"):
-        return Storage.of(uri, options)
-    if options is None or not uri.startswith(("s3://", "s3a://")):
-        return Storage.of(uri)
+    """What a user's text means: the files of a table as ``Storage``, reached with the same rights as its log."""
+    place = Storage.of(uri)
+    if options is None or not isinstance(place, RemoteStorage):
+        return place
+    if place.protocol == "hdfs":
+        return replace(place, options=dict(options))
+    if place.protocol != "s3":
+        return place
     upper = {name.upper(): value for name, value in options.items()}
     theirs: dict[str, Any] = {name: upper[ours] for name, ours in _S3_NAMES.items() if ours in upper}
     if "AWS_REGION" in upper:
         theirs["client_kwargs"] = {"region_name": upper["AWS_REGION"]}
-    return Storage.of(uri, theirs)
+    return replace(place, options=theirs)
 
 
-def table_address(uri: str) -> str:
-    """The address of a table, from what the user gave.
+def table_of(uri: str, options: Mapping[str, str] | None) -> Storage:
+    """The files of a table, from what the user gave.
 
     Raises:
         ConfigError: it looks like a name in a catalog.
@@ -118,7 +121,7 @@ def table_address(uri: str) -> str:
             f"{text} looks like the name of a table in a catalog, and sparkdl reads and writes tables by their path: "
             f"give the table's folder or URI, ./{text} for a folder of that name"
         )
-    return Storage.of(uri).uri
+    return storage_of(uri, options)
 
 
 def delta_address(uri: str) -> str:

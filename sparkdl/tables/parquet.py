@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
-from sparkdl.tables.delta import storage_of
 
 __all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "WriteTask", "partition_text"]
 
@@ -126,16 +125,14 @@ class WriteTask:
     """The function that every Spark task of a table write runs.
 
     Attributes:
-        uri: the table.
-        options: delta-rs's storage options, or None.
+        root: the table's folder.
         write_id: of this write; part of every file name.
         partition_by: partition columns, in order.
         compression: Parquet codec.
         file_bytes: a file is closed once it has grown to this size.
     """
 
-    uri: str
-    options: Mapping[str, str] | None = field(repr=False)
+    root: Storage
     write_id: str
     partition_by: tuple[str, ...] = ()
     compression: str = "snappy"
@@ -170,7 +167,7 @@ class _Files:
 
     def __init__(self, task: WriteTask) -> None:
         self._task = task
-        self._root = storage_of(task.uri, task.options)
+        self._root = task.root
         self._open: dict[tuple[str | None, ...], _OpenFile] = {}
         self._done: list[tuple[Storage, FileRow]] = []
 

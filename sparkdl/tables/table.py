@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
-from sparkdl.storage import check_places
+from sparkdl.storage import Storage, check_places
 from sparkdl.tables.commit import WritePlan, WriteResult, active_files, has_committed
 from sparkdl.tables.delta import (
     AppTransaction,
@@ -35,8 +36,7 @@ from sparkdl.tables.delta import (
     delta_schema,
     open_table,
     optimistic,
-    storage_of,
-    table_address,
+    table_of,
 )
 from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask, partition_text
 from sparkdl.tables.vacuum import orphans, written_by
@@ -63,7 +63,12 @@ class Table:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "uri", table_address(self.uri))
+        object.__setattr__(self, "uri", self._root.uri)
+
+    @cached_property
+    def _root(self) -> Storage:
+        """What the given address means; found out once, when the table is made."""
+        return table_of(self.uri, self.storage_options)
 
     def exists(self) -> bool:
         """Whether a table is there."""
@@ -167,13 +172,12 @@ class Table:
             return WriteResult(version=before.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
         layout = plan.layout(before)
         task = WriteTask(
-            uri=self.uri,
-            options=delta_options(self.uri, self.storage_options),
+            root=self._root,
             write_id=uuid.uuid4().hex[:12],
             partition_by=layout,
             compression=compression,
         )
-        check_places({"table": storage_of(self.uri, self.storage_options)})
+        check_places({"table": self._root}, frame.sparkSession)
         return self._commit(plan, task, self._stage(frame, task))
 
     def append(
@@ -279,7 +283,7 @@ class Table:
         Args:
             older_than: younger files may belong to a write that is still running.
         """
-        removed = orphans(self._open(), storage_of(self.uri, self.storage_options), older_than)
+        removed = orphans(self._open(), self._root, older_than)
         for storage in removed:
             storage.delete()
         return [storage.uri for storage in removed]
@@ -320,8 +324,7 @@ class Table:
         return result
 
     def _remove_written(self, task: WriteTask) -> None:
-        folder = storage_of(self.uri, self.storage_options)
-        for storage in written_by(folder, task.write_id, len(task.partition_by)):
+        for storage in written_by(self._root, task.write_id, len(task.partition_by)):
             storage.delete()
 
 

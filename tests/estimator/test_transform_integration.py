@@ -22,6 +22,7 @@ from sparkdl.estimator import CrossValidator as OneQueue
 from sparkdl.estimator import TorchEstimator, TorchModel
 from sparkdl.estimator.inputs.signature import signature_for
 from sparkdl.scoring.temporary_files import process_folder
+from sparkdl.storage import Storage
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +374,7 @@ def test_sparse_and_dense_vectors_are_one_to_the_model(spark):
 
 def test_the_file_of_a_model_stays_for_every_frame_that_may_read_it_and_lies_there_once(spark, frame):
     net = nn.Linear(3, 1)
-    folder = Path(process_folder(tempfile.gettempdir()).uri)
+    folder = Path(process_folder(Storage.of(tempfile.gettempdir())).uri)
     before = set(folder.iterdir())
     derived = around(net, predictionCol="p").transform(frame).select("p").where("p is not null")
     around(net, predictionCol="q").transform(frame)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from sparkdl.errors import ConfigError, StorageError
-from sparkdl.estimator.store import Store
+from sparkdl.estimator import Store, TorchEstimator
+from sparkdl.estimator.saving.objects import Encoder
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.storage import Storage, connect
 from sparkdl.tables.table import Table
@@ -83,5 +84,16 @@ def test_a_name_that_the_client_of_hdfs_would_cut_is_refused(name):
 
 def test_secrets_are_in_no_repr():
     options = {"AWS_SECRET_ACCESS_KEY": "hidden"}
-    for made in (Table("s3://b/t", options), ModelRegistry("s3://b/r", options)):
-        assert "hidden" not in repr(made)
+    store = Store.create(Storage.of("s3://b/store", {"secret": "hidden"}))
+    for made in (Table("s3://b/t", options), ModelRegistry("s3://b/r", options), store, TorchEstimator(store=store)):
+        assert "hidden" not in f"{made!r} {made}"
+    assert "hidden" not in str(Encoder().encode(store, "store"))
+
+
+def test_a_store_reaches_all_its_places_with_the_rights_that_it_was_given():
+    options = {"key": "own", "secret": "hidden"}
+    store = TorchEstimator(store=Storage.of("s3://b/store", options)).getStore()
+    for place in (store.shards("k"), store.checkpoints("r"), store.logs("r"), store.parquet("train_path", 1)):
+        assert place.uri.startswith("s3://b/store/")
+        assert place.options == options
+    assert store.get_train_data_path(1) == "s3://b/store/intermediate_train_data.1"

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
+from sparkdl.storage import Storage
 from sparkdl.tables import table as tables
 from sparkdl.tables.delta import check_readable, check_writable, delta_schema
 from sparkdl.tables.parquet import WriteTask, partition_text, split, statistics
@@ -128,7 +129,7 @@ def test_reading_lets_the_interpreter_end_in_peace(table):
 
 def test_vacuum_deletes_files_of_a_writer_that_died_and_no_others(table, tmp_path):
     table.append(numbers(1))
-    dead = WriteTask(uri=table.uri, options=None, write_id="dead", partition_by=())
+    dead = WriteTask(root=Storage.of(table.uri), write_id="dead", partition_by=())
     rows = dead.write(iter(numbers(7, 8).to_batches()))
     assert rows[0].rows == 2
     assert table.rows()["x"].to_pylist() == [1]
@@ -152,23 +153,23 @@ def test_a_task_that_fails_removes_its_files(table, tmp_path):
         yield from numbers(1, 2).to_batches()
         raise OSError(28, "No space left on device")
 
-    task = WriteTask(uri=table.uri, options=None, write_id="w", partition_by=("day",))
+    task = WriteTask(root=Storage.of(table.uri), write_id="w", partition_by=("day",))
     with pytest.raises(OSError, match="No space"):
         task.write(batches())
     assert list(tmp_path.rglob("*.parquet")) == []
     with pytest.raises(ConfigError, match="compression"):
-        WriteTask(uri=table.uri, options=None, write_id="w", compression="rar")
+        WriteTask(root=Storage.of(table.uri), write_id="w", compression="rar")
 
 
 def test_large_files_are_cut_and_many_partitions_do_not_stay_open(table, tmp_path):
     days = pa.array([f"d{i % 50}" for i in range(500)])
     batch = pa.RecordBatch.from_pydict({"x": pa.array(range(500)), "day": days})
-    task = WriteTask(uri=table.uri, options=None, write_id="w", partition_by=("day",))
+    task = WriteTask(root=Storage.of(table.uri), write_id="w", partition_by=("day",))
     rows = task.write(iter([batch, batch]))
     assert sum(row.rows for row in rows) == 1000
     assert len({row.partition for row in rows}) == 50
     assert all(os.path.getsize(f"{table.uri}/{row.path}") == row.bytes for row in rows)
-    small = WriteTask(uri=table.uri, options=None, write_id="v", file_bytes=1)
+    small = WriteTask(root=Storage.of(table.uri), write_id="v", file_bytes=1)
     big = pa.RecordBatch.from_pydict({"x": pa.array(range(200_000))})
     assert len(small.write(iter([big, big, big]))) == 3
 

@@ -82,8 +82,8 @@ class Prepared:
     def discard(self) -> None:
         """Delete what the store's policy does not keep."""
         for manifest in (self.train, self.validation):
-            if self.ours and manifest is not None and manifest.uri:
-                self.store.discard_shards(manifest.uri, pinned=self.pinned)
+            if self.ours and manifest is not None and manifest.folder is not None:
+                self.store.discard_shards(manifest.folder, pinned=self.pinned)
 
     def probe(self, given: Any, model: torch.nn.Module) -> Probe:
         """How ``model``, a copy of ``given``, is called on these shards; found out once for all fits of ``given``.
@@ -161,7 +161,7 @@ def prepare(
         call = functools.partial(
             write_shards,
             plan.select(parts[part]),
-            store.shards_uri(f"{stem}-{part}"),
+            store.shards(f"{stem}-{part}"),
             columns=plan.columns,
             labels=plan.packed_labels,
             layout=plan.layout,

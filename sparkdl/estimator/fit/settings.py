@@ -147,8 +147,8 @@ def rank_job(
     train_loader, validation_loader, shuffle = loader_configs(params, train)
     return functools.partial(
         RankJob,
-        train_uri=train.uri,
-        validation_uri=validation.uri if validation else None,
+        train_uri=train.folder or "",
+        validation_uri=validation.folder if validation else None,
         batch_size=get("batch_size"),
         validation_batch_size=get("val_batch_size"),
         shuffle=shuffle,
@@ -218,7 +218,7 @@ def train_config(params: CheckedParams, store: Store, run_id: str) -> TrainConfi
 
 def _log_folder(store: Store, run_id: str) -> Path | None:
     """Where event files go; None where they are not kept, or not on a disk of this machine."""
-    return Storage.of(store.get_logs_path(run_id)).local_path() if store.saving_runs() else None
+    return store.logs(run_id).local_path() if store.saving_runs() else None
 
 
 def places(params: CheckedParams, store: Store) -> dict[str, Storage]:
@@ -226,11 +226,11 @@ def places(params: CheckedParams, store: Store) -> dict[str, Storage]:
     if store.temporary:
         return {}
     run_id = params.getOrDefault("run_id") or "run"
-    found = {"store": Storage.of(store.prefix_path).child("shards")}
+    found = {"store": store.root.child("shards")}
     if checkpoint_config(params, store, run_id) is not None:
-        found["checkpoints"] = Storage.of(store.get_checkpoint_path(run_id))
+        found["checkpoints"] = store.checkpoints(run_id)
     if _log_folder(store, run_id) is not None:
-        found["logs"] = Storage.of(store.get_logs_path(run_id))
+        found["logs"] = store.logs(run_id)
     return found
 
 
@@ -240,7 +240,7 @@ def checkpoint_config(params: CheckedParams, store: Store, run_id: str, fit_id: 
     if not (store.saving_runs() or get("checkpoint_every") or get("max_failures")):
         return None
     return CheckpointConfig(
-        uri=store.get_checkpoint_path(run_id),
+        uri=store.checkpoints(run_id),
         resume=get("resume"),
         fit_id=fit_id,
         every_steps=get("checkpoint_every"),

@@ -15,6 +15,8 @@ from typing import Any
 from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.backend import SparkBackend
+from sparkdl.estimator.store import Store
+from sparkdl.storage import Storage
 from sparkdl.train.objective.metric_names import check_metric_name
 
 __all__ = [
@@ -297,9 +299,11 @@ def compile_mode(name: str, value: Any) -> bool | str:
 
 
 def store(name: str, value: Any) -> Any:
-    """A path or URI, or a ``Store``."""
+    """A path or URI, or a ``Store``; a ``Storage`` becomes a store, which is saved without its credentials."""
+    if isinstance(value, Storage):
+        return Store.create(value)
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    if not callable(getattr(value, "shards_uri", None)):
+    if not isinstance(value, Store):
         raise _wrong(name, value, "a path, a URI or Store.create(prefix)")
     return value

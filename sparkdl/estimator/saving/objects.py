@@ -249,7 +249,8 @@ def _fields(record: Any) -> dict[str, Any]:
     """The arguments that make a record again."""
     if isinstance(record, SparkBackend):
         return {"num_proc": record.num_processes(), "env": record.env, "start_timeout": record.start_timeout}
-    return {one.name: getattr(record, one.name) for one in fields(record)}
+    found = {one.name: getattr(record, one.name) for one in fields(record)}
+    return {**found, **record.addresses()} if isinstance(record, Store) else found
 
 
 def _is_loss(kind: type[Any]) -> bool:

@@ -63,7 +63,7 @@ def test_when_checkpoints_are_written(tmp_path, store):
     assert s.checkpoint_config(TorchEstimator(max_failures=1), temporary, "r") is not None
     config = s.checkpoint_config(TorchEstimator(checkpoint_every=5, keep_checkpoints=2), store, "r")
     assert (config.every_steps, config.keep_last) == (5, 2)
-    assert config.uri == store.get_checkpoint_path("r")
+    assert config.uri == store.checkpoints("r")
 
 
 def test_how_ranks_are_launched():
