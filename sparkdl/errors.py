@@ -4,6 +4,7 @@ Enters: nothing. Leaves: exception classes that survive pickling, since most of 
 
     SparkdlError
     ├── ConfigError (ValueError)          a parameter or a configuration file is wrong
+    │   └── PipelineFileError             a pipeline file is wrong: tells every line that is
     ├── SchemaError (TypeError)           a column is missing, or has a type that cannot be used
     ├── DataError (ValueError)            the rows themselves are wrong: nulls, NaN, ids out of range
     │   └── NoRowsError                   there are none
@@ -48,6 +49,7 @@ __all__ = [
     "LaunchTimeoutError",
     "NoRowsError",
     "NonFiniteLossError",
+    "PipelineFileError",
     "PreflightError",
     "RankFailedError",
     "RemoteTraceback",
@@ -116,6 +118,24 @@ class RemoteTraceback(Exception):
 
 class ConfigError(SparkdlError, ValueError):
     """A parameter or a configuration file is wrong."""
+
+
+class PipelineFileError(ConfigError):
+    """A pipeline file is wrong; the message has one line for each place that is.
+
+    Attributes:
+        file: what the file is called.
+        problems: one sentence each: ``file:line: section.key ...``.
+    """
+
+    def __init__(self, file: str, problems: tuple[str, ...]) -> None:
+        self.file, self.problems = file, tuple(problems)
+        super().__init__(file, self.problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return self.problems[0]
+        return "\n  ".join((f"{self.file} has {len(self.problems)} mistakes:", *self.problems))
 
 
 class SchemaError(SparkdlError, TypeError):

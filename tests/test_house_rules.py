@@ -32,8 +32,12 @@ ALLOWED = {
     "models": {"columns", "documents", "features", "tables"},
     "scoring": {"columns", "features", "models", "tables"},
     "worker": {"batches", "collective", "train", "models"},
+    "pipeline.spec": {"features", "estimator.params.spec", "train.objective.metric_names"},
+    "pipeline.file": {"features", "columns", "pipeline.spec"},
+    "pipeline.schema": {"pipeline.spec", "pipeline.file"},
 }
 DRIVER_SIDE = {"estimator", "runner", "pipeline", "cli", "doctor"}
+PURE = {name for name in ALLOWED if name.startswith("pipeline.")}  # a pipeline is checked without Spark and torch
 PYSPARK = {
     "shards.write",
     "launch.driver.barrier",
@@ -44,7 +48,7 @@ PYSPARK = {
     "tables.table",
 } | (DRIVER_SIDE - {"pipeline"})  # in which most modules are pure: those that are not stand above
 TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features"} | {
-    f"pipeline.{part}" for part in ("chance", "counts", "drift", "gate", "metrics")
+    f"pipeline.{part}" for part in ("chance", "counts", "drift", "file", "gate", "metrics", "schema", "spec")
 }
 MAX_FUNCTION_LINES, MAX_FILE_LINES, MAX_PARAMETERS = 60, 400, 8
 
@@ -79,7 +83,7 @@ def for_each(names: Iterable[str]) -> Callable[[Callable[[str], None]], Callable
 
 
 def room(name: str) -> str:
-    return name.split(".")[0]
+    return next((part for part in PURE if f"{name}.".startswith(f"{part}.")), name.split(".")[0])
 
 
 @functools.cache

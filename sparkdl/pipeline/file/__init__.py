@@ -1,0 +1,9 @@
+"""Reading a pipeline file: every mistake at once, each with its line, before anything starts.
+
+Enters: YAML, the environment, overrides. Leaves: ``PipelineFile``, whose ``spec`` the steps read, or one
+``PipelineFileError``. Follow ``load.py``: tree (lines) -> environment -> names -> overrides -> decode -> conflicts.
+"""
+
+from sparkdl.pipeline.file.load import PipelineFile, load, loads
+
+__all__ = ["PipelineFile", "load", "loads"]

@@ -1,0 +1,166 @@
+"""A pipeline file against the columns that there are.
+
+Enters: what a file says, and the Arrow type of each column of the source and of what a transform makes of it. Leaves:
+a path and a sentence for each column that is missing, or whose type its use does not fit. Nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
+from sparkdl.pipeline.file.decode import Path
+from sparkdl.pipeline.file.problems import nearest
+from sparkdl.pipeline.spec import ColumnSplit, PipelineSpec
+
+__all__ = ["misfits"]
+
+Columns = Mapping[str, pa.DataType]
+Found = Iterator[tuple[Path, str]]
+
+
+def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) -> Found:
+    """Yield what ``spec`` reads and the columns do not have, or have with another type.
+
+    Args:
+        spec: what the file says.
+        source: type of each column of the source.
+        transformed: the same after the transform; None where there is none, or where nobody knows yet.
+    """
+    yield from _missing(_of_source(spec), source, "the source")
+    later = source if spec.transform is None else transformed
+    if later is not None:
+        yield from _missing(_of_rows(spec), later, "the source" if spec.transform is None else "the transform")
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One column that a file reads.
+
+    Attributes:
+        path: of the value that names it.
+        column: its name.
+        named: whether ``path`` ends with the name itself, and not with a value that is the name.
+        fits: whether an Arrow type can be used so.
+        wanted: the types that can, in words.
+    """
+
+    path: Path
+    column: str
+    named: bool
+    fits: Callable[[pa.DataType], bool]
+    wanted: str
+
+
+def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
+    source = spec.source
+    for position, column in enumerate(source.key):
+        yield _Use(("source", "key", position), column, False, _is_scalar, "numbers, texts or dates")
+    if source.time is not None:
+        yield _Use(("source", "time"), source.time, False, _is_time, "dates or timestamps")
+    if source.partition is not None:
+        wanted = "dates, timestamps, texts or whole numbers"
+        yield _Use(("source", "partition"), source.partition, False, _names_a_time, wanted)
+
+
+def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
+    for name, options in spec.features.items():
+        fits, wanted = _FEATURES[str(type(options).__struct_config__.tag)]
+        own = options.column is None
+        path: Path = ("features", name) if own else ("features", name, "column")
+        yield _Use(path, options.source(name), own, fits, wanted)
+    for name, label in spec.label.items():
+        fits, wanted = (_is_number, "numbers") if label.type == "regression" else (_is_class, _CLASSES)
+        yield _Use(("label", name), name, True, fits, wanted)
+    if spec.weight is not None:
+        yield _Use(("weight",), spec.weight, False, _is_number, "numbers")
+    if isinstance(spec.split, ColumnSplit):
+        yield _Use(("split", "column"), spec.split.column, False, _is_class, _CLASSES)
+    for position, column in enumerate(spec.score.keep):
+        yield _Use(("score", "keep", position), column, False, lambda kind: True, "")
+    for position, column in enumerate(spec.report.slices):
+        yield _Use(("report", "slices", position), column, False, _is_scalar, "numbers, texts or dates")
+
+
+def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Found:
+    for use in uses:
+        shown = "" if use.named else f"={use.column!r}"
+        kind = columns.get(use.column)
+        if kind is None:
+            yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
+        elif not use.fits(kind):
+            nested = ", which is nested: take what you need of it in transform" if _is_nested(kind, use.wanted) else ""
+            yield use.path, f"{shown} is a column of {kind}, and {use.wanted} are needed{nested or ': ' + _REMEDY}"
+
+
+_REMEDY = "cast it in transform, or choose another type or column"
+_SHOWN = 12
+
+
+def _instead(column: str, columns: Columns) -> str:
+    parent, dot, _ = column.partition(".")
+    if dot and parent in columns:
+        return f"it may be a field of {parent}, which is {columns[parent]}: take it out in transform"
+    near = nearest(column, columns)
+    if near is not None:
+        return f"write {near}"
+    names = list(columns)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"there are {', '.join(names[:_SHOWN])}{more}" if names else "it has no columns"
+
+
+def _is_nested(kind: pa.DataType, wanted: str) -> bool:
+    return pa.types.is_nested(kind) and "lists" not in wanted and "vectors" not in wanted
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return number_dtype(kind) is not None
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def _is_class(kind: pa.DataType) -> bool:
+    return _is_whole(kind) or is_text(kind)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _names_a_time(kind: pa.DataType) -> bool:
+    return _is_time(kind) or is_text(kind) or bool(pa.types.is_integer(kind))
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    return not pa.types.is_nested(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+def _is_list_of_values(kind: pa.DataType) -> bool:
+    return is_list(kind) and _is_class(kind.value_type)
+
+
+def _is_list_of_numbers(kind: pa.DataType) -> bool:
+    return is_vector(kind) or (is_list(kind) and _is_number(kind.value_type))
+
+
+_CLASSES = "texts, whole numbers or truth values"
+_FEATURES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "number": (_is_number, "numbers"),
+    "category": (lambda kind: _is_class(kind) or _is_time(kind), _CLASSES),
+    "ids": (_is_list_of_values, "lists of texts or whole numbers"),
+    "vector": (_is_list_of_numbers, "lists or vectors of numbers"),
+    "text": (is_text, "texts"),
+    "image": (_is_binary, "bytes of encoded pictures"),
+    "date_parts": (_is_time, "dates or timestamps"),
+}
+"""What each type of feature reads; a test holds this table against the types that there are."""

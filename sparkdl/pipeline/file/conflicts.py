@@ -1,0 +1,228 @@
+"""What sections of a file say against each other.
+
+Enters: the sections that are sound. Leaves: a path and a sentence for each contradiction. A check names the sections
+that it needs as its parameters, and is asked where all of them are sound.
+"""
+
+from __future__ import annotations
+
+import inspect as python_inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from msgspec import inspect
+
+from sparkdl.errors import ConfigError
+from sparkdl.features.spec import Feature, check_features
+from sparkdl.pipeline.file.decode import Path
+from sparkdl.pipeline.file.kinds import alternatives, fields_of, wanted
+from sparkdl.pipeline.file.problems import choices
+from sparkdl.pipeline.spec import (
+    Drift,
+    Floor,
+    HashSplit,
+    Label,
+    Places,
+    Publish,
+    Range,
+    Score,
+    Search,
+    Source,
+    Split,
+    TimeSplit,
+    Train,
+)
+from sparkdl.pipeline.spec.base import bound_broken, hours_of, plain_type, section_type
+from sparkdl.pipeline.spec.operation import metrics_of
+
+__all__ = ["contradictions"]
+
+Found = Iterator[tuple[Path, str]]
+
+
+def contradictions(sections: Mapping[str, Any]) -> Found:
+    """Yield what the ``sections``, by name, say against each other; those that are not sound are left out of it."""
+    for check in _CHECKS:
+        needed = python_inspect.signature(check).parameters
+        if needed.keys() <= sections.keys():
+            yield from check(**{name: sections[name] for name in needed})
+
+
+def _features_have_names_of_their_own(features: Mapping[str, Feature]) -> Found:
+    try:
+        check_features(features)
+    except ConfigError:
+        told: dict[str, Feature] = {}
+        for name, options in features.items():  # the first one that does not go with those before it
+            told[name] = options
+            try:
+                check_features(told)
+            except ConfigError as refused:
+                yield ("features", name), f": {refused}"
+                return
+
+
+def _columns_have_one_role(source: Source, features: Mapping[str, Feature], label: Mapping[str, Label]) -> Found:
+    for name, options in features.items():
+        column = options.source(name)
+        if column in label:
+            yield ("features", name), f" is the label {column!r}, too, so the model would read the answer: remove it"
+        elif (column,) == source.key:
+            yield (
+                ("features", name),
+                f" is source.key={column!r}, which tells rows apart only: remove it",
+            )
+    for column in label:
+        if column in source.key:
+            yield ("label", column), f" is in source.key={list(source.key)}, too: a label cannot tell rows apart"
+
+
+def _weight_is_no_label(weight: str | None, label: Mapping[str, Label]) -> Found:
+    if weight is not None and weight in label:
+        yield ("weight",), f"={weight!r} is the label, too: name another column, or leave it out"
+
+
+def _labels_share_the_loss(label: Mapping[str, Label]) -> Found:
+    for name, one in label.items():
+        if one.weight is not None and len(label) == 1:
+            yield ("label", name, "weight"), f"={one.weight} has no meaning for one label: leave it out"
+
+
+def _split_has_what_it_needs(source: Source, split: Split | None, label: Mapping[str, Label]) -> Found:
+    if isinstance(split, TimeSplit):
+        if source.when is None:
+            yield ("split", "by"), "='time' needs source.time or source.partition: name the column, or split by hash"
+            return
+        step = hours_of(f"1 {source.every}")
+        for name in ("train", "validate", "score"):
+            length = getattr(split, name)
+            if length != "all" and hours_of(length) % step:
+                yield (
+                    ("split", name),
+                    f"={length!r} is not a multiple of source.every={source.every!r}: change one of them",
+                )
+    column = getattr(split, "column", None)
+    if column is not None and column in label:
+        yield ("split", "column"), f"={column!r} is the label, too: rows cannot be split by what is to be predicted"
+
+
+def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Found:
+    judged = label.get(publish.label or "") or next(iter(label.values()))
+    if publish.label is not None and publish.label not in label:
+        yield ("publish", "label"), f"={publish.label!r} is no label: {choices(publish.label, label)}"
+        return
+    whole = len(label) > 1 and publish.label is None
+    possible = ("loss",) if whole else metrics_of(judged.type)
+    of = "several labels" if whole else f"a label of type {judged.type!r}"
+    remedy = f"name one as publish.label: {', '.join(label)}" if whole else f"choose one of {', '.join(possible)}"
+    if publish.metric is not None and publish.metric not in possible:
+        yield ("publish", "metric"), f"={publish.metric!r} cannot be computed of {of}: {remedy}"
+    for position, text in enumerate(publish.gate.floors):
+        metric = Floor.of(text).metric
+        if metric not in possible:
+            yield ("publish", "gate", "floors", position), f"={text!r} cannot be computed of {of}: {remedy}"
+
+
+def _training_metrics_fit_a_label(label: Mapping[str, Label], train: Train) -> Found:
+    possible = {metric for one in label.values() for metric in metrics_of(one.type)}
+    for position, metric in enumerate(train.metrics):
+        if metric not in possible:
+            fitting = sorted(possible - {"loss"})
+            kinds = " and ".join(sorted({one.type for one in label.values()}))
+            yield (
+                ("train", "metrics", position),
+                f"={metric!r} cannot be computed of {kinds} labels: choose from {', '.join(fitting)}",
+            )
+
+
+def _gate_can_draw(source: Source, split: Split | None, publish: Publish) -> Found:
+    by_time = isinstance(split, TimeSplit) or (split is None and source.when is not None)
+    if publish.gate.over == "window" and not by_time:
+        yield ("publish", "gate", "over"), "='window' needs windows, and the split is not by time: write key"
+    if publish.gate.over == "key" and not source.key:
+        yield (
+            ("publish", "gate", "over"),
+            "='key' needs source.key, which is empty: name the columns, or leave over out",
+        )
+
+
+def _registry_has_one_place(places: Places, publish: Publish) -> Found:
+    if places.registry is not None and publish.registry is not None:
+        yield (
+            ("publish", "registry"),
+            f"={publish.registry!r} and places.registry={places.registry!r} both say where models lie: keep one",
+        )
+
+
+def _there_is_something_to_score(split: Split | None, score: Score, written: frozenset[str]) -> Found:
+    nothing = (isinstance(split, HashSplit) and split.score == 0) or getattr(split, "score", None) == ()
+    if nothing and score.window == "score" and "score" in written:
+        yield ("score",), " has nothing to score, since split.score is empty: give split.score rows, or window: all"
+
+
+def _drift_knows_its_features(features: Mapping[str, Feature], drift: Drift) -> Found:
+    for position, name in enumerate(drift.ignore):
+        if name not in features:
+            yield ("drift", "ignore", position), f"={name!r} is no feature: {choices(name, features)}"
+
+
+def _search_varies_what_there_is(search: Search | None) -> Found:
+    train = fields_of(section_type(Train))
+    for name, values in search.space.items() if search is not None else ():
+        section, dot, parameter = name.partition(".")
+        path: Path = ("search", "space", name)
+        if section not in ("train", "model") or not dot or not parameter:
+            yield path, f" is no parameter: {choices(name, [f'train.{one}' for one in train])}, or model.ARGUMENT"
+        elif section == "train" and parameter not in train:
+            yield path, f" is no parameter: {choices(name, [f'train.{one}' for one in train])}"
+        elif section == "train":
+            yield from _values_fit(path, values, train[parameter].type)
+
+
+def _values_fit(path: Path, values: Any, kind: inspect.Type) -> Found:
+    if isinstance(values, Range):
+        plain = {type(plain_type(one)[0]) for one in alternatives(kind)}
+        if not plain & {inspect.IntType, inspect.FloatType}:
+            yield path, f" is a range, and {path[-1]} is {wanted(kind)}: give a list of values"
+        return
+    for position, value in enumerate(values):
+        name = str(path[-1]).removeprefix("train.")
+        if not any(_is_a(plain_type(one)[0], value) for one in alternatives(kind)):
+            yield (*path, position), f"={value!r} is not what {path[-1]} takes: give {wanted(kind)}"
+        elif broken := bound_broken(kind, value) or _refused({name: value}):
+            yield (*path, position), broken
+
+
+def _refused(given: dict[str, Any]) -> str | None:
+    """What ``train`` itself says against a value."""
+    try:
+        Train(**given)
+    except ConfigError as refused:
+        return str(refused).removeprefix(next(iter(given)))
+    return None
+
+
+def _is_a(kind: inspect.Type, value: Any) -> bool:
+    if isinstance(kind, inspect.LiteralType):
+        return value in kind.values
+    if isinstance(value, bool) or value is None:
+        return isinstance(kind, inspect.BoolType if value is not None else inspect.NoneType)
+    if isinstance(value, str):
+        return isinstance(kind, inspect.StrType)
+    return isinstance(kind, inspect.FloatType) or (isinstance(kind, inspect.IntType) and float(value).is_integer())
+
+
+_CHECKS: tuple[Callable[..., Found], ...] = (
+    _features_have_names_of_their_own,
+    _columns_have_one_role,
+    _weight_is_no_label,
+    _labels_share_the_loss,
+    _split_has_what_it_needs,
+    _metrics_fit_the_labels,
+    _training_metrics_fit_a_label,
+    _gate_can_draw,
+    _registry_has_one_place,
+    _there_is_something_to_score,
+    _drift_knows_its_features,
+    _search_varies_what_there_is,
+)

@@ -1,0 +1,89 @@
+"""``${NAME}`` in a file: what differs between places, and what must not stand in it.
+
+Enters: a tree, and the variables there are. Leaves: the tree with their values. A value becomes one text or number and
+never a part of the file's structure. What a variable with a telling name holds is a ``Secret``, which only sections
+that are not written into the model or its record may use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sparkdl.pipeline.file.problems import Problems, nearest
+from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown, typed
+from sparkdl.pipeline.spec.base import Secret
+
+__all__ = ["filled_in", "tells_a_secret"]
+
+_REFERENCE = re.compile(r"\$(?P<escaped>\$)?\{((?P<name>[A-Za-z_]\w*)(:-(?P<default>[^}]*))?\})?")
+_SECRET = re.compile(
+    r"(?:^|[\W_])(secret|token|password|passwd|pwd|credentials?|passphrase)s?(?:$|[\W_])|[A-Za-z0-9][\W_]?key(?:$|[\W_]id$)|apikey",
+    re.IGNORECASE,
+)
+_MAY_HOLD_SECRETS = (("source", "options"), ("spark", "conf"), ("notify",))
+
+
+def tells_a_secret(name: str) -> bool:
+    """Whether what a name stands for is nobody else's business: ``API_TOKEN``, ``fs.s3a.secret.key``."""
+    return _SECRET.search(name) is not None
+
+
+@dataclass
+class _Filling:
+    environment: Mapping[str, str]
+    problems: Problems
+
+    def node(self, node: Node, path: tuple[str, ...]) -> Node:
+        if isinstance(node, Section):
+            return replace(node, entries={name: self.node(one, (*path, name)) for name, one in node.entries.items()})
+        if isinstance(node, Listing):
+            return replace(node, items=tuple(self.node(one, (*path, str(i))) for i, one in enumerate(node.items)))
+        return self.scalar(node, path) if isinstance(node.value, str) and "${" in node.value else node
+
+    def scalar(self, node: Scalar, path: tuple[str, ...]) -> Scalar:
+        text = str(node.value)
+        references = [found for found in _REFERENCE.finditer(text) if not found["escaped"]]
+        filled = _REFERENCE.sub(self._value, text)
+        if not references:
+            return replace(node, value=filled)
+        secrets = [found["name"] for found in references if self._is_secret(found["name"])]
+        sentence = next(filter(None, (self._missing(found) for found in references)), "")
+        if not sentence and secrets and not any(path[: len(place)] == place for place in _MAY_HOLD_SECRETS):
+            places = ", ".join(".".join(place) for place in _MAY_HOLD_SECRETS)
+            sentence = (
+                f"is written into the run's record, and {secrets[0]} looks like a secret: these may stand in {places}; "
+                "name the variable otherwise if it is none"
+            )
+        if sentence:
+            self.problems.add(node.at, f"{'.'.join(path)}={text!r} {sentence}")
+            return replace(node, value=Unknown(text))
+        if secrets:
+            return replace(node, value=Secret(filled, text), shown=repr(text))
+        return replace(node, value=typed(filled), shown=f"{filled!r} (of {text})", filled=filled)
+
+    def _is_secret(self, name: str | None) -> bool:
+        return name is not None and bool(self.environment.get(name)) and tells_a_secret(name)
+
+    def _value(self, found: re.Match[str]) -> str:
+        if found["escaped"]:
+            return found[0][1:]
+        return self.environment.get(found["name"] or "") or found["default"] or ""
+
+    def _missing(self, found: re.Match[str]) -> str:
+        """What is wrong with a reference; empty if it has a value."""
+        name = found["name"]
+        if name is None:
+            return "has a ${ that names no variable: write ${NAME}, ${NAME:-default}, or $${ for the text itself"
+        if self.environment.get(name) or found["default"] is not None:
+            return ""
+        near = nearest(name, self.environment, cutoff=0.8)
+        state = "empty" if name in self.environment else "not set"
+        remedy = f"write ${{{near}}}" if near and near != name else f"set it, or write ${{{name}:-default}}"
+        return f"takes {name} from the environment, where it is {state}: {remedy}"
+
+
+def filled_in(node: Node, environment: Mapping[str, str], problems: Problems, path: tuple[str, ...] = ()) -> Node:
+    """Return the tree below ``path`` with the values of the variables that it names."""
+    return _Filling(environment, problems).node(node, path)

@@ -1,0 +1,41 @@
+"""What a file says, as JSON values without secrets: for the record of a run, and for the keys of its steps.
+
+Enters: frozen sections. Leaves: dicts, lists, texts and numbers. A secret of the environment is its reference; one that
+stands in the file itself is hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sparkdl.pipeline.file.environment import tells_a_secret
+from sparkdl.pipeline.spec.base import Secret
+
+__all__ = ["plain"]
+
+HIDDEN = "(hidden)"
+_FREE_NAMES = ("conf", "options")
+"""Fields whose keys are other systems' names, which may tell that a value is a secret."""
+
+
+def plain(value: Any, name: str = "", free: bool = False) -> Any:
+    """Return ``value`` as JSON values.
+
+    Args:
+        value: a section, or a part of one.
+        name: its key.
+        free: whether that key is another system's name.
+    """
+    if isinstance(value, Secret):
+        return value.reference
+    if isinstance(value, msgspec.Struct):
+        tagged = type(value).__struct_config__
+        kind = {tagged.tag_field: tagged.tag} if tagged.tag_field and tagged.tag is not None else {}
+        return kind | {one: plain(getattr(value, one), one) for one in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {key: plain(inner, key, name in _FREE_NAMES) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return HIDDEN if free and tells_a_secret(name) else value

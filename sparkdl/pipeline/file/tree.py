@@ -1,0 +1,256 @@
+"""YAML as a tree that knows its lines: what YAML 1.2 says, without its traps, within bounds.
+
+Enters: the bytes of a file. Leaves: a tree of plain values, each with the place it stands at; what is wrong goes into
+``Problems``. ``no`` and ``on`` are texts, ``1e-3`` is a number, a date is a text; a key stands once; an alias repeats
+what it names within the bounds of the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from sparkdl.pipeline.file.problems import Problems
+
+__all__ = ["MAX_BYTES", "Listing", "Node", "Scalar", "Section", "Unknown", "flow", "parse", "typed"]
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 40
+MAX_NODES = 20_000
+_MAX_DIGITS = 40
+
+_NULL = re.compile(r"|~|null|Null|NULL")
+_TRUE, _FALSE = re.compile(r"true|True|TRUE"), re.compile(r"false|False|FALSE")
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_STR_TAGS = ("!", "tag:yaml.org,2002:str")
+
+
+class Unknown(str):
+    """A text that could not be filled in; its place has been complained of already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A text, number, truth value or nothing.
+
+    Attributes:
+        value: what it is.
+        at: the place it stands at, such as ``churn.yaml:14``.
+        plain: whether it stands without quotation marks, so that its spelling decides its type.
+        shown: how messages show it.
+        filled: the text that variables of the environment made of it; it is a text where one is wanted.
+    """
+
+    value: str | int | float | bool | None
+    at: str
+    plain: bool = False
+    shown: str = ""
+    filled: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Values in it."""
+        return 1
+
+    def __str__(self) -> str:
+        return self.shown or _shown(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Several values."""
+
+    items: tuple[Node, ...]
+    at: str
+    size: int = 1
+
+    def __str__(self) -> str:
+        return _cut("[" + ", ".join(map(str, self.items)) + "]")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Values by name."""
+
+    entries: Mapping[str, Node]
+    at: str
+    size: int = 1
+
+    def __str__(self) -> str:
+        return _cut("{" + ", ".join(f"{name}: {node}" for name, node in self.entries.items()) + "}")
+
+
+Node = Scalar | Listing | Section
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(_cut(value)) if isinstance(value, str) else _cut(str(value))
+
+
+def parse(data: bytes, name: str, problems: Problems) -> Node | None:
+    """Read a whole file; None if nothing can be made of it.
+
+    Args:
+        data: its bytes.
+        name: what messages call it.
+        problems: takes what is wrong.
+    """
+    if len(data) > MAX_BYTES:
+        problems.add(name, f"has {len(data)} bytes, above the {MAX_BYTES} of any pipeline file: name the right one")
+        return None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as cause:
+        line = data[: cause.start].count(b"\n") + 1
+        problems.add(f"{name}:{line}", f"is no UTF-8 ({cause.reason}): save the file as UTF-8")
+        return None
+    return _composed(text, name, problems)
+
+
+def flow(text: str, at: str, problems: Problems) -> Node:
+    """Read one value as it is given on a command line: ``3``, ``[1, 2]``, ``{type: number}``, or a text."""
+    try:
+        return _Composer(text, lambda line: at, problems).whole() or Scalar(None, at)
+    except (yaml.YAMLError, _TooMuch):
+        return Scalar(text, at)
+
+
+def _composed(text: str, name: str, problems: Problems) -> Node | None:
+    try:
+        node = _Composer(text, lambda line: f"{name}:{line + 1}", problems).whole()
+    except _TooMuch as bound:
+        problems.add(f"{name}:{bound.line + 1}", bound.sentence)
+        return None
+    except yaml.YAMLError as cause:
+        problems.add(*_syntax(cause, text, name))
+        return None
+    if node is None and not problems.found:
+        problems.add(name, "is empty: write at least source, features and label")
+    return node
+
+
+def _syntax(cause: yaml.YAMLError, text: str, name: str) -> tuple[str, str]:
+    mark = getattr(cause, "problem_mark", None) or getattr(cause, "context_mark", None)
+    if mark is None:
+        position = getattr(cause, "position", 0)
+        line = text.encode()[:position].count(b"\n")
+        return (
+            f"{name}:{line + 1}",
+            f"holds a character that YAML does not allow ({getattr(cause, 'reason', cause)}): remove it",
+        )
+    lines = text.splitlines()
+    here = lines[mark.line] if mark.line < len(lines) else ""
+    if re.match(r" *\t", here):
+        return f"{name}:{mark.line + 1}", "is indented with a tab, which YAML does not allow: use spaces"
+    if re.search(r"[{\[,].*\$\{", here):
+        return f"{name}:{mark.line + 1}", "has a ${NAME} between braces or brackets: put it into quotation marks"
+    reason = getattr(cause, "problem", None) or str(cause)
+    return f"{name}:{mark.line + 1}", f"is no YAML ({reason}) at {_cut(here.strip())!r}: correct the line"
+
+
+class _TooMuch(Exception):
+    def __init__(self, line: int, sentence: str) -> None:
+        self.line, self.sentence = line, sentence
+        super().__init__(sentence)
+
+
+@dataclass
+class _Composer:
+    """From YAML's events to a tree."""
+
+    text: str
+    place: Any
+    problems: Problems
+    anchors: dict[str, Node] = field(default_factory=dict)
+    count: int = 0
+
+    def whole(self) -> Node | None:
+        events: Iterator[Any] = iter(yaml.parse(self.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        found: Node | None = None
+        documents = 0
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise _TooMuch(_line(event), "starts a second document: keep one document a file")
+                found = self._node(next(events), events, ())
+        if isinstance(found, Scalar) and found.value is None:
+            return None
+        return found
+
+    def _node(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
+        line = _line(event)
+        self.count += 1
+        if len(path) > MAX_DEPTH:
+            raise _TooMuch(line, f"is nested deeper than {MAX_DEPTH} levels: a pipeline needs no more than six")
+        node = self._made(event, events, path)
+        if self.count > MAX_NODES or node.size > MAX_NODES:
+            raise _TooMuch(line, f"holds more than {MAX_NODES} values, with what aliases repeat: leave some out")
+        if getattr(event, "anchor", None) and not isinstance(event, yaml.AliasEvent):
+            self.anchors[event.anchor] = node
+        return node
+
+    def _made(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
+        at = self.place(_line(event))
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self.anchors:
+                raise _TooMuch(_line(event), f"uses *{event.anchor} before &{event.anchor} ends: write it out")
+            return self.anchors[event.anchor]
+        if event.tag not in (None, *_STR_TAGS):
+            raise _TooMuch(_line(event), f"has the tag {_cut(event.tag)!r}, and no tags are read: remove it")
+        if isinstance(event, yaml.ScalarEvent):
+            plain = event.implicit[0]
+            return Scalar(typed(event.value) if plain else event.value, at, plain)
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Node] = []
+            while not isinstance(inner := next(events), yaml.SequenceEndEvent):
+                items.append(self._node(inner, events, (*path, str(len(items)))))
+            return Listing(tuple(items), at, 1 + sum(item.size for item in items))
+        return self._section(at, events, path)
+
+    def _section(self, at: str, events: Iterator[Any], path: tuple[str, ...]) -> Section:
+        entries: dict[str, Node] = {}
+        while not isinstance(key := next(events), yaml.MappingEndEvent):
+            key_at = self.place(_line(key))
+            if not isinstance(key, yaml.ScalarEvent) or not key.value:
+                raise _TooMuch(_line(key), "has a key that is no text: write `name: value`")
+            whole = (*path, key.value)
+            node = self._node(next(events), events, whole)
+            if key.value in entries:
+                first = entries[key.value].at
+                self.problems.add(key_at, f"{'.'.join(whole)} stands at {first} already: keep one of the two")
+            elif key.value == "<<" and key.implicit[0]:
+                self.problems.add(
+                    key_at, f"{'.'.join(whole)} merges keys, which YAML 1.2 does not know: write them out"
+                )
+            else:
+                entries[key.value] = replace(node, at=key_at)  # what begins on the next line is looked for at its key
+        return Section(entries, at, 1 + sum(node.size for node in entries.values()))
+
+
+def _line(event: Any) -> int:
+    return int(event.start_mark.line)
+
+
+def typed(text: str) -> str | int | float | bool | None:
+    """What a text without quotation marks means in YAML 1.2."""
+    if len(text) > _MAX_DIGITS:
+        return text
+    if _NULL.fullmatch(text):
+        return None
+    if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
+        return text[0] in "tT"
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text

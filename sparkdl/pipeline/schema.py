@@ -1,0 +1,105 @@
+"""The JSON schema of a pipeline file, for editors that complete and check while one writes.
+
+Enters: the annotations of the sections. Leaves: ``docs/pipeline.schema.json``, by ``python -m sparkdl.pipeline.schema``
+(``make schema``); a test compares the two. A file names it in its first line:
+``# yaml-language-server: $schema=.../docs/pipeline.schema.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparkdl.pipeline.file.kinds import whole_file
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.spec.base import known_sections
+
+__all__ = ["PAGE", "render", "schema", "write"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.schema.json"
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of a pipeline file."""
+    made = msgspec.json.schema(PipelineSpec)
+    definitions: dict[str, Any] = made["$defs"]
+    shorts = _short_forms(definitions)
+    whole = definitions.pop(PipelineSpec.__name__)
+    found = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A sparkdl pipeline",
+        **{key: value for key, value in whole.items() if key != "title"},
+        "$defs": definitions,
+    }
+    made = _relaxed(found, shorts)
+    assert isinstance(made, dict)
+    return made
+
+
+def render() -> str:
+    """Return the text of the schema's file."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def write() -> Path:
+    """Write the schema's file; return its path."""
+    PAGE.write_text(render(), encoding="utf-8")
+    return PAGE
+
+
+def _short_forms(definitions: dict[str, Any]) -> dict[str, Any]:
+    """By reference to a section, what a bare text in its place may be: ``age: number``, ``model: module:function``."""
+    whole_file()
+    found: dict[str, Any] = {}
+    for section in known_sections():
+        reference, name = f"#/$defs/{section.cls.__name__}", getattr(section.cls, "short", "")
+        if section.tag_field and not any(field.required for field in section.fields):
+            found[reference] = {"const": section.tag}
+        elif name and not section.tag_field:
+            found[reference] = _without_null(definitions[section.cls.__name__]["properties"][name])
+    return found
+
+
+def _without_null(said: dict[str, Any]) -> dict[str, Any]:
+    kinds = [one for one in said.get("anyOf", [said]) if one.get("type") != "null"]
+    return {key: value for key, value in kinds[0].items() if key != "default"}
+
+
+def _relaxed(node: Any, shorts: dict[str, Any]) -> Any:
+    """The same schema, with short forms beside their sections, and one text beside a list of texts."""
+    if isinstance(node, list):
+        return [_relaxed(one, shorts) for one in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: _relaxed(value, shorts) for key, value in node.items() if key != "discriminator"}
+    references = [one["$ref"] for one in node.get("anyOf", [node]) if "$ref" in one]
+    constants = [shorts[one]["const"] for one in references if "const" in shorts.get(one, {})]
+    bare: list[Any] = [shorts[one] for one in references if one in shorts and "const" not in shorts[one]]
+    bare += [{"enum": constants}] if constants else []
+    items = node.get("items")
+    if node.get("type") == "array" and isinstance(items, dict) and _takes_text(items):
+        bare.append(_relaxed(items, shorts))
+    return _beside(made, bare) if bare else made
+
+
+def _takes_text(items: dict[str, Any]) -> bool:
+    return any(
+        one.get("type") == "string" or all(isinstance(value, str) for value in one.get("enum", [0]))
+        for one in items.get("anyOf", [items])
+    )
+
+
+_SAID = ("description", "default", "examples", "title")
+
+
+def _beside(made: dict[str, Any], bare: list[Any]) -> dict[str, Any]:
+    said = {key: value for key, value in made.items() if key in _SAID}
+    kinds = made["anyOf"] if "anyOf" in made else [{key: value for key, value in made.items() if key not in _SAID}]
+    return {**said, "anyOf": [*kinds, *bare]}
+
+
+if __name__ == "__main__":
+    print(write())

@@ -1,0 +1,56 @@
+"""What a pipeline file may hold, section by section, as frozen values.
+
+Enters: what a user wrote, as values. Leaves: ``PipelineSpec``, or ``Refused`` with every field that does not fit. No
+Spark, no torch. Start at ``whole.py``; ``base.py`` says how a section is checked.
+"""
+
+from sparkdl.pipeline.spec.data import (
+    ColumnSplit,
+    CsvSource,
+    DeltaSource,
+    Expectation,
+    FunctionSource,
+    HashSplit,
+    JsonSource,
+    Label,
+    ParquetSource,
+    Source,
+    Split,
+    SqlSource,
+    TimeSplit,
+    Transform,
+)
+from sparkdl.pipeline.spec.operation import Drift, Floor, Gate, Notify, Places, Publish, Report, Score, SparkSession
+from sparkdl.pipeline.spec.training import Model, Range, Search, Train
+from sparkdl.pipeline.spec.whole import PipelineSpec
+
+__all__ = [
+    "ColumnSplit",
+    "CsvSource",
+    "DeltaSource",
+    "Drift",
+    "Expectation",
+    "Floor",
+    "FunctionSource",
+    "Gate",
+    "HashSplit",
+    "JsonSource",
+    "Label",
+    "Model",
+    "Notify",
+    "ParquetSource",
+    "PipelineSpec",
+    "Places",
+    "Publish",
+    "Range",
+    "Report",
+    "Score",
+    "Search",
+    "Source",
+    "SparkSession",
+    "Split",
+    "SqlSource",
+    "TimeSplit",
+    "Train",
+    "Transform",
+]

@@ -1,0 +1,230 @@
+"""What all sections of a pipeline file share: how a section is checked, and the kinds of text that stand in them.
+
+Enters: the values of one section. Leaves: a frozen ``Section`` whose values fit their bounds and each other, or
+``Refused``, which tells every one that does not, field by field.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+from sparkdl.errors import ConfigError
+
+__all__ = [
+    "Column",
+    "Columns",
+    "Count",
+    "Duration",
+    "Fraction",
+    "Function",
+    "Name",
+    "Positive",
+    "Refused",
+    "Secret",
+    "Section",
+    "Text",
+    "bound_broken",
+    "command_words",
+    "hours_of",
+    "known_sections",
+    "plain_type",
+    "section_type",
+]
+
+Wrong = tuple[str, str]
+"""A field (empty for the section as a whole) and the sentence that follows its name."""
+
+
+class Refused(ConfigError):
+    """A section whose values do not fit.
+
+    Attributes:
+        found: every field that does not, with the sentence that follows its name.
+    """
+
+    def __init__(self, found: tuple[Wrong, ...]) -> None:
+        self.found = found
+        super().__init__(found)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}{sentence}" for name, sentence in self.found)
+
+
+class Secret(str):
+    """A text that came from a variable of the environment with a telling name: only its reference is ever shown.
+
+    Attributes:
+        reference: the text as the file has it, e.g. ``"${API_TOKEN}"``.
+    """
+
+    reference: str
+
+    def __new__(cls, value: str, reference: str) -> Secret:
+        """Hide ``value`` behind ``reference``."""
+        made = super().__new__(cls, value)
+        made.reference = reference
+        return made
+
+    def __repr__(self) -> str:
+        return repr(self.reference)
+
+    def __reduce__(self) -> Any:
+        return Secret, (str(self), self.reference)
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section of the file; the bounds of its fields stand in their annotations, and are checked when it is made."""
+
+    short: ClassVar[str] = ""
+    """The field that is meant where a bare text stands in the section's place."""
+
+    def _misfits(self) -> Iterator[Wrong]:
+        """Yield what of it contradicts itself; asked only where each field is sound."""
+        yield from ()
+
+    def __post_init__(self) -> None:
+        broken = (
+            (one.name, bound_broken(one.type, getattr(self, one.name))) for one in section_type(type(self)).fields
+        )
+        found = tuple((name, sentence) for name, sentence in broken if sentence) or tuple(self._misfits())
+        if found:
+            raise Refused(found)
+
+
+_KNOWN: dict[type, inspect.StructType] = {}
+
+
+def section_type(section: type) -> inspect.StructType:
+    """A section's type as msgspec describes it; reading the annotations is dear, so it is done once for all in one."""
+    if section not in _KNOWN:
+        _know(inspect.type_info(section))
+    return _KNOWN[section]
+
+
+def known_sections() -> list[inspect.StructType]:
+    """Every section that was described so far."""
+    return list(_KNOWN.values())
+
+
+def _know(kind: inspect.Type) -> None:
+    kind, _ = plain_type(kind)
+    if isinstance(kind, inspect.StructType):
+        _KNOWN[kind.cls] = kind
+        inner = [one.type for one in kind.fields]
+    else:
+        inner = [*getattr(kind, "types", ()), *getattr(kind, "item_types", ())]
+        inner += [getattr(kind, name) for name in ("item_type", "value_type") if hasattr(kind, name)]
+    for one in inner:
+        _know(one)
+
+
+def plain_type(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any]]:
+    """A type without what is said about it, and what the JSON schema says of it."""
+    said: dict[str, Any] = {}
+    while isinstance(kind, inspect.Metadata):
+        said = {**(kind.extra_json_schema or {}), **said}
+        kind = kind.type
+    return kind, said
+
+
+def bound_broken(kind: inspect.Type, value: Any) -> str | None:
+    """The sentence that says which bound of ``kind`` a value of the right type breaks; None if it breaks none."""
+    kind, said = plain_type(kind)
+    if isinstance(kind, inspect.UnionType):
+        plain = [plain_type(one) for one in kind.types]
+        fitting = [(one, {**inner, **said}) for one, inner in plain if _could_hold(one, value)]
+        if not fitting:
+            return None
+        kind, said = fitting[0]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _number_broken(kind, said, value)
+    if isinstance(value, str):
+        return _text_broken(kind, said, value)
+    if isinstance(value, tuple | list | dict):
+        return _length_broken(kind, said, value) or _element_broken(kind, value)
+    return None
+
+
+def _could_hold(kind: inspect.Type, value: Any) -> bool:
+    if isinstance(value, bool) or value is None:
+        return isinstance(kind, inspect.BoolType if value is not None else inspect.NoneType)
+    if isinstance(value, str):
+        return isinstance(kind, inspect.StrType)
+    if isinstance(value, int | float):
+        return isinstance(kind, inspect.FloatType) or (isinstance(value, int) and isinstance(kind, inspect.IntType))
+    return isinstance(kind, inspect.VarTupleType | inspect.ListType if isinstance(value, tuple) else inspect.DictType)
+
+
+def _number_broken(kind: inspect.Type, said: dict[str, Any], value: float) -> str | None:
+    least, most = getattr(kind, "ge", None), getattr(kind, "le", None)
+    least, most = said.get("minimum", least), said.get("maximum", most)
+    above, below = getattr(kind, "gt", None), getattr(kind, "lt", None)
+    if value != value or value in (float("inf"), float("-inf")):
+        return f"={value} is no finite number: give one that is"
+    if least is not None and value < least:
+        return f"={value} is below {least:g}: give at least {least:g}"
+    if most is not None and value > most:
+        return f"={value} is above {most:g}: give at most {most:g}"
+    if above is not None and value <= above:
+        return f"={value} is not above {above:g}: give a greater number"
+    if below is not None and value >= below:
+        return f"={value} is not below {below:g}: give a smaller number"
+    return None
+
+
+def _text_broken(kind: inspect.Type, said: dict[str, Any], value: str) -> str | None:
+    pattern, least = getattr(kind, "pattern", None), getattr(kind, "min_length", None)
+    if least and not value.strip():
+        return "='' is empty: write a text, or leave it out"
+    if pattern and not re.search(pattern, value):
+        return f"={value!r} is not of the form that is wanted: write it like {said['examples'][0]!r}"
+    return None
+
+
+def _length_broken(kind: inspect.Type, said: dict[str, Any], value: Any) -> str | None:
+    least = said.get("minItems", getattr(kind, "min_length", None))
+    return " is empty: name at least one" if least and len(value) < least else None
+
+
+def _element_broken(kind: inspect.Type, value: Any) -> str | None:
+    if isinstance(kind, inspect.DictType):
+        each = ((kind.key_type, key) for key in value)
+    elif isinstance(kind, inspect.VarTupleType | inspect.ListType):
+        each = ((kind.item_type, item) for item in value)
+    else:
+        return None
+    return next(filter(None, (bound_broken(inner, one) for inner, one in each)), None)
+
+
+Text = Annotated[str, Meta(min_length=1)]
+Column = Text
+Columns = tuple[Column, ...]
+Count = Annotated[int, Meta(ge=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Positive = Annotated[float, Meta(gt=0)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", examples=["my-model"])]
+Function = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["mypackage.module:function"])]
+Duration = Annotated[str, Meta(pattern=r"^[1-9]\d{0,5} ?(hours?|days?|weeks?)$", examples=["14 days", "6 hours"])]
+
+_HOURS = {"hour": 1, "day": 24, "week": 168}
+
+
+def hours_of(duration: str) -> int:
+    """The hours of ``"14 days"``, ``"6 hours"``, ``"2 weeks"``."""
+    number, unit = re.fullmatch(r"(\d+) ?(\w+?)s?", duration).groups()  # type: ignore[union-attr]
+    return int(number) * _HOURS[unit]
+
+
+def command_words(command: str) -> list[str]:
+    """The words of a command line; no shell is involved.
+
+    Raises:
+        ValueError: a quotation mark is not closed.
+    """
+    return shlex.split(command)

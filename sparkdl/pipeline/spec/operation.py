@@ -1,0 +1,240 @@
+"""The sections of a pipeline file that say what becomes of a model: publish and its gate, score, drift, report, notify.
+
+Enters: what the user wrote. Leaves: frozen values.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Meta, field
+
+from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Section, Text, Wrong, command_words
+from sparkdl.pipeline.spec.data import Scalar, TableOrPath, half_a_name
+from sparkdl.train.objective.metric_names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES
+
+__all__ = ["Drift", "Floor", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
+
+_Metric = Literal[
+    "loss", "mse", "rmse", "mae", "mape", "r2", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
+    "log_loss",
+]  # fmt: skip
+DEFAULT_METRICS = {"regression": "rmse", "binary": "auc", "multiclass": "accuracy"}
+"""What judges a model of one label, by the label's type; of several labels, their loss."""
+
+
+def metrics_of(label_type: str) -> tuple[str, ...]:
+    """The metrics that can be computed of a label of this type."""
+    values = label_type == "regression"
+    return ("loss", *(name for name in METRIC_NAMES if (name in OF_VALUES) == values))
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether more of a metric is better."""
+    return HIGHER_IS_BETTER.get(metric, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """A value that a metric must reach whatever the champion does.
+
+    Attributes:
+        metric: its name.
+        at_least: whether ``value`` is the least that is allowed, and not the most.
+        value: the bound.
+    """
+
+    metric: str
+    at_least: bool
+    value: float
+
+    @classmethod
+    def of(cls, text: str) -> "Floor":
+        """Read ``"auc >= 0.7"``."""
+        metric, sign, value = text.split()
+        return cls(metric, sign == ">=", float(value))
+
+    def reached(self, value: float) -> bool:
+        """Whether ``value`` of the metric is good enough; NaN never is."""
+        return value >= self.value if self.at_least else value <= self.value
+
+
+_Floor = Annotated[
+    str, Meta(pattern=r"^[a-z_0-9]+ (>=|<=) -?(\d+\.?\d*|\.\d+)(e-?\d+)?$", examples=["auc >= 0.7", "rmse <= 4.5"])
+]
+
+
+class Gate(Section, frozen=True, kw_only=True):
+    """Whether the challenger replaces the champion: both are scored on the same held-out rows."""
+
+    rule: Annotated[
+        Literal["better", "not_worse"],
+        Meta(description="better by at least margin, or not worse by more than margin, with the given confidence."),
+    ] = "better"
+    margin: Annotated[float, Meta(ge=0, description="Of the metric, in its own units.")] = 0.0
+    confidence: Annotated[
+        float, Meta(ge=0.5, lt=1, description="Of the bootstrap's one-sided lower bound of the gain.")
+    ] = 0.95
+    over: Annotated[
+        Literal["window", "key"] | None,
+        Meta(
+            description="What the bootstrap draws: whole windows, or keys; by default windows where the split is by "
+            "time and holds out eight or more of them."
+        ),
+    ] = None
+    min_rows: Annotated[int, Meta(ge=1, description="Fewer held-out rows decide nothing: the champion stays.")] = 100
+    floors: Annotated[
+        tuple[_Floor, ...],
+        Meta(description="Values that a model must reach whatever the champion does: 'auc >= 0.7'."),
+    ] = ()
+
+    def _misfits(self) -> Iterator[Wrong]:
+        for floor in map(Floor.of, self.floors):
+            if floor.at_least != higher_is_better(floor.metric):
+                better, sign = ("more", ">=") if higher_is_better(floor.metric) else ("less", "<=")
+                yield (
+                    "floors",
+                    f" bound {floor.metric} from the wrong side, since {better} of it is better: write {sign}",
+                )
+
+
+class Publish(Section, frozen=True, kw_only=True):
+    """Where the model goes, and what it must show."""
+
+    registry: Annotated[Text | None, Meta(description="The registry, as path or URI; by default below root.")] = None
+    name: Annotated[Name | None, Meta(description="The model's name there; by default the pipeline's.")] = None
+    alias: Annotated[
+        str, Meta(pattern=r"^(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", examples=["champion"],
+                  description="The alias that the gate moves, and that is scored with.")
+    ] = "champion"  # fmt: skip
+    metric: Annotated[
+        _Metric | None,
+        Meta(
+            description="What judges a model on the validation rows: by default rmse of a regression, auc of a binary "
+            "label, accuracy of classes, the loss of several labels."
+        ),
+    ] = None
+    label: Annotated[
+        Text | None, Meta(description="The label that metric and floors are of, where there are several.")
+    ] = None
+    direction: Annotated[
+        Literal["min", "max"] | None,
+        Meta(
+            description="Whether less or more of the metric is better; known of each metric, and checked if it is said."
+        ),
+    ] = None
+    gate: Annotated[Gate, Meta(description="When the challenger replaces the champion.")] = field(default_factory=Gate)
+
+    def _misfits(self) -> Iterator[Wrong]:
+        if self.metric and self.direction and (self.direction == "max") != higher_is_better(self.metric):
+            right = "max" if higher_is_better(self.metric) else "min"
+            yield (
+                "direction",
+                f"={self.direction!r} is wrong for metric {self.metric!r}: write {right}, or leave it out",
+            )
+
+
+class Score(Section, frozen=True, kw_only=True):
+    """What the champion predicts, and where that goes."""
+
+    window: Annotated[
+        Literal["score", "validate", "all"],
+        Meta(description="The rows: those of the split's score part, of its validate part, or all of the source."),
+    ] = "score"
+    keep: Annotated[Columns, Meta(description="Columns of the source that predictions carry, besides the key.")] = ()
+    target: Annotated[
+        TableOrPath | None, Meta(description="The Delta table of predictions; by default below root.")
+    ] = None
+
+    def _misfits(self) -> Iterator[Wrong]:
+        if self.target and half_a_name(self.target):
+            yield (
+                "target",
+                f"={self.target!r} may be a table without its catalog, or a folder: write "
+                f"'spark_catalog.{self.target}' or './{self.target}'",
+            )
+
+
+_Distance = Annotated[float, Meta(gt=0, le=1)]
+_Threshold = "alarm above the larger of this and what chance alone gives; null looks away."
+
+
+class Drift(Section, frozen=True, kw_only=True):
+    """How far new windows may be from what the champion was trained on, feature by feature."""
+
+    action: Annotated[
+        Literal["warn", "retrain", "fail"],
+        Meta(
+            description="warn says so; retrain trains although nothing else is due; fail ends the run before scoring."
+        ),
+    ] = "warn"
+    after: Annotated[int, Meta(ge=1, description="Windows with an alarm, of the last `of`, before the action.")] = 1
+    of: Annotated[int, Meta(ge=1, description="Windows that are looked back upon.")] = 1
+    psi: Annotated[Positive | None, Meta(description=f"Population stability index: {_Threshold}")] = 0.25
+    js: Annotated[_Distance | None, Meta(description=f"Jensen-Shannon distance: {_Threshold}")] = None
+    ks: Annotated[_Distance | None, Meta(description=f"Kolmogorov-Smirnov distance of numbers: {_Threshold}")] = None
+    missing: Annotated[Fraction | None, Meta(description=f"Change of the share of missing values: {_Threshold}")] = 0.05
+    unseen: Annotated[Fraction | None, Meta(description=f"Share of values that training never saw: {_Threshold}")] = (
+        0.05
+    )
+    ignore: Annotated[Columns, Meta(description="Features that may drift.")] = ()
+
+    def _misfits(self) -> Iterator[Wrong]:
+        if self.after > self.of:
+            yield "after", f"={self.after} windows cannot be among the last of={self.of}: raise of, or lower after"
+
+
+class Report(Section, frozen=True, kw_only=True):
+    """What the report shows besides what every report shows."""
+
+    slices: Annotated[Columns, Meta(description="Columns whose values the error is broken down by.")] = ()
+
+
+_Outcome = Literal["promoted", "scored", "nothing_new", "refused", "lost", "failed"]
+
+
+class Notify(Section, frozen=True, kw_only=True):
+    """Who hears of the end of a run: the run's record, as JSON, goes to a command's input or to a webhook."""
+
+    command: Annotated[Text | None, Meta(description="A command and its words; no shell is involved.")] = None
+    webhook: Annotated[
+        Text | None,
+        Meta(description="An http or https address that takes a POST: ${WEBHOOK_TOKEN} in it stays a secret."),
+    ] = None
+    when: Annotated[tuple[_Outcome, ...], Meta(min_length=1, description="After which outcomes.")] = (
+        "promoted",
+        "refused",
+        "failed",
+    )
+
+    def _misfits(self) -> Iterator[Wrong]:
+        if self.command is None and self.webhook is None:
+            yield "", " has neither command nor webhook: write one of them"
+        try:
+            command_words(self.command or "")
+        except ValueError:
+            yield "command", f"={self.command!r} has a quotation mark that is not closed: close it"
+        if self.webhook is not None and not re.fullmatch(r"https?", urlsplit(self.webhook).scheme):
+            yield "webhook", f"={self.webhook!r} is no http or https address: write it like 'https://host/path'"
+
+
+class SparkSession(Section, frozen=True, kw_only=True):
+    """The session that `run` opens; a session that is there already is taken as it is."""
+
+    master: Annotated[
+        Text | None, Meta(description="local[4], yarn, k8s://..., by default what spark-submit says.")
+    ] = None
+    conf: Annotated[
+        dict[str, Scalar], Meta(description="Spark's own settings, by their names; secrets as ${NAME}.")
+    ] = field(default_factory=dict)
+
+
+class Places(Section, frozen=True, kw_only=True):
+    """Where a part of what is kept lies, if not below root."""
+
+    tables: Annotated[Text | None, Meta(description="Clean rows, quarantine, runs, predictions.")] = None
+    shards: Annotated[Text | None, Meta(description="Training shards; every worker reads them.")] = None
+    registry: Annotated[Text | None, Meta(description="Published models.")] = None
+    runs: Annotated[Text | None, Meta(description="Records, reports, checkpoints, the ledger.")] = None

@@ -1,0 +1,186 @@
+"""The sections of a pipeline file that say how a model comes about: model, train, search.
+
+Enters: what the user wrote. Leaves: frozen values. Names, defaults, descriptions and bounds of ``train`` are those of
+the estimator's parameters: its table is the only place that holds them.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.params.spec import SPECS
+from sparkdl.pipeline.spec.base import Count, Function, Section, Wrong
+from sparkdl.pipeline.spec.data import Scalar
+
+__all__ = ["ESTIMATOR_NAMES", "OPTIMIZERS", "Model", "Range", "Search", "Train"]
+
+_PARAMETERS = {spec.name: spec for spec in SPECS}
+OPTIMIZERS = ("adamw", "adam", "sgd")
+
+
+class Model(Section, frozen=True, kw_only=True):
+    """The network. Left out: embeddings of the categories and a residual MLP, sized by the features."""
+
+    short = "factory"
+
+    factory: Annotated[
+        Function | None,
+        Meta(description="A function (features, **arguments) -> torch.nn.Module, as module:function."),
+    ] = None
+    arguments: Annotated[
+        dict[str, Any], Meta(description="Its arguments, by name; without a factory, those of the default model.")
+    ] = field(default_factory=dict)
+
+
+def _of(name: str) -> Meta:
+    spec = _PARAMETERS[name]
+    return Meta(description=f"{spec.effect} ({spec.unit})")
+
+
+def _default(name: str) -> Any:
+    return _PARAMETERS[name].default
+
+
+class Train(Section, frozen=True, kw_only=True):
+    """How the model is trained: the parameters of TorchEstimator, by their names, and the optimizer."""
+
+    epochs: Annotated[int, _of("epochs")] = _default("epochs")
+    batch_size: Annotated[int, _of("batch_size")] = _default("batch_size")
+    optimizer: Annotated[
+        str,
+        Meta(
+            pattern=r"^(adamw|adam|sgd|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+            examples=["adamw", "mypackage.module:function"],
+            description="adamw, adam or sgd, or module:function, a function of yours from the model to an optimizer.",
+        ),
+    ] = "adamw"
+    learning_rate: Annotated[
+        float, Meta(gt=0, description="Of the optimizer, after the warm-up; not for a function of yours.")
+    ] = 1e-3
+    weight_decay: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="Of the optimizer; its own default if left out.")
+    ] = None
+    warmup_steps: Annotated[
+        int, Meta(ge=0, description="Steps over which the learning rate rises from 0 to its height.")
+    ] = 0
+    decay: Annotated[
+        Literal["none", "cosine", "linear"],
+        Meta(description="How the learning rate falls to 0 until the last step, after the warm-up."),
+    ] = "none"
+    start: Annotated[
+        Literal["scratch", "champion"],
+        Meta(description="Train from scratch, or go on from the champion's weights on the new window."),
+    ] = "scratch"
+    val_batch_size: Annotated[int | None, _of("val_batch_size")] = _default("val_batch_size")
+    train_steps_per_epoch: Annotated[int | None, _of("train_steps_per_epoch")] = _default("train_steps_per_epoch")
+    validation_steps_per_epoch: Annotated[int | None, _of("validation_steps_per_epoch")] = _default(
+        "validation_steps_per_epoch"
+    )
+    random_seed: Annotated[int | None, _of("random_seed")] = _default("random_seed")
+    shuffle: Annotated[bool, _of("shuffle")] = _default("shuffle")
+    shuffle_buffer_size: Annotated[int | None, _of("shuffle_buffer_size")] = _default("shuffle_buffer_size")
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], _of("precision")] = _default("precision")
+    max_grad_norm: Annotated[float | None, _of("max_grad_norm")] = _default("max_grad_norm")
+    scale_lr: Annotated[bool, _of("scale_lr")] = _default("scale_lr")
+    sync_batch_norm: Annotated[bool | None, _of("sync_batch_norm")] = _default("sync_batch_norm")
+    early_stopping_patience: Annotated[int | None, _of("early_stopping_patience")] = _default("early_stopping_patience")
+    monitor: Annotated[str | None, _of("monitor")] = _default("monitor")
+    metrics: Annotated[tuple[str, ...], _of("metrics")] = ()
+    compile: Annotated[bool | str, _of("compile")] = _default("compile")
+    num_proc: Annotated[int | None, _of("num_proc")] = _default("num_proc")
+    min_num_proc: Annotated[int | None, _of("min_num_proc")] = _default("min_num_proc")
+    backend: Annotated[Literal["auto", "horovod", "torch"], _of("backend")] = _default("backend")
+    gradient_compression: Annotated[
+        Literal["fp16", "bf16", "none"] | None, _of("gradient_compression")
+    ] = _default("gradient_compression")  # fmt: skip
+    use_gpu: Annotated[bool, _of("use_gpu")] = _default("use_gpu")
+    checkpoint_every: Annotated[int | None, _of("checkpoint_every")] = _default("checkpoint_every")
+    keep_checkpoints: Annotated[int, _of("keep_checkpoints")] = _default("keep_checkpoints")
+    max_failures: Annotated[int, _of("max_failures")] = _default("max_failures")
+    timeout: Annotated[float | None, _of("timeout")] = _default("timeout")
+    partitions_per_process: Annotated[int | None, _of("partitions_per_process")] = _default("partitions_per_process")
+    train_reader_num_workers: Annotated[int | None, _of("train_reader_num_workers")] = _default(
+        "train_reader_num_workers"
+    )
+    val_reader_num_workers: Annotated[int | None, _of("val_reader_num_workers")] = _default("val_reader_num_workers")
+    transform_batch_size: Annotated[int, _of("transform_batch_size")] = _default("transform_batch_size")
+    verbose: Annotated[int, _of("verbose")] = _default("verbose")
+
+    def _misfits(self) -> Iterator[Wrong]:
+        for name in ESTIMATOR_NAMES:
+            value = getattr(self, name)
+            if value in (None, ()):
+                continue
+            try:
+                _PARAMETERS[name].converter(name, list(value) if isinstance(value, tuple) else value)
+            except ConfigError as refused:
+                yield name, str(refused).removeprefix(name)
+        if self.learning_rate != 1e-3 and ":" in self.optimizer:
+            yield (
+                "learning_rate",
+                f"={self.learning_rate} is not for {self.optimizer}, which sets its own: leave it out",
+            )
+        if self.weight_decay is not None and ":" in self.optimizer:
+            yield "weight_decay", f"={self.weight_decay} is not for {self.optimizer}, which sets its own: leave it out"
+
+    def parameters(self) -> dict[str, Any]:
+        """The estimator's parameters among them that are set, by name; the rest says how an optimizer is made."""
+        given = {name: getattr(self, name) for name in ESTIMATOR_NAMES}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+            if value not in (None, ())
+        }
+
+
+ESTIMATOR_NAMES = tuple(name for name in Train.__struct_fields__ if name in _PARAMETERS and name != "optimizer")
+"""The names in ``train`` that are handed to TorchEstimator as they are."""
+
+
+class Range(Section, frozen=True, kw_only=True):
+    """Numbers between two limits, drawn at random."""
+
+    low: Annotated[float, Meta(description="The least.")]
+    high: Annotated[float, Meta(description="The greatest.")]
+    log: Annotated[bool, Meta(description="Draw evenly on a logarithmic scale.")] = False
+
+    def _misfits(self) -> Iterator[Wrong]:
+        if self.low >= self.high:
+            yield "high", f"={self.high} is not above low={self.low}: give the lower limit first"
+        if self.log and self.low <= 0:
+            yield "low", f"={self.low} has no logarithm: give a number above 0, or leave log out"
+
+
+class Search(Section, frozen=True, kw_only=True):
+    """Several settings, of which the best on the validation rows becomes the challenger."""
+
+    space: Annotated[
+        dict[str, tuple[Scalar | None, ...] | Range],
+        Meta(
+            min_length=1,
+            description="By train.NAME or model.ARGUMENT: a list of values or, at random, {low, high, log}.",
+            examples=[{"train.learning_rate": [0.001, 0.01]}],
+        ),
+    ]
+    method: Annotated[
+        Literal["grid", "random"], Meta(description="grid tries all combinations, random draws trials of them.")
+    ] = "grid"
+    trials: Annotated[Count | None, Meta(description="How many settings random draws.")] = None
+    slots: Annotated[
+        Count | None,
+        Meta(description="Slots of the cluster that trials side by side may fill; all of them by default."),
+    ] = None
+    seed: Annotated[int, Meta(ge=0, description="Of what random draws.")] = 0
+
+    def _misfits(self) -> Iterator[Wrong]:
+        if self.method == "random" and self.trials is None:
+            yield "trials", " is missing: say how many settings random draws"
+        if self.method == "grid" and self.trials is not None:
+            yield "trials", f"={self.trials} is for method 'random', and grid tries all combinations: leave it out"
+        for name, values in self.space.items():
+            if not values:
+                yield f"space.{name}", " is empty: give at least one value"
+            elif isinstance(values, Range) and self.method == "grid":
+                yield f"space.{name}", " is a range, and method is 'grid': give a list of values, or choose random"

@@ -1,0 +1,109 @@
+"""Sections that contradict each other are told with the place of one and the values of both."""
+
+# ruff: noqa: E501 -- a table reads by the line
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkdl.errors import PipelineFileError
+from sparkdl.pipeline.file import load, loads
+
+FILES = Path(__file__).parent / "files"
+
+MINIMAL = [
+    (["split={by: time}"], "split.by='time' needs source.time or source.partition"),
+    (["split={by: hash, train: 0.9, validate: 0.2}"], "split has train=0.9, validate=0.2 and score=0.1, together 1.2"),
+    (["split={by: hash, train: -0.1}"], "split.train=-0.1 is not above 0"),
+    (["split={by: column, column: fold, train: [1, 2], validate: [2]}"], "split.validate holds 2, which train holds, too"),
+    (["split={by: column, column: fold, train: [1], validate: [2], score: [1]}"], "split.score holds 1, which train"),
+    (["split={by: column, column: quality, train: [1], validate: [2]}"], "split.column='quality' is the label, too"),
+    (["split={by: hash, score: 0}", "score.keep=[a]"], "score has nothing to score, since split.score is empty"),
+    (["split={by: tiem}"], "split.by='tiem' is not known: write time"),
+    (["features.quality=number"], "features.quality is the label 'quality', too, so the model would read the answer"),
+    (["features.x={type: number, column: quality}"], "features.x is the label 'quality', too"),
+    (["source.key=alcohol"], "features.alcohol is source.key='alcohol', which tells rows apart only"),
+    (["source.key=[a, quality]"], "label.quality is in source.key=['a', 'quality'], too"),
+    (["weight=quality"], "weight='quality' is the label, too"),
+    (["source.time=day", "source.partition=day"], "source.partition='day' and time='day' both say when"),
+    (["publish.metric=auc"], "publish.metric='auc' cannot be computed of a label of type 'regression': choose one of loss"),
+    (["publish.gate.floors=[rmse <= 3, auc >= 0.7]"], "publish.gate.floors[1]='auc >= 0.7' cannot be computed"),
+    (["publish.gate.floors=rmse >= 3"], "publish.gate.floors bound rmse from the wrong side, since less of it is better"),
+    (["publish.metric=rmse", "publish.direction=max"], "publish.direction='max' is wrong for metric 'rmse': write min"),
+    (["publish.label=qualty"], "publish.label='qualty' is no label: write quality"),
+    (["publish.gate.over=window"], "publish.gate.over='window' needs windows"),
+    (["publish.gate.over=key"], "publish.gate.over='key' needs source.key"),
+    (["publish.registry=a", "places.registry=b"], "publish.registry='a' and places.registry='b' both say"),
+    (["train.metrics=[rmse, auc]"], "train.metrics[1]='auc' cannot be computed of regression labels"),
+    (["train.metrics=rsme"], "train.metrics has no name 'rsme': did you mean 'rmse'?"),
+    (["train={optimizer: 'a:b', learning_rate: 0.1}"], "train.learning_rate=0.1 is not for a:b, which sets its own"),
+    (["label.quality.weight=0.5"], "label.quality.weight=0.5 has no meaning for one label"),
+    (["drift.ignore=[alcool]"], "drift.ignore[0]='alcool' is no feature: write alcohol"),
+    (["drift={after: 3, of: 2}"], "drift.after=3 windows cannot be among the last of=2"),
+    (["search.space.epochs=[1]"], "search.space.epochs is no parameter: write train.epochs"),
+    (["search.space.train.epohcs=[1]"], "search.space.train.epohcs is no parameter: write train.epochs"),
+    (["search.space.train.epochs=[1, 0]"], "search.space.train.epochs[1]=0 is below 1"),
+    (["search.space.train.backend=[torch, tcp]"], "search.space.train.backend[1]='tcp' is not what train.backend takes"),
+    (["search.space.train.epochs={low: 1, high: 3}"], "search.space.train.epochs is a range, and method is 'grid'"),
+    (["search={method: random, trials: 2, space: {train.backend: {low: 1, high: 2}}}"], "search.space.train.backend is a"),
+    (["search={space: {model.a: {low: 2, high: 1}}, method: random, trials: 2}"], "search.space.model.a.high=1.0 is not"),
+    (["search={space: {model.a: []}}"], "search.space.model.a is empty"),
+    (["search={space: {model.a: [1]}, trials: 3}"], "search.trials=3 is for method 'random'"),
+    (["expect.x={check: a > 0, above: 0.5}"], "expect.x.above=0.5 has no meaning with action 'quarantine'"),
+    (["transform={}"], "transform has neither function and sql"),
+    (["transform={function: 'a:b', sql: SELECT 1}"], "transform has both function and sql"),
+    (["transform={sql: SELECT 1, arguments: {a: 1}}"], "transform.arguments={'a': 1} are for a function"),
+    (["label.quality.positive=1"], "label.quality.positive=1 belongs to type 'binary', and type is 'regression'"),
+    (["label.quality={type: multiclass, classes: [a, b, a]}"], "label.quality.classes=['a', 'b', 'a'] are not three"),
+    (["features.numbers={type: ids}"], "features.numbers: the feature 'numbers' has the name of the input"),
+    (["features.colour={type: category, buckets: 9, min_count: 3}"], "features.colour.min_count=3 bounds a vocabulary"),
+    (["notify={}"], "notify has neither command nor webhook"),
+    (["notify={webhook: 'ftp://x'}"], "notify.webhook='ftp://x' is no http or https address"),
+    (['notify={command: "a \'b"}'], "notify.command=\"a 'b\" has a quotation mark that is not closed"),
+    (["score.target=sales.predicted"], "score.target='sales.predicted' may be a table without its catalog, or a folder"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), MINIMAL, ids=[" ".join(said) for said, _ in MINIMAL])
+def test_a_contradiction_is_one_sentence(overrides, sentence):
+    with pytest.raises(PipelineFileError) as caught:
+        load(FILES / "minimal.yaml", overrides)
+    (told,) = caught.value.problems
+    assert f": {sentence}" in told
+
+
+IN_TIME = [
+    (["split.validate=36 hours"], "split.validate='36 hours' is not a multiple of source.every='day'"),
+    (["split.train=-3 days"], "split.train='-3 days' is not of the form that is wanted: write it like '14 days'"),
+    (["split.score=0 days"], "split.score='0 days' is not of the form"),
+    (["split.validate=all"], "split.validate='all' is not of the form"),
+    (["source.table=crm.customers"], "source.table='crm.customers' may be a table without its catalog, or a folder"),
+    (["source.version=-1"], "source.version=-1 is below 0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), IN_TIME, ids=[" ".join(said) for said, _ in IN_TIME])
+def test_an_impossible_window_is_one_sentence(overrides, sentence):
+    with pytest.raises(PipelineFileError) as caught:
+        load(FILES / "churn.yaml", overrides, {})
+    (told,) = caught.value.problems
+    assert f": {sentence}" in told
+
+
+def test_a_removed_time_column_is_told_where_the_split_needs_it():
+    text = (FILES / "churn.yaml").read_text().replace("  time: snapshot_day", "  # time: snapshot_day")
+    with pytest.raises(PipelineFileError) as caught:
+        loads(text, (), {}, name="churn.yaml")
+    line = next(number for number, one in enumerate(text.splitlines(), 1) if one.startswith("  by: time"))
+    assert caught.value.problems[0].startswith(f"churn.yaml:{line}: split.by='time' needs source.time")
+
+
+def test_several_labels_are_judged_by_their_loss_or_by_one_of_them():
+    several = ["label.bought=binary", "label.price=regression"]
+    load(FILES / "minimal.yaml", several)
+    load(FILES / "minimal.yaml", [*several, "publish.metric=loss"])
+    load(FILES / "minimal.yaml", [*several, "publish.metric=auc", "publish.label=bought"])
+    with pytest.raises(PipelineFileError, match=r"cannot be computed of several labels: name one as publish\.label"):
+        load(FILES / "minimal.yaml", [*several, "publish.metric=auc"])

@@ -1,0 +1,357 @@
+"""A pipeline file becomes one checked value: defaults, overrides, environment, places, YAML without its traps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.errors import ConfigError, PipelineFileError, StorageError
+from sparkdl.features.spec import Category, Number
+from sparkdl.pipeline.file import load, loads
+from sparkdl.pipeline.file.tree import MAX_BYTES
+from sparkdl.pipeline.spec import HashSplit, Label, TimeSplit
+from sparkdl.pipeline.spec.base import Secret, hours_of
+
+FILES = Path(__file__).parent / "files"
+EXAMPLES = sorted(FILES.glob("*.yaml"))
+MINIMAL = (FILES / "minimal.yaml").read_text()
+
+
+def refused(text, *overrides, **environment):
+    with pytest.raises(PipelineFileError) as caught:
+        loads(textwrap.dedent(text), overrides, environment)
+    return list(caught.value.problems)
+
+
+def with_line(line):
+    """A file that is sound but for ``line``, which is its fourth."""
+    return f"{MINIMAL}{textwrap.dedent(line)}\n"
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_every_example_is_sound(file):
+    assert load(file, environment={"S3_SECRET_KEY": "hunter2"}).spec.features
+
+
+def test_a_file_of_three_sections_has_defaults_for_the_rest(tmp_path):
+    (tmp_path / "wine prices.yaml").write_text(MINIMAL)
+    spec = load(tmp_path / "wine prices.yaml").spec
+    assert spec.name == spec.publish.name == "wine-prices"
+    assert spec.source.path == f"file://{tmp_path}/wine.csv"
+    assert spec.features == {"alcohol": Number(), "colour": Category()}
+    assert spec.label == {"quality": Label(type="regression")}
+    assert spec.split == HashSplit()
+    assert spec.publish.registry == spec.places.registry == f"file://{tmp_path}/sparkdl-data/wine-prices/registry"
+    assert spec.score.target == f"file://{tmp_path}/sparkdl-data/wine-prices/tables/predictions"
+    assert loads(MINIMAL, ["source.time=day"]).spec.split == TimeSplit()
+
+
+def test_loading_needs_neither_spark_nor_torch():
+    code = f"""
+        import sys
+        from sparkdl.pipeline.file import load
+        load({str(FILES / "churn.yaml")!r}).resolved()
+        heavy = {{"pyspark", "torch", "pyarrow", "pandas"}} & sys.modules.keys()
+        assert not heavy, heavy
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_relative_addresses_are_relative_to_the_file_and_others_stay(tmp_path):
+    text = """
+        root: ../kept
+        source: {kind: delta, table: %s}
+        features: {a: number}
+        label: {b: binary}
+    """
+    said = {
+        "lake/t": f"file://{tmp_path}/lake/t",
+        "./a.b": f"file://{tmp_path}/a.b",
+        "main.sales.t": "main.sales.t",
+        "s3://bucket/t/": "s3://bucket/t",
+        "/lake/t": "/lake/t",
+        "~/t": "~/t",
+    }
+    for written, meant in said.items():
+        spec = loads(textwrap.dedent(text) % written, folder=tmp_path).spec
+        assert spec.source.table == meant
+        assert spec.root == f"file://{tmp_path.parent}/kept"
+        assert spec.code == str(tmp_path)
+
+
+def test_a_file_in_a_bucket_has_its_neighbours_there():
+    from sparkdl.pipeline.file.places import beside
+
+    assert beside("../t", "s3://bucket/a/b") == "s3://bucket/a/t"
+
+
+def test_several_columns_under_one_key():
+    text = MINIMAL.replace("alcohol: number", "'x, y': number, 'I08..I11': {type: number, log: true}, I09: category")
+    features = loads(text).spec.features
+    assert list(features) == ["x", "y", "I08", "I10", "I11", "I09", "colour"]
+    assert features["I10"].log
+    assert features["I09"] == Category()
+    assert refused(text.replace("x, y", "x, colour")) == [
+        "pipeline.yaml:2: features.colour stands at pipeline.yaml:2 already: keep one of the two"
+    ]
+    assert "counts from 13 to 1" in refused(text.replace("I08..I11", "I13..I1"))[0]
+    assert len(refused(text.replace("log: true", "log: yes"))) == 1
+    assert "more than 10000 features" in refused(text.replace("I08..I11", "I0..I9999, J0..J9"))[0]
+
+
+def test_overrides_win_over_the_file():
+    overrides = [
+        "train.epochs=7",
+        "features.alcohol.log=true",
+        "features.sugar=number",
+        "spark.conf.spark.sql.shuffle.partitions=8",
+        "model.arguments.hidden=[64, 32]",
+        "search.space.train.batch_size=[16, 32]",
+        "split={by: hash, train: 0.5}",
+        "split.seed=3",
+        "expect.no free wine=price > 0",
+        "notify.command=tell me",
+    ]
+    spec = loads(MINIMAL, overrides).spec
+    assert spec.train.epochs == 7
+    assert spec.features["alcohol"].log
+    assert spec.features["sugar"] == Number()
+    assert spec.spark.conf == {"spark.sql.shuffle.partitions": 8}
+    assert spec.model.arguments == {"hidden": [64, 32]}
+    assert spec.search.space == {"train.batch_size": (16, 32)}
+    assert (spec.split.train, spec.split.seed) == (0.5, 3)
+    assert spec.expect["no free wine"].check == "price > 0"
+    assert loads(MINIMAL, [*overrides, "notify=null", "search=null"]).spec.notify is None
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("train.epochs=0", "override train.epochs: train.epochs=0 is below 1: give at least 1"),
+        ("train.epoch=3", "override train.epoch: train.epoch is not a key of train: write epochs"),
+        ("trian.epochs=3", "override trian.epochs: trian is not a key of a pipeline: write train"),
+        ("train.epochs.x=3", "override train.epochs.x: sets x of a value that holds no keys: leave .x out"),
+        ("train.epochs", "override train.epochs: sets nothing: write it as section.key=value"),
+        ("features.alcohol.lgo=true", "override features.alcohol.lgo: features.alcohol.lgo is not a key of "
+                                      "features.alcohol: write log"),
+    ],
+)  # fmt: skip
+def test_an_override_that_is_wrong_is_named(override, sentence):
+    assert refused(MINIMAL, override) == [sentence]
+
+
+def test_variables_of_the_environment_are_filled_in():
+    text = with_line("""
+        root: ${BUCKET}/x
+        name: ${NAME:-sales}
+        train: {epochs: "${EPOCHS:-3}", batch_size: 7}
+        expect: {dollar: "x = '$${BUCKET}'"}
+    """)
+    spec = loads(text, (), {"BUCKET": "s3://b"}).spec
+    assert (spec.root, spec.name, spec.train.epochs) == ("s3://b/x", "sales", 3)
+    assert spec.expect["dollar"].check == "x = '${BUCKET}'"
+    spec = loads(text, (), {"BUCKET": "s3://b", "EPOCHS": "9", "NAME": "2026"}).spec
+    assert (spec.name, spec.train.epochs) == ("2026", 9)
+    assert refused(text, BUCKET="s3://b", EPOCHS="many") == [
+        "pipeline.yaml:7: train.epochs='many' (of ${EPOCHS:-3}) is a text: give a whole number"
+    ]
+    assert refused(with_line("train: {epochs: ${EPOCHS}}")) == [
+        "pipeline.yaml:4: has a ${NAME} between braces or brackets: put it into quotation marks"
+    ]
+
+
+def test_a_variable_is_a_value_and_never_structure():
+    spec = loads(with_line("root: ${PLACE}"), (), {"PLACE": "/x}\nsearch: {space: [1]"}).spec
+    assert spec.root == "/x}\nsearch: {space: [1]"
+    assert spec.search is None
+
+
+def test_a_missing_variable_is_named_once_with_the_nearest():
+    assert refused(with_line("train: {epochs: '${EPOCHES}'}"), EPOCHS="3") == [
+        "pipeline.yaml:4: train.epochs='${EPOCHES}' takes EPOCHES from the environment, where it is not set: write "
+        "${EPOCHS}"
+    ]
+    assert "set it, or write ${BUCKET:-default}" in refused(with_line("root: ${BUCKET}"))[0]
+    assert "where it is empty" in refused(with_line("root: ${BUCKET}"), BUCKET="")[0]
+    assert "names no variable" in refused(with_line("root: ${1x}"))[0]
+
+
+def test_secrets_are_used_and_never_shown():
+    secret = "hunter2"
+    environment = {"S3_SECRET_KEY": secret, "HOOK_TOKEN": secret}
+    text = with_line("""
+        notify: {webhook: "https://hooks.example/${HOOK_TOKEN}"}
+        spark:
+          conf: {spark.hadoop.fs.s3a.secret.key: "${S3_SECRET_KEY}", spark.my.password: written, spark.x: 1}
+    """)
+    file = loads(text, (), environment)
+    assert file.spec.spark.conf["spark.hadoop.fs.s3a.secret.key"] == secret
+    assert file.spec.notify.webhook == f"https://hooks.example/{secret}"
+    resolved = file.resolved()
+    assert resolved["spark"]["conf"] == {
+        "spark.hadoop.fs.s3a.secret.key": "${S3_SECRET_KEY}",
+        "spark.my.password": "(hidden)",
+        "spark.x": 1,
+    }
+    assert resolved["notify"]["webhook"] == "https://hooks.example/${HOOK_TOKEN}"
+    for shown in (repr(file), json.dumps(resolved)):
+        assert secret not in shown
+    assert pickle.loads(pickle.dumps(file)).resolved() == resolved
+    for wrong in ('notify: {webhook: "ftp://${HOOK_TOKEN}"}', "spark: {conf: {a: [ '${HOOK_TOKEN}' ]}}",
+                  "notify: {command: \"'${HOOK_TOKEN}\"}", "notify: {webhok: '${HOOK_TOKEN}'}",
+                  "spark: {conf: '${HOOK_TOKEN}'}", "notify: {when: '${HOOK_TOKEN}'}"):  # fmt: skip
+        assert secret not in refused(with_line(wrong), **environment)[0]
+
+
+def test_a_secret_does_not_get_into_what_is_recorded():
+    (told,) = refused(with_line("model: {arguments: {login: '${MY_TOKEN}'}}"), MY_TOKEN="hunter2")
+    assert "model.arguments.login='${MY_TOKEN}' is written into the run's record" in told
+    assert loads(with_line("weight: ${KEY_COLUMN}"), (), {"KEY_COLUMN": "w"}).spec.weight == "w"
+
+
+def test_a_secret_hides_behind_its_reference():
+    secret = pickle.loads(pickle.dumps(Secret("hunter2", "${PASSWORD}")))
+    assert secret == "hunter2"
+    assert repr([secret]) == "['${PASSWORD}']"
+
+
+def test_yaml_1_2_without_traps():
+    text = with_line("""
+        weight: no
+        train: {learning_rate: 1e-3, epochs: 1e1, max_grad_norm: 5}
+        name: 2026-03-01
+        expect: {on: y > 0, 12: z > 0}
+    """)
+    spec = loads(text).spec
+    assert (spec.weight, spec.name) == ("no", "2026-03-01")
+    assert (spec.train.learning_rate, spec.train.epochs, spec.train.max_grad_norm) == (0.001, 10, 5.0)
+    assert list(spec.expect) == ["on", "12"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("train: {shuffle: no}", "train.shuffle='no' is a text: write false"),
+        ("train: {shuffle: On}", "train.shuffle='On' is a text: write true"),
+        ("train: {batch_size: 1_000}", "train.batch_size='1_000' is a text: write 1000"),
+        ("train: {batch_size: '64'}", "train.batch_size='64' is a text: write 64"),
+        ("train: {batch_size: 010}", "train.batch_size='010' is a text: write 10"),
+        ("train: {batch_size: 1.5}", "train.batch_size=1.5 is a number: give a whole number"),
+        ("train: {batch_size: true}", "train.batch_size=true is a truth value: give a whole number"),
+        ("train: {learning_rate: .nan}", "train.learning_rate='.nan' is a text: give a number"),
+        ("train: {learning_rate: 1e999}", "train.learning_rate=inf is no finite number: give one that is"),
+        ("train: {batch_size: }", "train.batch_size=null is empty: give a whole number"),
+        ("weight: 5", "weight=5 is a number: write '5', with quotation marks, if that is what is meant"),
+        ("weight: [a]", "weight=['a'] is a list: give a text"),
+        ("train: [1]", "train=[1] is a list: give a section with epochs, batch_size, optimizer, learning_rate, "
+                       "weight_decay, ..."),
+        ("root: ''", "root='' is empty: write a text, or leave it out"),
+        ("name: a/b", "name='a/b' is not of the form that is wanted: write it like 'my-model'"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_says_what_was_meant(line, sentence):
+    assert refused(with_line(line)) == [f"pipeline.yaml:4: {sentence}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "pipeline.yaml: is empty: write at least source, features and label"),
+        ("# nothing\n", "pipeline.yaml: is empty: write at least source, features and label"),
+        ("- a\n- b\n", "pipeline.yaml:1: holds no sections at its top: begin with `source:`"),
+        ("source", "pipeline.yaml:1: holds no sections at its top: begin with `source:`"),
+        ("a: 1\nb:\n\tc: 2\n", "pipeline.yaml:3: is indented with a tab, which YAML does not allow: use spaces"),
+        ("a: [1\nb: 2\n", "pipeline.yaml:2: is no YAML"),
+        ("a: 1\n---\nb: 2\n", "pipeline.yaml:2: starts a second document: keep one document a file"),
+        ("a: !!python/object:os.system x\n", "pipeline.yaml:1: has the tag"),
+        ("a: \x07\n", "pipeline.yaml:1: holds a character that YAML does not allow"),
+        ("a: *b\n", "pipeline.yaml:1: uses *b before &b ends: write it out"),
+        ("a: &b [*b]\n", "pipeline.yaml:1: uses *b before &b ends: write it out"),
+        ("? [a]\n: 1\n", "pipeline.yaml:1: has a key that is no text: write `name: value`"),
+        ("a: " + "[" * 500, "pipeline.yaml:1: is nested deeper than 40 levels"),
+        ("a: " + "{b: " * 500, "pipeline.yaml:1: is nested deeper than 40 levels"),
+        ("a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)),
+         "pipeline.yaml:6: holds more than 20000 values, with what aliases repeat: leave some out"),
+        ("a: 1\n" * MAX_BYTES, "pipeline.yaml: has "),
+    ],
+)  # fmt: skip
+def test_text_that_is_no_pipeline(text, sentence):
+    (told,) = refused(text)
+    assert told.startswith(sentence)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "p.yaml").write_bytes(b"source:\n  kind: \xff\xfe\n")
+    with pytest.raises(PipelineFileError, match=r"^p\.yaml:2: is no UTF-8"):
+        load(tmp_path / "p.yaml")
+    with pytest.raises(StorageError, match=r"nothing\.yaml"):
+        load(tmp_path / "nothing.yaml")
+
+
+def test_a_key_stands_once_and_aliases_repeat_values():
+    text = with_line("""
+        train: {epochs: 1}
+        model: {arguments: {a: &size [1, 2], b: *size}}
+    """)
+    assert loads(text).spec.model.arguments == {"a": [1, 2], "b": [1, 2]}
+    assert refused(text + "train: {epochs: 2}\n") == [
+        "pipeline.yaml:8: train stands at pipeline.yaml:5 already: keep one of the two"
+    ]
+    assert "train.<< merges keys" in refused(with_line("train: {<<: {epochs: 1}}"))[0]
+
+
+def test_all_mistakes_of_a_file_are_told_at_once_in_its_order():
+    with pytest.raises(ConfigError) as caught:
+        loads(
+            textwrap.dedent("""\
+                source: {kind: csv, paht: x.csv}
+                features:
+                  a: nummer
+                  b: {type: number, clip: [3, 1]}
+                  c: {type: category, min_count: 0}
+                label: {c: binary, d: {type: regression, loss: log_loss}}
+                train: {epochs: 0, batch_size: -1}
+                search: {method: random, space: {train.epoch: [1]}}
+                """)
+        )
+    assert str(caught.value).split("\n  ") == [
+        "pipeline.yaml has 8 mistakes:",
+        "pipeline.yaml:1: source.paht is not a key of source: write path",
+        "pipeline.yaml:3: features.a.type='nummer' is not known: write number",
+        "pipeline.yaml:4: features.b.clip=[3.0, 1.0] has no room between its limits: give the lower one first",
+        "pipeline.yaml:5: features.c.min_count=0 is below 1: give at least 1",
+        "pipeline.yaml:6: label.d.loss='log_loss' is no loss of type 'regression': choose mse or mae or huber, or "
+        "module:function",
+        "pipeline.yaml:7: train.epochs=0 is below 1: give at least 1",
+        "pipeline.yaml:7: train.batch_size=-1 is below 1: give at least 1",
+        "pipeline.yaml:8: search.trials is missing: say how many settings random draws",
+    ]
+    assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
+
+
+MARKS = st.text(st.sampled_from("{}[]:,-&*!|>'\"%@`#\n\t ~${}.x019é\x00"), max_size=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_whatever_a_file_holds_is_read_or_refused(file, data):
+    text = file.read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 20)))
+        text = text[:start] + data.draw(MARKS) + text[end:]
+    with contextlib.suppress(PipelineFileError):
+        loads(text, (), {"S3_SECRET_KEY": "x"})
+
+
+def test_hours_of_durations():
+    assert [hours_of(text) for text in ("6 hours", "1 hour", "14days", "2 weeks")] == [6, 1, 336, 336]
