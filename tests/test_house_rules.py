@@ -44,6 +44,7 @@ PYSPARK = {
     "launch.driver.slots",
     "launch.daemon",
     "launch.rank.resources",
+    "pipeline.statistics",
     "scoring.score",
     "tables.table",
 } | (DRIVER_SIDE - {"pipeline"})  # in which most modules are pure: those that are not stand above

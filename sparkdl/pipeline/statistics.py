@@ -1,0 +1,190 @@
+"""Statistics of the columns behind features, of a Spark DataFrame.
+
+Enters: a DataFrame, classic or of Spark Connect, and the features' options. Leaves: the same ``Statistics`` as
+``features.statistics`` gives of rows in memory: counts are equal, moments to 1e-12, and quantiles are numbers of the
+rows whose rank is off by a ten-thousandth of the rows at most.
+
+Two passes. The JVM finds the quantiles of all numbers in one aggregation. Then every task counts its rows with the very
+functions that ``features.statistics`` uses, and one ``groupBy`` adds up the values of all vocabularies; what is rare,
+or beyond the size of a vocabulary, never leaves the cluster, so that the driver holds as many values as the model will.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyspark.sql.types as st
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from sparkdl import errors
+from sparkdl.columns.names import quoted
+from sparkdl.columns.statistics import RunningStats
+from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.spark_errors import task_errors
+from sparkdl.compat.worker_python import use_drivers_python
+from sparkdl.errors import DataError, SchemaError
+from sparkdl.features.spec import Encoded, Feature, Image, Number
+from sparkdl.features.statistics import PROBABILITIES, Running, Statistics, top_values
+from sparkdl.features.tokens import Functions
+
+__all__ = ["spark_statistics"]
+
+ACCURACY = 10_000
+"""Of Spark's ``percentile_approx``: ranks are off by one in so many rows at most."""
+
+HELD_VALUES = 200_000
+"""Distinct values that a task counts before it hands them on."""
+
+_REPORT = -1
+_SCHEMA = "feature int, value string, times long, report binary"
+
+
+def spark_statistics(
+    df: DataFrame, features: Mapping[str, Feature], functions: Functions | None = None
+) -> dict[str, Statistics]:
+    """The statistics of the rows of a DataFrame.
+
+    Args:
+        df: of raw columns; it is computed twice, once if no feature is a number.
+        features: by name, their options.
+        functions: that cut texts.
+
+    Raises:
+        SchemaError: a column is missing, or of a type that its feature cannot be made of.
+        DataError: its values are none that the feature can be made of.
+    """
+    use_drivers_python(df.sparkSession)
+    sources = list(dict.fromkeys(options.source(name) for name, options in features.items()))
+    absent = [name for name in sources if df.columns.count(name) != 1]
+    if absent:
+        raise SchemaError(f"the columns {absent} are missing, or there twice, among {df.columns}: add or rename them")
+    quantiles = _quantiles(df, features)
+    task = _Count(dict(features), tuple(sources), quantiles, dict(functions or {}))
+    pictures = {options.source(name) for name, options in features.items() if isinstance(options, Image)}
+    only = pictures - {options.source(name) for name, options in features.items() if not isinstance(options, Image)}
+    # of a picture it only matters whether it is there
+    columns = [F.substring(F.col(quoted(name)), 1, 1) if name in only else F.col(quoted(name)) for name in sources]
+    raw = df.select(*(column.alias(f"column_{place}") for place, column in enumerate(columns)))
+    with task_errors():
+        rows = _bounded(raw.mapInArrow(task, _SCHEMA), features).collect()
+    running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
+    found = {}
+    for place, (name, options) in enumerate(features.items()):
+        counted = [(row["value"], row["times"]) for row in rows if row["feature"] == place]
+        values = top_values(counted, options) if isinstance(options, Encoded) else []
+        found[name] = running[name].result(quantiles.get(name, ()), values)
+    return found
+
+
+def _quantiles(df: DataFrame, features: Mapping[str, Feature]) -> dict[str, tuple[float, ...]]:
+    """The quantiles of every number, in one aggregation; none where no row has one."""
+    sources = {name: options.source(name) for name, options in features.items() if isinstance(options, Number)}
+    columns = list(dict.fromkeys(sources.values()))
+    if not columns:
+        return {}
+    aggregates = [_quantile(df, name).alias(f"column_{place}") for place, name in enumerate(columns)]
+    with task_errors():
+        [row] = df.agg(*aggregates).collect()
+    return {name: tuple(row[f"column_{columns.index(source)}"] or ()) for name, source in sources.items()}
+
+
+def _quantile(df: DataFrame, name: str) -> Column:
+    kind = df.schema[name].dataType
+    if not isinstance(kind, st.NumericType | st.BooleanType | st.NullType):
+        raise SchemaError(f"column {name!r} is {kind.simpleString()}, no number: cast it, or make it another type")
+    number = F.col(quoted(name)).cast("double")
+    finite = F.when(~F.isnan(number) & (F.abs(number) < float("inf")), number)
+    return F.percentile_approx(finite, list(PROBABILITIES), ACCURACY)
+
+
+def _bounded(counted: DataFrame, features: Mapping[str, Feature]) -> DataFrame:
+    """The reports, and of every vocabulary the values that are frequent enough, at most as many as it may hold."""
+    bounds = [
+        (options.least_count, options.most_values) if isinstance(options, Encoded) else (1, 1)
+        for options in features.values()
+    ]
+    least, most = (F.array(*map(F.lit, part)) for part in zip(*bounds, strict=True))
+    of_report = F.col("feature") == _REPORT
+    place = F.greatest(F.col("feature"), F.lit(0)) + 1
+    summed = counted.groupBy("feature", "value").agg(F.sum("times").alias("times"), F.first("report").alias("report"))
+    frequent = summed.where(of_report | (F.col("times") >= F.element_at(least, place)))
+    ordered = Window.partitionBy("feature").orderBy(F.desc("times"), F.col("value"))
+    ranked = frequent.withColumn("rank", F.row_number().over(ordered))
+    return ranked.where(of_report | (F.col("rank") <= F.element_at(most, place))).drop("rank")
+
+
+def _merged(reports: Sequence[bytes], names: Sequence[str]) -> dict[str, Running]:
+    """What the tasks found, merged in the order of their partitions."""
+    parsed = sorted(map(json.loads, reports), key=lambda report: report["partition"])
+    merged = {name: Running() for name in names}
+    for report in parsed:
+        if report["error"]:
+            kind, message = report["error"]
+            raise getattr(errors, kind)(message)
+        for name, fields in report["features"].items():
+            numbers, of_scaled = (RunningStats.from_json(fields.pop(part)) for part in ("numbers", "scaled"))
+            merged[name].merge(Running(**fields, numbers=numbers, scaled=of_scaled))
+    return merged
+
+
+@dataclass(frozen=True)
+class _Count:
+    """Counts the rows of one partition.
+
+    What is wrong with the rows goes to the driver as a report, since trying again would not help.
+    """
+
+    features: dict[str, Feature]
+    sources: tuple[str, ...]
+    quantiles: dict[str, tuple[float, ...]]
+    functions: Functions
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        running = {name: Running() for name in self.features}
+        counted: list[Counter[str]] = [Counter() for _ in self.features]
+        error = None
+        try:
+            for batch in promptly(batches):
+                self._add(batch, running, counted)
+                for place, values in enumerate(counted):
+                    if len(values) > HELD_VALUES:
+                        yield _values(place, values)
+                        values.clear()
+        except (DataError, SchemaError) as cause:
+            error = (type(cause).__name__, str(cause))
+        for place, values in enumerate(counted):
+            if values and error is None:
+                yield _values(place, values)
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        report = {"partition": partition, "error": error, "features": {n: asdict(one) for n, one in running.items()}}
+        yield _rows([_REPORT], [str(partition)], [0], [json.dumps(report).encode()])
+
+    def _add(self, batch: pa.RecordBatch, running: dict[str, Running], counted: list[Counter[str]]) -> None:
+        for (name, options), values in zip(self.features.items(), counted, strict=True):
+            source = options.source(name)
+            column = batch.column(self.sources.index(source))
+            quantiles = self.quantiles.get(name, ())
+            found = running[name].add(source, options, column, quantiles=quantiles, functions=self.functions)
+            values.update(found)
+
+
+def _values(place: int, values: Mapping[str, int]) -> pa.RecordBatch:
+    return _rows([place] * len(values), list(values), list(values.values()), [None] * len(values))
+
+
+def _rows(features: list[int], values: list[str], times: list[int], reports: list[Any]) -> pa.RecordBatch:
+    arrays = [
+        pa.array(features, pa.int32()),
+        pa.array(values, pa.string()),
+        pa.array(times, pa.int64()),
+        pa.array(reports, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, ["feature", "value", "times", "report"])

@@ -1,0 +1,36 @@
+"""The tensor that training saw is the one that Spark's workers give the model, and hashing is Spark's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from sparkdl.batches.reading.loader import ShardedDataset
+from sparkdl.columns.layout import Layout
+from sparkdl.config import LoaderConfig, ScoreConfig
+from sparkdl.features.hashing import hashes
+from sparkdl.scoring.score import score
+from sparkdl.shards.write import write_shards
+from tests.features.conftest import rows_of
+from tests.features.test_one_meaning import assert_same, bundle  # noqa: F401
+
+
+def test_shards_by_spark_and_scores_by_spark_see_one_tensor(spark, features, bundle, tmp_path):  # noqa: F811
+    rows = rows_of(60, seed=21, unseen=True).append_column("label", pa.array(np.arange(60)))
+    frame = spark.createDataFrame(rows).repartition(2)
+    write_shards(frame, str(tmp_path / "set"), labels=["label"], layout=Layout(prepare=features))
+    dataset = ShardedDataset(str(tmp_path / "set"), config=LoaderConfig(pad_value=-1))
+    [batch] = list(dataset.loader(batch_size=60, shuffle=False))
+    order = batch["label"].argsort()
+    trained = {one.name: batch[one.name][order] for one in features.inputs}
+    scored = score(frame, bundle, keep=["label", "city"], config=ScoreConfig(batch_rows=7), trusted=["tests"])
+    table = scored.orderBy("label").toArrow()
+    assert table["city"].to_pylist() == rows["city"].to_pylist()
+    assert_same(trained, table, features)
+
+
+def test_hashes_are_those_of_spark_sql(spark):
+    texts = ["", "a", "Köln", "42", "x" * 100]
+    rows = spark.createDataFrame([(text,) for text in texts], "t string").select(F.xxhash64("t").alias("h")).collect()
+    assert [row["h"] & (2**64 - 1) for row in rows] == hashes(texts).tolist()
