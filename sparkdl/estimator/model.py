@@ -27,6 +27,7 @@ from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
 from sparkdl.estimator.transform import Published, publish, score_frame
+from sparkdl.features.fitted import Features
 from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage
@@ -54,6 +55,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         loss_constructors: functions that made the loss.
         summary: the course of the fit.
         signature: how the model is fed; found out from the columns if it is not given.
+        features: that make the model's inputs of raw columns; ``transform`` then reads those.
         meanings: by label, what its output means: ``value``, ``classes``, ``logit`` or ``probability``; found out from
             the loss if it is not given.
         params: plain parameters; see ``explainParams()``.
@@ -69,12 +71,14 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         loss_constructors: Any = None,
         summary: TrainingSummary | None = None,
         signature: Signature | None = None,
+        features: Features | None = None,
         meanings: Mapping[str, Meaning] | None = None,
         **params: Any,
     ) -> None:
         super().__init__()
         set_defaults(self)
         self._model, self._signature, self._meanings = _module(model), signature, meanings
+        self._features = features
         self._history, self._summary = list(history or ()), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
         self._published: dict[tuple[OutputSpec, ...], Published] = {}
@@ -102,6 +106,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         check_conflicts(self)
+        if self._features is not None and self._signature is None:
+            raise ConfigError(
+                "this TorchModel has features and no signature: give signature=, which names their inputs"
+            )
         with self._lock:
             signature = self._signature or signature_for(self, self.getModel(), dataset)
             wanted = wanted_columns(self, signature, self._known_meanings(signature))
@@ -110,7 +118,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             if outputs not in self._published:
                 model, home = self.getModel(), self._home
                 self._published[outputs] = publish(model, signature, outputs, dataset.sparkSession, home)
-        return score_frame(dataset, self._published[outputs], wanted, self.getOrDefault("transform_batch_size"))
+            published, batch_rows = self._published[outputs], self.getOrDefault("transform_batch_size")
+        return score_frame(dataset, published, wanted, batch_rows, self._features)
 
     def _known_meanings(self, signature: Signature) -> Mapping[str, Meaning] | None:
         given = self._loss_constructors or self._loss
@@ -186,6 +195,15 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     def setModel(self, value: torch.nn.Module) -> TorchModel:
         """Put another module in its place, with the same inputs and outputs."""
         self._model, self._published = _module(value), {}
+        return self
+
+    def getFeatures(self) -> Features | None:
+        """Return the features that make the model's inputs of raw columns; None if it takes columns as they are."""
+        return self._features
+
+    def setFeatures(self, value: Features | None) -> TorchModel:
+        """Set the features that the model was trained with: ``transform`` reads their raw columns from now on."""
+        self._features = value
         return self
 
     def getHistory(self) -> list[dict[str, Any]]:

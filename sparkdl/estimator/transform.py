@@ -22,11 +22,13 @@ from sparkdl.errors import SchemaError
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.outputs import OutputModule, OutputSpec
 from sparkdl.estimator.prediction_columns import Wanted
+from sparkdl.features.fitted import Features
 from sparkdl.launch.driver.session import is_connect
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.folder import BundleInfo
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.models.trust import never
+from sparkdl.scoring.models import WithFeatures
 from sparkdl.scoring.score import score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.storage import Storage
@@ -97,8 +99,17 @@ def _output(signature: Signature, wanted: OutputSpec) -> TensorField:
     return replace(field, name=name if wanted.kind != "output" else field.name)
 
 
-def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], batch_rows: int) -> DataFrame:
+def score_frame(
+    df: DataFrame, published: Published, wanted: Sequence[Wanted], batch_rows: int, features: Features | None = None
+) -> DataFrame:
     """Add the prediction columns; nothing runs before an action does.
+
+    Args:
+        df: the rows.
+        published: the model.
+        wanted: the columns.
+        batch_rows: rows that go through the model at once.
+        features: that make the model's inputs of raw columns.
 
     Raises:
         SchemaError: the frame has a column of such a name already.
@@ -115,7 +126,7 @@ def score_frame(df: DataFrame, published: Published, wanted: Sequence[Wanted], b
     vectors = any(one.vector for one in wanted) and not arrays
     scored = score(
         df,
-        published.source,
+        published.source if features is None else WithFeatures(published.source, features),
         signature=published.signature,
         output_columns=[one.column for one in wanted],
         config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),

@@ -21,7 +21,7 @@ from sparkdl.compat.garbage import freeze
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError
 from sparkdl.features.fitted import Features
-from sparkdl.models.bundle import load_bundle
+from sparkdl.models.bundle import BundleInfo, load_bundle
 from sparkdl.models.calling import check_batch_norm
 from sparkdl.storage import Configuration, Storage
 
@@ -75,14 +75,14 @@ class BundleSource:
 
 @dataclass(frozen=True)
 class WithFeatures:
-    """A module and the features that make its inputs of raw columns.
+    """A model and the features that make its inputs of raw columns, instead of those that a bundle brings.
 
     Attributes:
-        module: of the model.
+        model: a module, or a bundle.
         features: as it was trained with.
     """
 
-    module: nn.Module
+    model: str | BundleInfo | nn.Module
     features: Features
 
 

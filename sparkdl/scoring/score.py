@@ -125,9 +125,8 @@ def score(
 def _source(
     model: str | BundleInfo | nn.Module | WithFeatures, allow_pickle: bool, trusted: tuple[str, ...]
 ) -> tuple[ModelSource, Signature | None, Features | None]:
-    features: Features | None = None
     if isinstance(model, WithFeatures):
-        features, model = model.features, model.module
+        return *_source(model.model, allow_pickle, trusted)[:2], model.features
     if isinstance(model, nn.Module):
         check_batch_norm(model)
         payload = cloudpickle.dumps(model)
@@ -136,7 +135,7 @@ def _source(
                 f"the model has {len(payload) >> 20} MiB, a task carries {_LARGEST_MODULE >> 20} at most: "
                 "save_bundle it to a folder that all workers can read, and give that"
             )
-        return ModuleSource(payload, sha256_hex(payload)), None, features
+        return ModuleSource(payload, sha256_hex(payload)), None, None
     info = model if isinstance(model, BundleInfo) else read_bundle(model)
     if info.model["kind"] == "pickle" and not allow_pickle:
         raise ConfigError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")

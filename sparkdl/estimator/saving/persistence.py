@@ -32,6 +32,7 @@ from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.estimator.saving.saved import Saved, Withheld, load_named, save_named
 from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
 from sparkdl.models.calling import Arguments, formed
+from sparkdl.models.preprocessing import features_of, preprocessing_of
 from sparkdl.models.signature import Signature
 from sparkdl.models.trust import REMEDY, allowed_imports, pickle_allowed
 from sparkdl.storage import Storage
@@ -207,7 +208,12 @@ class ModelWriter(StageWriter):
         model, signature = self._instance.getModel(), self._instance._signature
         with loose_by_value(model):
             info = save_bundle(
-                model, root.child("bundle"), signature=signature, example=example_of(signature), allow_pickle=True
+                model,
+                root.child("bundle"),
+                signature=signature,
+                preprocessing=preprocessing_of(self._instance.getFeatures()),
+                example=example_of(signature),
+                allow_pickle=True,
             )
         known = {id(tensor): name for name, tensor in _tensors(model).items()}
         facts = save_named(self._instance._objects(), root.child("objects"), known)
@@ -245,7 +251,8 @@ class ModelReader(MLReader[Any]):
         strange = sorted(set(objects) - set(self._kind()._objects()))
         if strange:
             raise IntegrityError(f"{root.uri} holds {strange[0][:60]!r}, which no TorchModel has: save the model again")
-        instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
+        features = features_of(bundle.info, trusted)
+        instance = self._kind(model=bundle.model, signature=bundle.signature, features=features, **objects)
         return _restored(instance, metadata, root, {})
 
 
