@@ -17,8 +17,8 @@ run: .venv/.ready ## the whole journey: events, ETL, shards, training, publicati
 test: .venv/.ready ## every test that CI runs; some of them: make test ARGS=tests/batches
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: .venv/.ready ## the tests that take long, or need root for network namespaces
-	$(PYTHON) -m pytest -m slow $(ARGS)
+test-slow: .venv/.ready ## the tests that take long, or need root for network namespaces; ends with how long each took
+	$(PYTHON) -m pytest -m slow --durations=30 $(ARGS)
 
 check: .venv/.ready ## style, types, import rules
 	$(PYTHON) -m ruff check .

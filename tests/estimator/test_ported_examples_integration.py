@@ -16,7 +16,6 @@ from pyspark.ml.feature import OneHotEncoder
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import types as T
 from pyspark.sql.functions import udf
-from sklearn.datasets import load_digits
 
 import sparkdl as hvd
 from sparkdl import Store
@@ -25,6 +24,8 @@ from sparkdl.estimator import SparkBackend
 
 @pytest.fixture(scope="module")
 def digits(spark):
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     rows = [(Vectors.dense(x / 16.0), float(y)) for x, y in zip(data.data, data.target, strict=True)]
     train_df, test_df = spark.createDataFrame(rows, ["features", "label"]).randomSplit([0.9, 0.1], seed=7)

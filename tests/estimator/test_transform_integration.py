@@ -263,24 +263,16 @@ def test_a_fitted_pipeline_scores_the_same_after_saving(frame, tmp_path):
     assert after.sort(keys).select("prediction").collect() == before.sort(keys).select("prediction").collect()
 
 
-ALL_SEARCHES = [(CrossValidator, 1), (CrossValidator, 2), (OneQueue, 1), (OneQueue, 2)]
-
-
-@pytest.mark.parametrize(
-    ("kinds", "sizes"),
-    [
-        pytest.param([(CrossValidator, 1), (OneQueue, 2)], [64], id="two ways"),
-        pytest.param(ALL_SEARCHES, [16, 64], id="every way", marks=pytest.mark.slow),
-    ],
-)
-def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors, tmp_path, kinds, sizes):
+@pytest.mark.slow
+def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors, tmp_path):
     estimator = classifier()
-    grid = ParamGridBuilder().addGrid(estimator.batch_size, sizes).addGrid(estimator.epochs, [1, 3]).build()
+    grid = ParamGridBuilder().addGrid(estimator.batch_size, [16, 64]).addGrid(estimator.epochs, [1, 3]).build()
     accuracy = MulticlassClassificationEvaluator(labelCol="k", metricName="accuracy")
     folded = vectors.withColumn("fold", F.pmod(F.xxhash64("a"), F.lit(2)).cast("int")).cache()
     common = {"estimator": estimator, "estimatorParamMaps": grid, "evaluator": accuracy}
     found = [
-        kind(**common, numFolds=2, foldCol="fold", parallelism=parallelism).fit(folded) for kind, parallelism in kinds
+        kind(**common, numFolds=2, foldCol="fold", parallelism=parallelism).fit(folded)
+        for kind, parallelism in ((CrossValidator, 1), (CrossValidator, 2), (OneQueue, 1), (OneQueue, 2))
     ]
     assert all(one.avgMetrics == found[0].avgMetrics for one in found)
     assert all(one.stdMetrics == found[0].stdMetrics for one in found)
@@ -292,14 +284,6 @@ def test_searches_give_the_same_metrics_side_by_side_as_one_by_one(vectors, tmp_
     again = CrossValidatorModel.load(str(tmp_path / "search"))
     assert again.avgMetrics == found[0].avgMetrics
     assert torch.equal(again.bestModel.getModel()[0].weight, best[0].getModel()[0].weight)
-
-
-@pytest.mark.slow
-def test_a_split_into_training_and_validation_gives_a_metric_for_every_candidate(vectors):
-    estimator = classifier()
-    grid = ParamGridBuilder().addGrid(estimator.batch_size, [16, 64]).addGrid(estimator.epochs, [1, 3]).build()
-    accuracy = MulticlassClassificationEvaluator(labelCol="k", metricName="accuracy")
-    common = {"estimator": estimator, "estimatorParamMaps": grid, "evaluator": accuracy}
     split = TrainValidationSplit(**common, trainRatio=0.7, seed=1, parallelism=2).fit(vectors)
     assert len(split.validationMetrics) == 4
 

@@ -5,7 +5,7 @@ import torch
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.tuning import CrossValidator as SparksOwn
-from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+from pyspark.ml.tuning import CrossValidatorModel, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import functions as F
 from torch import nn
 
@@ -57,6 +57,10 @@ def test_the_fits_of_a_fold_share_its_shards_and_the_metrics_are_those_of_sparks
     assert ours.avgMetrics[1] < ours.avgMetrics[0]
     assert ours.bestModel.summary.epochs == 4
     assert not list((tmp_path / "shards").iterdir())
+    ours.save(str(tmp_path / "search"))
+    again = CrossValidatorModel.load(str(tmp_path / "search"))
+    assert again.avgMetrics == ours.avgMetrics
+    assert torch.equal(again.bestModel.getModel().weight, ours.bestModel.getModel().weight)
 
 
 def test_a_split_into_training_and_validation_shares_its_shards_too(rows, tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sk
 
 from sparkdl.collective import open_collective
 from sparkdl.errors import ConfigError, DataError
@@ -75,6 +74,8 @@ def computed(world, backend="torch"):
 
 
 def wanted(loss, output, label):
+    from sklearn import metrics as sk
+
     if names_of(loss) is VALUES:
         output = output.double().exp() if isinstance(loss, torch.nn.PoissonNLLLoss) else output.double()
         output, label = output.reshape(label.shape).numpy(), label.double().numpy()
