@@ -18,7 +18,7 @@ from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.estimator.fit.rank import FitJob, made_losses, opened
 from sparkdl.estimator.inputs.column_plan import Roles
-from sparkdl.estimator.inputs.faults import place_of_fault
+from sparkdl.estimator.inputs.faults import making, place_of_fault
 from sparkdl.estimator.inputs.probe import Output, Probe
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.shards.manifest import Manifest
@@ -142,7 +142,7 @@ def built(given: Any) -> torch.nn.Module:
     """The module itself, made if a function was given.
 
     Raises:
-        ConfigError: it is none, or its class wants arguments.
+        ConfigError: it is none, its class wants arguments, or its function fails.
     """
     if not isinstance(given, torch.nn.Module):
         try:
@@ -153,7 +153,8 @@ def built(given: Any) -> torch.nn.Module:
                 f"model={name} cannot be made without arguments ({error}): give the module itself, {name}(...), or "
                 f"functools.partial({name}, ...)"
             ) from error
-    model = given if isinstance(given, torch.nn.Module) else given()
+    with making("model"):
+        model = given if isinstance(given, torch.nn.Module) else given()
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module, or a function that makes one")
     return model

@@ -20,6 +20,7 @@ from sparkdl.estimator.fit.data import Prepared, prepare, prepare_existing
 from sparkdl.estimator.fit.rank import FitJob, UserParts, made_losses, task_of
 from sparkdl.estimator.fit.shipping import check_importable, pack
 from sparkdl.estimator.horovod.adapters import adapted_metrics
+from sparkdl.estimator.inputs.faults import making
 from sparkdl.estimator.inputs.probe import Probe
 from sparkdl.estimator.inputs.signature import signature_of
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
@@ -81,7 +82,9 @@ class Fit:
         check_conflicts(params)
         self.params, self.spark = params, spark
         parts = settings.user_parts(params)
-        labels, losses = value_of(params, "label_cols"), made_losses(parts.losses)
+        labels = value_of(params, "label_cols")
+        with making("loss_constructors" if params.isSet("loss_constructors") else "loss"):
+            losses = made_losses(parts.losses)
         self.meanings = meanings_of(labels, losses)
         adapted_metrics(parts.metrics, labels, losses)  # which refuses names that do not fit
         check_columns(params, self.meanings)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dis
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
-from sparkdl.errors import LIBRARIES
+from sparkdl.errors import LIBRARIES, ConfigError, SparkdlError
 
-__all__ = ["place_of_fault"]
+__all__ = ["making", "place_of_fault"]
 
 _BY_ARGUMENTS = (RuntimeError, TypeError, ValueError, IndexError)
 """What torch and its kin raise where tensors do not fit an operation or a signature."""
@@ -26,11 +28,36 @@ def place_of_fault(error: Exception) -> str | None:
     says.
     """
     frames = _frames(error)
-    own = [frame for frame in frames if not frame.tb_frame.f_code.co_filename.startswith(LIBRARIES)]
+    own = _own(frames)
     explicit = bool(own) and own[-1] is frames[-1] and _raises(own[-1])
     if isinstance(error, _BY_ARGUMENTS) and not isinstance(error, NotImplementedError) and not explicit:
         return None
-    place = traceback.extract_tb((own or frames)[-1], limit=1)[0]
+    return _line(own or frames)
+
+
+@contextmanager
+def making(parameter: str) -> Iterator[None]:
+    """Let what the user's function raises, which makes the value of ``parameter``, be one sentence with its line.
+
+    Raises:
+        ConfigError: the block raised something untyped.
+    """
+    try:
+        yield
+    except SparkdlError:
+        raise
+    except Exception as error:
+        frames = _frames(error)
+        told, place = f"{type(error).__name__}: {error}", _line(_own(frames) or frames)
+        raise ConfigError(f"the function given as {parameter} raised {told} at {place}: correct it there") from error
+
+
+def _own(frames: list[TracebackType]) -> list[TracebackType]:
+    return [frame for frame in frames if not frame.tb_frame.f_code.co_filename.startswith(LIBRARIES)]
+
+
+def _line(frames: list[TracebackType]) -> str:
+    place = traceback.extract_tb(frames[-1], limit=1)[0]
     return f"{place.filename}:{place.lineno}"
 
 

@@ -17,6 +17,7 @@ from sparkdl.estimator.fit.checks import (
 )
 from sparkdl.estimator.horovod.adapters import adapted_metrics
 from sparkdl.estimator.inputs.column_plan import Roles
+from sparkdl.estimator.inputs.faults import making
 from sparkdl.estimator.inputs.probe import Output, Probe
 from sparkdl.estimator.inputs.views import Views
 from sparkdl.shards.manifest import Manifest
@@ -124,6 +125,17 @@ def test_a_class_that_wants_arguments_is_told_from_one_that_makes_the_model():
         built(torch.nn.Linear)
     with pytest.raises(ConfigError, match="model is a int: give a torch"):
         built(lambda: 3)
+
+
+def test_a_function_that_fails_to_make_its_object_is_named_with_its_line():
+    def net():
+        return torch.nn.Lineer(2, 1)
+
+    with pytest.raises(ConfigError, match=r"^the function given as model raised AttributeError: .*test_checks.py:\d+"):
+        built(net)
+    told = r"^the function given as loss raised KeyError: 'x' at .*test_checks.py:\d+: correct it there$"
+    with pytest.raises(ConfigError, match=told), making("loss"):
+        {}["x"]
 
 
 def test_more_steps_than_the_rows_give_are_refused():
