@@ -272,7 +272,7 @@ def _check_meaning(field: TensorField, types: Mapping[str, T.StructField]) -> No
         if found != ("" if codes else field.logical):
             raise SchemaError(
                 f"column {name!r} is of type {kind.simpleString()}, and the model was trained on "
-                f"{_MEANT[field.logical or '']}, which are other numbers: cast the column to what it was in training"
+                f"{_MEANT[field.logical or '']}: cast the column to what it was in training"
             )
 
 
