@@ -72,6 +72,6 @@ install_packages() {
 }
 
 check_machine
-install_packages 2> >(grep -v '^WARNING: Location' >&2)
+install_packages 2> >(grep --line-buffered -v '^WARNING: Location' >&2)
 touch "$venv/.ready"
 echo "The environment is ready after ${SECONDS} s: $venv" >&2

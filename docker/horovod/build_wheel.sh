@@ -26,6 +26,7 @@ if [ -z "$wheel" ]; then
     echo "Horovod $version did not build: its last 40 lines stand above." >&2
     exit 1
   fi
+  echo "Built Horovod's wheel in ${SECONDS} s." >&2
   mkdir -p "$(dirname "$cache")"
   staged=$(mktemp -d "$cache.XXXXXX")
   mv "$(find_wheel "$build")" "$staged/"
