@@ -8,6 +8,7 @@ that ``apply`` needs follows from options and statistics, so the document holds 
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -105,6 +106,11 @@ class Features:
     def inputs(self) -> tuple[Input, ...]:
         """What ``apply`` makes, in order: names, dtypes, shapes and cardinalities, as a model factory needs them."""
         return inputs_of({one.name: (one.options, one.statistics) for one in self.fitted})
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The inputs as JSON values: what a model factory is told, and told again when a bundle is rebuilt."""
+        plain: list[dict[str, Any]] = json.loads(encode(list(self.inputs)))
+        return plain
 
     @property
     def schema(self) -> pa.Schema:

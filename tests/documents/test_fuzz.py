@@ -18,9 +18,12 @@ import torch
 from torch import nn
 
 from sparkdl.config import CheckpointConfig
-from sparkdl.documents.typed import Source, convert
+from sparkdl.documents.typed import Source, convert, encode, parse
 from sparkdl.errors import SparkdlError
 from sparkdl.estimator.saving.saved import Saved, load_named, save_named
+from sparkdl.features.fitted import Features, fit
+from sparkdl.features.spec import Category, DateParts, Ids, Number, Text, Vector
+from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import Signature, TensorField, load_bundle, save_bundle
 from sparkdl.models.event_log import Event, fold
 from sparkdl.models.folder import content_hash_of
@@ -292,7 +295,43 @@ def object_tensors(folder):
     return read
 
 
-KINDS = [manifests, checkpoints, checkpoint_tensors, bundles, bundle_weights, events, objects, object_tensors]
+def fitted_features(folder):
+    options = {"n": Number(clip="quantiles"), "c": Category(min_count=1), "l": Ids(buckets=9), "v": Vector()}
+    options |= {"t": Text(tokens="a:b", buckets=5), "d": DateParts(parts=("year", "hour"))}
+    rows = pa.record_batch(
+        {
+            "n": [1.0, None, 3.0],
+            "c": ["x", "y", None],
+            "l": [[1], [], None],
+            "v": [[1.0, 2.0]] * 3,
+            "t": ["p q", "", None],
+            "d": pa.array([0, 10**15, None], pa.timestamp("us")),
+        }
+    )
+    functions = {"a:b": str.split}
+    document = json.loads(encode(fit(options, statistics_of(rows, options, functions)).to_json()))
+
+    def read(chance):
+        changed = parse(text_of(mutated(document, chance), chance), Source("the features"))
+        features = Features.from_json(changed, Source("the features"), lambda _: str.split)
+        assert features.hash
+        assert features.schema
+        features.apply(rows)
+
+    return read
+
+
+KINDS = [
+    fitted_features,
+    manifests,
+    checkpoints,
+    checkpoint_tensors,
+    bundles,
+    bundle_weights,
+    events,
+    objects,
+    object_tensors,
+]
 
 
 def try_many(make, folder, times):

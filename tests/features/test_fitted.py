@@ -47,6 +47,13 @@ def test_what_the_model_factory_is_told(features):
     assert inputs["embedding"].shape == (3,)
 
 
+def test_the_description_is_what_json_gives_back(features):
+    described = features.describe()
+    assert json.loads(json.dumps(described)) == described
+    assert [one["name"] for one in described] == features.schema.names
+    assert described[0]["names"][:2] == ["plain", "raw"]
+
+
 def test_ids_stay_below_their_cardinality(features):
     [batch] = rows_of(500, seed=9, unseen=True).to_batches()
     made = features.apply(batch)
