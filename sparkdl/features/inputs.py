@@ -20,6 +20,7 @@ from sparkdl.features.spec import (
     Encoded,
     Feature,
     Image,
+    Number,
     Part,
     Vector,
     input_names,
@@ -69,8 +70,9 @@ def inputs_of(features: Mapping[str, tuple[Feature, Statistics]]) -> tuple[Input
     others: list[Input] = []
     for name, (options, found) in features.items():
         names = input_names(name, options)
-        numbers += names.get(NUMBERS, ()) if NUMBERS in names and not _own(options) else ()
-        if isinstance(options, Category):
+        if isinstance(options, Number):
+            numbers += names[NUMBERS]
+        elif isinstance(options, Category):
             categories[name] = _cardinality(options, found)
         elif isinstance(options, DateParts):
             categories |= {
@@ -103,7 +105,3 @@ def part_ids(part: Part, found: Statistics) -> int:
 
 def _cardinality(options: Encoded, found: Statistics) -> int:
     return (len(found.values) if options.buckets is None else options.buckets) + 1
-
-
-def _own(options: Feature) -> bool:
-    return isinstance(options, Vector | Image) or (isinstance(options, Encoded) and not isinstance(options, Category))
