@@ -41,6 +41,19 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _check_least(settings: object, least: float, *names: str) -> None:
+    """Refuse numbers below ``least``; None is left alone."""
+    for name in names:
+        value = getattr(settings, name)
+        require(value is None or value >= least, f"{name}={value} is below {least}: give at least {least}")
+
+
+def _check_choice(settings: object, name: str, *allowed: str | None) -> None:
+    """Refuse what is not one of ``allowed``."""
+    value = getattr(settings, name)
+    require(value in allowed, f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}: choose one of these")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardConfig:
     """How shards are written.
@@ -67,14 +80,9 @@ class ShardConfig:
     max_dictionary_values: int = 1_000_000
 
     def __post_init__(self) -> None:
-        require(self.format in ("ipc", "parquet"), f"format={self.format!r} is not 'ipc' or 'parquet': choose one")
-        require(
-            self.compression in (None, "zstd"), f"compression={self.compression!r} is not None or 'zstd': choose one"
-        )
-        for name in ("shard_bytes", "block_rows", "block_bytes", "max_dictionary_values"):
-            require(
-                getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1: give a positive number"
-            )
+        _check_choice(self, "format", "ipc", "parquet")
+        _check_choice(self, "compression", None, "zstd")
+        _check_least(self, 1, "shard_bytes", "block_rows", "block_bytes", "max_dictionary_values")
         require(
             self.block_rows <= 1 << 20, f"block_rows={self.block_rows} exceeds {1 << 20}: 1,000 to 4,000 suit most rows"
         )
@@ -111,10 +119,7 @@ class SyncConfig:
             self.bucket_mib is None or self.bucket_mib > 0,
             f"bucket_mib={self.bucket_mib} must be above 0 MiB: leave it out to let sparkdl choose",
         )
-        require(
-            self.compression in (None, "fp16", "bf16"),
-            f"compression={self.compression!r} is not one of None, 'fp16', 'bf16': choose one of these",
-        )
+        _check_choice(self, "compression", None, "fp16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,24 +178,11 @@ class TrainConfig:
     sync: SyncConfig = SyncConfig()
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("epochs", self.epochs, 1),
-            ("steps_per_epoch", self.steps_per_epoch, 1),
-            ("validation_steps", self.validation_steps, 1),
-            ("max_steps", self.max_steps, 1),
-            ("accumulate_steps", self.accumulate_steps, 1),
-            ("warmup_steps", self.warmup_steps, 0),
-            ("early_stopping_patience", self.early_stopping_patience, 1),
-            ("min_delta", self.min_delta, 0),
-            ("window_steps", self.window_steps, 1),
-            ("progress_seconds", self.progress_seconds, 0),
-        ):
-            require(value is None or value >= least, f"{name}={value} is below {least}: give at least {least}")
-        for name, chosen, allowed in (
-            ("precision", self.precision, ("fp32", "bf16", "fp16")),
-            ("monitor_mode", self.monitor_mode, ("auto", "min", "max")),
-        ):
-            require(chosen in allowed, f"{name}={chosen!r} is not one of {allowed}: choose one of these")
+        _check_least(self, 1, "epochs", "steps_per_epoch", "validation_steps", "max_steps", "accumulate_steps")
+        _check_least(self, 1, "early_stopping_patience", "window_steps")
+        _check_least(self, 0, "warmup_steps", "min_delta", "progress_seconds")
+        _check_choice(self, "precision", "fp32", "bf16", "fp16")
+        _check_choice(self, "monitor_mode", "auto", "min", "max")
         require(
             self.max_grad_norm is None or self.max_grad_norm > 0,
             f"max_grad_norm={self.max_grad_norm} is not above 0: leave it out to train without clipping",
@@ -229,8 +221,7 @@ class CheckpointConfig:
     keep_best: bool = True
 
     def __post_init__(self) -> None:
-        known = ("exact", "warm", "never")
-        require(self.resume in known, f"resume={self.resume!r} is not one of {known}: choose one of these")
+        _check_choice(self, "resume", "exact", "warm", "never")
         for name, value in (("every_steps", self.every_steps), ("every_epochs", self.every_epochs)):
             require(value is None or value >= 1, f"{name}={value} is below 1: give at least 1, or None for never")
         require(self.keep_last >= 1, f"keep_last={self.keep_last} is below 1: a run without checkpoints needs none")
@@ -348,24 +339,11 @@ class LoaderConfig:
     cache_bytes: int = 32 << 30
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("pool_bytes", self.pool_bytes),
-            ("lanes", self.lanes),
-            ("chunk_bytes", self.chunk_bytes),
-            ("prefetch_bytes", self.prefetch_bytes),
-            ("threads", self.threads),
-            ("decode_threads", self.decode_threads),
-            ("fetch_threads", self.fetch_threads),
-            ("max_length", self.max_length),
-            ("cache_bytes", self.cache_bytes),
-        ):
-            require(value is None or value >= 1, f"{name}={value} is below 1: give at least 1")
-        for name, chosen, allowed in (
-            ("on_damage", self.on_damage, ("error", "substitute")),
-            ("verify", self.verify, ("first", "epoch")),
-            ("ragged", self.ragged, ("padded", "jagged")),
-        ):
-            require(chosen in allowed, f"{name}={chosen!r} is not one of {allowed}: choose one of these")
+        _check_least(self, 1, "pool_bytes", "lanes", "chunk_bytes", "prefetch_bytes", "max_length", "cache_bytes")
+        _check_least(self, 1, "threads", "decode_threads", "fetch_threads")
+        _check_choice(self, "on_damage", "error", "substitute")
+        _check_choice(self, "verify", "first", "epoch")
+        _check_choice(self, "ragged", "padded", "jagged")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -389,10 +367,7 @@ class ScoreConfig:
 
     def __post_init__(self) -> None:
         require(self.batch_rows >= 1, f"batch_rows={self.batch_rows} is below 1: give the rows of one batch, e.g. 4096")
-        require(
-            self.nulls in ("error", "null", "nan"),
-            f"nulls={self.nulls!r} is not one of 'error', 'null', 'nan': choose one of these",
-        )
+        _check_choice(self, "nulls", "error", "null", "nan")
         require(
             self.threads is None or self.threads >= 1,
             f"threads={self.threads} is below 1: leave it out to use spark.task.cpus",

@@ -1,6 +1,6 @@
 """The names that users of other libraries bring along: Horovod's functions and runners, Spark's TorchDistributor.
 
 Enters: code written for them. Leaves: what the rest of the house takes. ``adapters.py`` turns losses, metrics and
-training steps of Horovod's estimator into those of a ``train.Task``; ``runners.py`` has HorovodRunner,
-TorchDistributor and log_to_driver, on ``sparkdl.run``.
+training steps of Horovod's estimator into those of a ``train.Task`` (start there for a fit); ``runners.py`` has
+HorovodRunner, TorchDistributor and log_to_driver, on ``sparkdl.run``.
 """
