@@ -21,7 +21,8 @@ OBJECT_STORES = ("s3", "gcs", "abfs")
 _PATIENCE = {"dfs.client.failover.max.attempts": "6"}  # half a minute for a NameNode to answer; 15 take minutes
 _SAME_AS = {"s3a": "s3", "s3n": "s3", "gs": "gcs", "wasb": "abfs", "wasbs": "abfs", "abfss": "abfs"}
 # A forked child makes fsspec forget its filesystems, and hdfs-native's client then waits for ever for threads that only
-# the parent has: so that no child lets go of a parent's client, all are kept. Seen with hdfs-native 0.14.
+# the parent has: so that no child lets go of a parent's client, all are kept. Connections to DataNodes are shared all
+# the same: a child that reads within 3 s of its parent waits 60 s, once. Seen with hdfs-native 0.14.
 _kept: dict[tuple[int, str], Any] = {}
 _PACKAGES = {
     "hdfs": ("hdfs_native", "sparkdl[hdfs]"),

@@ -5,6 +5,7 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+import time
 import uuid
 
 import fsspec
@@ -213,6 +214,7 @@ def test_nothing_of_a_failed_replacement_is_left_by_name(root):
 def test_a_child_process_lives_where_its_parent_spoke_to_hdfs(hdfs):
     root = Storage.of(f"{hdfs}/contract/{uuid.uuid4().hex}")
     root.child("f").write_atomic(b"1")
+    time.sleep(4)  # the client keeps a connection for 3 s, and a child that takes it over waits 60 s for an answer
     child = multiprocessing.get_context("fork").Process(target=root.child("f").read_bytes)
     child.start()
     child.join(60)

@@ -147,14 +147,6 @@ def contents(folder):
     return found
 
 
-@pytest.mark.timeout(900)
-def test_stages_are_saved_and_loaded_where_plain_paths_are_on_hdfs(hadoop, hdfs, tmp_path):
-    stages = ["TorchModel", "PipelineModel"]
-    try_where_plain_paths_are_on_hdfs(hadoop, stages, ["/some/plain", f"file://{tmp_path}/scheme"], tmp_path)
-    assert [entry.name for entry in Storage.of(f"{hdfs}/some/plain").list()] == sorted(stages)
-    assert os.listdir(tmp_path) == ["scheme"], "something was written to the driver's disk"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_stage_is_saved_and_loaded_where_plain_paths_are_local(spark, hdfs, tmp_path):
