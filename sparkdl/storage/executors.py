@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.storage.files import TEMPORARY, Storage
-from sparkdl.storage.session import LOCAL, default_filesystem
+from sparkdl.storage.session import is_here
 
 if TYPE_CHECKING:
     import pyarrow
@@ -104,7 +104,7 @@ def _all_here(spark: Any) -> bool:
     """Whether tasks run in a process of this machine, under this user."""
     master = str(spark.conf.get("spark.master", ""))
     connect = type(spark).__module__.startswith("pyspark.sql.connect")
-    return (master == "local" or master.startswith("local[")) and (not connect or default_filesystem() == LOCAL)
+    return (master == "local" or master.startswith("local[")) and (not connect or is_here(spark.client.host))
 
 
 def _covered(place: Storage, known: set[str]) -> bool:
@@ -115,6 +115,7 @@ def _covered(place: Storage, known: set[str]) -> bool:
 
 def _frame(spark: Any) -> Any:
     """A row or so for every executor, as far as Spark spreads tasks."""
-    context = None if type(spark).__module__.startswith("pyspark.sql.connect") else spark.sparkContext
-    tasks = min(_MOST_TASKS, int(context.defaultParallelism) if context is not None else _MOST_TASKS)
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return spark.range(_MOST_TASKS)  # in as many partitions as the server has slots
+    tasks = min(_MOST_TASKS, int(spark.sparkContext.defaultParallelism))
     return spark.range(0, tasks, 1, tasks)

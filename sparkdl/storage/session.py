@@ -17,7 +17,7 @@ from typing import Any
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["LOCAL", "default_filesystem", "hadoop_settings", "qualified_by_session"]
+__all__ = ["LOCAL", "default_filesystem", "hadoop_settings", "is_here", "qualified_by_session"]
 
 LOCAL = "file:///"
 _CLIENT = ("dfs.", "fs.defaultFS", "fs.viewfs.", "ha.", "hadoop.rpc.", "hadoop.security.", "ipc.client.")
@@ -41,7 +41,7 @@ def default_filesystem() -> str:
     default = _default_of_server(session)
     if not default.startswith("file:"):
         return default
-    return LOCAL if _is_here(session.client.host) else f"file://{session.client.host}"
+    return LOCAL if is_here(session.client.host) else f"file://{session.client.host}"
 
 
 def qualified_by_session(path: str) -> str | None:
@@ -183,7 +183,7 @@ def _default_of_server(session: Any) -> str:
     return _connect[session]
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
     """Whether a host is this machine: only an address of its own can be listened on."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):

@@ -100,7 +100,7 @@ def test_the_default_filesystem_is_looked_up_once_and_a_change_is_seen(spark, de
 
 
 def test_this_machine_is_told_from_others():
-    assert session._is_here("localhost")
-    assert session._is_here("127.0.0.1")
-    assert not session._is_here("192.0.2.1")
-    assert not session._is_here("no-such-host.invalid")
+    assert session.is_here("localhost")
+    assert session.is_here("127.0.0.1")
+    assert not session.is_here("192.0.2.1")
+    assert not session.is_here("no-such-host.invalid")
