@@ -2,26 +2,33 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("grpc")
 
+import pyspark
+
 from sparkdl.storage import Storage
 
 SCRIPT = """
-import json
+import json, sys
 import torch
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from sparkdl import TorchModel, write_shards
 from sparkdl.errors import ConfigError
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage
 
-session = SparkSession.builder.remote("local[2]").getOrCreate()
+session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 assert type(session).__module__.startswith("pyspark.sql.connect")
+assert SparkContext._active_spark_context is None
 session.range(5).write.parquet("/connect/rows")
 refused = []
 for text in ("relative", "~/model"):
@@ -40,18 +47,45 @@ session.stop()
 """
 
 
+def _answers(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def server(hadoop, tmp_path):
+    """The URL of a server that takes plain paths for HDFS's; the client's environment says nothing of that."""
+    home = Path(pyspark.__file__).parent
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    command += ["--conf", f"spark.connect.grpc.binding.port={port}", "--conf", "spark.ui.enabled=false"]
+    local = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home)}
+    env = {**os.environ, **local, "HADOOP_CONF_DIR": str(hadoop)}
+    (tmp_path / "server").mkdir()
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "spark-internal"], env=env, cwd=tmp_path / "server", stdout=log, stderr=log
+        )
+    try:
+        while not _answers(port):
+            assert process.poll() is None, (tmp_path / "server.log").read_text()
+            time.sleep(0.2)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_plain_path_is_the_servers_or_refused_with_the_reason(hadoop, hdfs, tmp_path):
+def test_a_plain_path_is_the_servers_or_refused_with_the_reason(server, hdfs, tmp_path):
+    (tmp_path / "client").mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={
-            **os.environ,
-            "HADOOP_CONF_DIR": str(hadoop),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_PYTHON": sys.executable,
-        },
-        cwd=tmp_path,
+        [sys.executable, "-c", SCRIPT, server],
+        cwd=tmp_path / "client",
         capture_output=True,
         text=True,
         check=False,
@@ -62,4 +96,4 @@ def test_a_plain_path_is_the_servers_or_refused_with_the_reason(hadoop, hdfs, tm
     assert "only the Spark Connect server knows" in refused[0]
     assert "means a folder of this machine" in refused[1]
     assert [entry.name for entry in Storage.of(f"{hdfs}/connect").list()] == ["model", "rows", "set"]
-    assert not [name for name in os.listdir(tmp_path) if name not in ("artifacts", "spark-warehouse")]
+    assert os.listdir(tmp_path / "client") == []
