@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # Tests wait more than they compute: two processes side by side, unless some tests are picked by ARGS.
 WORKERS ?= $(if $(ARGS),0,2)
 
-.PHONY: help run test test-slow check bench doctor lock clean
+.PHONY: help run test test-slow check bench doctor schema lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,6 +32,9 @@ bench: .venv/.ready ## every benchmark with its peers, as JSON lines; one of the
 
 doctor: .venv/.ready ## what this machine has and what works
 	$(PYTHON) -m sparkdl.cli doctor
+
+schema: .venv/.ready ## write docs/pipeline.schema.json anew, from which editors complete pipeline files
+	$(PYTHON) -m sparkdl.pipeline.schema
 
 lock: ## write requirements.lock anew from what .venv holds
 	{ head -n 1 requirements.lock; $(PYTHON) -m pip list --format=freeze | grep -v -i -E '^(horovod|sparkdl|pip)==' | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > requirements.lock.new

@@ -1,0 +1,251 @@
+"""Every key of a whole pipeline file, spoiled one at a time, is told in one sentence with its line and what was meant.
+
+Also holds the JSON schema against the same files: what the reader takes, editors take, and a misspelt key they mark.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from msgspec import inspect
+
+from sparkdl.errors import PipelineFileError
+from sparkdl.pipeline import schema
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.file.kinds import alternatives, fields_of, sections_of, whole_file
+from sparkdl.pipeline.file.problems import Problems
+from sparkdl.pipeline.file.tree import Listing, Scalar, parse
+from sparkdl.pipeline.spec.base import known_sections, plain_type
+from sparkdl.pipeline.spec.training import ESTIMATOR_NAMES
+
+FILES = Path(__file__).parent / "files"
+ENVIRONMENT = {"S3_SECRET_KEY": "hunter2"}
+COMMON = {"key": ["order_id", "line"], "time": "ordered_at", "every": "hour"}
+WINDOWS = {"publish": {"gate": {"over": "key"}, "label": "returned"}}
+
+# What a source, a split and the rest may be instead of what they are in full.yaml.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "parquet": {"source": {"kind": "parquet", "path": "/d", "options": {"mergeSchema": True}, **COMMON}},
+    "csv": {"source": {"kind": "csv", "path": "/d", "schema": "a INT", "options": {"sep": ";"}, **COMMON}},
+    "json": {"source": {"kind": "json", "path": "/d", "schema": "a INT", "options": {"multiLine": False}, **COMMON}},
+    "sql": {"source": {"kind": "sql", "query": "SELECT 1", **COMMON}},
+    "function": {"source": {"kind": "function", "function": "a:b", "arguments": {"x": 1}, **COMMON}},
+    "partition": {"source": {"kind": "delta", "table": "/d", "partition": "day", "every": "hour"}},
+    "hash": {"split": {"by": "hash", "train": 0.5, "validate": 0.25, "score": 0.25, "seed": 3}, **WINDOWS},
+    "column": {"split": {"by": "column", "column": "fold", "train": [1], "validate": [2], "score": [3]}, **WINDOWS},
+    "sql transform": {"transform": {"sql": "SELECT * FROM source"}},
+    "classes hashed": {"features": {"x": {"type": "category", "buckets": 10}}, "drift": {"ignore": ["x"]}},
+    "registry": {"places": {}, "publish": {"registry": "/r", "label": "returned"}},
+}
+
+
+def plain(node: Any) -> Any:
+    if isinstance(node, Scalar):
+        return node.value
+    if isinstance(node, Listing):
+        return [plain(item) for item in node.items]
+    return {name: plain(inner) for name, inner in node.entries.items()}
+
+
+def values(name: str) -> dict[str, Any]:
+    return plain(parse((FILES / f"{name}.yaml").read_bytes(), name, Problems(name)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """One key of a file: its path, the field that it is, and the section around it."""
+
+    path: tuple[str, ...]
+    kind: inspect.Type
+    required: bool
+    tag: bool
+    section: type
+
+    def __str__(self) -> str:
+        return ".".join(self.path)
+
+
+def keys_of(value: Any, kind: inspect.Type, path: tuple[str, ...] = ()) -> Iterator[Place]:
+    """Every key that is a field of a section, with all below it."""
+    found = sections_of(kind)
+    if isinstance(value, dict) and found:
+        chosen = next((one for one in found if one.tag_field and value.get(one.tag_field) == one.tag), found[0])
+        if chosen.tag_field:
+            tags = inspect.LiteralType(tuple(str(one.tag) for one in found))
+            yield Place((*path, chosen.tag_field), tags, True, True, chosen.cls)
+        for name, field in fields_of(chosen).items():
+            if name in value:
+                yield Place((*path, name), field.type, field.required, False, chosen.cls)
+                yield from keys_of(value[name], field.type, (*path, name))
+    elif isinstance(value, dict):
+        for one in (plain_type(one)[0] for one in alternatives(kind)):
+            if isinstance(one, inspect.DictType):
+                for name, inner in value.items():
+                    yield from keys_of(inner, one.value_type, (*path, name))
+
+
+def variant(name: str) -> dict[str, Any]:
+    return {**values("full"), **copy.deepcopy(VARIANTS[name])}
+
+
+def keys_to_spoil(name: str) -> list[Place]:
+    """Those of a variant that the whole file has not in the same section."""
+    return [
+        place for place in keys_of(variant(name), whole_file()) if name == "full" or place.path[0] in VARIANTS[name]
+    ]
+
+
+def spoiled(said: dict[str, Any], place: Place, change: Any) -> tuple[str, int]:
+    """The file's text with one key changed, and the line that the error must name."""
+    said = copy.deepcopy(said)
+    around = said
+    for name in place.path[:-1]:
+        around = around[name]
+    path = change(around, place.path[-1], place)
+    text = yaml.safe_dump(said, sort_keys=False, width=1000)
+    node, line = yaml.compose(text), 1
+    for name in path:
+        key, node = next((key, inner) for key, inner in node.value if key.value == name)
+        line = key.start_mark.line + 1
+    return text, line
+
+
+def misspelt(around, key, place):
+    entries = dict(around)
+    around.clear()
+    for name, value in entries.items():
+        around[name + name[-1] if name == key else name] = value
+    return (*place.path[:-1], key + key[-1])
+
+
+def removed(around, key, place):
+    del around[key]
+    return place.path[:-1]
+
+
+def of_another_type(around, key, place):
+    kinds = [plain_type(one)[0] for one in alternatives(place.kind)]
+    of_names = any(isinstance(one, inspect.StructType | inspect.DictType) for one in kinds)
+    around[key] = 7.5 if of_names else {"zz": 1}
+    return place.path
+
+
+def impossible(around, key, place):
+    around[key] = impossible_value(place, around[key])
+    return place.path
+
+
+def impossible_value(place: Place, now: Any) -> Any:
+    """A value of the right type that cannot be; None if every one of the type can."""
+    kind, said = plain_type(place.kind)
+    plain_kinds = [plain_type(one) for one in alternatives(kind)]
+    for one, more in plain_kinds:
+        least = {**more, **said}.get("minimum", getattr(one, "ge", None) if hasattr(one, "ge") else None)
+        above = getattr(one, "gt", None)
+        if isinstance(one, inspect.LiteralType) and isinstance(now, str) and now in one.values:
+            return now + now[-1]
+        if isinstance(one, inspect.IntType | inspect.FloatType):
+            if least is not None or above is not None:
+                return (least if least is not None else above) - 1
+            if place.path[0] == "train" and place.path[-1] in ESTIMATOR_NAMES:
+                return -1
+        if isinstance(one, inspect.StrType) and isinstance(now, str):
+            return "?? ??" if one.pattern else "" if one.min_length else None
+    return None
+
+
+def told(text: str) -> list[str]:
+    with pytest.raises(PipelineFileError) as caught:
+        loads(text, (), ENVIRONMENT, name="p.yaml", folder="/f")
+    return list(caught.value.problems)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_key_spoiled_is_one_sentence_with_its_line(name):
+    said = variant(name)
+    loads(yaml.safe_dump(said, sort_keys=False), (), ENVIRONMENT)
+    for place in keys_to_spoil(name):
+        dotted, key = str(place), place.path[-1]
+        text, line = spoiled(said, place, misspelt)
+        (sentence,) = told(text)
+        assert sentence.startswith(f"p.yaml:{line}: {dotted}{key[-1]} is not a key of "), sentence
+        assert sentence.endswith(f": write {key}"), sentence
+
+        text, line = spoiled(said, place, of_another_type)
+        (sentence,) = told(text)
+        assert sentence.startswith(f"p.yaml:{line}: {dotted}"), sentence
+
+        if place.required:
+            text, line = spoiled(said, place, removed)
+            (sentence,) = told(text)
+            assert sentence.startswith(f"p.yaml:{line}: " if len(place.path) > 1 else "p.yaml: "), sentence
+            assert f"{dotted} is missing: " in sentence
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_value_out_of_range_is_one_sentence_with_its_line(name):
+    said = variant(name)
+    tried = 0
+    for place in keys_to_spoil(name):
+        around: Any = said
+        for part in place.path[:-1]:
+            around = around[part]
+        now = around[place.path[-1]]
+        value = impossible_value(place, now)
+        if value is None:
+            continue
+        tried += 1
+        text, line = spoiled(said, place, impossible)
+        (sentence,) = told(text)
+        assert sentence.startswith(f"p.yaml:{line}: {place}"), sentence
+        assert (f"{value!r}" if value != "" else "''") in sentence
+        literal = isinstance(now, str) and value == now + now[-1]
+        assert not literal or sentence.endswith(f"write {now}"), sentence
+    assert tried > (60 if name == "full" else 0)
+
+
+def declared(section: type, field: str) -> str:
+    """A field by the class that declares it, which may be one that others derive from."""
+    owner = next(one for one in section.__mro__ if field in one.__dict__.get("__annotations__", {}))
+    return f"{owner.__name__}.{field}"
+
+
+def test_the_files_that_are_spoiled_hold_every_key_that_there_is():
+    places = [place for name in VARIANTS for place in keys_of(variant(name), whole_file()) if not place.tag]
+    seen = {declared(place.section, place.path[-1]) for place in places}
+    missing = {declared(section.cls, field) for section in known_sections() for field in fields_of(section)} - seen
+    assert not missing
+
+
+VALIDATOR = jsonschema.Draft202012Validator(schema.schema())
+
+
+@pytest.mark.parametrize("file", sorted(file.stem for file in FILES.glob("*.yaml")))
+def test_editors_take_the_examples(file):
+    VALIDATOR.validate(values(file))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_editors_take_what_is_read_and_mark_what_is_misspelt(name):
+    said = variant(name)
+    VALIDATOR.validate(said)
+    for place in keys_to_spoil(name):
+        text, _ = spoiled(said, place, misspelt)
+        assert not VALIDATOR.is_valid(yaml.safe_load(text)), str(place)
+
+
+def test_the_schema_is_the_committed_one_and_says_what_each_key_is():
+    assert schema.PAGE.read_text(encoding="utf-8") == schema.render(), "run `make schema`"
+    jsonschema.Draft202012Validator.check_schema(schema.schema())
+    made = schema.schema()
+    for name, section in [("pipeline", made), *made["$defs"].items()]:
+        for key, about in section["properties"].items():
+            assert about.get("description") or "enum" in about or key == "column", f"{name}.{key} says nothing"
