@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import get_annotations as annotations_of
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_every_value_out_of_range_is_one_sentence_with_its_line(name):
 
 def declared(section: type, field: str) -> str:
     """A field by the class that declares it, which may be one that others derive from."""
-    owner = next(one for one in section.__mro__ if field in one.__dict__.get("__annotations__", {}))
+    owner = next(one for one in section.__mro__ if field in annotations_of(one))
     return f"{owner.__name__}.{field}"
 
 

@@ -92,8 +92,10 @@ def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Found:
         if kind is None:
             yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
         elif not use.fits(kind):
-            nested = ", which is nested: take what you need of it in transform" if _is_nested(kind, use.wanted) else ""
-            yield use.path, f"{shown} is a column of {kind}, and {use.wanted} are needed{nested or ': ' + _REMEDY}"
+            nested = _is_nested(kind, use.wanted)
+            remedy = "take what you need of it in transform" if nested else _REMEDY
+            column = f"is a {'nested ' if nested else ''}column of {kind}"
+            yield use.path, f"{shown} {column}, and {use.wanted} are needed: {remedy}"
 
 
 _REMEDY = "cast it in transform, or choose another type or column"
