@@ -44,14 +44,14 @@ def test_columns_that_fit_are_taken():
 
 
 def test_all_columns_that_do_not_fit_are_told_at_once_by_line():
-    columns = {**CHURN, "bill": pa.string(), "plan": pa.float64(), "last_login": pa.struct([("at", pa.date32())])}
+    columns = {**CHURN, "bill": pa.string(), "plan": pa.binary(), "last_login": pa.struct([("at", pa.date32())])}
     columns["custmer_id"] = columns.pop("customer_id")
     assert told(columns) == [
         f"churn.yaml:{line_of('  key:')}: source.key[0]='customer_id' is no column of the source: write custmer_id",
         f"churn.yaml:{line_of('  bill:')}: features.bill is a column of string, and numbers are needed: cast it in "
         "transform, or choose another type or column",
-        f"churn.yaml:{line_of('  plan,')}: features.plan is a column of double, and texts, whole numbers or truth "
-        "values are needed: cast it in transform, or choose another type or column",
+        f"churn.yaml:{line_of('  plan,')}: features.plan is a column of binary, and texts, whole numbers, truth "
+        "values or dates are needed: cast it in transform, or choose another type or column",
         f"churn.yaml:{line_of('  last_login:')}: features.last_login is a nested column of struct<at: date32[day]>, "
         "and dates or timestamps are needed: take what you need of it in transform",
     ]
@@ -105,8 +105,8 @@ def test_every_type_of_feature_says_which_columns_it_reads():
     ("feature", "fits", "other"),
     [
         ("number", [pa.int8(), pa.float64(), pa.bool_(), pa.decimal128(5, 2)], [pa.string(), pa.list_(pa.int8())]),
-        ("category", [pa.string(), pa.int64(), pa.bool_(), pa.date32()], [pa.float32(), pa.list_(pa.string())]),
-        ("ids", [pa.list_(pa.int64()), pa.large_list(pa.string())], [pa.int64(), pa.list_(pa.float32())]),
+        ("category", [pa.string(), pa.int64(), pa.float32(), pa.date32()], [pa.timestamp("us"), pa.list_(pa.string())]),
+        ("ids", [pa.list_(pa.int64()), pa.large_list(pa.string())], [pa.int64(), pa.list_(pa.binary())]),
         ("vector", [pa.list_(pa.float32()), pa.list_(pa.float32(), 3)], [pa.float32(), pa.list_(pa.string())]),
         ("text", [pa.string(), pa.large_string()], [pa.binary(), pa.list_(pa.string())]),
         ("{type: image, height: 2, width: 2}", [pa.binary(), pa.large_binary()], [pa.string()]),

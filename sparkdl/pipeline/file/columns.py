@@ -130,6 +130,11 @@ def _is_class(kind: pa.DataType) -> bool:
     return _is_whole(kind) or is_text(kind)
 
 
+def _is_value(kind: pa.DataType) -> bool:
+    """Whether values can be told apart as ids; of numbers with fractions the rows decide."""
+    return is_text(kind) or _is_number(kind) or bool(pa.types.is_date(kind))
+
+
 def _is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
@@ -144,11 +149,11 @@ def _is_scalar(kind: pa.DataType) -> bool:
 
 def _is_binary(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
 
 
 def _is_list_of_values(kind: pa.DataType) -> bool:
-    return is_list(kind) and _is_class(kind.value_type)
+    return is_list(kind) and _is_value(kind.value_type)
 
 
 def _is_list_of_numbers(kind: pa.DataType) -> bool:
@@ -156,10 +161,11 @@ def _is_list_of_numbers(kind: pa.DataType) -> bool:
 
 
 _CLASSES = "texts, whole numbers or truth values"
+_VALUES = "texts, whole numbers, truth values or dates"
 _FEATURES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "number": (_is_number, "numbers"),
-    "category": (lambda kind: _is_class(kind) or _is_time(kind), _CLASSES),
-    "ids": (_is_list_of_values, "lists of texts or whole numbers"),
+    "category": (_is_value, _VALUES),
+    "ids": (_is_list_of_values, f"lists of {_VALUES}"),
     "vector": (_is_list_of_numbers, "lists or vectors of numbers"),
     "text": (is_text, "texts"),
     "image": (_is_binary, "bytes of encoded pictures"),
