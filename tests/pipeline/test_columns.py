@@ -8,8 +8,9 @@ from typing import get_args
 import pyarrow as pa
 import pytest
 
-from sparkdl.errors import PipelineFileError
+from sparkdl.errors import DataError, PipelineFileError, SchemaError
 from sparkdl.features.spec import Feature
+from sparkdl.features.statistics import statistics_of
 from sparkdl.pipeline.file import columns as columns_of_files
 from sparkdl.pipeline.file import load, loads
 
@@ -120,3 +121,31 @@ def test_the_type_of_a_column_fits_the_type_of_its_feature(feature, fits, other)
     for kind in other:
         with pytest.raises(PipelineFileError, match=r"^pipeline\.yaml:4: features\.x is a (nested )?column of "):
             file.check_columns({"x": kind, "y": pa.bool_()})
+
+
+KINDS = [
+    *(pa.int8(), pa.uint64(), pa.float32(), pa.float64(), pa.bool_(), pa.decimal128(5, 2), pa.string()),
+    *(pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(4), pa.date32()),
+    *(pa.list_(pa.int64()), pa.list_(pa.string()), pa.list_(pa.float32()), pa.list_(pa.float32(), 2)),
+    *(pa.list_(pa.binary()), pa.struct([("a", pa.int8())]), pa.map_(pa.string(), pa.int8()), pa.duration("s")),
+    *(pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.dictionary(pa.int32(), pa.string())),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("feature", ["number", "category", "ids", "vector", "text", "date_parts"])
+def test_the_check_takes_the_columns_that_features_are_made_of(feature):
+    file = loads("source: {kind: csv, path: x}\nlabel: {y: binary}\nfeatures:\n  x: " + feature)
+    for kind in KINDS:
+        try:
+            statistics_of(pa.table({"x": pa.array([None], kind)}), file.spec.features)
+            made = True
+        except SchemaError:
+            made = False
+        except DataError:
+            made = True  # of these rows, not of the type
+        try:
+            file.check_columns({"x": kind, "y": pa.bool_()})
+            taken = True
+        except PipelineFileError:
+            taken = False
+        assert taken == made, f"{feature} of {kind}"
