@@ -44,10 +44,9 @@ PYSPARK = {
     "launch.driver.slots",
     "launch.daemon",
     "launch.rank.resources",
-    "pipeline.statistics",
     "scoring.score",
     "tables.table",
-} | (DRIVER_SIDE - {"pipeline"})  # in which most modules are pure: those that are not stand above
+} | DRIVER_SIDE
 TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features"} | {
     f"pipeline.{part}" for part in ("chance", "counts", "drift", "file", "gate", "metrics", "schema", "spec")
 }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from sparkdl.collective.base import Ranks
+from sparkdl.collective.base import Ranks, as_bytes
 from sparkdl.errors import CheckpointError, ConfigError
 
 __all__ = ["agree_on_tensors", "named_parameters", "pack", "share_optimizer", "unpack"]
@@ -141,8 +141,7 @@ def _fill(value: Any, into: list[torch.Tensor], device: str) -> Any:
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the bytes of ``tensors``, one after the other, as one new flat tensor on their device."""
-    parts = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-    return torch.cat(parts)
+    return torch.cat([as_bytes(tensor) for tensor in tensors])
 
 
 def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
@@ -152,6 +151,6 @@ def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         size = tensor.numel() * tensor.element_size()
         # A slice may start at any byte, and a view as a wider dtype must not: copy into an aligned tensor.
         part = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        part.reshape(-1).view(torch.uint8).copy_(flat[offset : offset + size])
+        as_bytes(part).copy_(flat[offset : offset + size])
         tensor.detach().copy_(part)
         offset += size

@@ -17,7 +17,7 @@ import torch
 from sparkdl.config import SyncConfig
 from sparkdl.world import World
 
-__all__ = ["Collective", "GradientSync", "Pending", "Ranks", "ReduceOp"]
+__all__ = ["Collective", "GradientSync", "Pending", "Ranks", "ReduceOp", "as_bytes"]
 
 ReduceOp = Literal["sum", "mean", "min", "max"]
 
@@ -223,3 +223,12 @@ class Ranks(Protocol):
     def at_close(self, closer: Callable[[], None]) -> None:
         """Call ``closer``, which is idempotent, when this rank leaves."""
         ...
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor as a flat one, without a copy where it lies whole.
+
+    A dimension of one element may have any stride in a contiguous tensor, and torch views none but 1 as bytes.
+    """
+    whole = tensor.detach().contiguous()
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)

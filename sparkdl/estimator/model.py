@@ -156,6 +156,11 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return ModelReader(cls)
 
     @property
+    def signature(self) -> Signature | None:
+        """How the model is fed and what it answers; None if it was made around a module and has not transformed yet."""
+        return self._signature
+
+    @property
     def history(self) -> Any:
         """The epochs as a pandas DataFrame: losses, metrics, learning rate, seconds and rows."""
         import pandas as pd

@@ -20,18 +20,16 @@ import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparkdl.errors import ConfigError
+from sparkdl.models.signature import COMPANIONS, Call, Form
 
 __all__ = [
-    "COMPANIONS",
     "Arguments",
-    "Call",
-    "Form",
     "asked_forms",
     "check_batch_norm",
     "formed",
@@ -40,13 +38,6 @@ __all__ = [
     "value_form",
 ]
 
-Call = Literal["positional", "dict", "keywords"]
-"""How a model is called: ``model(x, y)``, ``model({"x": x, "y": y})`` or ``model(x=x, y=y)``."""
-
-Form = Literal["", "padded", "flat", "jagged", "mask", "padding_mask", "lengths", "offsets"]
-"""The values themselves, and what may come beside them; empty for rows that all have one shape."""
-
-COMPANIONS: tuple[Form, ...] = ("mask", "padding_mask", "lengths", "offsets")
 _BESIDE_ONE: dict[str, Form] = {
     "mask": "mask",
     "attention_mask": "mask",

@@ -18,12 +18,12 @@ from typing import Any
 from torch import nn
 
 from sparkdl.errors import BundleError
-from sparkdl.models.trust import IMPORT_SETTING, IMPORT_VARIABLE, checked_packages, never
+from sparkdl.models.trust import IMPORT_SETTING, IMPORT_VARIABLE, OWN, checked_packages, never
 
 __all__ = ["TORCH", "build", "make", "path_of", "resolve"]
 
-TORCH = ("torch.nn",)
-"""What may be imported without a word: torch's own layers."""
+TORCH = ("torch.nn", OWN)
+"""What may be imported without a word: torch's own layers, and the networks that sparkdl brings."""
 
 
 def path_of(factory: str | Callable[..., nn.Module]) -> str:

@@ -6,13 +6,20 @@ Enters: facts that training knew. Leaves: a ``Signature``, from which scoring pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from sparkdl.columns.spec import LOGICAL
 from sparkdl.config import require
-from sparkdl.models.calling import Call, Form
 
-__all__ = ["Call", "Signature", "TensorField"]
+__all__ = ["COMPANIONS", "Call", "Form", "Signature", "TensorField"]
+
+Call = Literal["positional", "dict", "keywords"]
+"""How a model is called: ``model(x, y)``, ``model({"x": x, "y": y})`` or ``model(x=x, y=y)``."""
+
+Form = Literal["", "padded", "flat", "jagged", "mask", "padding_mask", "lengths", "offsets"]
+"""The values themselves, and what may come beside them; empty for rows that all have one shape."""
+
+COMPANIONS: tuple[Form, ...] = ("mask", "padding_mask", "lengths", "offsets")
 
 _DTYPES = (
     *("float64", "float32", "float16", "bfloat16"),

@@ -20,6 +20,8 @@ __all__ = ["REMEDY", "allow_imports", "allow_pickle", "allowed_imports", "checke
 
 SETTING, VARIABLE = "spark.sparkdl.allowPickle", "SPARKDL_ALLOW_PICKLE"
 IMPORT_SETTING, IMPORT_VARIABLE = "spark.sparkdl.allowImports", "SPARKDL_ALLOW_IMPORTS"
+OWN = "sparkdl.models.networks"
+"""The one module of sparkdl whose classes a saved model may name: it holds networks and nothing else."""
 REMEDY = (
     f"if you trust whoever saved it, load it inside `with sparkdl.allow_pickle():`, or set {SETTING}=true in Spark or "
     f"{VARIABLE}=1 in the environment"
@@ -109,4 +111,4 @@ def never(module: str) -> str:
         return "is of Python's standard library, which holds no models"
     if top == "torch" and not f"{module}.".startswith(("torch.nn.", "torch.optim.")):
         return "is part of torch outside of torch.nn, which loads and runs files"
-    return "is sparkdl itself, which loads and runs files" if top == "sparkdl" else ""
+    return "is sparkdl itself, which loads and runs files" if top == "sparkdl" and module != OWN else ""

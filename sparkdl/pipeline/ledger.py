@@ -17,7 +17,7 @@ from sparkdl.documents.typed import Count, Source, convert, encode, parse
 from sparkdl.errors import DataError
 from sparkdl.tables.table import Table
 
-__all__ = ["Ledger", "WindowBooks"]
+__all__ = ["Ledger", "Tables", "WindowBooks"]
 
 _SCHEMA = pa.schema(
     [
@@ -126,3 +126,19 @@ class Ledger:
             self.table.merge(content, on=["window"])
         else:
             self.table.append(content, expected_version=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """The tables of one pipeline, below one folder."""
+
+    folder: str
+
+    def table(self, name: str) -> Table:
+        """One of them: ``clean``, ``quarantine``, ``ledger``, ``predictions``."""
+        return Table(f"{self.folder}/{name}")
+
+    @property
+    def ledger(self) -> Ledger:
+        """The books of all windows."""
+        return Ledger(self.table("ledger"))

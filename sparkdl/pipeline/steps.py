@@ -24,6 +24,9 @@ __all__ = ["StepNote", "Steps", "content_key"]
 
 T = TypeVar("T")
 
+_MAX_BYTES = 256 << 20
+"""Of a result: vocabularies of fitted features are the largest."""
+
 
 def content_key(step: str, inputs: Mapping[str, Any]) -> str:
     """The key of a step's result: 32 hexadecimal digits that follow from its name and inputs, whatever their order.
@@ -81,7 +84,7 @@ class Steps:
         if not place.exists():
             return None
         try:
-            result = read(place, kind, "delete it, and the step is done again")
+            result = read(place, kind, "delete it, and the step is done again", _MAX_BYTES)
         except IntegrityError as error:
             logger.warning("%s: the step is done again", error)
             return None
@@ -100,17 +103,32 @@ class Steps:
         Raises:
             StorageError: results cannot be read or written.
         """
-        started, key = time.perf_counter(), content_key(step, inputs)
+        started = time.perf_counter()
         result = self.find(step, inputs, kind, holds)
-        kept = result is not None
-        if result is None:
-            emit("step", name=step, state="started")
-            result = work()
-            self._place(step, key).write_atomic(encode(result))
-        note = StepNote(name=step, key=key, kept=kept, seconds=time.perf_counter() - started)
-        self.notes.append(note)
-        emit("step", name=step, state="kept" if kept else "done", seconds=note.seconds)
+        if result is not None:
+            self._note(step, content_key(step, inputs), True, time.perf_counter() - started)
+            return result
+        emit("step", name=step, state="started")
+        result = work()
+        self.put(step, inputs, result, time.perf_counter() - started)
         return result
+
+    def put(self, step: str, inputs: Mapping[str, Any], result: Any, seconds: float) -> None:
+        """Keep a result, of a step that makes several at once.
+
+        Args:
+            step: its name.
+            inputs: everything that decides the result.
+            result: a dataclass.
+            seconds: that it took.
+        """
+        key = content_key(step, inputs)
+        self._place(step, key).write_atomic(encode(result))
+        self._note(step, key, False, seconds)
+
+    def _note(self, step: str, key: str, kept: bool, seconds: float) -> None:
+        self.notes.append(StepNote(name=step, key=key, kept=kept, seconds=seconds))
+        emit("step", name=step, state="kept" if kept else "done", seconds=seconds)
 
     def _place(self, step: str, key: str) -> Storage:
         return self._folder.child(step).child(f"{key}.json")

@@ -1,8 +1,8 @@
 """Windows of time: which are due, which train, which validate, which are scored. Pure arithmetic on names.
 
 Enters: windows with the fingerprint of what the source holds for each, and what was done before. Leaves: the windows
-to do, and the split. A window is named by its start, ``2026-03-02`` (a day), ``2026-03-02T05`` (an hour) or ``2026-03``
-(a month), so that names sort as time does.
+to do, and the split. A window is named by its start in UTC, ``2026-03-02`` (a day) or ``2026-03-02T05`` (an hour), so
+that names sort as time does.
 
 What is due follows from what was written for which input, never from the clock: a gap heals by itself, a late row makes
 its own window due and no other. The clock has one say: windows that begin after ``now`` are left alone, so that one
@@ -14,21 +14,24 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from sparkdl.errors import DataError
 
-__all__ = ["WHOLE", "Split", "ahead", "due", "split_windows", "window_of"]
+__all__ = ["NO_TIME", "WHOLE", "Windows", "ahead", "due", "split_by_time"]
 
 WHOLE = "all"
 """The one window of a source without a time column."""
 
-_FORMATS = {"month": "%Y-%m", "day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
-_NAME = re.compile(r"\d{4}-\d{2}(-\d{2}(T\d{2})?)?")
+NO_TIME = "none"
+"""The window of rows that do not say when they happened; it is never trained on."""
+
+_FORMATS = {10: "%Y-%m-%d", 13: "%Y-%m-%dT%H"}
+_NAME = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2})?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class Windows:
     """Which windows train, which validate, which are scored; each in order, and each after those before it."""
 
     training: tuple[str, ...]
@@ -36,14 +39,9 @@ class Split:
     scoring: tuple[str, ...]
 
 
-def window_of(moment: datetime, size: str) -> str:
-    """The name of the window of ``size`` (``"hour"``, ``"day"``, ``"month"``) that a moment lies in, in UTC."""
-    return moment.astimezone(UTC).strftime(_FORMATS[size])
-
-
 def ahead(windows: Collection[str], now: datetime) -> list[str]:
     """Those of the windows that begin after ``now``, in order."""
-    return sorted(name for name in windows if name != WHOLE and _start(name) > now)
+    return sorted(name for name in windows if name not in (WHOLE, NO_TIME) and _start(name) > now)
 
 
 def due(
@@ -74,40 +72,45 @@ def due(
     return sorted(name for name in found if name not in later and (name in forced or done.get(name) != found[name]))
 
 
-def split_windows(windows: Collection[str], *, train: int | None, validate: int, score: int, least: int = 1) -> Split:
-    """Divide windows by time: the last are scored, those before validate, those before train.
+def split_by_time(windows: Collection[str], *, train: int | None, validate: int, score: int) -> Windows:
+    """Divide windows by time: the newest hours are scored, those before validate, those before train.
+
+    Hours are counted back from the end of the newest window; a gap in the data is a gap in its part, and moves nothing.
 
     Args:
-        windows: all that have rows.
-        train: how many windows train, the newest of those left (a window that slides); None takes all (one that grows).
-        validate: how many validate.
-        score: how many are scored.
-        least: how many must be left to train.
+        windows: all that have rows, days or hours.
+        train: hours that train: a window that slides; None takes all there are: one that grows.
+        validate: hours that validate.
+        score: hours that are scored.
 
     Raises:
-        DataError: there are too few windows.
+        DataError: a part is left without a window.
     """
-    ordered = sorted(windows)
-    held = validate + score
-    if len(ordered) < held + least:
-        raise DataError(
-            f"the source has {len(ordered)} windows with rows ({_span(ordered)}), and {validate} to validate, {score} "
-            f"to score and {least} to train make {held + least}: wait for more data, or lower them in split"
-        )
-    first = len(ordered) - held
-    training = ordered[:first] if train is None else ordered[max(0, first - train) : first]
-    return Split(
-        training=tuple(training),
-        validation=tuple(ordered[first : first + validate]),
-        scoring=tuple(ordered[first + validate :]),
-    )
+    ordered = sorted(name for name in windows if name != NO_TIME)
+    if not ordered:
+        raise DataError("the source has no window with rows: check the source, or wait for data")
+    size = timedelta(hours=1 if len(ordered[-1]) == 13 else 24)
+    end = _start(ordered[-1]) + size
+    scored, held = end - timedelta(hours=score), end - timedelta(hours=score + validate)
+    first = None if train is None else held - timedelta(hours=train)
+    parts: dict[str, list[str]] = {"train": [], "validate": [], "score": []}
+    for name in ordered:
+        start = _start(name)
+        if first is None or start >= first:
+            parts["score" if start >= scored else "validate" if start >= held else "train"].append(name)
+    for part, found in parts.items():
+        if not found:
+            raise DataError(
+                f"split.{part} has no window with rows: the source has {_span(ordered)} ({len(ordered)} windows), "
+                f"{score} hours to score and {validate} to validate end with the newest: wait for data, or change split"
+            )
+    return Windows(training=tuple(parts["train"]), validation=tuple(parts["validate"]), scoring=tuple(parts["score"]))
 
 
 def _start(name: str) -> datetime:
     if not _NAME.fullmatch(name):
-        raise DataError(f"{name!r} is no window: windows are called 2026-03, 2026-03-02 or 2026-03-02T05")
-    size = {7: "month", 10: "day", 13: "hour"}[len(name)]
-    return datetime.strptime(name, _FORMATS[size]).replace(tzinfo=UTC)
+        raise DataError(f"{name!r} is no window: windows are called 2026-03-02 or 2026-03-02T05")
+    return datetime.strptime(name, _FORMATS[len(name)]).replace(tzinfo=UTC)
 
 
 def _span(ordered: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ from sparkdl.tables.delta import (
 )
 from sparkdl.tables.parquet import FileRow, partition_text
 
-__all__ = ["WritePlan", "WriteResult", "active_files", "has_committed"]
+__all__ = ["TableFile", "WritePlan", "WriteResult", "active_files", "has_committed"]
 
 Partition = Mapping[str, str | None]
 
@@ -66,13 +67,21 @@ def has_committed(table: DeltaTable, transaction: AppTransaction | None) -> bool
     return last is not None and last >= transaction.version
 
 
-def active_files(table: DeltaTable) -> list[tuple[str, int, dict[str, str | None]]]:
-    """Path (as on disk), size and partition (values as the log spells them) of every file of this version."""
+class TableFile(NamedTuple):
+    """One file of a table's version: its path as on disk, its size, its partition's values as the log spells them."""
+
+    path: str
+    bytes: int
+    partition: dict[str, str | None]
+
+
+def active_files(table: DeltaTable) -> list[TableFile]:
+    """The files of this version."""
     actions = pa.table(table.get_add_actions())
     names = table.metadata().partition_columns
     partitions = actions.column("partition").to_pylist() if names else [{}] * actions.num_rows
     return [
-        (unquote(path), size, {name: partition_text(values[name]) for name in names})
+        TableFile(unquote(path), size, {name: partition_text(values[name]) for name in names})
         for path, size, values in zip(
             actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), partitions, strict=True
         )

@@ -23,7 +23,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
 from sparkdl.storage import Storage, check_places
-from sparkdl.tables.commit import WritePlan, WriteResult, active_files, has_committed
+from sparkdl.tables.commit import TableFile, WritePlan, WriteResult, active_files, has_committed
 from sparkdl.tables.delta import (
     AppTransaction,
     check_readable,
@@ -96,8 +96,12 @@ class Table:
 
     def partitions(self, version: int | None = None) -> list[dict[str, str | None]]:
         """The partitions that hold files, values as text."""
-        found = {tuple(sorted(values.items())) for _, _, values in active_files(self._open(version))}
+        found = {tuple(sorted(file.partition.items())) for file in self.files(version)}
         return [dict(values) for values in sorted(found, key=str)]
+
+    def files(self, version: int | None = None) -> list[TableFile]:
+        """The files that a version is made of."""
+        return active_files(self._open(version))
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The commits, newest first: version, timestamp (ms), operation, and what the writer added."""

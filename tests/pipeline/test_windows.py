@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.windows import WHOLE, ahead, due, split_windows, window_of
+from sparkdl.pipeline.windows import NO_TIME, WHOLE, ahead, due, split_by_time
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 DAYS = [f"2026-03-{day:02d}" for day in range(1, 11)]
@@ -41,46 +41,57 @@ def test_a_source_without_time_is_one_window():
     assert due({WHOLE: "a"}, {WHOLE: "a"}, now=NOW) == []
 
 
-@pytest.mark.parametrize(("size", "name"), [("hour", "2026-03-02T05"), ("day", "2026-03-02"), ("month", "2026-03")])
-def test_windows_are_named_by_their_start_in_utc(size, name):
-    moment = datetime.fromisoformat("2026-03-02T07:59:00+02:00")
-    assert window_of(moment, size) == name
-    assert ahead([name], NOW) == []
+@pytest.mark.parametrize("name", ["yesterday", "2026-03", "2026-3-2", "2026-03-02T5"])
+def test_a_name_that_is_no_window_is_refused(name):
+    with pytest.raises(DataError, match=f"'{name}' is no window"):
+        ahead([name], NOW)
 
 
-def test_a_name_that_is_no_window_is_refused():
-    with pytest.raises(DataError, match="'yesterday' is no window"):
-        ahead(["yesterday"], NOW)
-
-
-def test_the_last_windows_are_scored_those_before_validate_those_before_train():
-    split = split_windows(DAYS, train=4, validate=2, score=1)
+def test_the_newest_hours_are_scored_those_before_validate_those_before_train():
+    split = split_by_time(DAYS, train=4 * 24, validate=2 * 24, score=24)
     assert (split.training, split.validation, split.scoring) == (
         ("2026-03-04", "2026-03-05", "2026-03-06", "2026-03-07"),
         ("2026-03-08", "2026-03-09"),
         ("2026-03-10",),
     )
-    assert split_windows(DAYS, train=None, validate=2, score=1).training == tuple(DAYS[:7])
+    assert split_by_time(DAYS, train=None, validate=48, score=24).training == tuple(DAYS[:7])
+
+
+def test_a_gap_stays_in_its_part():
+    days = [day for day in DAYS if day not in ("2026-03-06", "2026-03-08")]
+    split = split_by_time(days, train=4 * 24, validate=2 * 24, score=24)
+    assert (split.training, split.validation) == (("2026-03-04", "2026-03-05", "2026-03-07"), ("2026-03-09",))
+
+
+def test_hours_are_windows_too():
+    hours = [f"2026-03-02T{hour:02d}" for hour in range(12)]
+    split = split_by_time(hours, train=None, validate=2, score=1)
+    assert (split.validation, split.scoring) == (("2026-03-02T09", "2026-03-02T10"), ("2026-03-02T11",))
 
 
 @given(
     days=st.sets(st.sampled_from(DAYS)),
     train=st.none() | st.integers(1, 12),
-    validate=st.integers(0, 4),
-    score=st.integers(0, 4),
+    validate=st.integers(1, 4),
+    score=st.integers(1, 4),
 )
 def test_a_split_is_in_order_and_without_overlap_or_is_refused(days, train, validate, score):
+    hours = None if train is None else 24 * train
     try:
-        split = split_windows(days, train=train, validate=validate, score=score)
+        split = split_by_time([*days, NO_TIME], train=hours, validate=24 * validate, score=24 * score)
     except DataError:
-        assert len(days) < validate + score + 1
         return
     together = [*split.training, *split.validation, *split.scoring]
     assert together == sorted(days)[-len(together) :]
-    assert (len(split.validation), len(split.scoring)) == (validate, score)
-    assert 1 <= len(split.training) <= (train or len(days))
+    assert all((split.training, split.validation, split.scoring))
+    assert train is not None or set(together) == days
 
 
-def test_too_few_windows_say_how_many_are_needed():
-    with pytest.raises(DataError, match=r"has 2 windows with rows \(2026-03-01 to 2026-03-02\).*make 4"):
-        split_windows(DAYS[:2], train=5, validate=2, score=1)
+@pytest.mark.parametrize(
+    ("days", "part"), [(DAYS[:1], "train"), (DAYS[:3], "train"), (["2026-03-01", "2026-03-04"], "validate")]
+)
+def test_a_part_without_a_window_is_named(days, part):
+    with pytest.raises(DataError, match=rf"split\.{part} has no window with rows: the source has 2026-03-01"):
+        split_by_time(days, train=None, validate=48, score=24)
+    with pytest.raises(DataError, match="no window with rows"):
+        split_by_time([], train=None, validate=48, score=24)

@@ -20,7 +20,7 @@ import torch
 from sparkdl import observe
 from sparkdl.collective.backends.group import GroupCollective
 from sparkdl.collective.backends.horovod_join import await_everyone, init_variables
-from sparkdl.collective.base import Pending
+from sparkdl.collective.base import Pending, as_bytes
 from sparkdl.collective.rendezvous.horovod_store import CYCLE_MS, HorovodRendezvous
 from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
@@ -240,7 +240,7 @@ class HorovodCollective(GroupCollective):
             shape = rows.shape[1:]
             if sum(counts) == 0 or shape.numel() == 0:
                 return [rows.new_empty((count, *shape)) for count in counts]
-            flat = rows.contiguous().view(-1).view(torch.uint8)
+            flat = as_bytes(rows)
             gathered = _Handle(self, hvd.allgather_async(flat, name="sparkdl.rows")).wait()
         width = shape.numel() * rows.element_size()
         parts = gathered.split([count * width for count in counts])

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sparkdl import observe
 from sparkdl.collective.agree import agree_on_tensors
-from sparkdl.collective.base import Ranks
+from sparkdl.collective.base import Ranks, as_bytes
 
 __all__ = ["BufferSharing"]
 
@@ -65,5 +65,5 @@ class BufferSharing:
 
 
 def _digest(buffer: torch.Tensor) -> bytes:
-    data = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    data = as_bytes(buffer.cpu()).numpy()
     return hashlib.blake2b(data.data, digest_size=8).digest()

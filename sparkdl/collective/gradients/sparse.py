@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sparkdl.collective.base import Ranks
+from sparkdl.collective.base import Ranks, as_bytes
 
 __all__ = ["average_sparse", "sparse_parameters"]
 
@@ -67,8 +67,8 @@ def _gathered(
     count = where.numel()
     width = param.shape[1:].numel() * dtype.itemsize
     rows = torch.empty((count, INDEX_BYTES + width), dtype=torch.uint8, device=param.device)
-    rows[:, :INDEX_BYTES] = where.contiguous().view(torch.uint8).view(count, INDEX_BYTES)
-    rows[:, INDEX_BYTES:] = values.to(dtype).contiguous().view(-1).view(torch.uint8).view(count, width)
+    rows[:, :INDEX_BYTES] = as_bytes(where).view(count, INDEX_BYTES)
+    rows[:, INDEX_BYTES:] = as_bytes(values.to(dtype)).view(count, width)
     gathered = torch.cat(ranks.gather_rows(rows))
     indices = gathered[:, :INDEX_BYTES].contiguous().view(-1).view(torch.int64)
     received = gathered[:, INDEX_BYTES:].contiguous().view(-1).view(dtype).view(-1, *param.shape[1:])

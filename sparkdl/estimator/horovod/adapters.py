@@ -16,7 +16,8 @@ import torch
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.inputs.views import Views
-from sparkdl.models.calling import COMPANIONS, parameters_of
+from sparkdl.models.calling import parameters_of
+from sparkdl.models.signature import COMPANIONS
 from sparkdl.train.objective.labels import label_kind
 from sparkdl.train.objective.named_metrics import named_metric
 

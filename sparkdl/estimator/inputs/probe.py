@@ -25,7 +25,8 @@ from sparkdl.estimator.inputs.faults import place_of_fault
 from sparkdl.estimator.inputs.neighbours import check_neighbours
 from sparkdl.estimator.inputs.row_lengths import is_varying, lengths_of, sole, wants_dict, with_lengths
 from sparkdl.estimator.inputs.views import InputView, Style, Views
-from sparkdl.models.calling import COMPANIONS, Form, asked_forms, check_batch_norm, parameters_of, value_form
+from sparkdl.models.calling import asked_forms, check_batch_norm, parameters_of, value_form
+from sparkdl.models.signature import COMPANIONS, Form
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.loss import split_outputs
 

@@ -20,8 +20,7 @@ from sparkdl.estimator.inputs.probe import Probe, floating_dtype, probe
 from sparkdl.estimator.inputs.row_lengths import check_forms
 from sparkdl.estimator.inputs.views import InputView
 from sparkdl.estimator.params.params import CheckedParams
-from sparkdl.models.calling import COMPANIONS
-from sparkdl.models.signature import Signature, TensorField
+from sparkdl.models.signature import COMPANIONS, Signature, TensorField
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.write import spark_arrow_schema
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, cast
 
 import torch
 
-from sparkdl.models.calling import COMPANIONS, Arguments, Form, formed
+from sparkdl.models.calling import Arguments, formed
+from sparkdl.models.signature import COMPANIONS, Form
 
 __all__ = ["InputView", "Style", "Views", "attach_views", "detach_views"]
 

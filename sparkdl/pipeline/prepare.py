@@ -1,0 +1,222 @@
+"""Preparation: clean rows to fitted features and labels, and to the shards that a training reads.
+
+Enters: clean rows, the parts they are divided into. Leaves: ``Prepared``. Statistics, vocabularies and classes come
+from the training rows alone; a training that goes on from the champion keeps the champion's, so that an id means what
+it meant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkdl.columns.layout import Layout
+from sparkdl.columns.names import quoted
+from sparkdl.config import ShardConfig
+from sparkdl.documents.typed import Count, Source, convert
+from sparkdl.errors import ConfigError
+from sparkdl.features.fitted import Features, fit, token_functions
+from sparkdl.models.bundle import read_bundle
+from sparkdl.models.registry import ModelVersion
+from sparkdl.pipeline.code import split_target
+from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.labels import FittedLabel, Labels, check_labels, encoded, fit_labels
+from sparkdl.pipeline.parts import Part, Parts, rows_of
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.statistics import spark_statistics
+from sparkdl.pipeline.steps import content_key
+from sparkdl.shards.manifest import Manifest
+from sparkdl.shards.write import write_shards
+from sparkdl.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Prepared", "labels_of", "prepare"]
+
+_VERSION = 1
+"""Of what these steps do; raise it when that changes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a training needs.
+
+    Attributes:
+        features: fitted.
+        labels: fitted.
+        train: address of the training shards.
+        validate: address of the validation shards.
+        train_rows: in the first.
+        validate_rows: in the second.
+        key: of all of it.
+    """
+
+    features: Features
+    labels: Labels
+    train: str
+    validate: str
+    train_rows: int
+    validate_rows: int
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fitted:
+    """Result of the step ``features``."""
+
+    features: Mapping[str, Any]
+    labels: tuple[FittedLabel, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shards:
+    """Result of the step ``shards``."""
+
+    train: str
+    validate: str
+    train_rows: Count
+    validate_rows: Count
+
+
+def prepare(
+    context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]], champion: ModelVersion | None
+) -> Prepared:
+    """Fit features and labels, and cut shards, unless that was done.
+
+    Args:
+        context: of the run.
+        clean: the clean rows.
+        rows: the windows of each part, and a hash of the rows of each window.
+        champion: whose features and labels are kept; None fits them to the training rows.
+
+    Raises:
+        DataError: the rows cannot be trained on: labels that are missing or constant, features without a value.
+        SchemaError: columns are missing, or of types that their use does not fit.
+        ConfigError: the champion was trained with other features.
+    """
+    (parts, content), spec = rows, context.spec
+    fitted, key = _fitted(context, clean, rows, champion)
+    inputs = {
+        "version": _VERSION,
+        "fitted": key,
+        "split": context.settings["split"],
+        "weight": spec.weight,
+        "seed": spec.train.random_seed,
+        "rows": {part: {name: content[name] for name in parts.windows(part)} for part in ("train", "validate")},
+    }
+    own = content_key("shards", inputs)
+
+    def work() -> _Shards:
+        made: dict[Part, Manifest] = {}
+        for part in ("train", "validate"):
+            chosen = rows_of(clean, spec, part, parts.windows(part))
+            made[part] = _cut(chosen, spec, fitted, part, f"{spec.places.shards}/{part}-{own}")
+        return _Shards(
+            train=made["train"].uri,
+            validate=made["validate"].uri,
+            train_rows=made["train"].rows,
+            validate_rows=made["validate"].rows,
+        )
+
+    def there(found: _Shards) -> bool:
+        return all(Storage.of(uri).child("manifest.json").exists() for uri in (found.train, found.validate))
+
+    shards = context.steps.do("shards", inputs, _Shards, work, there)
+    return Prepared(features=fitted[0], labels=fitted[1], key=own, **vars(shards))
+
+
+def labels_of(bundle: str) -> Labels:
+    """The labels that a bundle's model was trained with.
+
+    Raises:
+        IntegrityError: it describes none that could be.
+    """
+    source = Source(bundle, "it was altered, or not published by a pipeline: publish it again")
+    return Labels(labels=convert(read_bundle(bundle).preprocessing.get("labels"), tuple[FittedLabel, ...], source))
+
+
+def _fitted(
+    context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]], champion: ModelVersion | None
+) -> tuple[tuple[Features, Labels], str]:
+    (parts, content), spec, settings = rows, context.spec, context.settings
+    functions = {name: _imported(name) for name in token_functions(spec.features)}
+    if champion is not None:
+        kept = _champions(spec, champion, functions)
+        return kept, content_key("features", {"champion": kept[0].hash})
+    inputs = {
+        "version": _VERSION,
+        "features": settings["features"],
+        "label": settings["label"],
+        "split": settings["split"],
+        "rows": {name: content[name] for name in parts.train},
+        "code": {name: context.code[name] for name in functions},
+    }
+
+    def work() -> _Fitted:
+        chosen = rows_of(clean, spec, "train", parts.train).persist()
+        try:
+            labels = fit_labels(chosen, spec.label)
+            features = fit(spec.features, spark_statistics(chosen, spec.features, functions), functions)
+        finally:
+            chosen.unpersist()
+        return _Fitted(features=features.to_json(), labels=labels.labels)
+
+    done = context.steps.do("features", inputs, _Fitted, work)
+    features = Features.from_json(done.features, Source("the result of the step 'features'"), functions.__getitem__)
+    return (features, Labels(labels=done.labels)), content_key("features", inputs)
+
+
+def _champions(spec: PipelineSpec, champion: ModelVersion, functions: Mapping[str, Any]) -> tuple[Features, Labels]:
+    """The champion's features and labels, if they are those of the file."""
+    source = Source(champion.uri, "it was altered, or not published by a pipeline: publish it again")
+    features = Features.from_json(
+        read_bundle(champion.uri).preprocessing.get("features"), source, functions.__getitem__
+    )
+    labels = labels_of(champion.uri)
+    known = {one.name: _without_size(one.options) for one in features.fitted}
+    wanted = {name: _without_size(options) for name, options in spec.features.items()}
+    types = {label.name: label.type for label in labels}
+    if known != wanted or types != {name: each.type for name, each in spec.label.items()}:
+        other = sorted({str(name) for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name)})
+        raise ConfigError(
+            f"train.start=champion: version {champion.version} was trained with other features or labels than the "
+            f"file names ({', '.join(other[:5]) or 'labels'}): train from scratch once"
+        )
+    return features, labels
+
+
+def _without_size(options: Any) -> Any:
+    """Options, but for the length of a vector, which the training rows may have told."""
+    return msgspec.structs.replace(options, size=None) if hasattr(options, "size") else options
+
+
+def _cut(rows: DataFrame, spec: PipelineSpec, fitted: tuple[Features, Labels], part: Part, place: str) -> Manifest:
+    from pyspark.sql import functions as F
+
+    features, labels = fitted
+    check_labels(rows, labels, part)
+    weight = [spec.weight] if spec.weight else []
+    raw = [F.col(quoted(name)) for name in features.columns if name not in labels.names]
+    numbers = [encoded(label.name, label).alias(label.name) for label in labels]
+    weights = [F.col(quoted(name)).cast("float").alias(name) for name in weight]
+    return write_shards(
+        rows.select(*raw, *numbers, *weights),
+        place,
+        labels=[*labels.names, *weight],
+        layout=Layout(prepare=features),
+        config=ShardConfig(seed=spec.train.random_seed or 0),
+        overwrite=True,
+    )
+
+
+def _imported(target: str) -> Any:
+    module, name = split_target(target)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{target} cannot be imported: {error}") from error

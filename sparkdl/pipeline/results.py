@@ -1,0 +1,61 @@
+"""What training and evaluation came to: values that are kept as results of steps, and shown in the record of a run.
+
+Enters: figures. Leaves: documents as they are (``documents.typed``), without Spark and without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparkdl.documents.typed import Count
+from sparkdl.pipeline.gate import Decision
+from sparkdl.pipeline.metrics.measure import Measured
+
+__all__ = ["Evaluated", "Trained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model that was trained and is not published yet.
+
+    Attributes:
+        bundle: address of its folder.
+        content_hash: of the bundle.
+        history: of the epochs, one row each.
+        metrics: of the best epoch, or the last.
+        epochs: that were trained.
+        best_epoch: from 0; None where none was chosen.
+        steps: of the optimizer.
+        rows: that trained it, all epochs together.
+        ranks: that trained it.
+        backend: that carried gradients between them.
+        seconds: by part of the fit.
+    """
+
+    bundle: str
+    content_hash: str
+    history: tuple[Mapping[str, float | int | None], ...]
+    metrics: Mapping[str, float]
+    epochs: Count
+    best_epoch: Count | None
+    steps: Count
+    rows: Count
+    ranks: Count
+    backend: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What held-out rows say of a challenger.
+
+    Attributes:
+        label: that was judged.
+        decision: of the gate.
+        slices: the challenger's metrics by column and value.
+    """
+
+    label: str
+    decision: Decision
+    slices: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)

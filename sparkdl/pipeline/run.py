@@ -1,0 +1,68 @@
+"""One run of a pipeline, and its end: a record, whatever came of it.
+
+Enters: a pipeline, a Spark session or the word to open one. Leaves: a ``RunRecord``, beside what ``work.py`` made. A
+run with nothing to do sees that here, without Spark and without torch.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import SparkdlError
+from sparkdl.observe import logger
+from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.ingest import due_windows
+from sparkdl.pipeline.lease import lease
+from sparkdl.pipeline.record import Finished, RunRecord
+from sparkdl.storage import Storage, check_places
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["run"]
+
+
+def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
+    """Do what is due.
+
+    Args:
+        context: of this run.
+        spark: the session; None opens one by the file, once there is something to do.
+
+    Raises:
+        LeaseTakenError: another run of the pipeline is active.
+        SparkdlError: what was refused or failed; the record says so, too.
+    """
+    started, record = time.perf_counter(), context.record
+    file = context.runs.child(record.run_id).child("record.json")
+    record.places["record"] = file.uri
+    try:
+        check_places({"places.runs": context.runs, "places.tables": Storage.of(context.tables.folder)})
+        if nothing_new(context):
+            record.end("nothing new", "source, file, code and champion are as they were")
+        else:
+            from sparkdl.pipeline.session import open_session
+            from sparkdl.pipeline.work import work
+
+            with lease(context.runs.child("leases"), record.run_id):
+                work(context, spark or open_session(context.spec))
+    except BaseException as error:
+        record.fail(error)
+        raise
+    finally:
+        record.seconds, record.steps = time.perf_counter() - started, context.steps.notes
+        try:
+            record.write(file)
+        except SparkdlError as error:
+            logger.error("the record of this run was not written: %s", error)
+    return record
+
+
+def nothing_new(context: Context) -> bool:
+    """Whether an earlier run has done everything already, as far as can be told without Spark."""
+    inputs = None if context.again else context.whole()
+    done = None if inputs is None else context.steps.find("run", inputs, Finished)
+    if done is None or any(name <= f"{context.now:%Y-%m-%dT%H}" for name in done.ahead):
+        return False
+    return not due_windows(context.spec, context.look, context.tables.ledger.windows(), context.now)

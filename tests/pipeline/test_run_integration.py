@@ -1,0 +1,84 @@
+"""A pipeline over a table it never saw: it trains, publishes and scores, and does only what has changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from sparkdl.errors import DataError
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.run import run
+from sparkdl.tables.table import Table
+
+NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def cancer(spark, tmp_path_factory):
+    """scikit-learn's breast cancer table as Parquet: 569 rows, 30 numbers, two classes."""
+    from sklearn.datasets import load_breast_cancer
+
+    table = load_breast_cancer(as_frame=True).frame
+    table.columns = [name.replace(" ", "_") for name in table.columns]
+    table.insert(0, "patient", range(len(table)))
+    folder = tmp_path_factory.mktemp("cancer")
+    table.to_parquet(folder / "rows.parquet")
+    return folder, [name for name in table.columns if name not in ("patient", "target")]
+
+
+def pipeline(cancer, root, *overrides):
+    folder, columns = cancer
+    text = f"""
+    name: cancer
+    root: {root}
+    source: {{kind: parquet, path: {folder}, key: patient}}
+    features:
+      {", ".join(columns)}: number
+    label: {{target: binary}}
+    split: {{by: hash, train: 0.6, validate: 0.2, score: 0.2}}
+    train: {{epochs: 8, batch_size: 32, learning_rate: 0.003, num_proc: 2, verbose: 0}}
+    publish: {{metric: auc, gate: {{floors: [auc >= 0.9], min_rows: 50}}}}
+    """
+    return loads(text, overrides)
+
+
+def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(spark, cancer, tmp_path):
+    file = pipeline(cancer, tmp_path / "p")
+    first = run(Context(file, NOW), spark)
+    assert (first.outcome, first.exit_code) == ("promoted", 0), first
+    assert first.rows["read"] == first.rows["kept"] == 569
+    assert first.evaluated.decision.challenger.values["auc"] > 0.97
+    predictions = Table(first.places["predictions"]).rows().to_pandas()
+    assert len(predictions) == first.predictions["all"]
+    assert set(predictions["prediction"]) == {"0", "1"}
+    assert set(predictions["model_version"]) == {1}
+    assert set(predictions["run_id"]) == {first.run_id}
+    assert predictions["patient"].is_unique
+
+    again = run(Context(file, NOW))  # no session: nothing of Spark is asked
+    assert (again.outcome, again.exit_code) == ("nothing new", 10)
+
+    other = run(Context(pipeline(cancer, tmp_path / "p", "train.epochs=9"), NOW), spark)
+    kept = {note.name: note.kept for note in other.steps}
+    assert (kept["features"], kept["shards"], kept["train"]) == (True, True, False)
+    assert other.outcome in ("promoted", "not promoted")
+    registry = ModelRegistry(f"{tmp_path}/p/cancer/registry")
+    assert len(registry.list("cancer")) == 2
+
+
+def test_what_is_refused_leaves_a_record_and_no_model(spark, cancer, tmp_path):
+    file = pipeline(cancer, tmp_path / "p", "expect.none=patient < 0")
+    with pytest.raises(DataError, match="all 569 rows of window all are refused"):
+        run(Context(file, NOW), spark)
+    assert not ModelRegistry(f"{tmp_path}/p/cancer/registry").models()
+
+
+def test_a_run_that_may_have_nothing_to_do_loads_neither_spark_nor_torch():
+    program = "import sys, sparkdl.pipeline.run; print([m for m in ('torch', 'pyspark', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
