@@ -237,6 +237,17 @@ def test_decisions_repeat_with_the_seed_and_travel_as_documents():
     assert decode(encode(first), Decision, Source("x")) == first
 
 
+def test_one_day_that_gains_much_does_not_carry_the_bound():
+    """Four days of five say nothing and one says much: draws without that day are not far below the others."""
+    labels, groups = np.zeros(100), np.repeat(np.arange(5), 20)
+    old = np.where(groups == 0, 3.0, 1.0) * np.tile([1, -1], 50)
+    new = np.where(groups == 0, 1.0, 0.999) * np.tile([1, -1], 50)
+    pair = [Rows.of("regression", labels, one, groups=groups) for one in (new, old)]
+    assert gains(Gate(metric="mse"), *pair)[0] > 0  # no draw loses
+    found = decide(Gate(metric="mse"), *pair)
+    assert (found.promote, found.outcome) == (False, "not_proven")
+
+
 def test_blocks_of_many_keys_give_the_bounds_of_the_keys():
     """2,000 keys are drawn in 400 blocks; the spread of the gain is that of the rows, which are independent here."""
     new, old = (values(noise, seed, days=2000, rows=2) for noise, seed in ((1.0, 0), (1.02, 1)))
