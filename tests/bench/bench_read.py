@@ -511,6 +511,24 @@ def measure_memory(folder):
     } | provenance()
 
 
+def measure_verify(folder):
+    """One line: rows per second where blocks are checked at first sight alone, and again in every epoch, in turns."""
+    from sparkdl.shards.files import write_table_shards
+
+    write_table_shards(columns_of("T"), str(folder / "shards"), labels=["label"])
+    speeds = {"first": [], "epoch": []}
+    for _ in range(TURNS):
+        for verify, found in speeds.items():
+            found.append(ask(sys.executable, "sparkdl", folder, "T", verify=verify))
+    median = {verify: statistics.median(found) for verify, found in speeds.items()}
+    return {
+        "workload": "read T, blocks checked once or in every epoch",
+        "ratio": round(median["epoch"] / median["first"], 3),
+        "krows_per_s": {verify: round(speed / 1e3, 1) for verify, speed in median.items()},
+        "spread": {verify: round((max(v) - min(v)) / median[verify], 2) for verify, v in speeds.items()},
+    } | provenance()
+
+
 def sharing(folder):
     """Memory of the set's files in two ranks that have read it whole, summed over both at one moment, MiB.
 
@@ -543,7 +561,7 @@ if pytest is not None:
 
     @pytest.mark.bench
     @pytest.mark.timeout(3000)
-    @pytest.mark.parametrize("workload", [*ROWS, "first", "memory"])
+    @pytest.mark.parametrize("workload", [*ROWS, "first", "memory", "verify"])
     def test_read(workload, tmp_path, capsys):
         line = run(workload, tmp_path)
         with capsys.disabled():
@@ -551,14 +569,13 @@ if pytest is not None:
 
 
 def run(workload, folder):
-    if workload == "first":
-        return measure_first(folder)
-    return measure_memory(folder) if workload == "memory" else measure(workload, folder)
+    others = {"first": measure_first, "memory": measure_memory, "verify": measure_verify}
+    return others[workload](folder) if workload in others else measure(workload, folder)
 
 
 def main(workloads):
     """Print one line per workload."""
-    for workload in workloads or [*ROWS, "first", "memory"]:
+    for workload in workloads or [*ROWS, "first", "memory", "verify"]:
         folder = Path(tempfile.mkdtemp())
         try:
             print(json.dumps(run(workload, folder)), flush=True)
