@@ -29,6 +29,8 @@ __all__ = ["DUPLICATE", "KEPT", "OUTCOME", "Outcomes", "check_shares", "content_
 OUTCOME, WARNED = "_outcome", "_warned"
 KEPT, DUPLICATE = "", "duplicate"
 """Outcomes of rows that are sound, and of rows whose key another row has; every other outcome is a reason."""
+OWN = frozenset({WINDOW, MALFORMED, OUTCOME, WARNED})
+"""The columns that the pipeline adds."""
 NOT_DATED, NOT_WHOLE = "no time that can be read", "malformed in its file"
 
 
@@ -73,13 +75,13 @@ def judged(
 
 
 def content_hash(frame: DataFrame) -> Column:
-    """A hash of a row's values, bigint; columns that begin with ``_`` are the pipeline's own and do not count."""
+    """A hash of a row's values, bigint; the columns that the pipeline adds do not count."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import MapType, VariantType
 
     columns = []
     for each in frame.schema.fields:
-        if not each.name.startswith("_"):
+        if each.name not in OWN:
             column = F.col(quoted(each.name))  # Spark hashes neither maps nor variants: their text stands for them
             textual = isinstance(each.dataType, MapType | VariantType)
             columns.append(F.to_json(column) if textual else column)

@@ -27,7 +27,7 @@ from sparkdl.pipeline.expect import (
     DUPLICATE,
     KEPT,
     OUTCOME,
-    WARNED,
+    OWN,
     Outcomes,
     check_shares,
     content_hash,
@@ -153,7 +153,8 @@ def _ingest(
         counts = {row[WINDOW]: row["count"] for row in prepared.groupBy(WINDOW).count().collect()}
         _check_counts(spec, todo, counts, found)
         check_shares(found, spec.expect)
-        version = _write(tables, rows, todo, found)
+        whole = set(tables.ledger.windows()) <= set(todo)
+        version = _write(tables, rows, todo, found, whole=whole)
     finally:
         rows.unpersist()
     rules = rules_of(spec)
@@ -239,12 +240,16 @@ def _check_counts(
             )
 
 
-def _write(tables: Tables, rows: DataFrame, todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> int:
-    """Replace the windows in both tables, one commit each, and return the version of the clean rows."""
+def _write(
+    tables: Tables, rows: DataFrame, todo: Mapping[str, str], found: Mapping[str, Outcomes], *, whole: bool
+) -> int:
+    """Replace the windows in both tables, one commit each, and return the version of the clean rows.
+
+    Where all windows there are are replaced, the clean rows may have other columns than before.
+    """
     from pyspark.sql import functions as F
 
-    own = {OUTCOME, WARNED, MALFORMED}
-    columns = [name for name in rows.columns if name not in own and name != WINDOW]
+    columns = [name for name in rows.columns if name not in OWN]
     bad = rows.where(~F.col(OUTCOME).isin(KEPT, DUPLICATE))
     garbled = F.col(MALFORMED) if MALFORMED in rows.columns else F.lit(None).cast("string")
     raw = F.to_json(F.struct(*[F.col(quoted(name)) for name in columns]), {"ignoreNullFields": "false"})
@@ -260,7 +265,10 @@ def _write(tables: Tables, rows: DataFrame, todo: Mapping[str, str], found: Mapp
         files = 1 + expected[name] // (_ROWS_PER_FILE * len(todo))  # a window becomes one file, a large one several
         salt = [F.pmod(content_hash(frame), F.lit(files))] if files > 1 else []
         spread = frame.repartition(WINDOW, *salt)
-        written = table.write(spread, "replace", partition_by=[WINDOW], partitions=partitions)
+        if whole and name == "clean" and table.exists():
+            written = table.write(spread, "overwrite", partition_by=[WINDOW], overwrite_schema=True)
+        else:
+            written = table.write(spread, "replace", partition_by=[WINDOW], partitions=partitions)
         if written.rows != expected[name]:
             raise DataError(
                 f"{table.uri} got {written.rows} rows and {expected[name]} were counted: the source changed meanwhile, "

@@ -324,3 +324,19 @@ def test_of_rows_with_one_key_a_sound_one_stays_and_rows_without_a_key_are_no_du
     (books,) = ingest(spark, spec, tables, "run", NOW).done
     assert (books.read, books.kept, books.duplicates, books.quarantined) == (6, 4, 2, 0)
     assert sorted(row["amount"] for row in clean_rows(tables)) == [2.0, 3.0, 5.0, 5.0]
+
+
+def test_an_edited_transform_may_change_the_columns_of_the_clean_rows(spark, tables):
+    source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=("order_id",))
+    ingest(spark, spec_of(source), tables, "one", NOW)
+    more = Transform(sql="SELECT *, amount * 2 AS twice FROM {source}")
+    ingest(spark, spec_of(source, transform=more), tables, "two", NOW)
+    assert [row["twice"] for row in clean_rows(tables)] == [2.0, 2.0, 2.0]
+    assert tables.table("clean").columns() == ["_window", "order_id", "at", "amount", "twice"]
+
+
+def test_a_change_in_any_column_of_the_source_is_seen(spark, tables):
+    query = "SELECT 1 AS order_id, 2.0D AS amount, {} AS _note"
+    first = ingest(spark, spec_of(SqlSource(query=query.format("'a'"))), tables, "one", NOW).done
+    second = ingest(spark, spec_of(SqlSource(query=query.format("'b'"))), tables, "two", NOW).done
+    assert first[0].content != second[0].content
