@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from sparkdl.estimator.store import Store
     from sparkdl.models.registry import ModelRegistry
     from sparkdl.models.trust import allow_imports, allow_pickle
+    from sparkdl.pipeline.pipeline import Pipeline
     from sparkdl.runner import run, run_on_dataframe
     from sparkdl.shards.write import write_shards
 
 __all__ = [
     "HorovodRunner",
     "ModelRegistry",
+    "Pipeline",
     "ShardedDataset",
     "Store",
     "TorchDistributor",
@@ -39,6 +41,7 @@ __all__ = [
 _HOMES = {
     "HorovodRunner": "estimator.horovod.runners",
     "ModelRegistry": "models.registry",
+    "Pipeline": "pipeline.pipeline",
     "ShardedDataset": "batches.reading.loader",
     "Store": "estimator.store",
     "TorchDistributor": "estimator.horovod.runners",

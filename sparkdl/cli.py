@@ -1,13 +1,14 @@
-"""The command line: ``sparkdl doctor | shards | models``.
+"""The command line: ``sparkdl check | plan | run | status | doctor | shards | models``.
 
 Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused or failed) or
-2 (wrong usage).
+2 (wrong usage). The commands of a pipeline exit with the codes of ``pipeline/record.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -35,6 +36,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sparkdl", description="From Spark DataFrames to PyTorch models and back.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, pipeline_command, text in (
+        ("check", _check, "whether a pipeline file is sound; starts nothing"),
+        ("run", _run, "do what is due, from the source to predictions"),
+        ("status", _status, "last run, champion, windows done and due, who runs it now"),
+    ):
+        action = _command(commands, name, _with_exit_codes(pipeline_command), text)
+        action.add_argument("file", help="the pipeline file, a path or URI")
+        action.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+            help="overrides a value of the file, such as train.epochs=5; may be given again",
+        )  # fmt: skip
+        if name == "run":
+            action.add_argument(
+                "--backfill", type=_from_to, metavar="FROM..TO", help="ingest these windows again in any case"
+            )
+            action.add_argument(
+                "--ok-when-nothing",
+                action="store_true",
+                help="exit with 0, not 10 or 20, when nothing was new or the model was not promoted",
+            )
     _command(commands, "doctor", _doctor, "what this machine has, and what really works on it")
 
     shards = commands.add_parser("shards", help="shard sets").add_subparsers(required=True, metavar="ACTION")
@@ -71,6 +92,75 @@ def _command(
     parser: argparse.ArgumentParser = parent.add_parser(name, help=text, description=text)
     parser.set_defaults(command=command)
     return parser
+
+
+def _with_exit_codes(
+    command: Callable[[argparse.Namespace, Console], int],
+) -> Callable[[argparse.Namespace, Console], int]:
+    """The command, with an error as one sentence on standard error and the exit code that it has in a record."""
+
+    def run(options: argparse.Namespace, console: Console) -> int:
+        from sparkdl.pipeline.record import exit_code_of
+
+        try:
+            return command(options, console)
+        except (Exception, KeyboardInterrupt) as error:
+            code = exit_code_of(error)
+            if code == 4:
+                traceback.print_exception(error)
+            text = str(error) if isinstance(error, SparkdlError) else " ".join(str(error).split())
+            kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
+            said = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{kind}{text}"
+            print(f"sparkdl: {said}", file=sys.stderr)
+            return code
+
+    return run
+
+
+def _check(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.pipeline import Pipeline
+
+    spec = Pipeline.load(options.file, options.overrides).spec
+    labels = ", ".join(spec.label)
+    console.print(
+        f"{options.file} is sound: pipeline {spec.name}, {len(spec.features)} features, label {labels}", soft_wrap=True
+    )
+    return 0
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.pipeline import Pipeline
+    from sparkdl.pipeline.summary import summary_lines
+
+    record = Pipeline.load(options.file, options.overrides).run(backfill=options.backfill)
+    console.print(
+        f"[bold]{record.pipeline}: {record.outcome}[/bold] in {record.seconds:.1f} s", highlight=False, soft_wrap=True
+    )
+    _print_lines(console, summary_lines(record))
+    return 0 if options.ok_when_nothing and record.exit_code in (10, 20) else record.exit_code
+
+
+def _status(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.pipeline import Pipeline
+    from sparkdl.pipeline.summary import status_lines
+
+    status = Pipeline.load(options.file, options.overrides).status()
+    console.print(f"[bold]{status.pipeline}[/bold]", highlight=False, soft_wrap=True)
+    _print_lines(console, status_lines(status))
+    return 0
+
+
+def _print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        console.print(f"{name:{width}}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _from_to(text: str) -> tuple[str, str]:
+    first, dots, last = text.partition("..")
+    if not (first and dots and last):
+        raise argparse.ArgumentTypeError(f"{text!r} is no span of windows: write 2026-03-01..2026-03-07")
+    return first, last
 
 
 def _doctor(_: argparse.Namespace, console: Console) -> int:

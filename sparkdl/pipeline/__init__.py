@@ -3,3 +3,25 @@
 Enters: a pipeline file. Leaves: tables, shards, a published model, predictions, a report, and a record of the run.
 ``spec/`` says what a file may hold, and ``file/`` reads one: start at ``file/load.py``.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.pipeline.pipeline import Pipeline
+    from sparkdl.pipeline.record import RunRecord
+    from sparkdl.pipeline.status import Status
+
+__all__ = ["Pipeline", "RunRecord", "Status"]
+
+_HOMES = {"Pipeline": "pipeline", "RunRecord": "record", "Status": "status"}
+
+
+def __getattr__(name: str) -> Any:  # loaded when it is first used
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

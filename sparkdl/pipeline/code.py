@@ -10,15 +10,67 @@ files beside it. Packages that are installed (torch, one's own wheels) are cover
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib.util
 import json
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sparkdl.errors import ConfigError
 from sparkdl.storage import sha256_hex
 
-__all__ = ["code_hash", "split_target"]
+__all__ = ["code_folder", "code_hash", "importable", "split_target"]
+
+
+def code_folder(code: str) -> str | None:
+    """The folder of this machine that ``code`` of a file means; None where the file lies in a store.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if "://" in code and not code.startswith("file://"):
+        return None
+    folder = Path(code.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"code={code} is no folder: give the one that the file's modules lie in")
+    return str(folder)
+
+
+@contextmanager
+def importable(code: str) -> Iterator[None]:
+    """Let modules of the folder ``code`` be imported in the block, before others of the same name, as a script's are.
+
+    They are forgotten afterwards: another pipeline of this process may have modules of the same names, and this one
+    may be edited.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    folder = code_folder(code)
+    if folder is None:
+        yield
+        return
+    before = set(sys.modules)
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(folder)
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and _own(Path(file), Path(folder)):
+                del sys.modules[name]
+
+
+def _own(file: Path, folder: Path) -> bool:
+    """Whether a file is code of the folder, and not of an environment or a sparkdl that lies in it."""
+    if not file.is_relative_to(folder) or file.is_relative_to(Path(__file__).parents[1]):
+        return False
+    return not {"site-packages", "dist-packages"} & set(file.parts)
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -49,14 +101,20 @@ def code_hash(target: str) -> str:
         source = _source(name)
         if source is None:
             if name == module:
-                raise ConfigError(f"{target} names the module {module}, which cannot be found: check sys.path")
+                raise ConfigError(
+                    f"{target} names the module {module}, which is neither in the folder that `code` names nor "
+                    "installed: put it there, or correct the name"
+                )
             continue
         data = source.read_bytes()
         found[name] = sha256_hex(data)
         try:
-            todo += [each for each in _imports(data, name, source) if _same_project(each, module)]
+            parsed = ast.parse(data)
         except SyntaxError as error:
             raise ConfigError(f"{name} ({source}) is no Python: {error.msg} in line {error.lineno}") from error
+        if name == module:
+            _check_bound(parsed, target)
+        todo += [each for each in _imports(parsed, name, source) if _same_project(each, module)]
     return sha256_hex(json.dumps([function, sorted(found.items())]).encode())
 
 
@@ -77,10 +135,28 @@ def _same_project(name: str, module: str) -> bool:
     return here is not None and there is not None and here.parent in (there.parent, there.parent.parent)
 
 
-def _imports(source: bytes, name: str, path: Path) -> Iterator[str]:
+def _check_bound(tree: ast.Module, target: str) -> None:
+    """Refuse a function that its module plainly does not have: no name anywhere in it is that."""
+    module, function = split_target(target)
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.split(".")[0])
+    if function in names or {"*", "__getattr__"} & names:  # what these two bring is told by an import alone
+        return
+    near = difflib.get_close_matches(function, names, n=1)
+    meant = f"did you mean {near[0]}?" if near else "correct the name"
+    raise ConfigError(f"{target}: the module {module} has no {function!r}: {meant}")
+
+
+def _imports(tree: ast.Module, name: str, path: Path) -> Iterator[str]:
     """Names that may be modules: ``from a import b`` gives ``a`` and ``a.b``; a package gives its parents, too."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from _with_parents(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from sparkdl.features.fitted import token_functions
 from sparkdl.models.registry import ModelRegistry, ModelVersion
 from sparkdl.pipeline.code import code_hash, split_target
 from sparkdl.pipeline.file import PipelineFile
+from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.ledger import Tables
 from sparkdl.pipeline.record import RunRecord
 from sparkdl.pipeline.source import Look, look_at
@@ -87,12 +87,7 @@ class Context:
     @cached_property
     def code(self) -> dict[str, str]:
         """A hash of the code behind every function that the file names."""
-        spec = self.spec
-        named = [spec.model.factory, spec.transform and spec.transform.function, getattr(spec.source, "function", None)]
-        named += [spec.train.optimizer if ":" in spec.train.optimizer else None]
-        named += [label.loss if label.loss and ":" in label.loss else None for label in spec.label.values()]
-        named += list(token_functions(spec.features))
-        return {target: code_hash(target) for target in named if target}
+        return {target: code_hash(target) for _, target in named_functions(self.spec)}
 
     @property
     def trusted(self) -> list[str]:

@@ -23,7 +23,10 @@ from sparkdl.errors import ConflictError, StorageError
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
 
-__all__ = ["Holder", "LeaseTakenError", "lease"]
+__all__ = ["Holder", "LeaseTakenError", "holder_of", "lease"]
+
+STALE_SECONDS = 300.0
+"""Silence after which a lease of another host is over."""
 
 _REMEDY = "if no run is active, delete the folder of leases"
 _KEPT = 20  # numbers are never used again; this many old ones stay, for people who look
@@ -64,7 +67,9 @@ class Holder:
 
 
 @contextmanager
-def lease(folder: Storage, run_id: str, *, beat_seconds: float = 15.0, stale_after: float = 300.0) -> Iterator[Holder]:
+def lease(
+    folder: Storage, run_id: str, *, beat_seconds: float = 15.0, stale_after: float = STALE_SECONDS
+) -> Iterator[Holder]:
     """Hold the lease of a pipeline for the time of the block.
 
     Args:
@@ -97,6 +102,17 @@ def lease(folder: Storage, run_id: str, *, beat_seconds: float = 15.0, stale_aft
             _beat(folder, number, replace(holder, beat=time.time(), released=True))
         except StorageError as error:  # the work is done, or has an error of its own that matters more
             logger.warning("the lease %d of %s was not given back: %s", number, folder.uri, error)
+
+
+def holder_of(folder: Storage) -> Holder | None:
+    """Who has the lease now; None where nobody has.
+
+    Raises:
+        StorageError: the folder cannot be read.
+    """
+    numbers = sorted(_numbers(folder))
+    found = _holder(folder, numbers[-1]) if numbers else None
+    return None if found is None or found.over(time.time(), STALE_SECONDS) else found
 
 
 def _take(folder: Storage, run_id: str, stale_after: float) -> tuple[int, Holder]:

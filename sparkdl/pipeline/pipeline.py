@@ -1,0 +1,143 @@
+"""The way in: one file, and what can be asked of it.
+
+Enters: the address of a pipeline file. Leaves: ``Pipeline``, which runs it and says where it stands. Until there is
+something to do, neither Spark nor torch is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import ConfigError
+from sparkdl.pipeline.code import code_hash, importable
+from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.file import PipelineFile, load
+from sparkdl.pipeline.functions import named_functions
+from sparkdl.pipeline.record import RunRecord
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.status import Status, status_of
+from sparkdl.pipeline.unsupported import check_supported
+from sparkdl.pipeline.windows import WHOLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Pipeline"]
+
+_WINDOW = {"day": r"\d{4}-\d{2}-\d{2}", "hour": r"\d{4}-\d{2}-\d{2}(T\d{2})?"}
+
+
+class Pipeline:
+    """A pipeline, as its file says; ``Pipeline.load("churn.yaml").run()`` is what ``sparkdl run churn.yaml`` does.
+
+    Args:
+        file: read and sound.
+
+    Raises:
+        PipelineFileError: it asks for what is not built yet, or names functions that cannot be found; says all lines.
+        ConfigError: the folder of its modules is not there.
+    """
+
+    def __init__(self, file: PipelineFile) -> None:
+        check_supported(file)
+        with importable(file.spec.code):
+            _check_functions(file)
+        self.file = file
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Pipeline:
+        """Read a pipeline file.
+
+        Args:
+            path: its path or URI.
+            overrides: ``section.key=value`` each, which win over the file.
+
+        Raises:
+            PipelineFileError: tells every line that is wrong.
+            StorageError: the file cannot be read.
+        """
+        return Pipeline(load(path, overrides))
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """What the file says, with defaults."""
+        return self.file.spec
+
+    def run(
+        self,
+        spark: SparkSession | None = None,
+        backfill: tuple[str, str] | None = None,
+        now: datetime | None = None,
+    ) -> RunRecord:
+        """Do what is due, from the source to predictions.
+
+        Args:
+            spark: the session; None opens one by the file, once there is something to do.
+            backfill: first and last window to ingest again although nothing has changed, ``("2026-03-01",
+                "2026-03-07")``.
+            now: the time that it is, with its zone; windows that begin later are left alone.
+
+        Returns:
+            what was done, also in ``runs`` as JSON; ``outcome`` and ``exit_code`` tell how it ended.
+
+        Raises:
+            LeaseTakenError: another run of the pipeline is active.
+            SparkdlError: what was refused or failed; a record says so, too.
+        """
+        context = Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill))
+        with importable(self.spec.code):
+            return run(context, spark)
+
+    def status(self) -> Status:
+        """Where it stands: last run, champion, windows, and who runs it now; without Spark.
+
+        Raises:
+            StorageError: its places cannot be read.
+        """
+        with importable(self.spec.code):
+            return status_of(Context(self.file))
+
+
+def _check_functions(file: PipelineFile) -> None:
+    found = []
+    for path, target in named_functions(file.spec):
+        try:
+            code_hash(target)
+        except ConfigError as error:
+            found.append((path, f": {error}"))
+    if found:
+        raise file.refused(found)
+
+
+def _aware(now: datetime | None) -> datetime:
+    if now is None:
+        return datetime.now(UTC)
+    if now.tzinfo is None:
+        raise ConfigError(f"now={now.isoformat()} has no time zone: give one, datetime.now(UTC) for instance")
+    return now.astimezone(UTC)
+
+
+def _windows(spec: PipelineSpec, first: str, last: str) -> tuple[str, str]:
+    """The windows of a backfill as they are called; a day of a source by the hour is all its hours."""
+    every = spec.source.every
+    if spec.source.when is None:
+        if (first, last) != (WHOLE, WHOLE):
+            raise ConfigError(
+                f"backfill {first}..{last} names windows of time, and the file has neither source.time nor "
+                f"source.partition: write {WHOLE}..{WHOLE} to do all rows again"
+            )
+        return first, last
+    for name in (first, last):
+        if not re.fullmatch(_WINDOW[every], name):
+            example = "2026-03-02" if every == "day" else "2026-03-02T05"
+            raise ConfigError(f"backfill {first}..{last}: {name!r} is no {every}: write it like {example}")
+    if every == "hour" and len(last) == len("2026-03-02"):
+        last = f"{last}T23"
+    if first > last:
+        raise ConfigError(f"backfill {first}..{last} ends before it begins: write the earlier window first")
+    return first, last

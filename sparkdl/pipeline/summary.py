@@ -1,0 +1,130 @@
+"""What a person wants to know in ten seconds: the end of a run, and where a pipeline stands, as short lines.
+
+Enters: a ``RunRecord`` or a ``Status``. Leaves: pairs of a name and a text; twelve at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sparkdl.pipeline.record import RunRecord
+from sparkdl.pipeline.results import Evaluated
+from sparkdl.pipeline.status import Status
+
+__all__ = ["status_lines", "summary_lines"]
+
+Line = tuple[str, str]
+_PLACES = ("clean", "quarantine", "predictions", "record")
+_SHOWN = 6
+
+
+def summary_lines(record: RunRecord) -> list[Line]:
+    """The end of a run: rows, windows, model, predictions, time and places, as far as it came."""
+    return [line for line in _summary(record) if line[1]]
+
+
+def _summary(record: RunRecord) -> Iterator[Line]:
+    yield "why", record.message
+    yield "rows", _rows(record)
+    warned = {name.removeprefix("warning: "): n for name, n in record.rows.items() if name.startswith("warning: ")}
+    yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in warned.items())
+    parts = [
+        f"{part} {_span(record.windows[part])}" for part in ("train", "validate", "score") if part in record.windows
+    ]
+    yield "windows", "; ".join(parts)
+    trained = record.trained
+    if trained is not None:
+        best = "" if trained.best_epoch is None else f" (best {trained.best_epoch + 1})"
+        yield (
+            "training",
+            f"{record.rows.get('train', 0):,} rows, {trained.ranks} ranks ({trained.backend}), "
+            f"{trained.epochs} epochs{best}, {trained.steps:,} steps",
+        )
+    if record.evaluated is not None:
+        yield "quality", _quality(record.evaluated)
+    if "version" in record.model:
+        champion = record.model.get("champion")
+        stands = "no champion" if champion is None else f"the champion is version {champion}"
+        yield "model", f"{record.model['name']} version {record.model['version']}; {stands}"
+    if record.predictions:
+        rows = sum(record.predictions.values())
+        yield "predictions", f"{rows:,} rows of {_span(list(record.predictions))}"
+    yield "time", _time(record)
+    for name in _PLACES:
+        yield name, record.places.get(name, "")
+
+
+def _rows(record: RunRecord) -> str:
+    rows = record.rows
+    if "read" not in rows:
+        return ""
+    windows = record.windows.get("ingested", [])
+    if not windows:
+        return "none is new"
+    return (
+        f"{rows['read']:,} read = {rows['kept']:,} kept + {rows['quarantined']:,} quarantined + "
+        f"{rows['duplicates']:,} duplicates, of {_span(windows)}"
+    )
+
+
+def _quality(evaluated: Evaluated) -> str:
+    decision = evaluated.decision
+    metric, mine = decision.gate.metric, decision.challenger.values
+    value = f"{metric} {mine[metric]:.4g}" if metric in mine else f"{metric} undefined"
+    theirs = decision.champion.values.get(metric) if decision.champion is not None else None
+    against = "" if theirs is None else f", the champion's {theirs:.4g}"
+    return f"{value} of {evaluated.label}{against}, on {decision.rows:,} held-out rows"
+
+
+def _time(record: RunRecord) -> str:
+    seconds: dict[str, float] = {}
+    for note in record.steps:
+        if not note.kept and note.name != "run":
+            seconds[note.name] = max(seconds.get(note.name, 0.0), note.seconds)  # windows are scored together
+    kept = [note.name for note in record.steps if note.kept]
+    parts = [f"{name} {spent:.1f} s" for name, spent in seconds.items()]
+    return " · ".join(parts) + (f"{'; ' if parts else ''}kept: {', '.join(dict.fromkeys(kept))}" if kept else "")
+
+
+def status_lines(status: Status) -> list[Line]:
+    """Where a pipeline stands."""
+    lines: list[Line] = []
+    last = status.last_run
+    if last is None:
+        lines.append(("last run", "none yet"))
+    else:
+        lines.append(("last run", f"{last.run_id}: {last.outcome}, exit code {last.exit_code}, {last.seconds:.1f} s"))
+        if last.message:
+            lines.append(("why", last.message))
+    champion = status.champion
+    if champion is None:
+        lines.append(("champion", "none"))
+    else:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in list(champion.metrics.items())[:_SHOWN])
+        lines.append(
+            (
+                "champion",
+                f"{champion.name} version {champion.version} of {champion.published:%Y-%m-%d %H:%M}: {metrics}",
+            )
+        )
+    kept = sum(books.kept for books in status.done)
+    lines.append(("done", f"{_span([books.window for books in status.done])}, {kept:,} rows kept"))
+    if status.source:
+        lines.append(("due", f"cannot be told: {status.source}"))
+    elif status.due is None:
+        lines.append(("due", "only Spark can tell: the source shows no windows before it is read"))
+    else:
+        lines.append(("due", _span(status.due)))
+    if status.ahead:
+        lines.append(("ahead", f"{_span(status.ahead)}: left alone until then"))
+    lines.append(("running", str(status.holder) if status.holder is not None else "nobody"))
+    return lines
+
+
+def _span(windows: Sequence[str]) -> str:
+    """Some windows in a few words: ``3 windows 2026-03-01 to 2026-03-04``."""
+    if not windows:
+        return "no window"
+    if len(windows) == 1:
+        return f"window {windows[0]}"
+    return f"{len(windows)} windows {windows[0]} to {windows[-1]}"

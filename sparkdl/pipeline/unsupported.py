@@ -1,0 +1,68 @@
+"""What a pipeline file may say and no step does yet: refused, since a setting does something or is an error.
+
+Enters: a sound file. Leaves: nothing, or one ``PipelineFileError`` with the line of each such setting. This is the only
+list; whoever builds one of these removes its entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparkdl.pipeline.file import PipelineFile
+from sparkdl.pipeline.spec import Drift, Floor, PipelineSpec, Train
+from sparkdl.storage.address import looks_like_a_table
+
+__all__ = ["check_supported"]
+
+Path = tuple[str | int, ...]
+
+
+def _differs(name: str) -> Callable[[PipelineSpec], bool]:
+    default = getattr(Train(), name)
+    return lambda spec: bool(getattr(spec.train, name) != default)
+
+
+_NOT_BUILT: tuple[tuple[Path, Callable[[PipelineSpec], bool], str], ...] = (
+    (("search",), lambda spec: spec.search is not None, " is not built yet: leave it out, and give train one setting"),
+    (
+        ("notify",),
+        lambda spec: spec.notify is not None,
+        " is not built yet: leave it out, and let whatever starts the run look at its exit code",
+    ),
+    (("drift",), lambda spec: spec.drift != Drift(), " is not built yet, nothing looks at it: leave it out"),
+    (
+        ("score", "target"),
+        lambda spec: looks_like_a_table(str(spec.score.target)),
+        " is a table of a catalog, which cannot be written yet: give a path or URI",
+    ),
+    (
+        ("publish", "metric"),
+        lambda spec: spec.publish.metric == "loss",
+        "='loss' cannot be compared yet: choose another metric",
+    ),
+    (
+        ("publish", "gate", "floors"),
+        lambda spec: any(Floor.of(floor).metric == "loss" for floor in spec.publish.gate.floors),
+        " bound the loss, which cannot be compared yet: bound another metric",
+    ),
+    (
+        ("publish", "label"),
+        lambda spec: spec.publish.label is None and len(spec.label) > 1,
+        " is missing: the loss of several labels cannot be compared yet, so name the one that decides",
+    ),
+    *(
+        (("train", name), _differs(name), " has no effect in a pipeline yet: leave it out")
+        for name in ("partitions_per_process", "transform_batch_size")
+    ),
+)
+
+
+def check_supported(file: PipelineFile) -> None:
+    """Refuse settings that nothing would act on.
+
+    Raises:
+        PipelineFileError: names each of them, with its line.
+    """
+    found = [(path, sentence) for path, applies, sentence in _NOT_BUILT if applies(file.spec)]
+    if found:
+        raise file.refused(found)

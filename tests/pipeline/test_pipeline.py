@@ -1,0 +1,138 @@
+"""The way in: what is refused before anything starts, where modules are found, and where a pipeline stands."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from datetime import datetime
+
+import pytest
+
+import sparkdl
+from sparkdl.errors import ConfigError, DataError, PipelineFileError
+from sparkdl.pipeline import Pipeline
+from sparkdl.pipeline.code import importable
+from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.lease import lease
+
+FILE = """\
+name: wine
+root: data
+source: {kind: csv, path: rows, partition: day}
+features: {alcohol: number, colour: category}
+label: {quality: regression}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A pipeline file with two days of rows beside it."""
+    (tmp_path / "wine.yaml").write_text(FILE)
+    for day in ("2026-03-01", "2026-03-02"):
+        (tmp_path / "rows" / f"day={day}").mkdir(parents=True)
+        (tmp_path / "rows" / f"day={day}" / "a.csv").write_text("alcohol,colour,quality\n12.5,red,6\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("search.space={train.epochs: [1, 2]}", "search is not built yet"),
+        ("notify.command=tell", "notify is not built yet"),
+        ("drift.action=fail", "drift is not built yet"),
+        ("drift.psi=0.5", "drift is not built yet"),
+        ("score.target=main.sales.predicted", "score.target is a table of a catalog"),
+        ("publish.metric=loss", "publish.metric='loss' cannot be compared"),
+        ("publish.gate.floors=[loss <= 3]", "publish.gate.floors bound the loss"),
+        ("label.grade=regression", "publish.label is missing"),
+        ("train.transform_batch_size=7", "train.transform_batch_size has no effect"),
+        ("train.partitions_per_process=3", "train.partitions_per_process has no effect"),
+    ],
+)
+def test_a_setting_that_nothing_acts_on_is_refused(folder, override, said):
+    Pipeline.load(folder / "wine.yaml")
+    with pytest.raises(PipelineFileError, match=said) as refused:
+        Pipeline.load(folder / "wine.yaml", [override])
+    assert len(refused.value.problems) == 1
+
+
+def test_what_is_not_built_is_told_all_at_once_with_its_lines(folder):
+    (folder / "wine.yaml").write_text(f"{FILE}notify: {{command: tell}}\ndrift: {{action: retrain}}\n")
+    with pytest.raises(PipelineFileError) as refused:
+        Pipeline.load(folder / "wine.yaml")
+    assert [problem.split(" is ")[0] for problem in refused.value.problems] == [
+        "wine.yaml:6: notify",
+        "wine.yaml:7: drift",
+    ]
+
+
+def test_functions_are_found_beside_the_file_and_a_missing_one_is_told_with_its_line(folder):
+    (folder / "wine.yaml").write_text(f"{FILE}model: cellar:network\n")
+    with pytest.raises(PipelineFileError, match=r"wine.yaml:6: model.factory.*cellar, which is neither in the folder"):
+        Pipeline.load(folder / "wine.yaml")
+    (folder / "code").mkdir()
+    (folder / "code" / "cellar.py").write_text("def network(features): ...\n")
+    with pytest.raises(PipelineFileError, match="neither in the folder"):
+        Pipeline.load(folder / "wine.yaml")
+    path = list(sys.path)
+    Pipeline.load(folder / "wine.yaml", ["code=code"])
+    assert sys.path == path
+    with pytest.raises(PipelineFileError, match="cellar has no 'netwerk': did you mean network"):
+        Pipeline.load(folder / "wine.yaml", ["code=code", "model=cellar:netwerk"])
+    with pytest.raises(ConfigError, match="elsewhere is no folder"):
+        Pipeline.load(folder / "wine.yaml", ["code=elsewhere"])
+
+
+def test_modules_of_one_pipeline_are_not_taken_for_those_of_another(tmp_path):
+    found = []
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "cellar_of_test.py").write_text(f"NUMBER = {number}\n")
+        with importable(str(tmp_path / str(number))):
+            found.append(importlib.import_module("cellar_of_test").NUMBER)
+    assert found == [1, 2]
+    assert "cellar_of_test" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("backfill", "said"),
+    [
+        (("2026-3-1", "2026-03-02"), "'2026-3-1' is no day: write it like 2026-03-02"),
+        (("2026-03-01T05", "2026-03-02"), "is no day"),
+        (("2026-03-02", "2026-03-01"), "ends before it begins"),
+        (("2025-01-01", "2025-01-02"), "names none of the 2 windows"),
+    ],
+)
+def test_a_backfill_that_means_nothing_is_refused_before_spark_starts(folder, backfill, said):
+    with pytest.raises((ConfigError, DataError), match=said):
+        Pipeline.load(folder / "wine.yaml").run(backfill=backfill)
+
+
+def test_a_backfill_of_rows_without_time_and_a_time_without_zone_are_refused(folder):
+    timeless = Pipeline(loads(FILE.replace(", partition: day", ""), folder=folder))
+    with pytest.raises(ConfigError, match=r"write all\.\.all"):
+        timeless.run(backfill=("2026-03-01", "2026-03-02"))
+    with pytest.raises(ConfigError, match="has no time zone"):
+        timeless.run(now=datetime(2026, 3, 1))
+
+
+def test_the_status_of_a_pipeline_that_never_ran(folder):
+    status = sparkdl.Pipeline.load(folder / "wine.yaml").status()
+    assert (status.last_run, status.champion, status.done, status.holder) == (None, None, (), None)
+    assert status.due == ("2026-03-01", "2026-03-02")
+
+
+def test_the_status_tells_a_refused_run_a_source_that_is_gone_and_who_is_at_work(folder):
+    pipeline = Pipeline.load(folder / "wine.yaml", ["source.path=nowhere"])
+    with pytest.raises(DataError, match="holds no files"):
+        pipeline.run()
+    with lease(Context(pipeline.file).runs.child("leases"), "the-other"):
+        status = pipeline.status()
+    assert status.last_run is not None
+    assert (status.last_run.outcome, status.last_run.exit_code) == ("refused", 1)
+    assert "holds no files" in status.source
+    assert status.due is None
+    assert status.holder is not None
+    assert status.holder.run_id == "the-other"
+    assert pipeline.status().holder is None

@@ -1,0 +1,70 @@
+"""The commands of a pipeline: exit codes, one sentence for an error, nothing loaded that is not needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sparkdl.cli import main
+from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.file import load
+from sparkdl.pipeline.lease import lease
+
+FILE = """\
+name: wine
+root: data
+source: {kind: csv, path: wine.csv}
+features: {alcohol: number, colour: category}
+label: {quality: regression}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "wine.csv").write_text("alcohol,colour,quality\n12.5,red,6\n")
+    (tmp_path / "wine.yaml").write_text(FILE)
+    return str(tmp_path / "wine.yaml")
+
+
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_a_file_is_checked_and_its_status_told_without_torch_and_spark(file, command):
+    program = (
+        "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
+        "print([m for m in ('torch', 'pyspark', 'pandas') if m in sys.modules]); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, command, file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "wine" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_refused_file_is_told_with_all_its_lines(file, capsys):
+    for command in ("check", "run", "status"):
+        assert main([command, file, "--set", "train.epoch=3", "--set", "label.quality=regresion"]) == 1
+        said = capsys.readouterr().err
+        assert "2 mistakes" in said
+        assert "write epochs" in said
+        assert "regression" in said
+        assert "Traceback" not in said
+
+
+def test_a_source_that_is_not_there_is_refused_with_one_sentence(file, capsys):
+    assert main(["run", file, "--set", "source.path=nowhere.csv"]) == 1
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "nowhere.csv" in said
+
+
+def test_a_lease_that_is_taken_is_exit_code_30_and_says_by_whom(file, capsys):
+    with lease(Context(load(file)).runs.child("leases"), "the-other"):
+        assert main(["run", file]) == 30
+    assert "run the-other" in capsys.readouterr().err
+
+
+def test_a_span_that_is_none_is_wrong_usage(file, capsys):
+    with pytest.raises(SystemExit) as refused:
+        main(["run", file, "--backfill", "2026-03-01"])
+    assert refused.value.code == 2
+    assert "is no span of windows" in capsys.readouterr().err
