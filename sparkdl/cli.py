@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, pipeline_command, text in (
         ("check", _check, "whether a pipeline file is sound; starts nothing"),
+        ("plan", _plan, "which windows are due and why, which steps would be kept; runs nothing"),
         ("run", _run, "do what is due, from the source to predictions"),
         ("status", _status, "last run, champion, windows done and due, who runs it now"),
     ):
@@ -47,10 +48,11 @@ def _parser() -> argparse.ArgumentParser:
             "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
             help="overrides a value of the file, such as train.epochs=5; may be given again",
         )  # fmt: skip
-        if name == "run":
+        if name in ("plan", "run"):
             action.add_argument(
                 "--backfill", type=_from_to, metavar="FROM..TO", help="ingest these windows again in any case"
             )
+        if name == "run":
             action.add_argument(
                 "--ok-when-nothing",
                 action="store_true",
@@ -125,6 +127,17 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     console.print(
         f"{options.file} is sound: pipeline {spec.name}, {len(spec.features)} features, label {labels}", soft_wrap=True
     )
+    return 0
+
+
+def _plan(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.pipeline import Pipeline
+    from sparkdl.pipeline.summary import plan_lines
+
+    plan = Pipeline.load(options.file, options.overrides).plan(options.backfill)
+    verdict = "nothing new" if plan.nothing_new else "a run would do this"
+    console.print(f"[bold]{plan.pipeline}: {verdict}[/bold]", highlight=False, soft_wrap=True)
+    _print_lines(console, plan_lines(plan))
     return 0
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkdl.pipeline.pipeline import Pipeline
+    from sparkdl.pipeline.plan import Plan
     from sparkdl.pipeline.record import RunRecord
     from sparkdl.pipeline.status import Status
 
-__all__ = ["Pipeline", "RunRecord", "Status"]
+__all__ = ["Pipeline", "Plan", "RunRecord", "Status"]
 
-_HOMES = {"Pipeline": "pipeline", "RunRecord": "record", "Status": "status"}
+_HOMES = {"Pipeline": "pipeline", "Plan": "plan", "RunRecord": "record", "Status": "status"}
 
 
 def __getattr__(name: str) -> Any:  # loaded when it is first used

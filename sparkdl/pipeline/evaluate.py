@@ -13,7 +13,6 @@ import numpy as np
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, SchemaError
-from sparkdl.models.bundle import read_bundle
 from sparkdl.pipeline.gate import Gate, decide
 from sparkdl.pipeline.labels import FittedLabel, Labels, encoded
 from sparkdl.pipeline.metrics.measure import measure_by
@@ -27,7 +26,7 @@ from sparkdl.scoring.score import score
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["bundle_is_whole", "evaluate", "judged_label", "probabilities"]
+__all__ = ["evaluate", "judged_label", "probabilities"]
 
 _MOST_ROWS = 5_000_000
 """Rows that are measured on the driver; of more, a share is drawn by a hash of the group."""
@@ -123,12 +122,3 @@ def _gate(spec: PipelineSpec, label: FittedLabel) -> Gate:
         min_rows=given.min_rows,
         floors=given.floors,
     )
-
-
-def bundle_is_whole(uri: str) -> bool:
-    """Whether a bundle lies there."""
-    try:
-        read_bundle(uri)
-    except (BundleError, OSError):
-        return False
-    return True

@@ -17,6 +17,7 @@ from sparkdl.pipeline.code import code_hash, importable
 from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.file import PipelineFile, load
 from sparkdl.pipeline.functions import named_functions
+from sparkdl.pipeline.plan import Plan, plan_of
 from sparkdl.pipeline.record import RunRecord
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.spec import PipelineSpec
@@ -89,9 +90,22 @@ class Pipeline:
             LeaseTakenError: another run of the pipeline is active.
             SparkdlError: what was refused or failed; a record says so, too.
         """
-        context = Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill))
         with importable(self.spec.code):
-            return run(context, spark)
+            return run(self._context(backfill, now), spark)
+
+    def plan(self, backfill: tuple[str, str] | None = None, now: datetime | None = None) -> Plan:
+        """What a run would do now and why; nothing is run, and neither Spark nor torch is loaded.
+
+        Args:
+            backfill: as ``run`` takes it.
+            now: as ``run`` takes it.
+
+        Raises:
+            DataError: the source has no files, or no window of the backfill.
+            StorageError: source or places cannot be read.
+        """
+        with importable(self.spec.code):
+            return plan_of(self._context(backfill, now))
 
     def status(self) -> Status:
         """Where it stands: last run, champion, windows, and who runs it now; without Spark.
@@ -100,7 +114,10 @@ class Pipeline:
             StorageError: its places cannot be read.
         """
         with importable(self.spec.code):
-            return status_of(Context(self.file))
+            return status_of(self._context())
+
+    def _context(self, backfill: tuple[str, str] | None = None, now: datetime | None = None) -> Context:
+        return Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill))
 
 
 def _check_functions(file: PipelineFile) -> None:

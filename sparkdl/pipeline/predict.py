@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["score_windows"]
 
-_VERSION = 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored:
@@ -42,7 +40,7 @@ class _Scored:
 
 def score_windows(
     steps: Steps, rows: DataFrame, spec: PipelineSpec, champion: ModelVersion,
-    windows: tuple[Mapping[str, Any], Mapping[str, str]], run_id: str, trusted: Sequence[str],
+    inputs: Mapping[str, Mapping[str, Any]], run_id: str, trusted: Sequence[str],
 ) -> dict[str, int]:  # fmt: skip
     """Score the windows that this version has not scored yet, and replace them in the table of predictions.
 
@@ -51,7 +49,7 @@ def score_windows(
         rows: clean rows of the windows.
         spec: the pipeline.
         champion: that predicts.
-        windows: what besides version and rows decides the predictions, and a hash of the rows of each window.
+        inputs: what decides the predictions of each window, by its name.
         run_id: kept in every row.
         trusted: packages that its bundle may import.
 
@@ -64,12 +62,7 @@ def score_windows(
     """
     from pyspark.sql import functions as F
 
-    more, hashes = windows
-    keys = {
-        name: {"version": _VERSION, "artifact": champion.artifact, "window": name, "rows": content, **more}
-        for name, content in hashes.items()
-    }
-    todo = [name for name, inputs in keys.items() if steps.find("score", inputs, _Scored) is None]
+    todo = [name for name, each in inputs.items() if steps.find("score", each, _Scored) is None]
     if not todo:
         return {}
     started = time.perf_counter()
@@ -97,7 +90,7 @@ def score_windows(
     found = dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
     for name in todo:
         done = _Scored(rows=found[name], version=champion.version)
-        steps.put("score", keys[name], done, time.perf_counter() - started)
+        steps.put("score", inputs[name], done, time.perf_counter() - started)
     return found
 
 

@@ -17,29 +17,27 @@ import msgspec
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
-from sparkdl.documents.typed import Count, Source, convert
+from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import ConfigError
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.models.bundle import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.code import split_target
 from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.keys import features_inputs, shards_are_there, shards_inputs
 from sparkdl.pipeline.labels import FittedLabel, Labels, check_labels, encoded, fit_labels
 from sparkdl.pipeline.parts import Part, Parts, rows_of
+from sparkdl.pipeline.results import Shards
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.statistics import spark_statistics
 from sparkdl.pipeline.steps import content_key
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.write import write_shards
-from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["Prepared", "labels_of", "prepare"]
-
-_VERSION = 1
-"""Of what these steps do; raise it when that changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +71,6 @@ class _Fitted:
     labels: tuple[FittedLabel, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shards:
-    """Result of the step ``shards``."""
-
-    train: str
-    validate: str
-    train_rows: Count
-    validate_rows: Count
-
-
 def prepare(
     context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]], champion: ModelVersion | None
 ) -> Prepared:
@@ -101,32 +89,22 @@ def prepare(
     """
     (parts, content), spec = rows, context.spec
     fitted, key = _fitted(context, clean, rows, champion)
-    inputs = {
-        "version": _VERSION,
-        "fitted": key,
-        "split": context.settings["split"],
-        "weight": spec.weight,
-        "seed": spec.train.random_seed,
-        "rows": {part: {name: content[name] for name in parts.windows(part)} for part in ("train", "validate")},
-    }
+    inputs = shards_inputs(context, parts, content, key)
     own = content_key("shards", inputs)
 
-    def work() -> _Shards:
+    def work() -> Shards:
         made: dict[Part, Manifest] = {}
         for part in ("train", "validate"):
             chosen = rows_of(clean, spec, part, parts.windows(part))
             made[part] = _cut(chosen, spec, fitted, part, f"{spec.places.shards}/{part}-{own}")
-        return _Shards(
+        return Shards(
             train=made["train"].uri,
             validate=made["validate"].uri,
             train_rows=made["train"].rows,
             validate_rows=made["validate"].rows,
         )
 
-    def there(found: _Shards) -> bool:
-        return all(Storage.of(uri).child("manifest.json").exists() for uri in (found.train, found.validate))
-
-    shards = context.steps.do("shards", inputs, _Shards, work, there)
+    shards = context.steps.do("shards", inputs, Shards, work, shards_are_there)
     return Prepared(features=fitted[0], labels=fitted[1], key=own, **vars(shards))
 
 
@@ -143,19 +121,12 @@ def labels_of(bundle: str) -> Labels:
 def _fitted(
     context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]], champion: ModelVersion | None
 ) -> tuple[tuple[Features, Labels], str]:
-    (parts, content), spec, settings = rows, context.spec, context.settings
+    (parts, content), spec = rows, context.spec
     functions = {name: _imported(name) for name in token_functions(spec.features)}
     if champion is not None:
         kept = _champions(spec, champion, functions)
         return kept, content_key("features", {"champion": kept[0].hash})
-    inputs = {
-        "version": _VERSION,
-        "features": settings["features"],
-        "label": settings["label"],
-        "split": settings["split"],
-        "rows": {name: content[name] for name in parts.train},
-        "code": {name: context.code[name] for name in functions},
-    }
+    inputs = features_inputs(context, parts, content)
 
     def work() -> _Fitted:
         chosen = rows_of(clean, spec, "train", parts.train).persist()

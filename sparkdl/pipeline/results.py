@@ -12,7 +12,24 @@ from sparkdl.documents.typed import Count
 from sparkdl.pipeline.gate import Decision
 from sparkdl.pipeline.metrics.measure import Measured
 
-__all__ = ["Evaluated", "Trained"]
+__all__ = ["Evaluated", "Shards", "Trained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Shard sets of one pipeline.
+
+    Attributes:
+        train: address of the training set.
+        validate: address of the validation set.
+        train_rows: in the first.
+        validate_rows: in the second.
+    """
+
+    train: str
+    validate: str
+    train_rows: Count
+    validate_rows: Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.spec import PipelineSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def open_session(spec: PipelineSpec) -> SparkSession:
 
 
 def _ours(spec: PipelineSpec) -> dict[str, str]:
-    path = os.pathsep.join([spec.code, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+    path = os.pathsep.join(filter(None, [code_folder(spec.code), os.environ.get("PYTHONPATH", "")]))
     return {
         "spark.master": "local[*]",
         "spark.driver.memory": "2g",

@@ -90,6 +90,10 @@ class Steps:
             return None
         return result if holds(result) else None
 
+    def known(self, step: str, inputs: Mapping[str, Any]) -> bool:
+        """Whether a result for these inputs was kept; ``find`` says, too, whether it holds."""
+        return self._place(step, content_key(step, inputs)).exists()
+
     def do(
         self,
         step: str,

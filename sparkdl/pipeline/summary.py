@@ -1,17 +1,18 @@
 """What a person wants to know in ten seconds: the end of a run, and where a pipeline stands, as short lines.
 
-Enters: a ``RunRecord`` or a ``Status``. Leaves: pairs of a name and a text; twelve at most.
+Enters: a ``RunRecord``, a ``Status`` or a ``Plan``. Leaves: pairs of a name and a text; twelve at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.record import RunRecord
 from sparkdl.pipeline.results import Evaluated
 from sparkdl.pipeline.status import Status
 
-__all__ = ["status_lines", "summary_lines"]
+__all__ = ["plan_lines", "status_lines", "summary_lines"]
 
 Line = tuple[str, str]
 _PLACES = ("clean", "quarantine", "predictions", "record")
@@ -118,6 +119,24 @@ def status_lines(status: Status) -> list[Line]:
     if status.ahead:
         lines.append(("ahead", f"{_span(status.ahead)}: left alone until then"))
     lines.append(("running", str(status.holder) if status.holder is not None else "nobody"))
+    return lines
+
+
+def plan_lines(plan: Plan) -> list[Line]:
+    """What a run would do."""
+    if plan.due is None:
+        lines = [("ingest", "only Spark can tell: the source shows no windows before it is read")]
+    else:
+        causes: dict[str, list[str]] = {}
+        for window, why in plan.due.items():
+            causes.setdefault(why, []).append(window)
+        parts = [f"{_span(windows)}: {why}" for why, windows in causes.items()]
+        lines = [("ingest", "; ".join(parts) or f"nothing: {_span(plan.unchanged)} as before")]
+    if plan.ahead:
+        lines.append(("ahead", f"{_span(plan.ahead)}: left alone until then"))
+    lines += [(step.name, f"{step.state}: {step.why}") for step in plan.steps]
+    if plan.stops:
+        lines.append(("then", f"refused: {plan.stops}"))
     return lines
 
 

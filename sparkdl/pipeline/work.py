@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConflictError
 from sparkdl.models.registry import Lineage, ModelVersion
-from sparkdl.pipeline.context import VERSION, Context
-from sparkdl.pipeline.evaluate import bundle_is_whole, evaluate
+from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.evaluate import evaluate
 from sparkdl.pipeline.ingest import Ingested, ingest
+from sparkdl.pipeline.keys import bundle_is_whole, judged_inputs, score_inputs, train_inputs
 from sparkdl.pipeline.parts import Parts, parts_of, rows_of
 from sparkdl.pipeline.predict import score_windows
 from sparkdl.pipeline.prepare import Prepared, prepare
@@ -97,14 +98,7 @@ class _Work:
     def _learn(self, clean: DataFrame, parts: Parts, prepared: Prepared, start: ModelVersion | None) -> _Published:
         """Train, evaluate, publish; promote where the gate says so."""
         spec, record = self.spec, self.record
-        inputs = {
-            "version": VERSION,
-            "shards": prepared.key,
-            "model": self.context.settings["model"],
-            "train": self.context.settings["train"],
-            "label": self.context.settings["label"],
-            "code": self.context.code,
-        }
+        inputs = train_inputs(self.context, prepared.key)
         key = content_key("train", inputs)
         champion = self.context.champion()
 
@@ -113,12 +107,7 @@ class _Work:
 
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
-        judged = {
-            "version": VERSION,
-            "train": key,
-            "publish": self.context.settings["publish"],
-            "report": self.context.settings["report"],
-        }
+        judged = judged_inputs(self.context, key)
 
         def measured() -> Evaluated:
             rows = rows_of(clean, spec, "validate", parts.validate)
@@ -167,11 +156,9 @@ class _Work:
         part = spec.score.window
         windows = sorted(name for name in content if content[name]) if part == "all" else parts.windows(part)
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
-        settings = self.context.settings
-        inputs = {"score": settings["score"], "split": None if part == "all" else settings["split"]}
-        hashes = {name: content[name] for name in windows}
+        inputs = score_inputs(self.context, champion, {name: content[name] for name in windows})
         self.record.predictions = score_windows(
-            self.context.steps, rows, spec, champion, (inputs, hashes), self.record.run_id, self.context.trusted
+            self.context.steps, rows, spec, champion, inputs, self.record.run_id, self.context.trusted
         )
         if self.record.predictions:
             self.record.places["predictions"] = str(spec.score.target)

@@ -1,0 +1,102 @@
+"""What decides the result of each step of a run, and whether a result that was kept still holds.
+
+Enters: the context of a run, the windows of each part with a hash of their rows. Leaves: the inputs that ``Steps``
+makes a key of. The steps and the plan ask here, so that a plan says what a run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparkdl.errors import BundleError
+from sparkdl.features.fitted import token_functions
+from sparkdl.models.folder import read_bundle
+from sparkdl.models.registry import ModelVersion
+from sparkdl.pipeline.context import VERSION, Context
+from sparkdl.pipeline.parts import Parts
+from sparkdl.pipeline.results import Shards
+from sparkdl.storage import Storage
+
+__all__ = [
+    "bundle_is_whole",
+    "features_inputs",
+    "judged_inputs",
+    "score_inputs",
+    "shards_are_there",
+    "shards_inputs",
+    "train_inputs",
+]
+
+_PREPARE, _SCORE = 1, 1
+"""Versions of what ``prepare.py`` and ``predict.py`` do; raise one when that changes."""
+Content = Mapping[str, str]
+Inputs = dict[str, Any]
+
+
+def features_inputs(context: Context, parts: Parts, content: Content) -> Inputs:
+    """What decides features that are fitted to the training rows."""
+    settings = context.settings
+    return {
+        "version": _PREPARE,
+        "features": settings["features"],
+        "label": settings["label"],
+        "split": settings["split"],
+        "rows": {name: content[name] for name in parts.train},
+        "code": {name: context.code[name] for name in token_functions(context.spec.features)},
+    }
+
+
+def shards_inputs(context: Context, parts: Parts, content: Content, fitted: str) -> Inputs:
+    """What decides the shard sets, besides features with the key ``fitted``."""
+    return {
+        "version": _PREPARE,
+        "fitted": fitted,
+        "split": context.settings["split"],
+        "weight": context.spec.weight,
+        "seed": context.spec.train.random_seed,
+        "rows": {part: {name: content[name] for name in parts.windows(part)} for part in ("train", "validate")},
+    }
+
+
+def shards_are_there(found: Shards) -> bool:
+    """Whether both sets still lie where the step left them."""
+    return all(Storage.of(uri).child("manifest.json").exists() for uri in (found.train, found.validate))
+
+
+def train_inputs(context: Context, shards: str) -> Inputs:
+    """What decides a training on the shards of that key."""
+    settings = context.settings
+    return {
+        "version": VERSION,
+        "shards": shards,
+        "model": settings["model"],
+        "train": settings["train"],
+        "label": settings["label"],
+        "code": context.code,
+    }
+
+
+def bundle_is_whole(uri: str) -> bool:
+    """Whether a bundle lies there."""
+    try:
+        read_bundle(uri)
+    except (BundleError, OSError):
+        return False
+    return True
+
+
+def judged_inputs(context: Context, train: str) -> Inputs:
+    """What decides evaluation and publication of the training of that key."""
+    settings = context.settings
+    return {"version": VERSION, "train": train, "publish": settings["publish"], "report": settings["report"]}
+
+
+def score_inputs(context: Context, champion: ModelVersion, windows: Content) -> dict[str, Inputs]:
+    """What decides the predictions of each window, by its name."""
+    whole, settings = context.spec.score.window == "all", context.settings
+    more = {"score": settings["score"], "split": None if whole else settings["split"]}
+    return {
+        name: {"version": _SCORE, "artifact": champion.artifact, "window": name, "rows": rows, **more}
+        for name, rows in windows.items()
+    }

@@ -1,0 +1,190 @@
+"""What a run would do now, and why, told without doing any of it: no Spark, no torch.
+
+Enters: the context of a run that is never begun. Leaves: ``Plan``. It asks the ledger and the results of steps what a
+run would ask them, through ``ingest.due_windows`` and ``keys``; what only the rows can tell, it says so of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sparkdl.errors import DataError
+from sparkdl.pipeline.context import Context
+from sparkdl.pipeline.ingest import due_windows, rules_of
+from sparkdl.pipeline.keys import (
+    bundle_is_whole,
+    features_inputs,
+    judged_inputs,
+    score_inputs,
+    shards_are_there,
+    shards_inputs,
+    train_inputs,
+)
+from sparkdl.pipeline.ledger import WindowBooks
+from sparkdl.pipeline.parts import Parts, parts_of
+from sparkdl.pipeline.results import Shards, Trained
+from sparkdl.pipeline.run import nothing_new
+from sparkdl.pipeline.steps import content_key
+from sparkdl.pipeline.windows import ahead
+
+__all__ = ["Plan", "PlannedStep", "plan_of"]
+
+State = Literal["done again", "kept", "open"]
+_LEARNING = ("features", "shards", "train", "evaluate", "publish")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """One step of a run.
+
+    Attributes:
+        name: of the step.
+        state: ``done again``, ``kept`` from an earlier run, or ``open``: only the run itself can tell.
+        why: in words.
+    """
+
+    name: str
+    state: State
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run would do.
+
+    Attributes:
+        pipeline: its name.
+        nothing_new: whether it would end at once.
+        due: why, by window that would be ingested; None where only Spark can tell.
+        unchanged: windows that stay as they are.
+        ahead: windows that begin later than now, and are left alone.
+        steps: all of them in order.
+        stops: why the run would be refused after ingesting; empty where nothing speaks against it.
+    """
+
+    pipeline: str
+    nothing_new: bool
+    due: Mapping[str, str] | None
+    unchanged: tuple[str, ...]
+    ahead: tuple[str, ...]
+    steps: tuple[PlannedStep, ...]
+    stops: str = ""
+
+
+def plan_of(context: Context) -> Plan:
+    """Look at the source, the ledger and the results of steps.
+
+    Raises:
+        DataError: the source has no files, or the windows to do again are none of its windows.
+        StorageError: the source or the pipeline's places cannot be read.
+    """
+    known, spec, look = context.tables.ledger.windows(), context.spec, context.look
+    due = due_windows(spec, look, known, context.now, context.again)
+    later = ahead(look.windows or (), context.now)
+    same = tuple(name for name in known if name not in (due or ()))
+    common: dict[str, Any] = {"pipeline": str(spec.name), "unchanged": same, "ahead": tuple(later)}
+    why = None if due is None else {name: _why(context, known.get(name), name) for name in due}
+    if nothing_new(context):
+        kept = [PlannedStep(name=name, state="kept", why="nothing has changed") for name in (*_LEARNING, "score")]
+        return Plan(nothing_new=True, due=why or {}, steps=tuple(kept), **common)
+    try:
+        parts = parts_of(spec, {**known, **{name: _expected(name) for name in due or ()}})
+    except DataError as error:
+        return Plan(nothing_new=False, due=why, steps=(), stops=str(error) if due is not None else "", **common)
+    content = {name: books.content for name, books in known.items() if name not in (due or ())}
+    steps = [*_learning(context, parts, content), *_scoring(context, parts, content)]
+    if due is None and any(step.state == "kept" for step in steps):
+        steps = [step if step.state != "kept" else _if_same(step) for step in steps]
+    return Plan(nothing_new=False, due=why, steps=tuple(steps), **common)
+
+
+def _why(context: Context, books: WindowBooks | None, name: str) -> str:
+    if books is None:
+        return "new"
+    if books.rules != rules_of(context.spec):
+        return "source, transform, expectations or their code differ from those it was made by"
+    if context.look.windows is not None and books.fingerprint != context.look.windows[name]:
+        return "its rows in the source have changed"
+    return "asked for"
+
+
+def _expected(name: str) -> WindowBooks:
+    """Books of a window that is not ingested yet, and will have rows as far as anyone can tell."""
+    return WindowBooks(window=name, fingerprint="", rules="", read=1, kept=1, quarantined=0, duplicates=0)
+
+
+def _if_same(step: PlannedStep) -> PlannedStep:
+    return PlannedStep(name=step.name, state="open", why=f"{step.why}, if no row of the source has changed")
+
+
+def _learning(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:
+    """The steps to a published model, up to the first that is done again, and what follows from it."""
+    todo = iter(_LEARNING)
+    cause = ""
+    for state, why in _states(context, parts, content):
+        name = next(todo)
+        yield PlannedStep(name=name, state=state, why=why)
+        if state != "kept":
+            cause = name
+            break
+    for name in todo:
+        open_too = name == "publish" or state == "open"
+        word: State = "open" if open_too else "done again"
+        reason = "evaluate decides" if name == "publish" else f"it follows {cause}"
+        yield PlannedStep(name=name, state=word, why=reason)
+
+
+def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[tuple[State, str]]:
+    """State and reason of each step to a model, as long as all before it are kept."""
+    steps = context.steps
+    if context.spec.train.start == "champion" and context.champion() is not None:
+        yield "open", "train.start=champion takes the champion's features, which the run reads"
+        return
+    fresh = [name for name in parts.train if name not in content]
+    if fresh:
+        yield "done again", f"of the training windows {_count(fresh)}"
+        return
+    inputs = features_inputs(context, parts, content)
+    yield _kept(steps.known("features", inputs), "features, label, split or the training windows differ")
+    key = content_key("features", inputs)
+    fresh = [name for name in parts.validate if name not in content]
+    if fresh:
+        yield "done again", f"of the validation windows {_count(fresh)}"
+        return
+    inputs = shards_inputs(context, parts, content, key)
+    yield _kept(steps.find("shards", inputs, Shards, shards_are_there) is not None, "windows, weight or seed differ")
+    inputs = train_inputs(context, content_key("shards", inputs))
+    trained = steps.find("train", inputs, Trained, lambda done: bundle_is_whole(done.bundle))
+    yield _kept(trained is not None, "model, train, label or their code differ")
+    inputs = judged_inputs(context, content_key("train", inputs))
+    for name in ("evaluate", "publish"):
+        yield _kept(steps.known(name, inputs), "publish or report differ")
+
+
+def _scoring(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:
+    champion, part = context.champion(), context.spec.score.window
+    if champion is None:
+        yield PlannedStep(name="score", state="open", why="there is no champion yet")
+        return
+    windows = sorted(set(content) | set(parts.score)) if part == "all" else list(parts.windows(part))
+    fresh = [name for name in windows if name not in content]
+    inputs = score_inputs(context, champion, {name: content[name] for name in windows if name not in fresh})
+    fresh += [name for name, each in inputs.items() if not context.steps.known("score", each)]
+    if fresh:
+        why = f"{len(fresh)} of {len(windows)} windows are not scored by version {champion.version} yet"
+        yield PlannedStep(name="score", state="done again", why=why)
+    else:
+        why = f"version {champion.version} has scored them all; another champion would score again"
+        yield PlannedStep(name="score", state="kept", why=why)
+
+
+def _kept(known: bool, otherwise: str) -> tuple[State, str]:
+    return ("kept", "nothing that decides it has changed") if known else ("done again", otherwise)
+
+
+def _count(windows: Sequence[str]) -> str:
+    return (
+        f"{len(windows)} windows are new or changed" if len(windows) > 1 else f"window {windows[0]} is new or changed"
+    )

@@ -1,0 +1,122 @@
+"""``sparkdl run`` as people start it: a process of its own, which opens Spark itself."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparkdl.pipeline import Pipeline
+from sparkdl.tables.table import Table
+
+FILE = """\
+name: wine
+root: data
+source: {kind: csv, path: wine.csv, key: bottle, schema: "bottle BIGINT, alcohol DOUBLE, colour STRING, quality DOUBLE"}
+features: {alcohol: number, colour: category}
+label: {quality: regression}
+split: {by: hash, train: 0.6, validate: 0.2, score: 0.2}
+model: cellar:network
+train: {epochs: 2, batch_size: 64, learning_rate: 0.01, num_proc: 1, verbose: 0}
+publish: {gate: {min_rows: 20}}
+score: {keep: [colour]}
+spark: {master: "local[2]", conf: {spark.sql.shuffle.partitions: 2}}
+"""
+CODE = """\
+import torch
+
+
+class Cellar(torch.nn.Module):
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.colours, self.last = torch.nn.Embedding(rows, 2), torch.nn.Linear(3, 1)
+
+    def forward(self, numbers, categories):
+        return self.last(torch.cat([numbers, self.colours(categories[:, 0])], dim=1))
+
+
+def network(features):
+    return Cellar(8)
+"""
+LOADED = (
+    "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
+    "print([m for m in ('torch', 'pyspark', 'pandas') if m in sys.modules]); sys.exit(code)"
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    draw = random.Random(3)
+    rows = [(n, draw.uniform(9, 15), draw.choice(["red", "white"])) for n in range(600)]
+    lines = [f"{n},{alcohol:.3f},{colour},{alcohol / 2 + (colour == 'red'):.3f}" for n, alcohol, colour in rows]
+    (tmp_path / "wine.csv").write_text("\n".join(["bottle,alcohol,colour,quality", *lines]) + "\n")
+    (tmp_path / "wine.yaml").write_text(FILE)
+    (tmp_path / "cellar.py").write_text(CODE)
+    return tmp_path
+
+
+def sparkdl(folder, *words, program=None):
+    """Run a command in another folder than the file's; return exit code and output."""
+    start = ["-m", "sparkdl.cli"] if program is None else ["-c", program]
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *start, *words], cwd=folder / "data", capture_output=True, text=True, env=environment, check=False
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_file_with_a_model_of_its_own_runs_from_the_shell_and_then_has_nothing_new(folder):
+    (folder / "data").mkdir()
+    file = "../wine.yaml"
+    planned = sparkdl(folder, "plan", file)
+    assert planned.returncode == 0, planned.stderr
+    assert "only Spark can tell" in planned.stdout
+
+    first = sparkdl(folder, "run", file)
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert len(lines) <= 15
+    assert lines[0].startswith("wine: promoted in ")
+    assert "600 read = 600 kept + 0 quarantined + 0 duplicates" in first.stdout
+    assert Table(f"{folder}/data/wine/tables/predictions").rows().num_rows > 50
+
+    again = sparkdl(folder, "run", file, program=LOADED)
+    assert again.returncode == 10, again.stderr
+    assert again.stdout.startswith("wine: nothing new")
+    assert again.stdout.splitlines()[-1] == "[]"
+    assert sparkdl(folder, "run", file, "--ok-when-nothing").returncode == 0
+    status = Pipeline.load(folder / "wine.yaml").status()
+    assert status.last_run is not None
+    assert status.last_run.outcome == "nothing new"
+    assert status.champion is not None
+    assert status.champion.version == 1
+    plan = Pipeline.load(folder / "wine.yaml", ["train.epochs=3"]).plan()
+    assert [(step.name, step.state) for step in plan.steps] == [
+        ("features", "open"), ("shards", "open"), ("train", "done again"), ("evaluate", "done again"),
+        ("publish", "open"), ("score", "open"),
+    ]  # fmt: skip
+
+
+def test_an_interrupted_run_is_exit_code_130_gives_its_lease_back_and_leaves_a_record(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparkdl.cli", "run", str(folder / "wine.yaml")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    leases = Path(f"{folder}/data/wine/runs/leases")
+    while process.poll() is None and not (leases.exists() and any(leases.iterdir())):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "sparkdl: interrupted"
+    assert "Traceback" not in said
+    status = Pipeline.load(folder / "wine.yaml").status()
+    assert status.holder is None
+    assert status.last_run is not None
+    assert (status.last_run.exit_code, status.last_run.error) == (130, "KeyboardInterrupt")
