@@ -24,7 +24,7 @@ from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.code import code_hash, split_target
 from sparkdl.pipeline.spec import CsvSource, DeltaSource, FunctionSource, JsonSource, ParquetSource, Source, SqlSource
 from sparkdl.pipeline.windows import NO_TIME, WHOLE
-from sparkdl.storage import Storage, sha256_hex
+from sparkdl.storage import Entry, Storage, sha256_hex
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.table import Table
 
@@ -174,12 +174,21 @@ def _listed(path: str) -> Iterator[tuple[Storage, int, float | None, dict[str, s
     parts = path.split("/")
     first = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
     root, pattern = Storage.of("/".join(parts[:first]) or "/"), parts[first:]
-    if not pattern and root.exists() and not root.list():
-        entry = next(one for one in root.parent().list() if one.name == root.uri.rpartition("/")[2])
-        if not entry.is_dir:
-            yield root, entry.bytes, entry.modified, {}
+    entry = None if pattern else _as_file(root)
+    if entry is not None:
+        yield root, entry.bytes, entry.modified, {}
         return
     yield from _below(root, pattern, {})
+
+
+def _as_file(place: Storage) -> Entry | None:
+    """What the folder above says of a place that is a file; None for a folder, or where there is nothing."""
+    local, name = place.local_path(), place.uri.rpartition("/")[2]
+    if local is not None and not local.is_file():
+        return None
+    if local is None and [entry.name for entry in place.list()] not in ([], [name]):  # stores list a file as itself
+        return None
+    return next((one for one in place.parent().list() if one.name == name and not one.is_dir), None)
 
 
 def _below(
