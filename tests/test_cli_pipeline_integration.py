@@ -65,9 +65,8 @@ def sparkdl(folder, *words, program=None):
     """Run a command in another folder than the file's; return exit code and output."""
     start = ["-m", "sparkdl.cli"] if program is None else ["-c", program]
     environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, *start, *words], cwd=folder / "data", capture_output=True, text=True, env=environment, check=False
-    )  # fmt: skip
+    command = [sys.executable, *start, *words]
+    return subprocess.run(command, cwd=folder / "data", capture_output=True, text=True, env=environment, check=False)
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ def project(tmp_path, monkeypatch):
     """A package of three modules, and two modules that belong to none."""
     files = {
         "churn_/__init__.py": "",
-        "churn_/model.py": "import json\nfrom churn_ import layers\nfrom . import sizes\ndef build(): ...\ndef other(): ...\n",
+        "churn_/model.py": (
+            "import json\nfrom churn_ import layers\nfrom . import sizes\ndef build(): ...\ndef other(): ...\n"
+        ),
         "churn_/layers.py": "from .inner.deep import x\n",
         "churn_/sizes.py": "A = 1\n",
         "churn_/inner/__init__.py": "",
