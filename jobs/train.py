@@ -33,7 +33,7 @@ from jobs.record import Training
 from jobs.settings import Settings, TrainSettings
 from jobs.trained import PREDICTION, Trained
 from sparkdl.columns.layout import Layout
-from sparkdl.config import CheckpointConfig, ShardConfig, TrainConfig
+from sparkdl.config import CheckpointConfig, LaunchConfig, ShardConfig, TrainConfig
 from sparkdl.errors import DataError
 from sparkdl.models.bundle import Signature, TensorField, save_bundle
 from sparkdl.progress import Progress
@@ -101,7 +101,7 @@ def train_model(run: Run, spark: SparkSession, etl: EtlResult) -> Trained:
     with run.stage("training"), Progress() as progress:
         reports = run_ranks(
             _rank, args=(job,), num_proc=settings.train.ranks, backend=settings.train.backend, spark=spark,
-            on_event=progress,
+            on_event=progress, config=LaunchConfig(preload=("torch._dynamo",)),
         )  # fmt: skip
     report: RankReport = reports[0]
     _describe(run, report, training, validation)
