@@ -171,7 +171,8 @@ _LOOP = (
           effect="Clip the gradient of the global batch to this norm."),
     _ours("sync_batch_norm", None, "boolean", c.boolean,
           effect="Statistics of batch norm layers run over the rows of all ranks, as on one rank; by default wherever "
-          "the model has such layers. False is faster, and N ranks then train another model than one."),
+          "the model has such layers. False is faster (a step of ResNet-18 on 2 ranks of a core each: 1.2 s instead of "
+          "1.6), and N ranks then train another model than one."),
     _ours("early_stopping_patience", None, "epochs", c.integer(1),
           effect="Stop after this many epochs without improvement, with the best epoch's weights."),
     _ours("monitor", None, "metric", c.column,
