@@ -6,6 +6,7 @@ challenger's metrics by slice. Each row passes both models in one query, so that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,12 @@ from sparkdl.scoring.score import score
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["evaluate", "judged_label", "probabilities"]
+__all__ = ["evaluate", "gate_of", "judged_label", "probabilities"]
 
 _MOST_ROWS = 5_000_000
 """Rows that are measured on the driver; of more, a share is drawn by a hash of the group."""
 _LEAST_WINDOWS = 8
+_LEAST_GROUPS, _LEAST_DRAWS = 5, 2000
 
 
 def judged_label(spec: PipelineSpec, labels: Labels) -> FittedLabel:
@@ -84,7 +86,7 @@ def evaluate(
     other = None
     if theirs[place] in table:
         other = Rows.of(task, table["_label"].to_numpy(), probabilities(task, table[theirs[place]]), **common)
-    decision = decide(_gate(spec, label), mine, other, champion_error=error)
+    decision = decide(gate_of(spec, label), mine, other, champion_error=error)
     slices = {name: measure_by(mine, table[name].astype(str).to_numpy()) for name in spec.report.slices}
     return Evaluated(label=label.name, decision=decision, slices=slices)
 
@@ -110,7 +112,8 @@ def _over(spec: PipelineSpec) -> str:
     return "window" if held_out >= _LEAST_WINDOWS else "key"
 
 
-def _gate(spec: PipelineSpec, label: FittedLabel) -> Gate:
+def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:
+    """The gate that the file asks for, for a label."""
     given = spec.publish.gate
     better = given.rule == "better"
     return Gate(
@@ -119,6 +122,8 @@ def _gate(spec: PipelineSpec, label: FittedLabel) -> Gate:
         effect=given.margin if better else 0.0,
         margin=0.0 if better else given.margin,
         confidence=given.confidence,
+        min_groups=max(_LEAST_GROUPS, math.ceil(math.log2(1 / (1 - given.confidence)))),  # fewer can show nothing
+        resamples=max(_LEAST_DRAWS, math.ceil(round(20 / (1 - given.confidence), 6))),
         min_rows=given.min_rows,
         floors=given.floors,
     )

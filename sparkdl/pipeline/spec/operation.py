@@ -75,7 +75,7 @@ class Gate(Section, frozen=True, kw_only=True):
     ] = "better"
     margin: Annotated[float, Meta(ge=0, description="Of the metric, in its own units.")] = 0.0
     confidence: Annotated[
-        float, Meta(ge=0.5, lt=1, description="Of the bootstrap's one-sided lower bound of the gain.")
+        float, Meta(gt=0.5, le=0.999, description="Of the bootstrap's one-sided lower bound of the gain.")
     ] = 0.95
     over: Annotated[
         Literal["window", "key"] | None,
@@ -91,6 +91,8 @@ class Gate(Section, frozen=True, kw_only=True):
     ] = ()
 
     def _misfits(self) -> Iterator[Wrong]:
+        if self.rule == "not_worse" and not self.margin:
+            yield "margin", "=0 with rule 'not_worse' can never be shown: give a margin above 0"
         for floor in map(Floor.of, self.floors):
             if floor.at_least != higher_is_better(floor.metric):
                 better, sign = ("more", ">=") if higher_is_better(floor.metric) else ("less", "<=")
