@@ -42,11 +42,13 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         if nothing_new(context):
             record.end("nothing new", "source, file, code and champion are as they were")
         else:
-            from sparkdl.pipeline.session import open_session
+            from sparkdl.pipeline.session import code_for_workers, open_session
             from sparkdl.pipeline.work import work
 
             with lease(context.runs.child("leases"), record.run_id):
-                work(context, spark or open_session(context.spec))
+                session = spark or open_session(context.spec)
+                with code_for_workers(session, context.spec):
+                    work(context, session)
     except BaseException as error:
         record.fail(error)
         raise

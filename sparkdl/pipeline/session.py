@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sparkdl.pipeline.code import code_folder
+from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.spec import PipelineSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["open_session"]
+__all__ = ["code_for_workers", "open_session"]
 
 
 def open_session(spec: PipelineSpec) -> SparkSession:
@@ -42,6 +45,29 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")  # Spark's warnings would bury the progress bar and the summary
     return session
+
+
+@contextmanager
+def code_for_workers(spark: SparkSession, spec: PipelineSpec) -> Iterator[None]:
+    """Let Python workers that start in the block import from the folder ``code``, if the file names functions.
+
+    That holds for sessions that were there before, on one machine or wherever that folder can be seen; a server of
+    Spark Connect decides itself what its workers import.
+    """
+    context = getattr(spark, "_sc", None)
+    folder = code_folder(spec.code) if any(named_functions(spec)) else None
+    before = None if context is None else context.environment.get("PYTHONPATH")
+    if context is None or folder is None or folder in (before or "").split(os.pathsep):
+        yield
+        return
+    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, before]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del context.environment["PYTHONPATH"]
+        else:
+            context.environment["PYTHONPATH"] = before
 
 
 def _ours(spec: PipelineSpec) -> dict[str, str]:
