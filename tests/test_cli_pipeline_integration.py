@@ -41,12 +41,12 @@ class Cellar(torch.nn.Module):
         return self.last(torch.cat([numbers, self.colours(categories[:, 0])], dim=1))
 
 
-def network(features):
+def network(features) -> torch.nn.Module:
     return Cellar(8)
 """
 LOADED = (
     "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
-    "print([m for m in ('torch', 'pyspark', 'pandas') if m in sys.modules]); sys.exit(code)"
+    "print([m for m in ('torch', 'pyspark') if m in sys.modules]); sys.exit(code)"
 )
 
 
@@ -100,6 +100,18 @@ def test_a_file_with_a_model_of_its_own_runs_from_the_shell_and_then_has_nothing
         ("features", "open"), ("shards", "open"), ("train", "done again"), ("evaluate", "done again"),
         ("publish", "open"), ("score", "open"),
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_spark_submit_runs_the_same_file_with_its_own_settings(folder):
+    command = [
+        "spark-submit", "--master", "local[1]", "--conf", "spark.driver.memory=1g",
+        str(Path(__file__).parents[1] / "jobs" / "pipeline.py"), "--config", str(folder / "wine.yaml"),
+    ]  # fmt: skip
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "wine: promoted in " in done.stdout
 
 
 def test_an_interrupted_run_is_exit_code_130_gives_its_lease_back_and_leaves_a_record(folder):

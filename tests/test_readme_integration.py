@@ -10,7 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+
+from sparkdl.cli import main
+from sparkdl.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -38,9 +43,11 @@ def shell(command, cwd):
 
 
 def test_every_fence_is_of_a_kind_that_is_tested():
-    assert {kind for kind, _ in FENCE.findall(README)} == {"bash", "python", "text"}
+    assert {kind for kind, _ in FENCE.findall(README)} == {"bash", "python", "text", "yaml"}
     known = {"make run", "make test"}
-    strangers = [line for line in commands() if line not in known and not line.startswith("spark-submit ")]
+    strangers = [
+        line for line in commands() if line not in known and not line.startswith(("spark-submit ", "sparkdl "))
+    ]
     assert not strangers
 
 
@@ -66,7 +73,9 @@ def made(tmp_path_factory):
 
 
 def submits():
-    return [re.sub(r"--set\.paths\.root=\S+", "", line) for line in commands() if line.startswith("spark-submit ")]
+    """The lines that start a job of the rides."""
+    lines = [line for line in commands() if line.startswith("spark-submit ") and "jobs/retrain.yaml" in line]
+    return [re.sub(r"--set\.paths\.root=\S+", "", line) for line in lines]
 
 
 @pytest.mark.timeout(900)
@@ -97,6 +106,25 @@ def test_every_spark_submit_line_names_a_job_and_options_that_it_takes(made, spa
         told = capsys.readouterr()
         assert code == 0, told.err
         assert "nothing new" in told.out
+
+
+def test_the_pipeline_file_is_sound_and_its_commands_take_it(tmp_path, monkeypatch, capsys):
+    """All but ``sparkdl run`` for real; that one has tests of its own."""
+    (pipeline,) = fences("yaml")
+    (tmp_path / "churn.yaml").write_text(pipeline)
+    (tmp_path / "customers" / "day=2026-03-01").mkdir(parents=True)
+    pq.write_table(pa.table({"customer_id": [1]}), tmp_path / "customers" / "day=2026-03-01" / "a.parquet")
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line)[1:] for line in commands() if line.startswith("sparkdl ")]
+    assert [words[0] for words in lines] == ["check", "plan", "run", "status"]
+    for words in lines:
+        if words[0] == "run":
+            assert Pipeline.load(words[1], words[3:]).spec.train.epochs == 10
+        else:
+            assert main(words) == 0, capsys.readouterr().err
+    (submit,) = (line for line in commands() if line.startswith("spark-submit jobs/pipeline.py"))
+    assert (ROOT / submit.split()[1]).exists()
+    assert submit.split()[2:] == ["--config", "churn.yaml"]
 
 
 def test_make_test_runs_the_suite_and_ci_calls_it():

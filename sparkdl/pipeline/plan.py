@@ -92,7 +92,10 @@ def plan_of(context: Context) -> Plan:
     try:
         parts = parts_of(spec, {**known, **{name: _expected(name) for name in due or ()}})
     except DataError as error:
-        return Plan(nothing_new=False, due=why, steps=(), stops=str(error) if due is not None else "", **common)
+        if due is not None:
+            return Plan(nothing_new=False, due=why, steps=(), stops=str(error), **common)
+        unread = [PlannedStep(name=name, state="open", why="no row was read yet") for name in (*_LEARNING, "score")]
+        return Plan(nothing_new=False, due=None, steps=tuple(unread), **common)
     content = {name: books.content for name, books in known.items() if name not in (due or ())}
     steps = [*_learning(context, parts, content), *_scoring(context, parts, content)]
     if due is None and any(step.state == "kept" for step in steps):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 
@@ -55,6 +55,13 @@ def test_a_setting_that_nothing_acts_on_is_refused(folder, override, said):
     with pytest.raises(PipelineFileError, match=said) as refused:
         Pipeline.load(folder / "wine.yaml", [override])
     assert len(refused.value.problems) == 1
+
+
+def test_a_gate_that_nothing_could_pass_is_refused_before_a_training(folder):
+    with pytest.raises(PipelineFileError, match=r"publish.gate.margin=0 with rule 'not_worse' can never be shown"):
+        Pipeline.load(folder / "wine.yaml", ["publish.gate.rule=not_worse"])
+    with pytest.raises(PipelineFileError, match=r"confidence=0.5 is not above 0.5"):
+        Pipeline.load(folder / "wine.yaml", ["publish.gate.confidence=0.5"])
 
 
 def test_what_is_not_built_is_told_all_at_once_with_its_lines(folder):
@@ -115,6 +122,29 @@ def test_a_backfill_of_rows_without_time_and_a_time_without_zone_are_refused(fol
         timeless.run(backfill=("2026-03-01", "2026-03-02"))
     with pytest.raises(ConfigError, match="has no time zone"):
         timeless.run(now=datetime(2026, 3, 1))
+
+
+def test_a_plan_says_which_windows_are_due_and_what_follows(folder):
+    pipeline = Pipeline.load(folder / "wine.yaml", ["split={by: hash}"])
+    plan = pipeline.plan(now=datetime(2026, 3, 1, 12, tzinfo=UTC))
+    assert plan.due == {"2026-03-01": "new"}
+    assert plan.ahead == ("2026-03-02",)
+    assert [(step.name, step.state) for step in plan.steps] == [
+        ("features", "done again"),
+        ("shards", "done again"),
+        ("train", "done again"),
+        ("evaluate", "done again"),
+        ("publish", "open"),
+        ("score", "open"),
+    ]
+    assert not pipeline.plan().nothing_new
+    assert not (folder / "data").exists()
+
+
+def test_a_plan_says_that_a_run_would_be_refused(folder):
+    plan = Pipeline.load(folder / "wine.yaml").plan()
+    assert list(plan.due) == ["2026-03-01", "2026-03-02"]
+    assert "split.train has no window with rows" in plan.stops
 
 
 def test_the_status_of_a_pipeline_that_never_ran(folder):
