@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from sparkdl.pipeline.record import RunRecord
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.status import Status, status_of
-from sparkdl.pipeline.unsupported import check_supported
+from sparkdl.pipeline.unsupported import unsupported
 from sparkdl.pipeline.windows import WHOLE
 
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ class Pipeline:
     """
 
     def __init__(self, file: PipelineFile) -> None:
-        check_supported(file)
         with importable(file.spec.code):
-            _check_functions(file)
+            found = [*unsupported(file.spec), *_functions_not_found(file.spec)]
+        if found:
+            raise file.refused(found)
         self.file = file
 
     @staticmethod
@@ -120,15 +121,12 @@ class Pipeline:
         return Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill))
 
 
-def _check_functions(file: PipelineFile) -> None:
-    found = []
-    for path, target in named_functions(file.spec):
+def _functions_not_found(spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    for path, target in named_functions(spec):
         try:
             code_hash(target)
         except ConfigError as error:
-            found.append((path, f": {error}"))
-    if found:
-        raise file.refused(found)
+            yield path, f": {error}"
 
 
 def _aware(now: datetime | None) -> datetime:

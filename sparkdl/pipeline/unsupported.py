@@ -1,18 +1,17 @@
 """What a pipeline file may say and no step does yet: refused, since a setting does something or is an error.
 
-Enters: a sound file. Leaves: nothing, or one ``PipelineFileError`` with the line of each such setting. This is the only
-list; whoever builds one of these removes its entry.
+Enters: a sound file. Leaves: each such setting, for one ``PipelineFileError``. This is the only list; whoever builds
+one of these removes its entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.spec import Drift, Floor, PipelineSpec, Train
 from sparkdl.storage.address import looks_like_a_table
 
-__all__ = ["check_supported"]
+__all__ = ["unsupported"]
 
 Path = tuple[str | int, ...]
 
@@ -57,12 +56,6 @@ _NOT_BUILT: tuple[tuple[Path, Callable[[PipelineSpec], bool], str], ...] = (
 )
 
 
-def check_supported(file: PipelineFile) -> None:
-    """Refuse settings that nothing would act on.
-
-    Raises:
-        PipelineFileError: names each of them, with its line.
-    """
-    found = [(path, sentence) for path, applies, sentence in _NOT_BUILT if applies(file.spec)]
-    if found:
-        raise file.refused(found)
+def unsupported(spec: PipelineSpec) -> list[tuple[Path, str]]:
+    """The path of each setting that nothing would act on, and the sentence that follows its name."""
+    return [(path, sentence) for path, applies, sentence in _NOT_BUILT if applies(spec)]

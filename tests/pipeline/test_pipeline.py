@@ -65,12 +65,13 @@ def test_a_gate_that_nothing_could_pass_is_refused_before_a_training(folder):
 
 
 def test_what_is_not_built_is_told_all_at_once_with_its_lines(folder):
-    (folder / "wine.yaml").write_text(f"{FILE}notify: {{command: tell}}\ndrift: {{action: retrain}}\n")
+    (folder / "wine.yaml").write_text(f"{FILE}notify: {{command: tell}}\ndrift: {{action: retrain}}\nmodel: absent:f\n")
     with pytest.raises(PipelineFileError) as refused:
         Pipeline.load(folder / "wine.yaml")
     assert [problem.split(" is ")[0] for problem in refused.value.problems] == [
         "wine.yaml:6: notify",
         "wine.yaml:7: drift",
+        "wine.yaml:8: model.factory: absent:f names the module absent, which",
     ]
 
 
