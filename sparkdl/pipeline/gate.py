@@ -17,7 +17,6 @@ costs the same for a thousand keys and for a million.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, get_args
@@ -26,10 +25,22 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.chance import student_quantile
+from sparkdl.pipeline.floor import Floor
 from sparkdl.pipeline.metrics.measure import HIGHER_IS_BETTER, Measured, check_metric, measure, metric_over
 from sparkdl.pipeline.metrics.rows import Floats, Rows
 
-__all__ = ["Decision", "Floor", "Gate", "Mode", "Outcome", "decide", "gains"]
+__all__ = [
+    "MIN_GROUPS",
+    "RESAMPLES",
+    "Decision",
+    "Gate",
+    "Mode",
+    "Outcome",
+    "decide",
+    "gains",
+    "least_groups",
+    "least_resamples",
+]
 
 Mode = Literal["better", "not_worse"]
 Outcome = Literal[
@@ -46,47 +57,8 @@ Outcome = Literal[
 ]
 BLOCKS = 400
 """Most blocks that a draw chooses from."""
-_FLOOR = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
-    """What a metric must reach whatever the champion does, ``"auc >= 0.7"``.
-
-    Attributes:
-        metric: its name.
-        relation: ``>=`` or ``>`` where higher is better, ``<=`` or ``<`` where lower is.
-        bound: the number.
-    """
-
-    metric: str
-    relation: str
-    bound: float
-
-    @staticmethod
-    def parse(text: str) -> Floor:
-        """Read a floor as a person writes it.
-
-        Raises:
-            ConfigError: it is none, its metric is unknown, or it limits the metric on its good side.
-        """
-        found = _FLOOR.fullmatch(text)
-        if found is None:
-            raise ConfigError(f"the floor {text!r} is not a metric, one of >= > <= <, and a number: see 'auc >= 0.7'")
-        metric, relation, bound = found[1], found[2], float(found[3])
-        check_metric(metric)
-        if HIGHER_IS_BETTER[metric] != (relation[0] == ">"):
-            side, turned = ("higher", ">=") if HIGHER_IS_BETTER[metric] else ("lower", "<=")
-            raise ConfigError(f"the floor {text!r} refuses good models: {metric} is better when {side}, write {turned}")
-        return Floor(metric=metric, relation=relation, bound=bound)
-
-    def holds(self, value: float) -> bool:
-        """Whether a value of the metric reaches it."""
-        past = value > self.bound if self.relation[0] == ">" else value < self.bound
-        return past or (len(self.relation) == 2 and value == self.bound)
-
-    def __str__(self) -> str:
-        return f"{self.metric} {self.relation} {self.bound:g}"
+MIN_GROUPS, RESAMPLES = 5, 2000
+"""What a gate asks for if it is not told; a high confidence needs more of both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,10 +88,10 @@ class Gate:
     margin: float = 0.0
     confidence: float = 0.95
     min_rows: int = 30
-    min_groups: int = 5
+    min_groups: int = MIN_GROUPS
     min_positives: int = 10
     floors: tuple[str, ...] = ()
-    resamples: int = 2000
+    resamples: int = RESAMPLES
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -138,17 +110,27 @@ class Gate:
             raise ConfigError(f"mode={self.mode!r} makes no use of {unused}={getattr(self, unused)}: leave it out")
         if not 0.5 < self.confidence < 1:
             raise ConfigError(f"confidence={self.confidence} is out of range: give more than 0.5 and less than 1")
-        few = math.ceil(math.log2(1 / (1 - self.confidence)))
+        few = least_groups(self.confidence)
         if self.min_groups < few:
             raise ConfigError(
                 f"min_groups={self.min_groups} cannot show anything with confidence={self.confidence}, since a coin "
                 f"wins as many groups in a row: give {few} or more"
             )
-        needed = math.ceil(round(20 / (1 - self.confidence), 6))
+        needed = least_resamples(self.confidence)
         if self.resamples < needed:
             raise ConfigError(
                 f"resamples={self.resamples} are too few for confidence={self.confidence}: give {needed} or more"
             )
+
+
+def least_groups(confidence: float) -> int:
+    """The fewest groups that can show anything: a coin wins fewer of them in a row too often."""
+    return math.ceil(math.log2(1 / (1 - confidence)))
+
+
+def least_resamples(confidence: float) -> int:
+    """The fewest draws of which twenty or so lie beyond the bound."""
+    return math.ceil(round(20 / (1 - confidence), 6))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,11 +28,14 @@ MINIMAL = [
     (["source.key=[a, quality]"], "label.quality is in source.key=['a', 'quality'], too"),
     (["weight=quality"], "weight='quality' is the label, too"),
     (["source.time=day", "source.partition=day"], "source.partition='day' and time='day' both say when"),
-    (["publish.metric=auc"], "publish.metric='auc' cannot be computed of a label of type 'regression': choose one of loss"),
+    (["publish.metric=auc"], "publish.metric='auc' cannot be computed of a label of type 'regression': choose one of mse"),
     (["publish.gate.floors=[rmse <= 3, auc >= 0.7]"], "publish.gate.floors[1]='auc >= 0.7' cannot be computed"),
-    (["publish.gate.floors=rmse >= 3"], "publish.gate.floors bound rmse from the wrong side, since less of it is better"),
+    (["publish.gate.floors=rmse >= 3"], "publish.gate.floors: the floor 'rmse >= 3' refuses good models: rmse is better when lower, write <="),
     (["publish.metric=rmse", "publish.direction=max"], "publish.direction='max' is wrong for metric 'rmse': write min"),
     (["publish.label=qualty"], "publish.label='qualty' is no label: write quality"),
+    (["publish.gate.confidence=0.5"], "publish.gate.confidence=0.5 is not above 0.5"),
+    (["publish.gate.rule=not_worse"], "publish.gate.margin=0 with rule 'not_worse' can never be shown"),
+    (["publish.metric=loss"], "publish.metric='loss' is not known"),
     (["publish.gate.over=window"], "publish.gate.over='window' needs windows"),
     (["publish.gate.over=key"], "publish.gate.over='key' needs source.key"),
     (["publish.registry=a", "places.registry=b"], "publish.registry='a' and places.registry='b' both say"),
@@ -100,10 +103,18 @@ def test_a_removed_time_column_is_told_where_the_split_needs_it():
     assert caught.value.problems[0].startswith(f"churn.yaml:{line}: split.by='time' needs source.time")
 
 
-def test_several_labels_are_judged_by_their_loss_or_by_one_of_them():
+def test_several_labels_are_judged_by_the_first_or_by_the_one_that_is_named():
     several = ["label.bought=binary", "label.price=regression"]
-    load(FILES / "minimal.yaml", several)
-    load(FILES / "minimal.yaml", [*several, "publish.metric=loss"])
+    load(FILES / "minimal.yaml", [*several, "publish.metric=rmse"])
     load(FILES / "minimal.yaml", [*several, "publish.metric=auc", "publish.label=bought"])
-    with pytest.raises(PipelineFileError, match=r"cannot be computed of several labels: name one as publish\.label"):
+    with pytest.raises(PipelineFileError, match=r"label of type 'regression': .* or say publish\.label, one of"):
         load(FILES / "minimal.yaml", [*several, "publish.metric=auc"])
+
+
+def test_a_gate_over_windows_holds_out_as_many_as_it_needs():
+    daily = ["source.time=day", "split={by: time, validate: 5 days}", "publish.gate.over=window"]
+    load(FILES / "minimal.yaml", daily)
+    with pytest.raises(PipelineFileError, match=r"needs 5 windows .* split\.validate='4 days' holds out 4"):
+        load(FILES / "minimal.yaml", [*daily, "split.validate=4 days"])
+    with pytest.raises(PipelineFileError, match=r"needs 7 windows .* split\.validate='5 days' holds out 5"):
+        load(FILES / "minimal.yaml", [*daily, "publish.gate.confidence=0.99"])

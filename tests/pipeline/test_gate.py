@@ -10,7 +10,8 @@ from scipy import stats
 
 from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.pipeline.gate import Decision, Floor, Gate, decide, gains
+from sparkdl.pipeline.floor import Floor
+from sparkdl.pipeline.gate import Decision, Gate, decide, gains
 from sparkdl.pipeline.metrics.rows import Rows
 
 RMSE = Gate(metric="rmse")

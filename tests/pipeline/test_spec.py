@@ -6,7 +6,7 @@ import pytest
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.spec import SPECS
-from sparkdl.pipeline.spec import Floor, HashSplit, Label, Train
+from sparkdl.pipeline.spec import HashSplit, Label, Train
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS, higher_is_better, metrics_of
 from sparkdl.pipeline.spec.training import ESTIMATOR_NAMES
 from sparkdl.train.objective.metric_names import METRIC_NAMES
@@ -54,15 +54,8 @@ def test_a_program_is_told_as_a_file_is(make, sentence):
 
 
 def test_metrics_by_type_of_label_are_those_that_can_be_named():
-    assert {*metrics_of("regression"), *metrics_of("binary")} == {"loss", *METRIC_NAMES}
+    assert {*metrics_of("regression"), *metrics_of("binary")} == {*METRIC_NAMES}
     for kind, metric in DEFAULT_METRICS.items():
         assert metric in metrics_of(kind)
     assert higher_is_better("auc")
-    assert not higher_is_better("loss")
-
-
-def test_floors_bound_from_their_side():
-    floor = Floor.of("auc >= 0.7")
-    assert (floor.reached(0.7), floor.reached(0.69), floor.reached(float("nan"))) == (True, False, False)
-    floor = Floor.of("rmse <= 4.5e-1")
-    assert (floor.metric, floor.reached(0.45), floor.reached(0.5)) == ("rmse", True, False)
+    assert not higher_is_better("rmse")

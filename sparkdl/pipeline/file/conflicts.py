@@ -17,9 +17,10 @@ from sparkdl.features.spec import Feature, check_features
 from sparkdl.pipeline.file.decode import Path
 from sparkdl.pipeline.file.kinds import alternatives, fields_of, wanted
 from sparkdl.pipeline.file.problems import choices
+from sparkdl.pipeline.floor import Floor
+from sparkdl.pipeline.gate import MIN_GROUPS, least_groups
 from sparkdl.pipeline.spec import (
     Drift,
-    Floor,
     HashSplit,
     Label,
     Places,
@@ -111,23 +112,22 @@ def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Fou
     if publish.label is not None and publish.label not in label:
         yield ("publish", "label"), f"={publish.label!r} is no label: {choices(publish.label, label)}"
         return
-    whole = len(label) > 1 and publish.label is None
-    possible = ("loss",) if whole else metrics_of(judged.type)
-    of = "several labels" if whole else f"a label of type {judged.type!r}"
-    remedy = f"name one as publish.label: {', '.join(label)}" if whole else f"choose one of {', '.join(possible)}"
+    possible = metrics_of(judged.type)
+    of = f"a label of type {judged.type!r}: choose one of {', '.join(possible)}"
+    if len(label) > 1:
+        of += f", or say publish.label, one of {', '.join(label)}"
     if publish.metric is not None and publish.metric not in possible:
-        yield ("publish", "metric"), f"={publish.metric!r} cannot be computed of {of}: {remedy}"
+        yield ("publish", "metric"), f"={publish.metric!r} cannot be computed of {of}"
     for position, text in enumerate(publish.gate.floors):
-        metric = Floor.of(text).metric
-        if metric not in possible:
-            yield ("publish", "gate", "floors", position), f"={text!r} cannot be computed of {of}: {remedy}"
+        if Floor.parse(text).metric not in possible:
+            yield ("publish", "gate", "floors", position), f"={text!r} cannot be computed of {of}"
 
 
 def _training_metrics_fit_a_label(label: Mapping[str, Label], train: Train) -> Found:
     possible = {metric for one in label.values() for metric in metrics_of(one.type)}
     for position, metric in enumerate(train.metrics):
         if metric not in possible:
-            fitting = sorted(possible - {"loss"})
+            fitting = sorted(possible)
             kinds = " and ".join(sorted({one.type for one in label.values()}))
             yield (
                 ("train", "metrics", position),
@@ -139,6 +139,17 @@ def _gate_can_draw(source: Source, split: Split | None, publish: Publish) -> Fou
     by_time = isinstance(split, TimeSplit) or (split is None and source.when is not None)
     if publish.gate.over == "window" and not by_time:
         yield ("publish", "gate", "over"), "='window' needs windows, and the split is not by time: write key"
+    if publish.gate.over == "window" and isinstance(split, TimeSplit):
+        held_out, needed = (
+            hours_of(split.validate) // hours_of(f"1 {source.every}"),
+            max(MIN_GROUPS, least_groups(publish.gate.confidence)),
+        )
+        if held_out < needed:
+            yield (
+                ("publish", "gate", "over"),
+                f"='window' needs {needed} windows to tell a gain from chance, and split.validate={split.validate!r} "
+                f"holds out {held_out}: hold out more, or leave over out",
+            )
     if publish.gate.over == "key" and not source.key:
         yield (
             ("publish", "gate", "over"),

@@ -20,7 +20,7 @@ from sparkdl.pipeline.spec.data import (
     TimeSplit,
     Transform,
 )
-from sparkdl.pipeline.spec.operation import Drift, Floor, Gate, Notify, Places, Publish, Report, Score, SparkSession
+from sparkdl.pipeline.spec.operation import Drift, Gate, Notify, Places, Publish, Report, Score, SparkSession
 from sparkdl.pipeline.spec.training import Model, Range, Search, Train
 from sparkdl.pipeline.spec.whole import PipelineSpec
 
@@ -30,7 +30,6 @@ __all__ = [
     "DeltaSource",
     "Drift",
     "Expectation",
-    "Floor",
     "FunctionSource",
     "Gate",
     "HashSplit",

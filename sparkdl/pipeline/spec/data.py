@@ -76,7 +76,7 @@ class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
         Columns,
         Meta(
             description="The columns that tell rows apart: of rows with the same key one stays, the others are counted "
-            "and dropped. Left out, that holds for rows that are equal."
+            "and dropped. Left out, no row is a duplicate, also not of an equal one."
         ),
     ] = ()
     time: Annotated[

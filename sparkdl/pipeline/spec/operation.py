@@ -5,60 +5,36 @@ Enters: what the user wrote. Leaves: frozen values.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta, field
 
+from sparkdl.errors import ConfigError
+from sparkdl.pipeline.floor import Floor
 from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Section, Text, Wrong, command_words
 from sparkdl.pipeline.spec.data import Scalar, TableOrPath, half_a_name
 from sparkdl.train.objective.metric_names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES
 
-__all__ = ["Drift", "Floor", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
+__all__ = ["Drift", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
 
 _Metric = Literal[
-    "loss", "mse", "rmse", "mae", "mape", "r2", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
+    "mse", "rmse", "mae", "mape", "r2", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
     "log_loss",
 ]  # fmt: skip
 DEFAULT_METRICS = {"regression": "rmse", "binary": "auc", "multiclass": "accuracy"}
-"""What judges a model of one label, by the label's type; of several labels, their loss."""
+"""What judges a model, by the type of the label that it is judged by."""
 
 
 def metrics_of(label_type: str) -> tuple[str, ...]:
     """The metrics that can be computed of a label of this type."""
     values = label_type == "regression"
-    return ("loss", *(name for name in METRIC_NAMES if (name in OF_VALUES) == values))
+    return tuple(name for name in METRIC_NAMES if (name in OF_VALUES) == values)
 
 
 def higher_is_better(metric: str) -> bool:
     """Whether more of a metric is better."""
-    return HIGHER_IS_BETTER.get(metric, False)
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """A value that a metric must reach whatever the champion does.
-
-    Attributes:
-        metric: its name.
-        at_least: whether ``value`` is the least that is allowed, and not the most.
-        value: the bound.
-    """
-
-    metric: str
-    at_least: bool
-    value: float
-
-    @classmethod
-    def of(cls, text: str) -> "Floor":
-        """Read ``"auc >= 0.7"``."""
-        metric, sign, value = text.split()
-        return cls(metric, sign == ">=", float(value))
-
-    def reached(self, value: float) -> bool:
-        """Whether ``value`` of the metric is good enough; NaN never is."""
-        return value >= self.value if self.at_least else value <= self.value
+    return HIGHER_IS_BETTER[metric]
 
 
 _Floor = Annotated[
@@ -93,13 +69,11 @@ class Gate(Section, frozen=True, kw_only=True):
     def _misfits(self) -> Iterator[Wrong]:
         if self.rule == "not_worse" and not self.margin:
             yield "margin", "=0 with rule 'not_worse' can never be shown: give a margin above 0"
-        for floor in map(Floor.of, self.floors):
-            if floor.at_least != higher_is_better(floor.metric):
-                better, sign = ("more", ">=") if higher_is_better(floor.metric) else ("less", "<=")
-                yield (
-                    "floors",
-                    f" bound {floor.metric} from the wrong side, since {better} of it is better: write {sign}",
-                )
+        for text in self.floors:
+            try:
+                Floor.parse(text)
+            except ConfigError as refused:
+                yield "floors", f": {refused}"
 
 
 class Publish(Section, frozen=True, kw_only=True):
@@ -115,11 +89,11 @@ class Publish(Section, frozen=True, kw_only=True):
         _Metric | None,
         Meta(
             description="What judges a model on the validation rows: by default rmse of a regression, auc of a binary "
-            "label, accuracy of classes, the loss of several labels."
+            "label, accuracy of classes."
         ),
     ] = None
     label: Annotated[
-        Text | None, Meta(description="The label that metric and floors are of, where there are several.")
+        Text | None, Meta(description="The label that metric and floors are of; by default the first.")
     ] = None
     direction: Annotated[
         Literal["min", "max"] | None,
