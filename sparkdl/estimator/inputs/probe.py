@@ -76,13 +76,19 @@ def floating_dtype(model: torch.nn.Module) -> str:
     return "float32"
 
 
-def two_rows(manifest: Manifest) -> Batch:
-    """Return two rows with the least and the greatest value of every column, one shorter where lengths differ."""
+def two_rows(manifest: Manifest, *, one_table: bool = True) -> Batch:
+    """Return two rows with the least and the greatest value of every column, one shorter where lengths differ.
+
+    Args:
+        manifest: of the shards.
+        one_table: whether all elements of a vector of integers may be as great as the greatest of them; not so where
+            each place holds the ids of a table of its own: then both rows hold the least.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for spec in manifest.tensors:
         if spec.role == "mask":
             continue
-        tensors[spec.name] = _extremes(spec, manifest)
+        tensors[spec.name] = _extremes(spec, manifest, one_table)
         if is_varying(spec):
             lengths = torch.tensor(_lengths(spec, manifest))
             valid = torch.arange(int(lengths[1])) < lengths[:, None]
@@ -100,7 +106,7 @@ def _lengths(spec: TensorSpec, manifest: Manifest) -> tuple[int, int]:
     return min(least, max(longest - 1, 1)), longest
 
 
-def _extremes(spec: TensorSpec, manifest: Manifest) -> torch.Tensor:
+def _extremes(spec: TensorSpec, manifest: Manifest, one_table: bool) -> torch.Tensor:
     length = (_lengths(spec, manifest)[1],) if is_varying(spec) else ()
     if spec.dtype == "binary":
         return torch.ones(ROWS, *length, dtype=torch.uint8)
@@ -110,6 +116,8 @@ def _extremes(spec: TensorSpec, manifest: Manifest) -> torch.Tensor:
     packed = len(spec.columns) > 1 or (spec.shape == (1,) and spec.name != spec.columns[0])
     if packed:
         return torch.tensor(bounds, dtype=dtype)
+    if not one_table and spec.shape and not dtype.is_floating_point:
+        bounds[1] = bounds[0]
     return torch.stack([torch.full((*length, *spec.shape), bound[0], dtype=dtype) for bound in bounds])
 
 
@@ -161,17 +169,20 @@ def _probed(
     labels: Sequence[str],
     written: bool,
 ) -> Probe:
-    batch = two_rows(manifest)
     first: tuple[Views, Exception] | None = None
-    for views in _candidates(model, inputs, by_column, batch, manifest):
-        try:
-            returned = _called(model, views, batch)
-        except Exception as error:
-            first = first or (views, error)
-            continue
-        outputs = _outputs(returned, labels)
-        check_neighbours(model, functools.partial(_called, model, views), views, batch, labels)
-        return Probe(views, outputs, batch, returned)
+    for one_table in (True, False):
+        batch = two_rows(manifest, one_table=one_table)
+        for views in _candidates(model, inputs, by_column, batch, manifest):
+            try:
+                returned = _called(model, views, batch)
+            except Exception as error:
+                first = first or (views, error)
+                continue
+            outputs = _outputs(returned, labels)
+            check_neighbours(model, functools.partial(_called, model, views), views, batch, labels)
+            return Probe(views, outputs, batch, returned)
+        if first is None or not isinstance(first[1], IndexError):
+            break
     assert first is not None
     remedy = "input_shapes, feature_dtypes or feature_cols" if written else "input_shapes or feature_cols"
     raise _refusal(model, *first, batch, manifest, remedy) from first[1]

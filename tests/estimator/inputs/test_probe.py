@@ -376,3 +376,25 @@ def test_bytes_of_other_lengths_than_declared_are_refused():
     view = (InputView("img", "img", shape=(-1, 2, 2)),)
     with pytest.raises(ConfigError, match="3 to 4 bytes: 4 bytes a row"):
         probe(torch.nn.Flatten(), view, view, [images], ["y"])
+
+
+class TwoTables(torch.nn.Module):
+    def __init__(self, *sizes):
+        super().__init__()
+        self.tables = torch.nn.ModuleList(torch.nn.Embedding(size, 1) for size in sizes)
+
+    def forward(self, ids):
+        return sum(table(column) for table, column in zip(self.tables, ids.unbind(1), strict=True))
+
+
+def test_a_vector_of_ids_may_hold_in_each_place_those_of_a_table_of_its_own():
+    ids = manifest(
+        TensorSpec(name="ids", dtype="int64", shape=(2,), columns=("ids",)),
+        TensorSpec(name="y", dtype="float32", columns=("y",), role="label"),
+        ids=ColumnStats(count=20, min=1, max=7),
+        y=ColumnStats(count=10, min=0.0, max=2.0),
+    )
+    view = (InputView("ids", "ids"),)
+    assert probe(TwoTables(4, 8), view, view, [ids], ["y"]).outputs[0].label == "y"
+    with pytest.raises(DataError, match=r"beyond the model's table .* ids in 1\.\.7"):
+        probe(TwoTables(4, 1), view, view, [ids], ["y"])
