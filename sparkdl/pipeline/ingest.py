@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.code import code_hash, split_target
@@ -108,10 +110,13 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
 
     Raises:
         DataError: rows were lost or multiplied, an expectation failed, or a window has no sound row.
-        SchemaError: columns are missing, or differ from those of the table of clean rows.
+        PipelineFileError: the file reads columns that there are not, or that are of types that their use does not fit.
+        SchemaError: columns differ from those of the table of clean rows.
         ConfigError: a condition, query or function is wrong.
         StorageError: source or tables cannot be read or written.
     """
+    from pyspark.sql import functions as F
+
     spec, tables, look, now, again = context.spec, context.tables, context.look, context.now, context.again
     known, source = tables.ledger.windows(), read_rows(spark, spec.source, look)
     todo = due_windows(spec, look, known, now, again)
@@ -121,9 +126,11 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
         rules = rules_of(spec)
         done = {name: books.fingerprint for name, books in known.items() if books.rules == rules}
         todo = due(found, done, now=now, again=again)
+    rows = _transformed(spark, spec, source.where(F.col(WINDOW).isin(*todo)))
+    context.file.check_columns(_types(source), None if spec.transform is None else _types(rows))
     if not todo:
         return Ingested(done=(), warned={}, version=-1)
-    return _ingest(spark, spec, tables, source, {name: found[name] for name in todo}, context.record.run_id)
+    return _ingest(spec, tables, rows, {name: found[name] for name in todo}, context.record.run_id)
 
 
 def _fingerprints(source: DataFrame) -> dict[str, str]:
@@ -139,13 +146,21 @@ def _fingerprints(source: DataFrame) -> dict[str, str]:
     return {row[WINDOW]: f"{row['rows']}.{row['mixed']}.{row['added']}" for row in sums.collect()}
 
 
-def _ingest(
-    spark: SparkSession, spec: PipelineSpec, tables: Tables, source: DataFrame, todo: Mapping[str, str], run_id: str
-) -> Ingested:
-    from pyspark.sql import functions as F
+def _types(rows: DataFrame) -> dict[str, pa.DataType]:
+    """The Arrow type of each column; of one that Arrow does not know, an empty struct, which nothing reads."""
+    from pyspark.errors import PySparkTypeError
+    from pyspark.sql.pandas.types import to_arrow_type
 
-    chosen = source.where(F.col(WINDOW).isin(*todo))
-    prepared = _transformed(spark, spec, chosen)
+    found = {}
+    for field in rows.schema.fields:
+        try:
+            found[field.name] = to_arrow_type(field.dataType, timezone="UTC")
+        except PySparkTypeError:
+            found[field.name] = pa.struct([])
+    return found
+
+
+def _ingest(spec: PipelineSpec, tables: Tables, prepared: DataFrame, todo: Mapping[str, str], run_id: str) -> Ingested:
     newest = spec.source.time if spec.source.time in prepared.columns else None
     rows = judged(prepared, spec.expect, spec.source.key, newest).persist()
     try:

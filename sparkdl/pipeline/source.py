@@ -86,7 +86,13 @@ def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
         SchemaError: the column that says when a row happened is not there, or is no date.
         ConfigError: the function cannot be called, or returns no DataFrame.
     """
-    frame = _frame(spark, source, look)
+    from pyspark.errors import PySparkException
+
+    try:
+        frame = _frame(spark, source, look)
+    except PySparkException as error:
+        reason = str(error).partition("\n")[0]
+        raise SchemaError(f"the source cannot be read: {reason}; correct source, or how it is written") from error
     taken = sorted({WINDOW} & set(frame.columns))
     if taken:
         raise SchemaError(f"the source has a column {taken[0]}, which the pipeline adds: rename it in the source")

@@ -60,7 +60,7 @@ def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
     for position, column in enumerate(source.key):
         yield _Use(("source", "key", position), column, False, _is_scalar, "numbers, texts or dates")
     if source.time is not None:
-        yield _Use(("source", "time"), source.time, False, _is_time, "dates or timestamps")
+        yield _Use(("source", "time"), source.time, False, _says_when, "dates, timestamps or texts")
     if source.partition is not None:
         wanted = "dates, timestamps, texts or whole numbers"
         yield _Use(("source", "partition"), source.partition, False, _names_a_time, wanted)
@@ -139,8 +139,12 @@ def _is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
+def _says_when(kind: pa.DataType) -> bool:
+    return _is_time(kind) or is_text(kind)
+
+
 def _names_a_time(kind: pa.DataType) -> bool:
-    return _is_time(kind) or is_text(kind) or bool(pa.types.is_integer(kind))
+    return _says_when(kind) or bool(pa.types.is_integer(kind))
 
 
 def _is_scalar(kind: pa.DataType) -> bool:
