@@ -6,18 +6,19 @@ challenger's metrics by slice. Each row passes both models in one query, so that
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparkdl.columns.names import quoted
-from sparkdl.errors import BundleError, SchemaError
-from sparkdl.pipeline.gate import Gate, decide
+from sparkdl.errors import BundleError, IntegrityError, SchemaError
+from sparkdl.pipeline.expect import content_hash
+from sparkdl.pipeline.gate import MIN_GROUPS, RESAMPLES, Gate, decide, least_groups, least_resamples
 from sparkdl.pipeline.labels import FittedLabel, Labels, encoded
 from sparkdl.pipeline.metrics.measure import measure_by
 from sparkdl.pipeline.metrics.rows import Rows
+from sparkdl.pipeline.prepare import labels_of
 from sparkdl.pipeline.results import Evaluated
 from sparkdl.pipeline.source import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "gate_of", "judged_label", "probabilities"]
 
 _MOST_ROWS = 5_000_000
-"""Rows that are measured on the driver; of more, a share is drawn by a hash of the group."""
+"""Rows that are measured on the driver; of more, a share is drawn by a hash of the key."""
 _LEAST_WINDOWS = 8
-_LEAST_GROUPS, _LEAST_DRAWS = 5, 2000
 
 
 def judged_label(spec: PipelineSpec, labels: Labels) -> FittedLabel:
@@ -42,8 +42,9 @@ def judged_label(spec: PipelineSpec, labels: Labels) -> FittedLabel:
 
 
 def evaluate(
-    rows: DataFrame, spec: PipelineSpec, labels: Labels, challenger: str, champion: str | None, trusted: Sequence[str]
-) -> Evaluated:
+    rows: DataFrame, spec: PipelineSpec, labels: Labels, challenger: str, champion: str | None, trusted: Sequence[str],
+    count: int,
+) -> Evaluated:  # fmt: skip
     """Measure on held-out rows, and decide.
 
     Args:
@@ -53,42 +54,82 @@ def evaluate(
         challenger: address of its bundle.
         champion: address of the champion's bundle; None where there is none.
         trusted: packages that bundles may import.
+        count: how many rows there are; of more than the driver holds a share is drawn, the same each time.
 
     Raises:
         DataError: there are no rows, or predictions are missing.
     """
-    from pyspark.sql import functions as F
-
     label = judged_label(spec, labels)
+    frame, kept = _held_out(rows, spec, label, count)
+    mine = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
-    by_window = _over(spec) == "window"
-    keyed = [F.col(quoted(name)) for name in spec.source.key]
-    group = F.col(WINDOW) if by_window else F.xxhash64(*keyed) if keyed else F.monotonically_increasing_id()
-    frame = rows.withColumns({"_group": group, "_label": encoded(label.name, label)})
-    weight = [spec.weight] if spec.weight else []
-    kept = list(dict.fromkeys(["_group", "_label", *weight, *spec.report.slices]))
-    passed, error = [*names], ""
-    theirs = [f"_champion_{n}" for n in range(len(labels.names))]
     scored = score(frame, challenger, output_columns=names, trusted=trusted)
+    theirs, error, known = "", "", label
     if champion is not None:
         try:
-            scored = score(scored, champion, output_columns=theirs, trusted=trusted)
-            passed += theirs
-        except (SchemaError, BundleError, ValueError) as cause:  # it reads columns that are no more, or is damaged
-            error = str(cause)
-    place = labels.names.index(label.name)
-    wanted = [*kept, *(name for name in passed if name.endswith(f"_{place}"))]
+            known, place, outputs = _champions(champion, label)
+            names = [f"_champion_{n}" for n in range(outputs)]
+            scored, theirs = score(scored, champion, output_columns=names, trusted=trusted), names[place]
+        except (SchemaError, BundleError, IntegrityError, ValueError) as cause:  # it reads columns that are no more,
+            error = str(cause)  # predicts something else, or is damaged
+    wanted = [*kept, mine, *([theirs] if theirs else [])]
     table = scored.select(*[quoted(name) for name in wanted]).toPandas()
-    task = label.type
-    weights = table[spec.weight].to_numpy() if spec.weight else None
-    common: dict[str, Any] = {"weights": weights, "groups": table["_group"].to_numpy(), "label": label.name}
-    mine = Rows.of(task, table["_label"].to_numpy(), probabilities(task, table[names[place]]), **common)
-    other = None
-    if theirs[place] in table:
-        other = Rows.of(task, table["_label"].to_numpy(), probabilities(task, table[theirs[place]]), **common)
-    decision = decide(gate_of(spec, label), mine, other, champion_error=error)
-    slices = {name: measure_by(mine, table[name].astype(str).to_numpy()) for name in spec.report.slices}
+    common: dict[str, Any] = {
+        "weights": table[spec.weight].to_numpy() if spec.weight else None,
+        "groups": table["_group"].to_numpy(),
+        "label": label.name,
+    }
+    actual = table["_label"].to_numpy()
+    classes = list(dict.fromkeys([*label.classes, *known.classes]))
+    found = [
+        Rows.of(label.type, actual, _in_order(probabilities(label.type, table[name]), of.classes, classes), **common)
+        for name, of in ((mine, label), (theirs, known))
+        if name
+    ]
+    decision = decide(gate_of(spec, label), *found, champion_error=error)
+    slices = {name: measure_by(found[0], table[name].astype(str).to_numpy()) for name in spec.report.slices}
     return Evaluated(label=label.name, decision=decision, slices=slices)
+
+
+def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:
+    """The rows with ``_group`` and ``_label``, and which columns are measured with."""
+    from pyspark.sql import functions as F
+
+    unit = F.xxhash64(*[F.col(quoted(name)) for name in spec.source.key]) if spec.source.key else content_hash(rows)
+    if count > _MOST_ROWS:  # whole keys, so that the rows of one stay together
+        rows = rows.where(F.pmod(F.xxhash64(F.lit("held out"), unit), F.lit(count)) < _MOST_ROWS)
+    group = F.col(WINDOW) if _over(spec) == "window" else unit
+    weight = [spec.weight] if spec.weight else []
+    kept = list(dict.fromkeys(["_group", "_label", *weight, *spec.report.slices]))
+    return rows.withColumns({"_group": group, "_label": encoded(label.name, label)}), kept
+
+
+def _champions(bundle: str, label: FittedLabel) -> tuple[FittedLabel, int, int]:
+    """The champion's label of the same name and type, its place among the champion's outputs, and their number.
+
+    Raises:
+        BundleError: it predicts no such label.
+    """
+    labels = labels_of(bundle)
+    if label.name not in labels.names:
+        raise BundleError(f"it predicts {', '.join(labels.names)}, and {label.name!r} is judged")
+    place = labels.names.index(label.name)
+    known = labels.labels[place]
+    if known.type != label.type or (label.type == "binary" and set(known.classes) != set(label.classes)):
+        raise BundleError(
+            f"it predicts {known.name!r} as {known.type} {list(known.classes) or ''}, and the challenger as "
+            f"{label.type} {list(label.classes) or ''}"
+        )
+    return known, place, len(labels.names)
+
+
+def _in_order(found: np.ndarray[Any, Any], classes: Sequence[str], wanted: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Probabilities of ``classes`` as those of ``wanted``; a class that a model does not know has none."""
+    if found.ndim == 1:  # of the second class of two
+        return found if list(classes) == list(wanted) else 1 - found
+    ordered = np.zeros((len(found), len(wanted)))
+    ordered[:, [wanted.index(name) for name in classes]] = found
+    return ordered
 
 
 def probabilities(task: str, outputs: Any) -> np.ndarray[Any, Any]:
@@ -122,8 +163,8 @@ def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:
         effect=given.margin if better else 0.0,
         margin=0.0 if better else given.margin,
         confidence=given.confidence,
-        min_groups=max(_LEAST_GROUPS, math.ceil(math.log2(1 / (1 - given.confidence)))),  # fewer can show nothing
-        resamples=max(_LEAST_DRAWS, math.ceil(round(20 / (1 - given.confidence), 6))),
         min_rows=given.min_rows,
+        min_groups=max(MIN_GROUPS, least_groups(given.confidence)),
+        resamples=max(RESAMPLES, least_resamples(given.confidence)),
         floors=given.floors,
     )

@@ -15,14 +15,20 @@ from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.context import VERSION, Context
 from sparkdl.pipeline.parts import Parts
-from sparkdl.pipeline.results import Shards
+from sparkdl.pipeline.results import Published, Scored, Shards
+from sparkdl.pipeline.steps import Steps, content_key
 from sparkdl.storage import Storage
+from sparkdl.tables.table import Table
 
 __all__ = [
     "bundle_is_whole",
+    "evaluate_inputs",
     "features_inputs",
-    "judged_inputs",
+    "judged_against",
+    "publish_inputs",
     "score_inputs",
+    "score_is_there",
+    "scored_place",
     "shards_are_there",
     "shards_inputs",
     "train_inputs",
@@ -35,13 +41,14 @@ Inputs = dict[str, Any]
 
 
 def features_inputs(context: Context, parts: Parts, content: Content) -> Inputs:
-    """What decides features that are fitted to the training rows."""
+    """What decides features that are fitted to the training rows, or taken from who is the champion then."""
     settings = context.settings
     return {
         "version": _PREPARE,
         "features": settings["features"],
         "label": settings["label"],
         "split": settings["split"],
+        "start": context.spec.train.start,
         "rows": {name: content[name] for name in parts.train},
         "code": {name: context.code[name] for name in token_functions(context.spec.features)},
     }
@@ -86,10 +93,26 @@ def bundle_is_whole(uri: str) -> bool:
     return True
 
 
-def judged_inputs(context: Context, train: str) -> Inputs:
-    """What decides evaluation and publication of the training of that key."""
-    settings = context.settings
-    return {"version": VERSION, "train": train, "publish": settings["publish"], "report": settings["report"]}
+def publish_inputs(context: Context, train: str) -> Inputs:
+    """What decides the publication of the training of that key.
+
+    The champion is not among it: a challenger is judged once, and does not come back by itself after a rollback.
+    """
+    return {"version": VERSION, "train": train, "publish": context.settings["publish"]}
+
+
+def judged_against(context: Context, train: str) -> int | None:
+    """The version that the training of that key is compared with: the champion when it was first judged, or now."""
+    before = context.steps.find("publish", publish_inputs(context, train), Published)
+    if before is not None:
+        return before.against
+    champion = context.champion()
+    return champion.version if champion is not None else None
+
+
+def evaluate_inputs(context: Context, train: str, against: int | None) -> Inputs:
+    """What decides the evaluation of the training of that key against a version."""
+    return {**publish_inputs(context, train), "report": context.settings["report"], "against": against}
 
 
 def score_inputs(context: Context, champion: ModelVersion, windows: Content) -> dict[str, Inputs]:
@@ -100,3 +123,14 @@ def score_inputs(context: Context, champion: ModelVersion, windows: Content) -> 
         name: {"version": _SCORE, "artifact": champion.artifact, "window": name, "rows": rows, **more}
         for name, rows in windows.items()
     }
+
+
+def scored_place(target: str, window: str) -> Inputs:
+    """Under what the result for a window is kept: there is one, the last, since each overwrites those before it."""
+    return {"target": target, "window": window}
+
+
+def score_is_there(steps: Steps, target: str, window: str, inputs: Mapping[str, Any]) -> bool:
+    """Whether the table of predictions holds for a window what these inputs decide."""
+    done = steps.find("score", scored_place(target, window), Scored)
+    return done is not None and done.inputs == content_key("score", inputs) and Table(target).exists()

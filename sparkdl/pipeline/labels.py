@@ -88,32 +88,38 @@ def encoded(name: str, label: FittedLabel) -> Column:
 
 
 def check_labels(rows: DataFrame, labels: Labels, part: str) -> None:
-    """Refuse rows whose label is missing or none that training saw.
+    """Refuse rows whose label is missing, no number that a loss takes, or no class that training saw.
 
     Args:
         rows: with the label columns as they came.
         labels: as training saw them.
-        part: what the rows are for, for the message.
+        part: what the rows are for, ``train`` or ``validate``, for the message.
 
     Raises:
         DataError: names a label, how many rows, and a value.
     """
     from pyspark.sql import functions as F
 
-    parts = []
+    counts = []
     for n, label in enumerate(labels):
-        strange = encoded(label.name, label).isNull()
-        parts.append(F.count_if(strange).alias(f"n{n}"))
-        parts.append(F.max(F.when(strange, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
-    found = rows.agg(*parts).first()
+        number = encoded(label.name, label)
+        strange = number.isNull()
+        if label.type == "regression":
+            strange = strange | F.isnan(number) | (F.abs(number) == float("inf"))
+        counts.append(F.count_if(strange).alias(f"n{n}"))
+        counts.append(F.max(F.when(strange, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
+    found = rows.agg(F.count("*").alias("rows"), *counts).first()
     assert found is not None
+    if not found["rows"]:
+        raise _no_rows(part)
     for n, label in enumerate(labels):
         if found[f"n{n}"]:
             value, count = found[f"v{n}"], found[f"n{n}"]
-            what = "have none" if value is None else f"have one that training never saw, such as {value!r}"
+            known = "is no finite float32" if label.type == "regression" else "training never saw"
+            what = "have none" if value is None else f"have one that {known}, such as {value!r}"
+            remedy = ", or name all classes in label" if label.type == "multiclass" and value is not None else ""
             raise DataError(
-                f"label {label.name!r}: {count} rows that {part} {what}: refuse them in expect, or name all classes in "
-                "label"
+                f"label {label.name!r}: {count} of the rows to {part} {what}: refuse them in expect{remedy}"
             )
 
 
@@ -126,6 +132,10 @@ def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:
             raise SchemaError(f"label {name!r} is a {kind}: a regression needs a number")
         if each.type != "regression" and kind not in (*_NUMBERS, "string"):
             raise SchemaError(f"label {name!r} is a {kind}: classes are numbers, texts or booleans")
+
+
+def _no_rows(part: str) -> DataError:
+    return DataError(f"split leaves no clean row to {part}: give {part} more, or wait for data")
 
 
 def _fit(rows: DataFrame, name: str, each: Label) -> FittedLabel:
@@ -141,6 +151,8 @@ def _fit_number(rows: DataFrame, name: str) -> FittedLabel:
         F.stddev_pop(column).alias("deviation"),
     ).first()  # fmt: skip
     assert found is not None
+    if not found["rows"]:
+        raise _no_rows("train")
     if found["there"] < found["rows"]:
         raise DataError(
             f"label {name!r} is missing in {found['rows'] - found['there']} of {found['rows']} training rows: refuse "
@@ -165,6 +177,8 @@ def _fit_classes(rows: DataFrame, name: str, each: Label) -> FittedLabel:
     found = counted.orderBy("raw").limit(_MOST_CLASSES + 1).collect()
     if len(found) > _MOST_CLASSES:
         raise DataError(f"label {name!r} has more than {_MOST_CLASSES} values: is it a regression?")
+    if not found:
+        raise _no_rows("train")
     total = sum(row["count"] for row in found)
     missing = sum(row["count"] for row in found if row["value"] is None)
     if missing:

@@ -15,9 +15,12 @@ from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.ingest import due_windows, rules_of
 from sparkdl.pipeline.keys import (
     bundle_is_whole,
+    evaluate_inputs,
     features_inputs,
-    judged_inputs,
+    judged_against,
+    publish_inputs,
     score_inputs,
+    score_is_there,
     shards_are_there,
     shards_inputs,
     train_inputs,
@@ -142,9 +145,6 @@ def _learning(context: Context, parts: Parts, content: Mapping[str, str]) -> Ite
 def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[tuple[State, str]]:
     """State and reason of each step to a model, as long as all before it are kept."""
     steps = context.steps
-    if context.spec.train.start == "champion" and context.champion() is not None:
-        yield "open", "train.start=champion takes the champion's features, which the run reads"
-        return
     fresh = [name for name in parts.train if name not in content]
     if fresh:
         yield "done again", f"of the training windows {_count(fresh)}"
@@ -161,9 +161,10 @@ def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Itera
     inputs = train_inputs(context, content_key("shards", inputs))
     trained = steps.find("train", inputs, Trained, lambda done: bundle_is_whole(done.bundle))
     yield _kept(trained is not None, "model, train, label or their code differ")
-    inputs = judged_inputs(context, content_key("train", inputs))
-    for name in ("evaluate", "publish"):
-        yield _kept(steps.known(name, inputs), "publish or report differ")
+    train = content_key("train", inputs)
+    inputs = evaluate_inputs(context, train, judged_against(context, train))
+    yield _kept(steps.known("evaluate", inputs), "publish or report differ")
+    yield _kept(steps.known("publish", publish_inputs(context, train)), "publish differs")
 
 
 def _scoring(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:
@@ -172,9 +173,9 @@ def _scoring(context: Context, parts: Parts, content: Mapping[str, str]) -> Iter
         yield PlannedStep(name="score", state="open", why="there is no champion yet")
         return
     windows = sorted(set(content) | set(parts.score)) if part == "all" else list(parts.windows(part))
-    fresh = [name for name in windows if name not in content]
+    fresh, target = [name for name in windows if name not in content], str(context.spec.score.target)
     inputs = score_inputs(context, champion, {name: content[name] for name in windows if name not in fresh})
-    fresh += [name for name, each in inputs.items() if not context.steps.known("score", each)]
+    fresh += [name for name, each in inputs.items() if not score_is_there(context.steps, target, name, each)]
     if fresh:
         why = f"{len(fresh)} of {len(windows)} windows are not scored by version {champion.version} yet"
         yield PlannedStep(name="score", state="done again", why=why)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.columns.names import quoted
-from sparkdl.documents.typed import Count
 from sparkdl.errors import SchemaError
 from sparkdl.models.registry import ModelVersion
+from sparkdl.pipeline.keys import score_is_there, scored_place
 from sparkdl.pipeline.labels import FittedLabel
 from sparkdl.pipeline.prepare import labels_of
+from sparkdl.pipeline.results import Scored
 from sparkdl.pipeline.source import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec
-from sparkdl.pipeline.steps import Steps
+from sparkdl.pipeline.steps import Steps, content_key
 from sparkdl.scoring.score import score
 from sparkdl.tables.table import Table
 
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 __all__ = ["score_windows"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scored:
-    """Result of the step ``score`` for one window."""
-
-    rows: Count
-    version: Count
 
 
 def score_windows(
@@ -62,7 +54,9 @@ def score_windows(
     """
     from pyspark.sql import functions as F
 
-    todo = [name for name, each in inputs.items() if steps.find("score", each, _Scored) is None]
+    assert spec.score.target is not None
+    table = Table(spec.score.target)
+    todo = [name for name, each in inputs.items() if not score_is_there(steps, table.uri, name, each)]
     if not todo:
         return {}
     started = time.perf_counter()
@@ -82,15 +76,13 @@ def score_windows(
         F.lit(run_id).alias("run_id"),
         F.current_timestamp().alias("scored_at"),
     ]
-    assert spec.score.target is not None
-    table = Table(spec.score.target)
     frame = scored.select(*columns).repartition(WINDOW)
     table.write(frame, "replace", partition_by=[WINDOW], partitions=[{WINDOW: name} for name in todo])
     counted = table.read(rows.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
     found = dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
     for name in todo:
-        done = _Scored(rows=found[name], version=champion.version)
-        steps.put("score", inputs[name], done, time.perf_counter() - started)
+        done = Scored(inputs=content_key("score", inputs[name]), rows=found[name], version=champion.version)
+        steps.put("score", scored_place(table.uri, name), done, time.perf_counter() - started)
     return found
 
 

@@ -33,6 +33,7 @@ from sparkdl.pipeline.statistics import spark_statistics
 from sparkdl.pipeline.steps import content_key
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.write import write_shards
+from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,6 +52,7 @@ class Prepared:
         validate: address of the validation shards.
         train_rows: in the first.
         validate_rows: in the second.
+        start: address of the bundle that they are from, and that training starts from; None starts from scratch.
         key: of all of it.
     """
 
@@ -60,6 +62,7 @@ class Prepared:
     validate: str
     train_rows: int
     validate_rows: int
+    start: str | None
     key: str
 
 
@@ -69,18 +72,16 @@ class _Fitted:
 
     features: Mapping[str, Any]
     labels: tuple[FittedLabel, ...]
+    start: str | None = None
 
 
-def prepare(
-    context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]], champion: ModelVersion | None
-) -> Prepared:
+def prepare(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]]) -> Prepared:
     """Fit features and labels, and cut shards, unless that was done.
 
     Args:
         context: of the run.
         clean: the clean rows.
         rows: the windows of each part, and a hash of the rows of each window.
-        champion: whose features and labels are kept; None fits them to the training rows.
 
     Raises:
         DataError: the rows cannot be trained on: labels that are missing or constant, features without a value.
@@ -88,7 +89,7 @@ def prepare(
         ConfigError: the champion was trained with other features.
     """
     (parts, content), spec = rows, context.spec
-    fitted, key = _fitted(context, clean, rows, champion)
+    fitted, start, key = _fitted(context, clean, rows)
     inputs = shards_inputs(context, parts, content, key)
     own = content_key("shards", inputs)
 
@@ -105,7 +106,7 @@ def prepare(
         )
 
     shards = context.steps.do("shards", inputs, Shards, work, shards_are_there)
-    return Prepared(features=fitted[0], labels=fitted[1], key=own, **vars(shards))
+    return Prepared(features=fitted[0], labels=fitted[1], start=start, key=own, **vars(shards))
 
 
 def labels_of(bundle: str) -> Labels:
@@ -119,16 +120,22 @@ def labels_of(bundle: str) -> Labels:
 
 
 def _fitted(
-    context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]], champion: ModelVersion | None
-) -> tuple[tuple[Features, Labels], str]:
+    context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]]
+) -> tuple[tuple[Features, Labels], str | None, str]:
+    """Features and labels, the bundle that they are from, if they were not fitted here, and the key of all that.
+
+    Which champion a training starts from is settled once for its rows, here: after a kill it goes on from the same
+    one, and a champion that it became itself is none to start from again.
+    """
     (parts, content), spec = rows, context.spec
     functions = {name: _imported(name) for name in token_functions(spec.features)}
-    if champion is not None:
-        kept = _champions(spec, champion, functions)
-        return kept, content_key("features", {"champion": kept[0].hash})
     inputs = features_inputs(context, parts, content)
 
     def work() -> _Fitted:
+        champion = context.champion() if spec.train.start == "champion" else None
+        if champion is not None:
+            kept = _champions(spec, champion, functions)
+            return _Fitted(features=kept[0].to_json(), labels=kept[1].labels, start=champion.uri)
         chosen = rows_of(clean, spec, "train", parts.train).persist()
         try:
             labels = fit_labels(chosen, spec.label)
@@ -137,9 +144,12 @@ def _fitted(
             chosen.unpersist()
         return _Fitted(features=features.to_json(), labels=labels.labels)
 
-    done = context.steps.do("features", inputs, _Fitted, work)
+    def there(found: _Fitted) -> bool:
+        return found.start is None or Storage.of(found.start).exists()
+
+    done = context.steps.do("features", inputs, _Fitted, work, there)
     features = Features.from_json(done.features, Source("the result of the step 'features'"), functions.__getitem__)
-    return (features, Labels(labels=done.labels)), content_key("features", inputs)
+    return (features, Labels(labels=done.labels)), done.start, content_key("features", inputs)
 
 
 def _champions(spec: PipelineSpec, champion: ModelVersion, functions: Mapping[str, Any]) -> tuple[Features, Labels]:

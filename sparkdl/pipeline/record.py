@@ -32,8 +32,9 @@ EXIT_CODES: Mapping[Outcome, int] = {"promoted": 0, "scored": 0, "nothing new": 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What a whole run came to, for the next one to see that there is nothing new."""
+    """What the last whole run came to, and the key of what decided it: the next one sees that there is nothing new."""
 
+    inputs: str
     run_id: str
     outcome: str
     ahead: tuple[str, ...] = field(default_factory=tuple)

@@ -12,7 +12,7 @@ from sparkdl.documents.typed import Count
 from sparkdl.pipeline.gate import Decision
 from sparkdl.pipeline.metrics.measure import Measured
 
-__all__ = ["Evaluated", "Shards", "Trained"]
+__all__ = ["Evaluated", "Published", "Scored", "Shards", "Trained"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +76,35 @@ class Evaluated:
     label: str
     decision: Decision
     slices: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What became of a challenger.
+
+    Attributes:
+        version: in the registry.
+        promoted: whether it became the champion.
+        reason: of that.
+        against: version that was the champion then.
+    """
+
+    version: int
+    promoted: bool
+    reason: str
+    against: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What the table of predictions holds for one window.
+
+    Attributes:
+        inputs: key of what decided them.
+        rows: of the window.
+        version: of the model.
+    """
+
+    inputs: str
+    rows: Count
+    version: Count

@@ -15,6 +15,7 @@ from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.ingest import due_windows
 from sparkdl.pipeline.lease import lease
 from sparkdl.pipeline.record import Finished, RunRecord
+from sparkdl.pipeline.steps import content_key
 from sparkdl.storage import Storage, check_places
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
 def nothing_new(context: Context) -> bool:
     """Whether an earlier run has done everything already, as far as can be told without Spark."""
     inputs = None if context.again else context.whole()
-    done = None if inputs is None else context.steps.find("run", inputs, Finished)
-    if done is None or any(name <= f"{context.now:%Y-%m-%dT%H}" for name in done.ahead):
+    done = None if inputs is None else context.steps.find("run", {}, Finished)
+    if (
+        done is None
+        or done.inputs != content_key("run", inputs or {})
+        or any(name <= f"{context.now:%Y-%m-%dT%H}" for name in done.ahead)
+    ):
         return False
     return not due_windows(context.spec, context.look, context.tables.ledger.windows(), context.now)

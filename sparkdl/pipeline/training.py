@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from sparkdl.errors import ConfigError, ConflictError
+from sparkdl.errors import BundleError, ConfigError, ConflictError
 from sparkdl.estimator.estimator import TorchEstimator
 from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.store import Store
@@ -46,17 +46,14 @@ _LOSSES: Mapping[str, Callable[[], nn.Module]] = {
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
-def train(
-    spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str, champion: str | None = None
-) -> Trained:
+def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str) -> Trained:
     """Train on shard sets.
 
     Args:
         spark: the session.
         spec: the pipeline.
-        prepared: shards, and the features and labels that they were cut with.
+        prepared: shards, the features and labels that they were cut with, and the bundle to start from, if any.
         key: of this training: another one has another key.
-        champion: address of the bundle to start from; None starts from scratch.
 
     Raises:
         ConfigError: factory, optimizer, loss and settings do not fit each other.
@@ -68,8 +65,8 @@ def train(
     settings, description = spec.train, described(features, labels)
     network = make_network(spec.model, description, settings.random_seed or 0)
     trusted = [split_target(factory_of(spec.model))[0]] if spec.model.factory else []
-    if champion is not None:
-        _start_from(network, champion, trusted)
+    if prepared.start is not None:
+        _start_from(network, prepared.start, trusted)
     ranks = settings.num_proc or slots_of(spark)
     steps = settings.epochs * math.ceil(prepared.train_rows / (settings.batch_size * ranks))
     places = spec.places
@@ -87,8 +84,14 @@ def train(
     )
     model = estimator.fit_on_shards(prepared.train, prepared.validate)
     folder = f"{places.runs}/models/{key}"
-    content_hash = _saved(model, folder, spec, description, prepared)
-    load_bundle(folder, trusted=trusted)  # what cannot be loaded again is not published
+    try:
+        content_hash = _saved(model, folder, spec, description, prepared)
+        load_bundle(folder, trusted=trusted)  # what cannot be loaded again is not published
+    except BundleError as error:
+        raise ConfigError(
+            f"model.factory={factory_of(spec.model)} made a model that cannot be loaded again, so it is not "
+            f"published: {error}"
+        ) from error
     Storage.of(f"{store.prefix_path}/runs/{key}").delete(recursive=True)
     summary = model.summary
     return Trained(

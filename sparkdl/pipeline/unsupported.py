@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparkdl.pipeline.spec import Drift, Floor, PipelineSpec, Train
+from sparkdl.pipeline.spec import Drift, PipelineSpec, Train
 from sparkdl.storage.address import looks_like_a_table
 
 __all__ = ["unsupported"]
@@ -35,19 +35,9 @@ _NOT_BUILT: tuple[tuple[Path, Callable[[PipelineSpec], bool], str], ...] = (
         " is a table of a catalog, which cannot be written yet: give a path or URI",
     ),
     (
-        ("publish", "metric"),
-        lambda spec: spec.publish.metric == "loss",
-        "='loss' cannot be compared yet: choose another metric",
-    ),
-    (
-        ("publish", "gate", "floors"),
-        lambda spec: any(Floor.of(floor).metric == "loss" for floor in spec.publish.gate.floors),
-        " bound the loss, which cannot be compared yet: bound another metric",
-    ),
-    (
         ("publish", "label"),
         lambda spec: spec.publish.label is None and len(spec.label) > 1,
-        " is missing: the loss of several labels cannot be compared yet, so name the one that decides",
+        " is missing, and there are several labels: name the one that metric and floors are of",
     ),
     *(
         (("train", name), _differs(name), " has no effect in a pipeline yet: leave it out")

@@ -8,7 +8,6 @@ not done again, also after a kill.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConflictError
@@ -16,12 +15,19 @@ from sparkdl.models.registry import Lineage, ModelVersion
 from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.evaluate import evaluate
 from sparkdl.pipeline.ingest import Ingested, ingest
-from sparkdl.pipeline.keys import bundle_is_whole, judged_inputs, score_inputs, train_inputs
+from sparkdl.pipeline.keys import (
+    bundle_is_whole,
+    evaluate_inputs,
+    judged_against,
+    publish_inputs,
+    score_inputs,
+    train_inputs,
+)
 from sparkdl.pipeline.parts import Parts, parts_of, rows_of
 from sparkdl.pipeline.predict import score_windows
 from sparkdl.pipeline.prepare import Prepared, prepare
 from sparkdl.pipeline.record import Finished
-from sparkdl.pipeline.results import Evaluated, Trained
+from sparkdl.pipeline.results import Evaluated, Published, Trained
 from sparkdl.pipeline.source import WINDOW
 from sparkdl.pipeline.steps import content_key
 from sparkdl.pipeline.training import train
@@ -30,15 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["work"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Published:
-    """Result of the steps ``evaluate`` and ``publish``."""
-
-    version: int
-    promoted: bool
-    reason: str
 
 
 def work(context: Context, spark: SparkSession) -> None:
@@ -65,10 +62,9 @@ class _Work:
         record.windows |= {part: list(parts.windows(part)) for part in ("train", "validate", "score")}
         content = {name: books.content for name, books in known.items()}
         clean = context.tables.table("clean").read(self.spark)
-        start = context.champion() if spec.train.start == "champion" else None
-        prepared = prepare(context, clean, (parts, content), start)
+        prepared = prepare(context, clean, (parts, content))
         record.rows |= {"train": prepared.train_rows, "validate": prepared.validate_rows}
-        published = self._learn(clean, parts, prepared, start)
+        published = self._learn(clean, parts, prepared)
         scored = self._score(clean, parts, content)
         champion = self.context.champion()
         record.model |= {"champion": champion.version if champion else None}
@@ -84,8 +80,9 @@ class _Work:
         inputs = context.whole()
         if inputs is not None:
             ahead = tuple(sorted(set(context.look.windows or ()) - set(known)))
-            done = Finished(run_id=record.run_id, outcome=record.outcome, ahead=ahead)
-            context.steps.put("run", inputs, done, 0.0)
+            key = content_key("run", inputs)
+            done = Finished(inputs=key, run_id=record.run_id, outcome=record.outcome, ahead=ahead)
+            context.steps.put("run", {}, done, 0.0)  # the last one alone: what others left may be overwritten
 
     def _describe(self, ingested: Ingested) -> None:
         record = self.record
@@ -95,7 +92,7 @@ class _Work:
         record.rows |= {f"warning: {name}": count for name, count in ingested.warned.items()}
         record.places |= {name: self.context.tables.table(name).uri for name in ("clean", "quarantine", "ledger")}
 
-    def _learn(self, clean: DataFrame, parts: Parts, prepared: Prepared, start: ModelVersion | None) -> _Published:
+    def _learn(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> Published:
         """Train, evaluate, publish; promote where the gate says so."""
         spec, record = self.spec, self.record
         inputs = train_inputs(self.context, prepared.key)
@@ -103,29 +100,33 @@ class _Work:
         champion = self.context.champion()
 
         def learned() -> Trained:
-            return train(self.spark, spec, prepared, key, start.uri if start is not None else None)
+            return train(self.spark, spec, prepared, key)
 
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
-        judged = judged_inputs(self.context, key)
+        judged = publish_inputs(self.context, key)
+        against = judged_against(self.context, key)
 
         def measured() -> Evaluated:
             rows = rows_of(clean, spec, "validate", parts.validate)
-            against = champion.uri if champion is not None else None
-            return evaluate(rows, spec, prepared.labels, trained.bundle, against, self.context.trusted)
+            other = self.context.registry.get(str(spec.publish.name), against).uri if against is not None else None
+            trusted, count = self.context.trusted, prepared.validate_rows
+            return evaluate(rows, spec, prepared.labels, trained.bundle, other, trusted, count)
 
-        evaluated = self.context.steps.do("evaluate", judged, Evaluated, measured)
+        measuring = evaluate_inputs(self.context, key, against)
+        evaluated = self.context.steps.do("evaluate", measuring, Evaluated, measured)
         record.evaluated = evaluated
         published = self.context.steps.do(
-            "publish", judged, _Published, lambda: self._publish(evaluated, trained, champion, key, prepared.key)
+            "publish", judged, Published, lambda: self._publish(evaluated, trained, champion, key, prepared.key)
         )
         record.model |= {"name": spec.publish.name, "version": published.version, "promoted": published.reason}
         return published
 
     def _publish(
         self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str, shard_key: str
-    ) -> _Published:
+    ) -> Published:
         spec, name = self.spec, str(self.spec.publish.name)
+        against = champion.version if champion is not None else None
         version = self.context.registry.publish(
             name,
             trained.bundle,
@@ -136,17 +137,17 @@ class _Work:
         )
         decision = evaluated.decision
         if not decision.promote:
-            return _Published(version=version.version, promoted=False, reason=decision.reason)
-        expected = champion.version if champion is not None else None
-        if expected == version.version:
-            return _Published(version=version.version, promoted=True, reason="it is the champion already")
+            return Published(version=version.version, promoted=False, reason=decision.reason, against=against)
+        if against == version.version:
+            reason = "it is the champion already"
+            return Published(version=version.version, promoted=True, reason=reason, against=against)
         try:
             self.context.registry.set_alias(
-                name, spec.publish.alias, version.version, expected=expected, reason=decision.reason
+                name, spec.publish.alias, version.version, expected=against, reason=decision.reason
             )
         except ConflictError as error:
             raise ConflictError(f"another run moved {spec.publish.alias} of {name} meanwhile: run again") from error
-        return _Published(version=version.version, promoted=True, reason=decision.reason)
+        return Published(version=version.version, promoted=True, reason=decision.reason, against=against)
 
     def _score(self, clean: DataFrame, parts: Parts, content: Mapping[str, str]) -> int:
         """Let the champion predict the windows that it has not predicted yet; return the rows."""

@@ -43,8 +43,6 @@ def folder(tmp_path):
         ("drift.action=fail", "drift is not built yet"),
         ("drift.psi=0.5", "drift is not built yet"),
         ("score.target=main.sales.predicted", "score.target is a table of a catalog"),
-        ("publish.metric=loss", "publish.metric='loss' cannot be compared"),
-        ("publish.gate.floors=[loss <= 3]", "publish.gate.floors bound the loss"),
         ("label.grade=regression", "publish.label is missing"),
         ("train.transform_batch_size=7", "train.transform_batch_size has no effect"),
         ("train.partitions_per_process=3", "train.partitions_per_process has no effect"),

@@ -93,7 +93,7 @@ class Publish(Section, frozen=True, kw_only=True):
         ),
     ] = None
     label: Annotated[
-        Text | None, Meta(description="The label that metric and floors are of; by default the first.")
+        Text | None, Meta(description="The label that metric and floors are of; needed where there are several.")
     ] = None
     direction: Annotated[
         Literal["min", "max"] | None,
