@@ -14,7 +14,7 @@ import numpy as np
 from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, IntegrityError, SchemaError
 from sparkdl.pipeline.expect import content_hash
-from sparkdl.pipeline.gate import MIN_GROUPS, RESAMPLES, Gate, decide, least_groups, least_resamples
+from sparkdl.pipeline.gate import Gate, decide
 from sparkdl.pipeline.labels import FittedLabel, Labels, encoded
 from sparkdl.pipeline.metrics.measure import measure_by
 from sparkdl.pipeline.metrics.rows import Rows
@@ -22,6 +22,7 @@ from sparkdl.pipeline.prepare import labels_of
 from sparkdl.pipeline.results import Evaluated
 from sparkdl.pipeline.source import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.scoring.score import score
 

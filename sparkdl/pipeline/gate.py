@@ -25,21 +25,17 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.chance import student_quantile
-from sparkdl.pipeline.floor import Floor
 from sparkdl.pipeline.metrics.measure import HIGHER_IS_BETTER, Measured, check_metric, measure, metric_over
 from sparkdl.pipeline.metrics.rows import Floats, Rows
+from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, Floor, least_groups, least_resamples
 
 __all__ = [
-    "MIN_GROUPS",
-    "RESAMPLES",
     "Decision",
     "Gate",
     "Mode",
     "Outcome",
     "decide",
     "gains",
-    "least_groups",
-    "least_resamples",
 ]
 
 Mode = Literal["better", "not_worse"]
@@ -57,8 +53,6 @@ Outcome = Literal[
 ]
 BLOCKS = 400
 """Most blocks that a draw chooses from."""
-MIN_GROUPS, RESAMPLES = 5, 2000
-"""What a gate asks for if it is not told; a high confidence needs more of both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,16 +115,6 @@ class Gate:
             raise ConfigError(
                 f"resamples={self.resamples} are too few for confidence={self.confidence}: give {needed} or more"
             )
-
-
-def least_groups(confidence: float) -> int:
-    """The fewest groups that can show anything: a coin wins fewer of them in a row too often."""
-    return math.ceil(math.log2(1 / (1 - confidence)))
-
-
-def least_resamples(confidence: float) -> int:
-    """The fewest draws of which twenty or so lie beyond the bound."""
-    return math.ceil(round(20 / (1 - confidence), 6))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

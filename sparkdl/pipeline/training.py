@@ -69,8 +69,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str)
         _start_from(network, prepared.start, trusted)
     ranks = settings.num_proc or slots_of(spark)
     steps = settings.epochs * math.ceil(prepared.train_rows / (settings.batch_size * ranks))
-    places = spec.places
-    store = Store(prefix_path=f"{places.runs}/training", keep_shards="never")
+    store = Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never")
     estimator = TorchEstimator(
         model=network,
         optimizer=_optimizer(settings),
@@ -83,7 +82,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str)
         **{**settings.parameters(), "num_proc": ranks},
     )
     model = estimator.fit_on_shards(prepared.train, prepared.validate)
-    folder = f"{places.runs}/models/{key}"
+    folder = f"{spec.places.runs}/models/{key}"
     try:
         content_hash = _saved(model, folder, spec, description, prepared)
         load_bundle(folder, trusted=trusted)  # what cannot be loaded again is not published

@@ -10,9 +10,9 @@ from scipy import stats
 
 from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.pipeline.floor import Floor
 from sparkdl.pipeline.gate import Decision, Gate, decide, gains
 from sparkdl.pipeline.metrics.rows import Rows
+from sparkdl.pipeline.spec.bounds import Floor
 
 RMSE = Gate(metric="rmse")
 AUC = Gate(metric="auc")

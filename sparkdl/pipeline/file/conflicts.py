@@ -17,8 +17,6 @@ from sparkdl.features.spec import Feature, check_features
 from sparkdl.pipeline.file.decode import Path
 from sparkdl.pipeline.file.kinds import alternatives, fields_of, wanted
 from sparkdl.pipeline.file.problems import choices
-from sparkdl.pipeline.floor import Floor
-from sparkdl.pipeline.gate import MIN_GROUPS, least_groups
 from sparkdl.pipeline.spec import (
     Drift,
     HashSplit,
@@ -34,6 +32,7 @@ from sparkdl.pipeline.spec import (
     Train,
 )
 from sparkdl.pipeline.spec.base import bound_broken, hours_of, plain_type, section_type
+from sparkdl.pipeline.spec.bounds import MIN_GROUPS, Floor, least_groups
 from sparkdl.pipeline.spec.operation import metrics_of
 
 __all__ = ["contradictions"]

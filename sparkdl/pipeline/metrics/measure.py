@@ -5,7 +5,6 @@ Enters: checked rows. Leaves: plain values that go into a record or a report as 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.metrics.ranking import auc, average_precision
 from sparkdl.pipeline.metrics.rows import Floats, Rows, Task, missing
 from sparkdl.pipeline.metrics.sums import sums_of, values_of
-from sparkdl.train.objective import metric_names
+from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER, check_name
 
 __all__ = [
     "CalibrationBin",
@@ -37,7 +36,6 @@ METRICS: Mapping[Task, tuple[str, ...]] = {
     "binary": (*_OF_CLASSES, "auc", "average_precision"),
     "multiclass": _OF_CLASSES,
 }
-HIGHER_IS_BETTER: Mapping[str, bool] = {**metric_names.HIGHER_IS_BETTER, "brier": False}
 _OF_RANKS = {"auc": auc, "average_precision": average_precision}
 
 
@@ -47,10 +45,7 @@ def check_metric(name: str, task: Task | None = None) -> None:
     Raises:
         ConfigError: names the nearest, and all.
     """
-    if name not in HIGHER_IS_BETTER:
-        near = difflib.get_close_matches(name.lower(), HIGHER_IS_BETTER, n=1, cutoff=0.5)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"there is no metric {name!r}: {meant}There are {', '.join(HIGHER_IS_BETTER)}")
+    check_name(name)
     if task is not None and name not in METRICS[task]:
         raise ConfigError(f"{task} has no metric {name!r}: choose one of {', '.join(METRICS[task])}")
 

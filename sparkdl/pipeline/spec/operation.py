@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from msgspec import Meta, field
 
 from sparkdl.errors import ConfigError
-from sparkdl.pipeline.floor import Floor
 from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Section, Text, Wrong, command_words
+from sparkdl.pipeline.spec.bounds import Floor
 from sparkdl.pipeline.spec.data import Scalar, TableOrPath, half_a_name
 from sparkdl.train.objective.metric_names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES
 
