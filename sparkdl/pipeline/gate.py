@@ -65,7 +65,7 @@ class Gate:
         effect: how much better, in the metric's unit.
         margin: how much worse still passes, in the metric's unit; above 0 for ``not_worse``.
         confidence: one-sided; a challenger that is not better passes with a probability of about 1 - ``confidence``.
-        min_rows: fewer held-out rows promote nobody.
+        min_rows: fewer held-out rows promote nobody, but for a first champion without floors.
         min_groups: fewer days or keys compare nobody; a first champion needs none.
         min_positives: fewer rows of either class of two promote nobody.
         floors: ``"auc >= 0.7"`` and the like, each of which the challenger reaches.
@@ -211,6 +211,9 @@ def _judge(
 
 
 def _too_little(gate: Gate, rows: Rows, *, compared: bool) -> str:
+    """Why the rows can show nothing; the first of all models has nothing to show if there is no floor to reach."""
+    if not compared and not gate.floors:
+        return ""
     if len(rows) < gate.min_rows:
         return f"there are {len(rows):,} held-out rows, and the gate asks for {gate.min_rows:,}"
     if rows.task == "binary":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,9 +121,8 @@ def test_a_challenger_below_a_floor_is_refused_however_bad_the_champion_is():
 
 
 def test_too_few_rows_groups_or_positives_promote_nobody():
-    few = values(1.0, days=5, rows=4)
-    for champion in (None, values(2.0, days=5, rows=4, seed=1)):
-        found = decide(RMSE, few, champion)
+    few, floored = values(1.0, days=5, rows=4), replace(RMSE, floors=("rmse <= 100",))
+    for found in (decide(RMSE, few, values(2.0, days=5, rows=4, seed=1)), decide(floored, few)):
         assert (found.promote, found.outcome) == (False, "too_little")
         assert found.reason == "there are 20 held-out rows, and the gate asks for 30"
     few = values(1.0, days=4), values(2.0, seed=1, days=4)
@@ -130,10 +130,15 @@ def test_too_few_rows_groups_or_positives_promote_nobody():
         decide(RMSE, *few).reason == "held-out rows are of 4 groups, and the gate asks for 5 to tell a gain from chance"
     )
     rare = Rows.of("binary", np.arange(100) < 3, np.full(100, 0.5))
-    assert decide(AUC, rare).reason == "3 of 100 held-out rows have label 1, and the gate asks for 10"
+    assert decide(AUC, rare, rare).reason == "3 of 100 held-out rows have label 1, and the gate asks for 10"
     common = Rows.of("binary", np.arange(100) >= 3, np.full(100, 0.5))
-    assert decide(AUC, common).reason == "3 of 100 held-out rows have label 0, and the gate asks for 10"
-    assert decide(RMSE, Rows.of("regression", [], [])).outcome == "too_little"
+    assert decide(AUC, common, common).reason == "3 of 100 held-out rows have label 0, and the gate asks for 10"
+
+
+def test_the_first_model_of_a_small_table_serves_if_there_is_no_floor_to_reach():
+    found = decide(RMSE, values(1.0, days=5, rows=4))
+    assert (found.promote, found.outcome) == (True, "first")
+    assert decide(RMSE, Rows.of("regression", [], [])).outcome == "undefined"
 
 
 def test_one_group_alone_compares_nobody():

@@ -60,7 +60,10 @@ class Gate(Section, frozen=True, kw_only=True):
             "time and holds out eight or more of them."
         ),
     ] = None
-    min_rows: Annotated[int, Meta(ge=1, description="Fewer held-out rows decide nothing: the champion stays.")] = 100
+    min_rows: Annotated[
+        int,
+        Meta(ge=1, description="Fewer held-out rows decide nothing: the champion stays, and floors are not reached."),
+    ] = 100
     floors: Annotated[
         tuple[_Floor, ...],
         Meta(description="Values that a model must reach whatever the champion does: 'auc >= 0.7'."),
