@@ -123,7 +123,7 @@ def test_an_interrupted_run_is_exit_code_130_gives_its_lease_back_and_leaves_a_r
     while process.poll() is None and not (leases.exists() and any(leases.iterdir())):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=170)
     assert process.returncode == 130, said
     assert said.splitlines()[-1] == "sparkdl: interrupted"
     assert "Traceback" not in said

@@ -134,16 +134,17 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
 
 
 def _fingerprints(source: DataFrame) -> dict[str, str]:
-    """A hash of the rows of each window, in one pass over the source."""
+    """A hash of the columns and the rows of each window, in one pass over the source."""
     from pyspark.sql import functions as F
 
-    hashed = content_hash(source)
+    columns = [[field.name, field.dataType.simpleString()] for field in source.schema.fields]
+    named, hashed = content_key("columns", {"columns": columns}), content_hash(source)
     sums = source.groupBy(WINDOW).agg(
         F.count("*").alias("rows"),
         F.bit_xor(hashed).alias("mixed"),
         F.sum(F.pmod(hashed, F.lit(2**31 - 1))).alias("added"),
     )
-    return {row[WINDOW]: f"{row['rows']}.{row['mixed']}.{row['added']}" for row in sums.collect()}
+    return {row[WINDOW]: f"{named}.{row['rows']}.{row['mixed']}.{row['added']}" for row in sums.collect()}
 
 
 def _types(rows: DataFrame) -> dict[str, pa.DataType]:

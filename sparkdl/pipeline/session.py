@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sparkdl.compat.interrupts import interrupts_wait
 from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.spec import PipelineSpec
@@ -42,7 +43,8 @@ def open_session(spec: PipelineSpec) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach a session of one machine
     for name in wanted.keys() - submitted.keys():
         builder = builder.config(name, wanted[name])
-    session = builder.getOrCreate()
+    with interrupts_wait():
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")  # Spark's warnings would bury the progress bar and the summary
     return session
 

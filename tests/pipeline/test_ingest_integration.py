@@ -340,3 +340,11 @@ def test_a_change_in_any_column_of_the_source_is_seen(spark, tables):
     first = ingest(spark, spec_of(SqlSource(query=query.format("'a'"))), tables, "one", NOW).done
     second = ingest(spark, spec_of(SqlSource(query=query.format("'b'"))), tables, "two", NOW).done
     assert first[0].content != second[0].content
+
+
+def test_a_renamed_column_makes_every_window_due(spark, tables):
+    query = "SELECT id AS order_id, 1.0D AS amount, id AS {} FROM range(3)"
+    first = ingest(spark, spec_of(SqlSource(query=query.format("shop"))), tables, "one", NOW).done
+    ingest(spark, spec_of(SqlSource(query=query.format("store"))), tables, "two", NOW)
+    assert tables.table("clean").columns() == ["_window", "order_id", "amount", "store"]
+    assert tables.ledger.windows()["all"].fingerprint != first[0].fingerprint

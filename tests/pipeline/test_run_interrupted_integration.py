@@ -97,7 +97,7 @@ def weights(place, root):
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_training_goes_on_from_its_checkpoint_to_the_same_weights(place):
+def test_a_run_killed_in_training_goes_on_from_its_checkpoint_to_the_same_weights(place, monkeypatch):
     process = start(place, "killed-run")
     try:
         until = time.monotonic() + 200
@@ -116,6 +116,7 @@ def test_a_run_killed_in_training_goes_on_from_its_checkpoint_to_the_same_weight
     assert outcome[0] == "promoted"
     assert {"features", "shards"} <= {*outcome[1:]}
     assert finished(place, "whole-run") == ["promoted"]
+    monkeypatch.syspath_prepend(str(place))
     disturbed, whole = weights(place, "killed-run"), weights(place, "whole-run")
     for name, values in whole.items():
         assert torch.equal(values, disturbed[name]), name
