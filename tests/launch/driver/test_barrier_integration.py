@@ -77,7 +77,8 @@ def test_the_worker_is_used_again_with_a_clean_environment(spark):
     def inspect(world):
         return os.getpid(), os.environ.get("LITTER"), os.environ["PATH"], os.getcwd(), os.environ["MINE"]
 
-    pids = set(barrier.launch(spark, litter, num_proc=2, config=QUICK))
+    # Spark takes the worker that has been idle longest, and tests before this one may have left more than two.
+    pids = {pid for _ in range(3) for pid in barrier.launch(spark, litter, num_proc=2, config=QUICK)}
     config = LaunchConfig(env={"MINE": "x"})
     for pid, litter_left, path, directory, mine in barrier.launch(spark, inspect, num_proc=2, config=config):
         assert pid in pids
@@ -112,11 +113,12 @@ def test_the_pool_of_a_reused_worker_grows_to_what_the_user_asks_and_no_further(
         env = {"OMP_NUM_THREADS": str(threads)}
         return run(work, num_proc=2, spark=spark, env=env, log_to_driver=False)
 
-    first, second, third = grown(1), grown(3), grown(1)
-    assert [threads for _, threads in first] == [0, 0]
+    first = [*grown(1), *grown(1), *grown(1)]  # every idle worker, of which tests before this one may have left more
+    second, third = grown(3), grown(1)
+    assert {threads for _, threads in first} == {0}
     assert [threads for _, threads in second] == [2, 2]
     assert [threads for _, threads in third] == [0, 0]
-    assert {pid for pid, _ in first} == {pid for pid, _ in second} == {pid for pid, _ in third}
+    assert {pid for pid, _ in [*second, *third]} <= {pid for pid, _ in first}
 
 
 def test_more_threads_than_cores_are_told(spark, caplog):
