@@ -20,7 +20,7 @@ from torch import nn
 from sparkdl.errors import BundleError
 from sparkdl.models.trust import IMPORT_SETTING, IMPORT_VARIABLE, OWN, checked_packages, never
 
-__all__ = ["TORCH", "build", "make", "path_of", "resolve"]
+__all__ = ["TORCH", "build", "make", "makes_a_model", "path_of", "resolve"]
 
 TORCH = ("torch.nn", OWN)
 """What may be imported without a word: torch's own layers, and the networks that sparkdl brings."""
@@ -62,7 +62,7 @@ def build(path: str, arguments: Mapping[str, Any], trusted: Sequence[str] = ()) 
         ConfigError: ``trusted`` names what can never be allowed.
     """
     found = resolve(path, (*TORCH, *checked_packages(trusted)))
-    if not _makes_a_model(found):
+    if not makes_a_model(found):
         raise BundleError(
             f"{path} is neither a torch.nn.Module class nor a function annotated to return one: annotate it where it "
             "is defined"
@@ -149,7 +149,8 @@ def _member(found: Any, module: str, name: str, needed_by: str) -> Any:
     return found
 
 
-def _makes_a_model(found: Any) -> bool:
+def makes_a_model(found: Any) -> bool:
+    """Whether something is a module's class, or a function that says that it returns one."""
     if isinstance(found, type):
         return issubclass(found, nn.Module)
     try:

@@ -17,11 +17,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from sparkdl.errors import ConfigError
 from sparkdl.storage import sha256_hex
 
-__all__ = ["code_folder", "code_hash", "importable", "split_target"]
+__all__ = ["code_folder", "code_hash", "importable", "imported", "split_target"]
 
 
 def code_folder(code: str) -> str | None:
@@ -83,6 +84,19 @@ def split_target(target: str) -> tuple[str, str]:
     if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
         raise ConfigError(f"{target!r} names no function: write package.module:function")
     return module, function
+
+
+def imported(target: str, what: str) -> Any:
+    """The function that ``"package.module:function"`` names; ``what`` is its key in the file, for the message.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    module, function = split_target(target)
+    try:
+        return getattr(importlib.import_module(module), function)
+    except Exception as error:  # importing runs the user's own code
+        raise ConfigError(f"{what}={target} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def code_hash(target: str) -> str:

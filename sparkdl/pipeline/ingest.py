@@ -13,7 +13,6 @@ both. A run that is cut short between the commits leaves windows that are due ag
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkdl.columns.names import quoted
-from sparkdl.errors import ConfigError, DataError, SchemaError
-from sparkdl.pipeline.code import code_hash, split_target
+from sparkdl.errors import DataError, SchemaError
+from sparkdl.pipeline.code import code_hash
 from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.expect import (
     DUPLICATE,
@@ -37,7 +36,7 @@ from sparkdl.pipeline.expect import (
     outcomes_of,
 )
 from sparkdl.pipeline.ledger import Tables, WindowBooks
-from sparkdl.pipeline.source import MALFORMED, WINDOW, Look, read_rows, source_identity, window_column
+from sparkdl.pipeline.source import MALFORMED, WINDOW, Look, frame_of, read_rows, source_identity, window_column
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.steps import content_key
 from sparkdl.pipeline.windows import due
@@ -206,7 +205,7 @@ def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> Da
     if transform.sql is not None:
         frame = spark.sql(transform.sql, source=rows)
     else:
-        frame = _call(str(transform.function), rows, transform.arguments)
+        frame = frame_of("transform.function", str(transform.function), rows, **transform.arguments)
     if WINDOW in frame.columns:
         return frame
     when = spec.source.when
@@ -215,20 +214,6 @@ def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> Da
             f"the transform drops {when!r}, which says which window a row belongs to, and {WINDOW}: keep one of them"
         )
     return frame.withColumn(WINDOW, window_column(frame, spec.source))
-
-
-def _call(target: str, rows: DataFrame, arguments: Mapping[str, object]) -> DataFrame:
-    from pyspark.sql import DataFrame as Frame
-
-    module, name = split_target(target)
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"transform.function={target} cannot be imported: {error}") from error
-    frame = function(rows, **arguments)
-    if not isinstance(frame, Frame):
-        raise ConfigError(f"transform.function={target} returned a {type(frame).__name__}: return a DataFrame")
-    return frame
 
 
 def _check_counts(

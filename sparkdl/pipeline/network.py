@@ -6,8 +6,6 @@ network is made here, and again wherever its bundle is loaded; and the network.
 
 from __future__ import annotations
 
-import importlib
-import typing
 from typing import Any
 
 import torch
@@ -15,7 +13,8 @@ from torch import nn
 
 from sparkdl.errors import ConfigError
 from sparkdl.features.fitted import Features
-from sparkdl.pipeline.code import split_target
+from sparkdl.models.importing import makes_a_model
+from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.labels import Labels
 from sparkdl.pipeline.spec import Model
 
@@ -68,15 +67,11 @@ def make_network(model: Model, features: dict[str, Any], seed: int) -> nn.Module
         ConfigError: it cannot be imported, is not annotated to return a module, fails, or returns something else.
     """
     target = factory_of(model)
-    module, name = split_target(target)
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model.factory={target} cannot be imported: {error}") from error
-    if not _makes_modules(factory):
+    factory = imported(target, "model.factory")
+    if not makes_a_model(factory):
         raise ConfigError(
-            f"model.factory={target} does not say that it returns a module: write `def {name}(features, ...) -> "
-            "torch.nn.Module`, without which its bundle could not be loaded again"
+            f"model.factory={target} does not say that it returns a module: write `def {factory.__name__}(features, "
+            "...) -> torch.nn.Module`, without which its bundle could not be loaded again"
         )
     try:
         with torch.random.fork_rng():
@@ -87,13 +82,3 @@ def make_network(model: Model, features: dict[str, Any], seed: int) -> nn.Module
     if not isinstance(made, nn.Module):
         raise ConfigError(f"model.factory={target} returned a {type(made).__name__}: return a torch.nn.Module")
     return made
-
-
-def _makes_modules(factory: Any) -> bool:
-    if isinstance(factory, type):
-        return issubclass(factory, nn.Module)
-    try:
-        said = typing.get_type_hints(factory).get("return")
-    except Exception:  # an annotation that names something not imported there
-        return False
-    return isinstance(said, type) and issubclass(said, nn.Module)

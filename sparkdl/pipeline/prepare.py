@@ -7,7 +7,6 @@ it meant.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.models.bundle import read_bundle
 from sparkdl.models.registry import ModelVersion
-from sparkdl.pipeline.code import split_target
+from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.keys import features_inputs, shards_are_there, shards_inputs
 from sparkdl.pipeline.labels import FittedLabel, Labels, check_labels, encoded, fit_labels
@@ -128,7 +127,7 @@ def _fitted(
     one, and a champion that it became itself is none to start from again.
     """
     (parts, content), spec = rows, context.spec
-    functions = {name: _imported(name) for name in token_functions(spec.features)}
+    functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
     inputs = features_inputs(context, parts, content)
 
     def work() -> _Fitted:
@@ -193,11 +192,3 @@ def _cut(rows: DataFrame, spec: PipelineSpec, fitted: tuple[Features, Labels], p
         config=ShardConfig(seed=spec.train.random_seed or 0),
         overwrite=True,
     )
-
-
-def _imported(target: str) -> Any:
-    module, name = split_target(target)
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{target} cannot be imported: {error}") from error

@@ -11,7 +11,6 @@ in the window ``none``.
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from urllib.parse import unquote
 
 from sparkdl.columns.names import quoted
 from sparkdl.documents.typed import encode
-from sparkdl.errors import ConfigError, DataError, SchemaError
-from sparkdl.pipeline.code import code_hash, split_target
+from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
+from sparkdl.pipeline.code import code_hash, imported
 from sparkdl.pipeline.spec import CsvSource, DeltaSource, FunctionSource, JsonSource, ParquetSource, Source, SqlSource
 from sparkdl.pipeline.windows import NO_TIME, WHOLE
 from sparkdl.storage import Entry, Storage, sha256_hex
@@ -31,7 +30,7 @@ from sparkdl.tables.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["MALFORMED", "WINDOW", "Look", "look_at", "read_rows", "window_column"]
+__all__ = ["MALFORMED", "WINDOW", "Look", "frame_of", "look_at", "read_rows", "source_identity", "window_column"]
 
 WINDOW = "_window"
 """The column with the name of a row's window."""
@@ -221,7 +220,7 @@ def _frame(spark: SparkSession, source: Source, look: Look) -> DataFrame:
     if isinstance(source, SqlSource):
         return spark.sql(source.query)
     if isinstance(source, FunctionSource):
-        return _called(spark, source)
+        return frame_of("source.function", source.function, spark, None, **source.arguments)
     return _of_files(spark, source, look)
 
 
@@ -248,19 +247,31 @@ def _of_files(spark: SparkSession, source: _FILES, look: Look) -> DataFrame:
     return reader.schema(schema).load(places)
 
 
-def _called(spark: SparkSession, source: FunctionSource) -> DataFrame:
+def frame_of(what: str, target: str, *given: Any, **arguments: Any) -> DataFrame:
+    """The DataFrame that a function of the user's returns.
+
+    Args:
+        what: the function's key in the file.
+        target: the function, ``package.module:function``.
+        given: its positional arguments.
+        arguments: those by name.
+
+    Raises:
+        ConfigError: it cannot be imported, fails, or returns something else.
+    """
     from pyspark.sql import DataFrame as Frame
 
-    module, name = split_target(source.function)
+    function = imported(target, what)
     try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"source.function={source.function} cannot be imported: {error}") from error
-    frame = function(spark, None, **source.arguments)
-    if not isinstance(frame, Frame):
+        frame = function(*given, **arguments)
+    except SparkdlError:
+        raise
+    except Exception as error:
         raise ConfigError(
-            f"source.function={source.function} returned a {type(frame).__name__}: return a DataFrame of its session"
-        )
+            f"{what}={target} failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    if not isinstance(frame, Frame):
+        raise ConfigError(f"{what}={target} returned a {type(frame).__name__}: return a DataFrame of its session")
     return frame
 
 

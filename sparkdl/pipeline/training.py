@@ -9,7 +9,6 @@ The run is known by the key of the step, so that one that was killed goes on fro
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from sparkdl.estimator.store import Store
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
 from sparkdl.models.preprocessing import preprocessing_of
-from sparkdl.pipeline.code import split_target
+from sparkdl.pipeline.code import imported, split_target
 from sparkdl.pipeline.labels import Labels
 from sparkdl.pipeline.network import described, factory_of, make_network
 from sparkdl.pipeline.prepare import Prepared
@@ -159,17 +158,9 @@ def _start_from(network: nn.Module, champion: str, trusted: Sequence[str]) -> No
         ) from error
 
 
-def _imported(target: str, what: str) -> Any:
-    module, name = split_target(target)
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{what}={target} cannot be imported: {error}") from error
-
-
 def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
     if ":" in settings.optimizer:
-        own: Callable[[nn.Module], torch.optim.Optimizer] = _imported(settings.optimizer, "train.optimizer")
+        own: Callable[[nn.Module], torch.optim.Optimizer] = imported(settings.optimizer, "train.optimizer")
         return own
     given = {"lr": settings.learning_rate}
     if settings.weight_decay is not None:
@@ -186,7 +177,7 @@ def make_optimizer(model: nn.Module, name: str, given: Mapping[str, float]) -> t
 def _loss(spec: PipelineSpec, name: str) -> Any:
     label = spec.label[name]
     if label.loss and ":" in label.loss:
-        return _imported(label.loss, f"label.{name}.loss")
+        return imported(label.loss, f"label.{name}.loss")
     if label.type == "regression":
         return _LOSSES[label.loss or "mse"]()
     return nn.BCEWithLogitsLoss() if label.type == "binary" else nn.CrossEntropyLoss()

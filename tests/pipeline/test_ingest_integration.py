@@ -244,6 +244,10 @@ def no_frame(rows):
     return 3
 
 
+def broken(rows):
+    return rows.nothing_of_that_name
+
+
 def orders_of(spark, window, *, rows):
     return spark.range(rows).selectExpr("id AS order_id", "date'2026-03-01' AS at", "1.0D AS amount")
 
@@ -274,6 +278,7 @@ def test_a_transform_is_a_function_or_sql(spark, tables, transform):
         ),
         ({"transform": Transform(function=f"{HERE}:no_frame")}, ConfigError, "returned a int: return a DataFrame"),
         ({"transform": Transform(function=f"{HERE}:absent")}, ConfigError, "has no 'absent'"),
+        ({"transform": Transform(function=f"{HERE}:broken")}, ConfigError, r"transform\.function=.*:broken failed: "),
         (
             {"expect": {"paid": Expectation(check="amout > 0")}},
             ConfigError,
