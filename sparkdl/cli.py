@@ -102,7 +102,7 @@ def _with_exit_codes(
     """The command, with an error as one sentence on standard error and the exit code that it has in a record."""
 
     def run(options: argparse.Namespace, console: Console) -> int:
-        from sparkdl.pipeline.record import exit_code_of
+        from sparkdl.pipeline.state.record import exit_code_of
 
         try:
             return command(options, console)

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from sparkdl.cli import main
-from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.file import load
-from sparkdl.pipeline.lease import lease
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.lease import lease
 
 FILE = """\
 name: wine

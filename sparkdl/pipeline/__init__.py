@@ -1,7 +1,8 @@
 """From a table to predictions, and again tomorrow: one file says what, and what has not changed is not done again.
 
-Enters: a pipeline file. Leaves: tables, shards, a published model, predictions, a report, and a record of the run.
-``spec/`` says what a file may hold, and ``file/`` reads one: start at ``file/load.py``.
+Enters: a pipeline file. Leaves: tables, shards, a published model, predictions, and a record of the run. ``spec/`` says
+what a file may hold, ``file/`` reads one; ``rows/`` divides what there is, ``state/`` remembers what was done, ``work/``
+does what is due, ``judging/`` says whether it is good enough. Start at ``run.py``, then ``work/work.py``.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkdl.pipeline.pipeline import Pipeline
     from sparkdl.pipeline.plan import Plan
-    from sparkdl.pipeline.record import RunRecord
+    from sparkdl.pipeline.state.record import RunRecord
     from sparkdl.pipeline.status import Status
 
 __all__ = ["Pipeline", "Plan", "RunRecord", "Status"]
 
-_HOMES = {"Pipeline": "pipeline", "Plan": "plan", "RunRecord": "record", "Status": "status"}
+_HOMES = {"Pipeline": "pipeline", "Plan": "plan", "RunRecord": "state.record", "Status": "status"}
 
 
 def __getattr__(name: str) -> Any:  # loaded when it is first used

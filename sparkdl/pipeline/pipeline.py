@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.code import code_hash, importable
-from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.file import PipelineFile, load
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.plan import Plan, plan_of
-from sparkdl.pipeline.record import RunRecord
+from sparkdl.pipeline.rows.windows import WHOLE
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.status import Status, status_of
 from sparkdl.pipeline.unsupported import unsupported
-from sparkdl.pipeline.windows import WHOLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.context import Context
-from sparkdl.pipeline.ingest import due_windows, rules_of
-from sparkdl.pipeline.keys import (
+from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.parts import Parts, parts_of
+from sparkdl.pipeline.rows.windows import ahead
+from sparkdl.pipeline.run import nothing_new
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import (
     bundle_is_whole,
     evaluate_inputs,
     features_inputs,
@@ -25,12 +28,9 @@ from sparkdl.pipeline.keys import (
     shards_inputs,
     train_inputs,
 )
-from sparkdl.pipeline.ledger import WindowBooks
-from sparkdl.pipeline.parts import Parts, parts_of
-from sparkdl.pipeline.results import Shards, Trained
-from sparkdl.pipeline.run import nothing_new
-from sparkdl.pipeline.steps import content_key
-from sparkdl.pipeline.windows import ahead
+from sparkdl.pipeline.state.results import Shards, Trained
+from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.work.ingest import due_windows, rules_of
 
 __all__ = ["Plan", "PlannedStep", "plan_of"]
 

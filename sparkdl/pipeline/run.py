@@ -1,6 +1,6 @@
 """One run of a pipeline, and its end: a record, whatever came of it.
 
-Enters: a pipeline, a Spark session or the word to open one. Leaves: a ``RunRecord``, beside what ``work.py`` made. A
+Enters: a pipeline, a Spark session or the word to open one. Leaves: a ``RunRecord``, beside what ``work/`` made. A
 run with nothing to do sees that here, without Spark and without torch.
 """
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import SparkdlError
 from sparkdl.observe import logger
-from sparkdl.pipeline.context import Context
-from sparkdl.pipeline.ingest import due_windows
-from sparkdl.pipeline.lease import lease
-from sparkdl.pipeline.record import Finished, RunRecord
-from sparkdl.pipeline.steps import content_key
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.lease import lease
+from sparkdl.pipeline.state.record import Finished, RunRecord
+from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.work.ingest import due_windows
 from sparkdl.storage import Storage, check_places
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
             record.end("nothing new", "source, file, code and champion are as they were")
         else:
             from sparkdl.pipeline.session import code_for_workers, open_session
-            from sparkdl.pipeline.work import work
+            from sparkdl.pipeline.work.work import work
 
             with lease(context.runs.child("leases"), record.run_id):
                 session = spark or open_session(context.spec)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from sparkdl.errors import IntegrityError, SparkdlError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
-from sparkdl.pipeline.context import Context
-from sparkdl.pipeline.ingest import due_windows
-from sparkdl.pipeline.lease import Holder, holder_of
-from sparkdl.pipeline.ledger import WindowBooks
-from sparkdl.pipeline.record import RunRecord
-from sparkdl.pipeline.windows import ahead
+from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.windows import ahead
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.lease import Holder, holder_of
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.work.ingest import due_windows
 
 __all__ = ["Status", "status_of"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sparkdl.pipeline.plan import Plan
-from sparkdl.pipeline.record import RunRecord
-from sparkdl.pipeline.results import Evaluated
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.results import Evaluated
 from sparkdl.pipeline.status import Status
 
 __all__ = ["plan_lines", "status_lines", "summary_lines"]

@@ -149,7 +149,7 @@ def inputs_by_hand(spark, frame, moments, vocabularies):
 def measure_spark(spark):
     """Shards and statistics, ours against Spark SQL by hand."""
     from sparkdl.columns.layout import Layout
-    from sparkdl.pipeline.statistics import spark_statistics
+    from sparkdl.pipeline.work.statistics import spark_statistics
     from sparkdl.shards.write import write_shards
 
     frame = raw_frame(spark)
@@ -191,7 +191,7 @@ def measure_long_tail(spark):
     import psutil
     from pyspark.sql import functions as F
 
-    from sparkdl.pipeline.statistics import spark_statistics
+    from sparkdl.pipeline.work.statistics import spark_statistics
 
     options = {"c": Category(max_size=1000)}
 

@@ -25,7 +25,7 @@ from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, Number
 from sparkdl.models.bundle import Signature, TensorField, save_bundle
 from sparkdl.models.preprocessing import preprocessing_of
-from sparkdl.pipeline.statistics import spark_statistics
+from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.scoring.score import score
 from sparkdl.shards.write import write_shards
 

@@ -12,7 +12,7 @@ from sparkdl import TorchEstimator
 from sparkdl.columns.layout import Layout
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, Ids, Number
-from sparkdl.pipeline.statistics import spark_statistics
+from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.write import write_shards
 
 

@@ -12,9 +12,9 @@ import sparkdl
 from sparkdl.errors import ConfigError, DataError, PipelineFileError
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.code import importable
-from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.lease import lease
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.lease import lease
 
 FILE = """\
 name: wine

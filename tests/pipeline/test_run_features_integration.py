@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from sparkdl.models.registry import ModelRegistry
-from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
 from sparkdl.scoring.score import score
 from sparkdl.tables.table import Table
 

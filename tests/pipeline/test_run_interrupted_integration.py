@@ -18,11 +18,11 @@ import torch
 
 from sparkdl.models.bundle import load_bundle
 from sparkdl.models.registry import ModelRegistry
-from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.lease import LeaseTakenError, lease
-from sparkdl.pipeline.ledger import Ledger
+from sparkdl.pipeline.rows.ledger import Ledger
 from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.lease import LeaseTakenError, lease
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)

@@ -10,9 +10,9 @@ import pytest
 
 from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelRegistry
-from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 OWN = """

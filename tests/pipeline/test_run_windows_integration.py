@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from sparkdl.models.registry import ModelRegistry
-from sparkdl.pipeline.context import Context
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)

@@ -1,0 +1,332 @@
+"""Whether a window of rows still looks like the rows that the champion was trained with, feature by feature.
+
+Enters: counts of each feature over the training rows (the reference, which travels with the model) and over the
+window, in the same cells (``counts.py``). Leaves: one ``Drift`` with a sentence a feature, and what to do.
+
+A feature drifts where a measure is above its practical threshold AND above what chance alone gives to samples of these
+sizes, so that neither a million rows make a trifle an alarm nor a hundred rows a fluke. All measures of a window
+together alarm falsely with the probability ``false_alarms`` at most (Bonferroni).
+    missing           share of rows without a value, up or down; chance: hypergeometric (Fisher's exact test)
+    new_categories    share of values that the reference did not name; what it would give to fresh rows of its own is
+                      known from its rarest values (Good 1953); chance: hypergeometric
+    psi               population stability index; chance: (1/n + 1/m) chi-squared (Yurdakul 2018, chapter 3)
+    jensen_shannon    distance, base 2, 0..1 (Lin 1991); chance: (1/n + 1/m) chi-squared / (8 ln 2), its root
+    ks                largest gap of the cumulated shares at the edges; chance: Smirnov's bound, wide for few bins
+Chi-squared needs cells of some rows: those in which the smaller sample expects less than ``LEAST_EXPECTED`` are joined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.pipeline.judging.chance import chi_squared_quantile, count_range
+from sparkdl.pipeline.judging.counts import Categories, Counts, Histogram
+
+Floats = npt.NDArray[np.float64]
+
+__all__ = ["Action", "Drift", "FeatureDrift", "Limits", "Measure", "compare"]
+
+Action = Literal["none", "warn", "retrain", "fail"]
+LEAST_EXPECTED = 5
+MOST_CELLS = 50
+"""Of a feature with many categories; the rarer ones stand together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """When to alarm, and what then.
+
+    Attributes:
+        missing: change of the share of rows without a value; None never alarms, as for the others.
+        new_categories: growth of the share of values that have no name.
+        psi: population stability index.
+        jensen_shannon: distance.
+        ks: gap of the cumulated shares.
+        false_alarms: probability that a window without drift alarms, at most.
+        action: of an alarm. ``retrain`` only warns until ``windows`` of the last ``of`` windows alarmed, this one among
+            them.
+        windows: see ``action``.
+        of: see ``action``.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    missing: float | None = 0.05
+    new_categories: float | None = 0.05
+    psi: float | None = 0.2
+    jensen_shannon: float | None = None
+    ks: float | None = None
+    false_alarms: float = 0.01
+    action: Action = "warn"
+    windows: int = 2
+    of: int = 5
+
+    def __post_init__(self) -> None:
+        for name in _OF_NUMBERS + _OF_CATEGORIES:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{name}={value} is no threshold: give 0 or more, or none at all")
+        if not 0 < self.false_alarms < 1:
+            raise ConfigError(f"false_alarms={self.false_alarms} is no probability: give more than 0 and less than 1")
+        if self.action not in get_args(Action):
+            raise ConfigError(f"action={self.action!r} is unknown: choose one of {', '.join(get_args(Action))}")
+        if not 1 <= self.windows <= self.of:
+            raise ConfigError(f"windows={self.windows} of={self.of} never comes: give 1 <= windows <= of")
+
+
+_OF_NUMBERS = ("missing", "psi", "jensen_shannon", "ks")
+_OF_CATEGORIES = ("missing", "new_categories", "psi", "jensen_shannon")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """One measure of one feature.
+
+    Attributes:
+        value: what was found.
+        chance: what samples of these sizes give without drift, but for the agreed false alarms.
+        threshold: the practical one; None where the measure alarms nobody.
+        reference: the share in the reference, of shares.
+        current: the share in the window, of shares.
+    """
+
+    value: float
+    chance: float
+    threshold: float | None
+    reference: float | None = None
+    current: float | None = None
+
+    @property
+    def alarm(self) -> bool:
+        """Whether it is above both."""
+        return self.threshold is not None and self.value > max(self.threshold, self.chance)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureDrift:
+    """What became of one feature.
+
+    Attributes:
+        alarm: whether a measure is above its limits.
+        reason: one sentence.
+        measures: by name.
+    """
+
+    alarm: bool
+    reason: str
+    measures: Mapping[str, Measure]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drift:
+    """What became of a window; a document as it is (``documents.typed``).
+
+    Attributes:
+        action: what to do.
+        reason: one sentence.
+        alarm: whether any feature drifts: kept by the caller as one of the next windows' ``previous``.
+        judged: whether there were rows to look at; a window without does not count among ``previous``.
+        rows: of the window.
+        features: by name.
+    """
+
+    action: Action
+    reason: str
+    alarm: bool
+    judged: bool
+    rows: int
+    features: Mapping[str, FeatureDrift]
+
+
+def compare(
+    reference: Mapping[str, Counts], current: Mapping[str, Counts], limits: Limits, previous: Sequence[bool] = ()
+) -> Drift:
+    """Compare a window with the reference.
+
+    Args:
+        reference: counts over the training rows, by feature.
+        current: counts over the window, in the same cells.
+        limits: when to alarm.
+        previous: whether each of the judged windows before alarmed, the oldest first.
+
+    Raises:
+        SchemaError: the two do not count the same features in the same cells.
+        DataError: the reference counted no rows, or the window other rows from feature to feature.
+    """
+    rows = _checked_rows(reference, current)
+    if not rows:
+        reason = "the window has no rows, so its drift cannot be judged"
+        return Drift(action="warn", reason=reason, alarm=False, judged=False, rows=0, features={})
+    asked = [(counts, name) for counts in reference.values() for name in _names(counts)]
+    tests = sum(getattr(limits, name) is not None for _, name in asked)
+    tail = limits.false_alarms / max(tests, 1)
+    features = {name: _judge(counts, current[name], limits, tail) for name, counts in reference.items()}
+    alarmed = [name for name, found in features.items() if found.alarm]
+    action, reason = _action(alarmed, len(features), limits, previous)
+    return Drift(action=action, reason=reason, alarm=bool(alarmed), judged=True, rows=rows, features=features)
+
+
+def _checked_rows(reference: Mapping[str, Counts], current: Mapping[str, Counts]) -> int:
+    for these, those, side in ((reference, current, "reference"), (current, reference, "window")):
+        only = sorted(these.keys() - those.keys())
+        if only:
+            names = ", ".join(map(repr, only))
+            raise SchemaError(f"only the {side} counts {names}: count the reference's features, {sorted(reference)}")
+    for name, counts in reference.items():
+        other = current[name]
+        if type(counts) is not type(other):
+            kinds = f"{type(counts).__name__} in the reference and {type(other).__name__} in the window"
+            raise SchemaError(f"the feature {name!r} is {kinds}: count the window as the reference was counted")
+        if isinstance(counts, Histogram) and isinstance(other, Histogram) and counts.edges != other.edges:
+            raise SchemaError(f"the feature {name!r} has other edges in the window: count it between the reference's")
+        if not counts.present + counts.missing:
+            raise DataError(f"the reference of the feature {name!r} counts no rows: make it of the training rows")
+    counted = {name: counts.present + counts.missing for name, counts in current.items()}
+    if len(set(counted.values())) > 1:
+        low, high = min(counted, key=counted.__getitem__), max(counted, key=counted.__getitem__)
+        raise DataError(
+            f"the window counts {counted[high]:,} rows of {high!r} and {counted[low]:,} of {low!r}: count the same rows"
+        )
+    return max(counted.values(), default=0)
+
+
+def _names(counts: Counts) -> tuple[str, ...]:
+    return _OF_NUMBERS if isinstance(counts, Histogram) else _OF_CATEGORIES
+
+
+def _action(alarmed: list[str], features: int, limits: Limits, previous: Sequence[bool]) -> tuple[Action, str]:
+    if not alarmed:
+        return "none", f"none of {features} features drifts"
+    what = f"{len(alarmed)} of {features} features drift{'s' * (len(alarmed) == 1)} ({', '.join(alarmed)})"
+    if limits.action != "retrain":
+        return limits.action, what
+    recent = [*previous, True][-limits.of :]
+    counted = f"{what}, in {sum(recent)} of the last {len(recent)} windows"
+    if sum(recent) >= limits.windows:
+        return "retrain", counted
+    return "warn", f"{counted}: retraining waits for {limits.windows} of {limits.of}"
+
+
+def _judge(reference: Counts, current: Counts, limits: Limits, tail: float) -> FeatureDrift:
+    measures = {"missing": _missing(reference, current, limits.missing, tail)}
+    if reference.independent and current.independent:
+        if isinstance(reference, Categories) and isinstance(current, Categories):
+            measures["new_categories"] = _new_categories(reference, current, limits.new_categories, tail)
+        measures |= _shapes(reference, current, limits, tail)
+    over = [_said(name, one) for name, one in measures.items() if one.alarm]
+    doubtful = [
+        _said(name, one)
+        for name, one in measures.items()
+        if one.threshold is not None and one.threshold < one.value <= one.chance
+    ]
+    if over:
+        reason = "; ".join(over)
+    elif doubtful:
+        reason = f"no drift in {current.present:,} values: {'; '.join(doubtful)}"
+    elif not current.present:
+        reason = "every value is missing, as in the reference" if not reference.present else "no value to compare"
+    else:
+        reason = "no drift: " + ", ".join(f"{name} {one.value:.3g}" for name, one in measures.items())
+    return FeatureDrift(alarm=bool(over), reason=reason, measures=measures)
+
+
+def _said(name: str, one: Measure) -> str:
+    if one.reference is None or one.current is None:
+        return f"{name} of {one.value:.3g} is above {one.threshold:.3g} (chance alone: {one.chance:.3g})"
+    went = f"{name} went from {one.reference:.2%} to {one.current:.2%}"
+    return f"{went}, by more than {one.threshold:.2%} (chance alone: {one.chance:.2%})"
+
+
+def _missing(reference: Counts, current: Counts, threshold: float | None, tail: float) -> Measure:
+    n, m = reference.present + reference.missing, current.present + current.missing
+    total, now = reference.missing + current.missing, current.missing
+    low, high = count_range(total, n + m, m, tail / 2)
+
+    def change(count: int) -> float:
+        return count / m - (total - count) / n
+
+    found = change(now)
+    chance = change(high) if found >= 0 else -change(low)
+    before = reference.missing / n
+    return Measure(value=abs(found), chance=max(chance, 0.0), threshold=threshold, reference=before, current=now / m)
+
+
+def _new_categories(reference: Categories, current: Categories, threshold: float | None, tail: float) -> Measure:
+    """Compare the share of unnamed values with what fresh rows of the reference would show.
+
+    Values that a sample names are those it happened to hold often enough: in fresh rows more values are unnamed. Their
+    expected share is that of values seen up to ``minimum`` times in the sample (Good 1953, "The population frequencies
+    of species", equation 9). Since such rows come ``minimum`` at a time, and one more is not known, the estimate is
+    only as sure as one of so many times fewer rows.
+    """
+    n, m = reference.independent, current.independent
+    expected = reference.other + sum(count for count in reference.counts.values() if count == reference.minimum)
+    unnamed = current.other + sum(count for name, count in current.counts.items() if name not in reference.counts)
+    before, share = expected / reference.total, unnamed / current.total
+    fewer = max(1, n // (reference.minimum + 1))
+    _, high = count_range(math.ceil(before * fewer) + round(share * m), fewer + m, m, tail)
+    chance, value = max(high / m - before, 0.0), max(share - before, 0.0)
+    return Measure(value=value, chance=chance, threshold=threshold, reference=before, current=share)
+
+
+def _shapes(reference: Counts, current: Counts, limits: Limits, tail: float) -> dict[str, Measure]:
+    n, m = reference.independent, current.independent
+    old, new = _cells(reference, current)
+    spread, freedom = 1 / n + 1 / m, len(old) - 1
+    chance = spread * chi_squared_quantile(tail, freedom) if freedom else 0.0
+    # Half a row more a cell: what a sample by chance lacks makes no infinity.
+    p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (old, new))
+    found = {"psi": Measure(value=float((q - p) @ np.log(q / p)), chance=chance, threshold=limits.psi)}
+    middle = (p + q) / 2
+    divergence = float(p @ np.log2(p / middle) + q @ np.log2(q / middle)) / 2
+    found["jensen_shannon"] = Measure(
+        value=math.sqrt(max(divergence, 0.0)),
+        chance=math.sqrt(chance / (8 * math.log(2))),
+        threshold=limits.jensen_shannon,
+    )
+    if isinstance(reference, Histogram) and isinstance(current, Histogram):
+        gap = np.abs(np.cumsum(reference.counts) / n - np.cumsum(current.counts) / m).max()
+        smirnov = math.sqrt(math.log(2 / tail) / 2 * spread)
+        found["ks"] = Measure(value=float(gap), chance=smirnov, threshold=limits.ks)
+    return found
+
+
+def _cells(reference: Counts, current: Counts) -> tuple[Floats, Floats]:
+    """The counts of both, (cells,), small cells joined: which ones depends on the sum alone, so chance stays chance."""
+    n, m = reference.independent, current.independent
+    least = LEAST_EXPECTED * (n + m) / min(n, m)
+    if isinstance(reference, Histogram) and isinstance(current, Histogram):
+        both = np.array([reference.counts, current.counts], dtype=np.float64)
+        totals = both.sum(axis=0)
+        starts, room = [0], 0.0
+        for cell, total in enumerate(totals):
+            if room >= least and totals[cell:].sum() >= least:
+                starts.append(cell)
+                room = 0.0
+            room += total
+        joined = np.add.reduceat(both, starts, axis=1)
+        return joined[0], joined[1]
+    assert isinstance(reference, Categories)
+    assert isinstance(current, Categories)
+    # Whether a value is named depends on the reference alone: those that nearly were not, stand with the unnamed.
+    least = max(least, 2 * reference.minimum * (n + m) / n)
+    each, now = n / reference.total, m / current.total
+    pairs = [(each * count, now * current.counts.get(name, 0)) for name, count in reference.counts.items()]
+    pairs = sorted((pair for pair in pairs if sum(pair) >= least), key=sum, reverse=True)[: MOST_CELLS - 1]
+    both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    rest = np.maximum(np.array([n, m]) - both.sum(axis=0), 0.0)
+    if not len(both):
+        return rest[:1], rest[1:]
+    if rest.sum() >= least:
+        both = np.vstack([both, rest])
+    else:
+        both[-1] += rest
+    return both[:, 0], both[:, 1]

@@ -1,0 +1,192 @@
+"""All metrics of a task over held-out rows: whole, by slice, as calibration and confusion.
+
+Enters: checked rows. Leaves: plain values that go into a record or a report as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.pipeline.judging.metrics.ranking import auc, average_precision
+from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task, missing
+from sparkdl.pipeline.judging.metrics.sums import sums_of, values_of
+from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER, check_name
+
+__all__ = [
+    "CalibrationBin",
+    "HIGHER_IS_BETTER",
+    "METRICS",
+    "Measured",
+    "calibration",
+    "check_metric",
+    "confusion",
+    "measure",
+    "measure_by",
+    "metric_over",
+]
+
+_OF_CLASSES = ("log_loss", "brier", "accuracy", "precision", "recall", "f1")
+METRICS: Mapping[Task, tuple[str, ...]] = {
+    "regression": ("mse", "rmse", "mae", "mape", "r2"),
+    "binary": (*_OF_CLASSES, "auc", "average_precision"),
+    "multiclass": _OF_CLASSES,
+}
+_OF_RANKS = {"auc": auc, "average_precision": average_precision}
+
+
+def check_metric(name: str, task: Task | None = None) -> None:
+    """Refuse a name that no metric has, or none of the task.
+
+    Raises:
+        ConfigError: names the nearest, and all.
+    """
+    check_name(name)
+    if task is not None and name not in METRICS[task]:
+        raise ConfigError(f"{task} has no metric {name!r}: choose one of {', '.join(METRICS[task])}")
+
+
+def metric_over(rows: Rows, name: str, draws: Floats | None = None) -> Floats:
+    """Return one metric, over all rows or over each of (draws, groups) bootstrap draws; NaN where it is undefined.
+
+    Raises:
+        ConfigError: the task has no such metric.
+    """
+    check_metric(name, rows.task)
+    return _OF_RANKS[name](rows, draws) if name in _OF_RANKS else values_of(sums_of(rows), draws)[name]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Metrics over some rows.
+
+    Attributes:
+        rows: how many there are.
+        weight: the sum of their weights.
+        values: finite numbers by metric.
+        undefined: why the other metrics of the task have none, one sentence each.
+    """
+
+    rows: int
+    weight: float
+    values: Mapping[str, float]
+    undefined: Mapping[str, str]
+
+
+def measure(rows: Rows) -> Measured:
+    """Return all metrics of the rows' task."""
+    values = values_of(sums_of(rows))
+    if rows.task == "binary":
+        values = values | {name: over(rows) for name, over in _OF_RANKS.items()}
+    numbers = {name: float(values[name][0]) for name in METRICS[rows.task]}
+    return Measured(
+        rows=len(rows),
+        weight=float(rows.weights.sum()),
+        values={name: value for name, value in numbers.items() if np.isfinite(value)},
+        undefined={name: _why(name, value, rows) for name, value in numbers.items() if not np.isfinite(value)},
+    )
+
+
+def _why(name: str, value: float, rows: Rows) -> str:
+    labels = rows.labels[rows.weights > 0]
+    if not len(labels):
+        return f"{name} is undefined: there are no rows" if not len(rows) else f"{name} is undefined: all weights are 0"
+    if name in ("auc", "r2") and labels.min() == labels.max():
+        return f"{name} is undefined: every label of {len(labels):,} rows is {labels[0]:g}"
+    if name == "mape" and (labels == 0).any():
+        return f"{name} is undefined: {int((labels == 0).sum()):,} of {len(labels):,} labels are 0"
+    if name in ("average_precision", "recall", "f1") and rows.task == "binary" and not labels.any():
+        return f"{name} is undefined: no label of {len(labels):,} rows is 1"
+    if name == "precision":
+        return f"{name} is undefined: no prediction of {len(labels):,} rows is 0.5 or above"
+    return f"{name} is {value}: predictions reach {np.abs(rows.predictions).max():g}, labels {np.abs(labels).max():g}"
+
+
+def measure_by(rows: Rows, keys: npt.ArrayLike, most: int = 50) -> dict[str, Measured]:
+    """Return the metrics of each slice of the rows, the largest slice first.
+
+    Args:
+        rows: held-out rows.
+        keys: (rows,), of which slice each row is; a missing one is a slice, too.
+        most: slices; the others stand together as ``"(others)"``.
+
+    Raises:
+        DataError: there are not as many keys as rows.
+        ConfigError: ``most`` is below 1.
+    """
+    if most < 1:
+        raise ConfigError(f"most={most} slices are too few: give 1 or more")
+    found_keys = np.asarray(keys)
+    names = np.where(missing(found_keys), "(missing)", found_keys.astype(str))
+    if len(names) != len(rows):
+        raise DataError(f"there are {len(names):,} keys for {len(rows):,} rows: give one a row")
+    distinct, codes, counts = np.unique(names, return_inverse=True, return_counts=True)
+    largest = np.argsort(-counts, kind="stable")
+    found = {str(distinct[one]): measure(rows.take(codes == one)) for one in largest[:most]}
+    if len(largest) > most:
+        found["(others)"] = measure(rows.take(np.isin(codes, largest[most:])))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationBin:
+    """Rows whose predicted probability lies in ``[low, high)``, the last bin with its upper end.
+
+    Attributes:
+        low: where the bin begins.
+        high: where it ends.
+        rows: how many rows lie in it.
+        weight: the sum of their weights.
+        predicted: their mean probability.
+        observed: the share of label 1 among them.
+    """
+
+    low: float
+    high: float
+    rows: int
+    weight: float
+    predicted: float
+    observed: float
+
+
+def calibration(rows: Rows, bins: int = 10) -> tuple[CalibrationBin, ...]:
+    """Return the bins of equal width that hold weight.
+
+    Raises:
+        ConfigError: the rows are not of two classes, or there is no bin.
+    """
+    if rows.task != "binary" or bins < 1:
+        raise ConfigError(f"calibration takes rows of task='binary' and 1 bin or more, not {rows.task!r} and {bins}")
+    at = np.minimum((rows.predictions * bins).astype(np.int64), bins - 1)
+    count = np.bincount(at, minlength=bins)
+    parts = (rows.weights, rows.weights * rows.predictions, rows.weights * rows.labels)
+    weight, predicted, observed = (np.bincount(at, part, bins) for part in parts)
+    return tuple(
+        CalibrationBin(
+            low=one / bins,
+            high=(one + 1) / bins,
+            rows=int(count[one]),
+            weight=float(weight[one]),
+            predicted=float(predicted[one] / weight[one]),
+            observed=float(observed[one] / weight[one]),
+        )
+        for one in np.flatnonzero(weight > 0)
+    )
+
+
+def confusion(rows: Rows) -> Floats:
+    """Return the weight of rows by (label, predicted class), (classes, classes); matrices of parts add up.
+
+    Raises:
+        ConfigError: the rows have no classes.
+    """
+    if rows.task == "regression":
+        raise ConfigError("a confusion matrix takes rows of classes: their task is 'regression'")
+    classes = 2 if rows.task == "binary" else rows.predictions.shape[1]
+    chosen = rows.predictions >= 0.5 if rows.task == "binary" else rows.predictions.argmax(axis=1)
+    cell = rows.labels.astype(np.int64) * classes + chosen
+    return np.bincount(cell, rows.weights, classes * classes).reshape(classes, classes).astype(np.float64)

@@ -1,0 +1,160 @@
+"""Metrics that are functions of sums: one small row of sums a group stands for all its rows.
+
+Enters: checked rows, or sums of other parts of them. Leaves: the metrics by name; NaN where nothing defines one.
+
+Sums add up, so parts of a table merge exactly, and a bootstrap draw over groups is one matrix product. Labels are
+summed about their mean: in ``r2`` nothing cancels, however large the labels are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task
+
+__all__ = ["Sums", "sums_of", "values_of"]
+
+_LEAST_PROBABILITY = np.finfo(np.float64).eps  # as sklearn's log_loss clips double precision
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """Weighted sums by group.
+
+    Attributes:
+        task: what the columns are: see ``_regression``, ``_binary``, ``_multiclass``.
+        table: (groups, columns).
+        origin: what labels are summed about; 0 for classes.
+    """
+
+    task: Task
+    table: Floats
+    origin: float = 0.0
+
+    def total(self) -> Sums:
+        """Return the sums over all groups, as one group."""
+        return replace(self, table=self.table.sum(axis=0, keepdims=True))
+
+    def merge(self, other: Sums) -> Sums:
+        """Return the sums over these groups and those of another part, in this order."""
+        weight, more = self.table[:, 0].sum(), other.table[:, 0].sum()
+        origin = self.origin + (other.origin - self.origin) * (more / (weight + more) if weight + more else 0.0)
+        return replace(self, table=np.concatenate([self._about(origin), other._about(origin)]), origin=origin)
+
+    def _about(self, origin: float) -> Floats:
+        if self.task != "regression" or origin == self.origin:
+            return self.table
+        moved, step = self.table.copy(), self.origin - origin
+        weight, label = self.table[:, 0], self.table[:, 1]
+        moved[:, 1] = label + step * weight
+        moved[:, 2] += 2 * step * label + step * step * weight
+        return moved
+
+
+def sums_of(rows: Rows) -> Sums:
+    """Sum up rows by group."""
+    weight = rows.weights.sum()
+    origin = float(rows.weights @ rows.labels / weight) if rows.task == "regression" and weight else 0.0
+    kinds = {"regression": _regression, "binary": _binary, "multiclass": _multiclass}
+    with np.errstate(over="ignore", invalid="ignore"):
+        columns = kinds[rows.task](rows, origin)
+        table = np.stack([np.bincount(rows.groups, rows.weights * each, rows.group_count) for each in columns], axis=1)
+    return Sums(rows.task, table.astype(np.float64, copy=False), origin)
+
+
+def _regression(rows: Rows, origin: float) -> list[Floats]:
+    """Ones, label and its square about the origin, error squared, error absolute, error relative, label is 0."""
+    y, error = rows.labels, rows.predictions - rows.labels
+    zero = y == 0
+    relative = np.abs(error) / np.where(zero, 1.0, np.abs(y))
+    return [np.ones(len(y)), y - origin, (y - origin) ** 2, error**2, np.abs(error), relative, zero.astype(np.float64)]
+
+
+def _binary(rows: Rows, _: float) -> list[Floats]:
+    """Ones, log loss, Brier, true positives, predicted positives, positives, right ones; 0.5 and above is positive."""
+    y, p = rows.labels, rows.predictions
+    chance = np.where(y == 1, p, 1 - p)
+    positive = (p >= 0.5).astype(np.float64)
+    log_loss = -np.log(np.maximum(chance, _LEAST_PROBABILITY))
+    return [np.ones(len(y)), log_loss, (p - y) ** 2, positive * y, positive, y, (positive == y).astype(np.float64)]
+
+
+def _multiclass(rows: Rows, _: float) -> list[Floats]:
+    """Ones, log loss, Brier, right ones; then true positives of each class, predictions of each, labels of each."""
+    p, y, chosen = rows.predictions, rows.labels.astype(np.int64), rows.predictions.argmax(axis=1)
+    chance = np.take_along_axis(p, y[:, None], axis=1)[:, 0]
+    brier = (p * p).sum(axis=1) - 2 * chance + 1  # sum over classes of (p - [class is label])^2
+    right = (chosen == y).astype(np.float64)
+    columns = [np.ones(len(y)), -np.log(np.maximum(chance, _LEAST_PROBABILITY)), brier, right]
+    classes = range(p.shape[1])
+    columns += [right * (y == one) for one in classes]
+    columns += [(chosen == one).astype(np.float64) for one in classes]
+    return columns + [(y == one).astype(np.float64) for one in classes]
+
+
+def values_of(sums: Sums, draws: npt.NDArray[np.float64] | None = None) -> dict[str, Floats]:
+    """Return every metric of the sums, by name.
+
+    Args:
+        sums: by group.
+        draws: (draws, groups), how often each draw takes each group; None takes each once.
+
+    Returns:
+        (draws,) a metric, (1,) without draws; NaN where a metric is undefined.
+    """
+    table = sums.total().table if draws is None else draws @ sums.table
+    table = np.where(table[:, :1] > 0, table, np.nan)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if sums.task == "regression":
+            return _regression_values(table, sums.origin)
+        return _binary_values(table) if sums.task == "binary" else _multiclass_values(table)
+
+
+def _regression_values(table: Floats, origin: float) -> dict[str, Floats]:
+    weight, label, label_squared, squared, absolute, relative, zero = table.T
+    spread = label_squared - label * label / weight
+    rounding = weight * (8 * np.finfo(np.float64).eps * abs(origin)) ** 2
+    return {
+        "mse": squared / weight,
+        "rmse": np.sqrt(squared / weight),
+        "mae": absolute / weight,
+        "mape": np.where(zero > 0, np.nan, relative / weight),
+        "r2": np.where(spread > rounding, 1 - squared / spread, np.nan),
+    }
+
+
+def _binary_values(table: Floats) -> dict[str, Floats]:
+    weight, log_loss, brier, true, predicted, positive, right = table.T
+    return {
+        "log_loss": log_loss / weight,
+        "brier": brier / weight,
+        "accuracy": right / weight,
+        "precision": _share(true, predicted),
+        "recall": _share(true, positive),
+        "f1": _share(2 * true, predicted + positive),
+    }
+
+
+def _multiclass_values(table: Floats) -> dict[str, Floats]:
+    weight = table[:, 0]
+    true, predicted, positive = np.split(table[:, 4:], 3, axis=1)
+    named = zip(("log_loss", "brier", "accuracy"), table.T[1:4], strict=True)
+    return {name: column / weight for name, column in named} | {
+        # as sklearn's macro average: over the classes that stand in labels or predictions
+        "precision": _mean_share(true, predicted, predicted + positive),
+        "recall": _mean_share(true, positive, predicted + positive),
+        "f1": _mean_share(2 * true, predicted + positive, predicted + positive),
+    }
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    return np.where(whole > 0, part / np.where(whole > 0, whole, 1), np.nan)
+
+
+def _mean_share(part: Floats, whole: Floats, present: Floats) -> Floats:
+    """The mean over the classes that are present, one without a whole counting 0; NaN where weight is none."""
+    shares = np.where(whole > 0, part / np.where(whole > 0, whole, 1), 0.0)
+    return np.where(np.isnan(part[:, 0]), np.nan, (shares * (present > 0)).sum(axis=1) / (present > 0).sum(axis=1))

@@ -1,0 +1,102 @@
+"""Which rows train, which validate, which are scored: parts of the clean rows.
+
+Enters: the section ``split``, the windows with clean rows. Leaves: for each part its windows, and the rows of it.
+By time a part is whole windows; by a hash or a column every window can hold rows of each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sparkdl.columns.names import quoted
+from sparkdl.errors import DataError, SchemaError
+from sparkdl.pipeline.rows.expect import content_hash
+from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.rows.windows import NO_TIME, Windows, split_by_time
+from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec.base import hours_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["Part", "parts_of", "rows_of"]
+
+Part = Literal["train", "validate", "score"]
+_SLOTS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The windows of each part, in order."""
+
+    train: tuple[str, ...]
+    validate: tuple[str, ...]
+    score: tuple[str, ...]
+
+    def windows(self, part: Part) -> tuple[str, ...]:
+        """Those of one part."""
+        found: tuple[str, ...] = getattr(self, part)
+        return found
+
+
+def parts_of(spec: PipelineSpec, known: Mapping[str, WindowBooks]) -> Parts:
+    """Divide the windows that have clean rows.
+
+    Raises:
+        DataError: a part is left without a window.
+    """
+    windows = [name for name, books in known.items() if books.kept and name != NO_TIME]
+    if not windows:
+        raise DataError("there is no window with clean rows: check source and expect")
+    if not isinstance(spec.split, TimeSplit):
+        everything = tuple(sorted(windows))
+        return Parts(train=everything, validate=everything, score=everything)
+    split = spec.split
+    found: Windows = split_by_time(
+        windows,
+        train=None if split.train == "all" else hours_of(split.train),
+        validate=hours_of(split.validate),
+        score=hours_of(split.score),
+    )
+    return Parts(train=found.training, validate=found.validation, score=found.scoring)
+
+
+def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[str]) -> DataFrame:
+    """The clean rows of one part.
+
+    Args:
+        clean: the table of clean rows, with ``_window``.
+        spec: the pipeline.
+        part: which.
+        windows: of that part, or some of them.
+
+    Raises:
+        SchemaError: the column of the split is not there.
+    """
+    from pyspark.sql import functions as F
+
+    chosen = clean.where(F.col(WINDOW).isin(*windows))
+    condition = _condition(clean, spec, part)
+    return chosen if condition is None else chosen.where(condition)
+
+
+def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | None:
+    from pyspark.sql import functions as F
+
+    split = spec.split
+    if isinstance(split, HashSplit):
+        first = {"train": 0.0, "validate": split.train, "score": split.train + split.validate}[part]
+        low, high = round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS)
+        keyed = [F.col(quoted(name)) for name in spec.source.key] or [content_hash(clean)]
+        slot = F.pmod(F.xxhash64(F.lit(split.seed), *keyed), F.lit(_SLOTS))
+        return slot.between(low, high - 1)
+    if isinstance(split, ColumnSplit):
+        if split.column not in clean.columns:
+            raise SchemaError(f"split.column names {split.column!r}, the rows have {clean.columns}: name one of these")
+        column = F.col(quoted(split.column)).cast("string")
+        values = [str(value).lower() if isinstance(value, bool) else str(value) for value in getattr(split, part)]
+        return column.isin(*values) if values else F.lit(False)
+    return None

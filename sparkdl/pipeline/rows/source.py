@@ -1,0 +1,285 @@
+"""The source of a pipeline: what can be told of it without Spark, and its rows with the window that each belongs to.
+
+Enters: the section ``source`` of a pipeline file. Leaves: a ``Look`` (files, versions, fingerprints by window), which a
+run with nothing to do is satisfied with; and a DataFrame of the rows as they were at that look, with the column
+``_window``, and ``_malformed`` where a file's rows can be cut or garbled.
+
+Windows are told by UTC, whatever the session's time zone is. A row without a time, or with one that cannot be read, is
+in the window ``none``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from sparkdl.columns.names import quoted
+from sparkdl.documents.typed import encode
+from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
+from sparkdl.pipeline.code import code_hash, imported
+from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE
+from sparkdl.pipeline.spec import CsvSource, DeltaSource, FunctionSource, JsonSource, ParquetSource, Source, SqlSource
+from sparkdl.storage import Entry, Storage, sha256_hex
+from sparkdl.storage.address import looks_like_a_table
+from sparkdl.tables.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["MALFORMED", "WINDOW", "Look", "frame_of", "look_at", "read_rows", "source_identity", "window_column"]
+
+WINDOW = "_window"
+"""The column with the name of a row's window."""
+MALFORMED = "_malformed"
+"""The column with the text of a row that does not fit its file's columns; null where it does."""
+
+_US_PER_HOUR = 3_600_000_000
+_FORM = {"day": r"^\d{4}-\d{2}-\d{2}$", "hour": r"^\d{4}-\d{2}-\d{2}T\d{2}$"}
+_FILES = ParquetSource | CsvSource | JsonSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a source shows without Spark.
+
+    Attributes:
+        state: a hash that changes whenever the rows may have changed; None where only Spark can tell.
+        windows: a hash of what there is for each window, where the layout of files or partitions tells; else None.
+        version: of the Delta table that was looked at; None elsewhere.
+        files: addresses of the files that were there.
+    """
+
+    state: str | None
+    windows: Mapping[str, str] | None = None
+    version: int | None = None
+    files: tuple[str, ...] = ()
+
+
+def look_at(source: Source) -> Look:
+    """Look at files or at a table's log; a query or a function tells nothing before it runs.
+
+    Raises:
+        StorageError: there is no such table, or the place cannot be read.
+        DataError: there are no files.
+    """
+    if isinstance(source, DeltaSource) and not looks_like_a_table(source.table):
+        return _look_at_table(source)
+    if isinstance(source, _FILES):
+        return _look_at_files(source)
+    return Look(state=None)
+
+
+def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
+    """The rows as they were at the look, each with its window.
+
+    Args:
+        spark: the session.
+        source: the section of the file.
+        look: that ``look_at`` took; the files that it saw are read, and no others.
+
+    Raises:
+        SchemaError: the column that says when a row happened is not there, or is no date.
+        ConfigError: the function cannot be called, or returns no DataFrame.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        frame = _frame(spark, source, look)
+    except PySparkException as error:
+        reason = str(error).partition("\n")[0]
+        raise SchemaError(f"the source cannot be read: {reason}; correct source, or how it is written") from error
+    taken = sorted({WINDOW} & set(frame.columns))
+    if taken:
+        raise SchemaError(f"the source has a column {taken[0]}, which the pipeline adds: rename it in the source")
+    return frame.withColumn(WINDOW, window_column(frame, source))
+
+
+def window_column(frame: DataFrame, source: Source) -> Column:
+    """The expression for the window of a row.
+
+    Raises:
+        SchemaError: the column is not there, or is no date, timestamp or text.
+    """
+    from pyspark.sql import functions as F
+
+    if source.when is None:
+        return F.lit(WHOLE)
+    if source.when not in frame.columns:
+        raise SchemaError(f"source.time names {source.when!r}, the rows have {frame.columns}: name one of these")
+    column, kind = F.col(quoted(source.when)), frame.schema[source.when].dataType.typeName()
+    if kind == "timestamp":  # an instant: by arithmetic, so that the session's time zone changes nothing
+        hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
+        day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
+        text = day if source.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
+    elif kind == "timestamp_ntz":
+        text = F.date_format(column, "yyyy-MM-dd" if source.every == "day" else "yyyy-MM-dd'T'HH")
+    elif kind == "date" and source.every == "day":
+        text = column.cast("string")
+    elif kind == "string":
+        text = F.translate(F.substring(F.trim(column), 1, 10 if source.every == "day" else 13), " ", "T")
+    else:
+        raise SchemaError(
+            f"source.time names {source.when!r}, which is a {kind}: windows of one {source.every} need a timestamp"
+            f"{' or a date' if source.every == 'day' else ''}"
+        )
+    real = F.when(text.rlike(_FORM[source.every]) & F.substring(text, 1, 10).try_cast("date").isNotNull(), text)
+    return F.coalesce(real, F.lit(NO_TIME))
+
+
+def _look_at_table(source: DeltaSource) -> Look:
+    table = Table(source.table)
+    version = table.version() if source.version is None else source.version
+    files = table.files(version)
+    windows = None
+    if source.partition is not None:
+        if source.partition not in table.partition_columns():
+            raise SchemaError(
+                f"source.partition names {source.partition!r}, and {table.uri} is partitioned by "
+                f"{table.partition_columns()}: name one of these, or say source.time"
+            )
+        windows = _by_window((str(file.partition[source.partition]), [file.path, file.bytes]) for file in files)
+    state = _hash(sorted([file.path, file.bytes] for file in files))
+    return Look(state=state, windows=windows, version=version)
+
+
+def _look_at_files(source: _FILES) -> Look:
+    found = list(_listed(source.path))
+    if not found:
+        raise DataError(f"source.path={source.path} holds no files: check the path, or wait for data")
+    stamps = [[file.uri, size, modified] for file, size, modified, _ in found]
+    windows = None
+    if source.partition is not None:
+        lost = next((file.uri for file, _, _, values in found if source.partition not in values), None)
+        if lost is not None:
+            raise SchemaError(
+                f"source.partition names {source.partition!r}, and {lost} lies in no folder {source.partition}=...: "
+                "name the partition column, or say source.time"
+            )
+        windows = _by_window(
+            (values[source.partition], stamp) for (_, _, _, values), stamp in zip(found, stamps, strict=True)
+        )
+    return Look(state=_hash(stamps), windows=windows, files=tuple(file.uri for file, *_ in found))
+
+
+def _by_window(stamps: Iterator[tuple[str, list[Any]]]) -> dict[str, str]:
+    grouped: dict[str, list[list[Any]]] = {}
+    for value, stamp in stamps:
+        name = value.strip().replace(" ", "T")
+        known = any(re.fullmatch(form, name) for form in _FORM.values())
+        grouped.setdefault(name if known else NO_TIME, []).append(stamp)
+    return {name: _hash(sorted(found)) for name, found in sorted(grouped.items())}
+
+
+def _listed(path: str) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:
+    """Every data file below ``path``, in order: the file, bytes, when it was modified, values of partition folders."""
+    parts = path.split("/")
+    first = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+    root, pattern = Storage.of("/".join(parts[:first]) or "/"), parts[first:]
+    entry = None if pattern else _as_file(root)
+    if entry is not None:
+        yield root, entry.bytes, entry.modified, {}
+        return
+    yield from _below(root, pattern, {})
+
+
+def _as_file(place: Storage) -> Entry | None:
+    """What the folder above says of a place that is a file; None for a folder, or where there is nothing."""
+    local, name = place.local_path(), place.uri.rpartition("/")[2]
+    if local is not None and not local.is_file():
+        return None
+    if local is None and [entry.name for entry in place.list()] not in ([], [name]):  # stores list a file as itself
+        return None
+    return next((one for one in place.parent().list() if one.name == name and not one.is_dir), None)
+
+
+def _below(
+    folder: Storage, pattern: Sequence[str], values: Mapping[str, str]
+) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:
+    for entry in sorted(folder.list(), key=lambda entry: entry.name):
+        hidden = entry.name.startswith((".", "_")) and "=" not in entry.name  # as Spark passes over them
+        if hidden or (pattern and not fnmatch.fnmatchcase(entry.name, pattern[0])):
+            continue
+        name, equals, value = entry.name.partition("=")
+        inner = {**values, name: unquote(value)} if equals and entry.is_dir else dict(values)
+        if entry.is_dir:
+            yield from _below(folder.child(entry.name), pattern[1:], inner)
+        elif len(pattern) <= 1:
+            yield folder.child(entry.name), entry.bytes, entry.modified, inner
+
+
+def _frame(spark: SparkSession, source: Source, look: Look) -> DataFrame:
+    if isinstance(source, DeltaSource):
+        if not looks_like_a_table(source.table):
+            return Table(source.table).read(spark, look.version)
+        reader = spark.read if source.version is None else spark.read.option("versionAsOf", source.version)
+        return reader.table(source.table)
+    if isinstance(source, SqlSource):
+        return spark.sql(source.query)
+    if isinstance(source, FunctionSource):
+        return frame_of("source.function", source.function, spark, None, **source.arguments)
+    return _of_files(spark, source, look)
+
+
+def _of_files(spark: SparkSession, source: _FILES, look: Look) -> DataFrame:
+    from pyspark.sql.types import StringType, StructField
+
+    places = [Storage.of(file).spark_uri for file in look.files]
+    root = source.path.split("*")[0].split("?")[0].split("[")[0]
+    folder = root if root == source.path else root.rpartition("/")[0]
+    reader = spark.read.option("basePath", Storage.of(folder).spark_uri) if len(places) > 1 else spark.read
+    if isinstance(source, ParquetSource):
+        return reader.options(**{"mergeSchema": True, **source.options}).parquet(*places)
+    form = "csv" if isinstance(source, CsvSource) else "json"
+    options: dict[str, Any] = {"columnNameOfCorruptRecord": MALFORMED, "mode": "PERMISSIVE"}
+    options |= {"header": True, **source.options} if form == "csv" else source.options
+    reader = reader.format(form).options(**options)
+    if source.schema is None:
+        guess = reader.options(inferSchema=True) if form == "csv" else reader
+        schema = guess.load(places).schema
+    else:
+        schema = spark.createDataFrame([], source.schema).schema
+    if MALFORMED not in schema.names:
+        schema = schema.add(StructField(MALFORMED, StringType(), True))
+    return reader.schema(schema).load(places)
+
+
+def frame_of(what: str, target: str, *given: Any, **arguments: Any) -> DataFrame:
+    """The DataFrame that a function of the user's returns.
+
+    Args:
+        what: the function's key in the file.
+        target: the function, ``package.module:function``.
+        given: its positional arguments.
+        arguments: those by name.
+
+    Raises:
+        ConfigError: it cannot be imported, fails, or returns something else.
+    """
+    from pyspark.sql import DataFrame as Frame
+
+    function = imported(target, what)
+    try:
+        frame = function(*given, **arguments)
+    except SparkdlError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{what}={target} failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    if not isinstance(frame, Frame):
+        raise ConfigError(f"{what}={target} returned a {type(frame).__name__}: return a DataFrame of its session")
+    return frame
+
+
+def source_identity(source: Source) -> list[Any]:
+    """What of a source decides which rows there can be: its settings, and the code of its function."""
+    code = code_hash(source.function) if isinstance(source, FunctionSource) else ""
+    return [type(source).__name__, source, code]
+
+
+def _hash(value: Any) -> str:
+    return sha256_hex(encode(value))[:32]

@@ -1,0 +1,113 @@
+"""What every step of a run asks for: the file, where things lie, what is known, the time it is.
+
+Enters: a sound pipeline file. Leaves: ``Context``, made once a run; neither Spark nor torch is loaded for it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from sparkdl.models.registry import ModelRegistry, ModelVersion
+from sparkdl.pipeline.code import code_hash, split_target
+from sparkdl.pipeline.file import PipelineFile
+from sparkdl.pipeline.functions import named_functions
+from sparkdl.pipeline.rows.ledger import Tables
+from sparkdl.pipeline.rows.source import Look, look_at
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.steps import Steps
+from sparkdl.storage import Storage
+
+__all__ = ["VERSION", "Context"]
+
+VERSION = 1
+"""Of what the steps do; raise it when that changes, and everything is done again."""
+
+
+@dataclass
+class Context:
+    """One run.
+
+    Attributes:
+        file: the pipeline.
+        now: the time that it is; windows that begin later are left alone.
+        again: first and last window to do in any case.
+    """
+
+    file: PipelineFile
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    again: tuple[str, str] | None = None
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """What the file says."""
+        return self.file.spec
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The same as JSON values, without secrets."""
+        return self.file.resolved()
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """What this run leaves, whatever comes of it."""
+        started, name = self.now.isoformat(timespec="seconds"), str(self.spec.name)
+        run_id = f"{self.now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+        return RunRecord(pipeline=name, run_id=run_id, started=started, settings=self.settings)
+
+    @cached_property
+    def runs(self) -> Storage:
+        """The folder of records, results of steps, leases and models in the making."""
+        return Storage.of(str(self.spec.places.runs))
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables of the pipeline."""
+        return Tables(folder=str(self.spec.places.tables))
+
+    @cached_property
+    def steps(self) -> Steps:
+        """What was done, and is done."""
+        return Steps(self.runs.child("steps"))
+
+    @cached_property
+    def registry(self) -> ModelRegistry:
+        """Where models are published."""
+        return ModelRegistry(str(self.spec.places.registry))
+
+    @cached_property
+    def look(self) -> Look:
+        """The source as it was when this run first looked."""
+        return look_at(self.spec.source)
+
+    @cached_property
+    def code(self) -> dict[str, str]:
+        """A hash of the code behind every function that the file names."""
+        return {target: code_hash(target) for _, target in named_functions(self.spec)}
+
+    @property
+    def trusted(self) -> list[str]:
+        """The packages of the functions that the file names: whoever runs the file trusts them."""
+        return sorted({split_target(target)[0].split(".")[0] for target in self.code} - {"sparkdl"})
+
+    def champion(self) -> ModelVersion | None:
+        """The version that the alias points to now."""
+        name, alias = str(self.spec.publish.name), self.spec.publish.alias
+        return self.registry.get(name, alias) if alias in self.registry.aliases(name) else None
+
+    def whole(self) -> dict[str, Any] | None:
+        """Everything that decides a run from end to end; None where only Spark can tell."""
+        champion = self.champion()
+        if self.look.state is None:
+            return None
+        return {
+            "version": VERSION,
+            "settings": self.settings,
+            "code": self.code,
+            "source": self.look.state,
+            "champion": champion.version if champion else None,
+        }

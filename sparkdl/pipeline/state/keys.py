@@ -1,0 +1,136 @@
+"""What decides the result of each step of a run, and whether a result that was kept still holds.
+
+Enters: the context of a run, the windows of each part with a hash of their rows. Leaves: the inputs that ``Steps``
+makes a key of. The steps and the plan ask here, so that a plan says what a run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparkdl.errors import BundleError
+from sparkdl.features.fitted import token_functions
+from sparkdl.models.folder import read_bundle
+from sparkdl.models.registry import ModelVersion
+from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.state.context import VERSION, Context
+from sparkdl.pipeline.state.results import Published, Scored, Shards
+from sparkdl.pipeline.state.steps import Steps, content_key
+from sparkdl.storage import Storage
+from sparkdl.tables.table import Table
+
+__all__ = [
+    "bundle_is_whole",
+    "evaluate_inputs",
+    "features_inputs",
+    "judged_against",
+    "publish_inputs",
+    "score_inputs",
+    "score_is_there",
+    "scored_place",
+    "shards_are_there",
+    "shards_inputs",
+    "train_inputs",
+]
+
+_PREPARE, _SCORE = 1, 1
+"""Versions of what ``prepare.py`` and ``predict.py`` do; raise one when that changes."""
+Content = Mapping[str, str]
+Inputs = dict[str, Any]
+
+
+def features_inputs(context: Context, parts: Parts, content: Content) -> Inputs:
+    """What decides features that are fitted to the training rows, or taken from who is the champion then."""
+    settings = context.settings
+    return {
+        "version": _PREPARE,
+        "features": settings["features"],
+        "label": settings["label"],
+        "split": settings["split"],
+        "start": context.spec.train.start,
+        "rows": {name: content[name] for name in parts.train},
+        "code": {name: context.code[name] for name in token_functions(context.spec.features)},
+    }
+
+
+def shards_inputs(context: Context, parts: Parts, content: Content, fitted: str) -> Inputs:
+    """What decides the shard sets, besides features with the key ``fitted``."""
+    return {
+        "version": _PREPARE,
+        "fitted": fitted,
+        "split": context.settings["split"],
+        "weight": context.spec.weight,
+        "seed": context.spec.train.random_seed,
+        "rows": {part: {name: content[name] for name in parts.windows(part)} for part in ("train", "validate")},
+    }
+
+
+def shards_are_there(found: Shards) -> bool:
+    """Whether both sets still lie where the step left them."""
+    return all(Storage.of(uri).child("manifest.json").exists() for uri in (found.train, found.validate))
+
+
+def train_inputs(context: Context, shards: str) -> Inputs:
+    """What decides a training on the shards of that key."""
+    settings = context.settings
+    return {
+        "version": VERSION,
+        "shards": shards,
+        "model": settings["model"],
+        "train": settings["train"],
+        "label": settings["label"],
+        "code": context.code,
+    }
+
+
+def bundle_is_whole(uri: str) -> bool:
+    """Whether a bundle lies there."""
+    try:
+        read_bundle(uri)
+    except (BundleError, OSError):
+        return False
+    return True
+
+
+def publish_inputs(context: Context, train: str) -> Inputs:
+    """What decides the publication of the training of that key.
+
+    The champion is not among it: a challenger is judged once, and does not come back by itself after a rollback.
+    """
+    return {"version": VERSION, "train": train, "publish": context.settings["publish"]}
+
+
+def judged_against(context: Context, train: str) -> int | None:
+    """The version that the training of that key is compared with: the champion when it was first judged, or now."""
+    before = context.steps.find("publish", publish_inputs(context, train), Published)
+    if before is not None:
+        return before.against
+    champion = context.champion()
+    return champion.version if champion is not None else None
+
+
+def evaluate_inputs(context: Context, train: str, against: int | None) -> Inputs:
+    """What decides the evaluation of the training of that key against a version."""
+    return {**publish_inputs(context, train), "report": context.settings["report"], "against": against}
+
+
+def score_inputs(context: Context, champion: ModelVersion, windows: Content) -> dict[str, Inputs]:
+    """What decides the predictions of each window, by its name."""
+    whole, settings = context.spec.score.window == "all", context.settings
+    more = {"score": settings["score"], "split": None if whole else settings["split"]}
+    return {
+        name: {"version": _SCORE, "artifact": champion.artifact, "window": name, "rows": rows, **more}
+        for name, rows in windows.items()
+    }
+
+
+def scored_place(target: str, window: str) -> Inputs:
+    """Under what the result for a window is kept: there is one, the last, since each overwrites those before it."""
+    return {"target": target, "window": window}
+
+
+def score_is_there(steps: Steps, target: str, window: str, inputs: Mapping[str, Any]) -> bool:
+    """Whether the table of predictions holds for a window what these inputs decide."""
+    done = steps.find("score", scored_place(target, window), Scored)
+    return done is not None and done.inputs == content_key("score", inputs) and Table(target).exists()

@@ -1,0 +1,121 @@
+"""The record of a run: what it read, did, decided and left behind, as one JSON document.
+
+Enters: what the steps found. Leaves: ``RunRecord``, written once the run is over, whatever its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sparkdl.documents.typed import Count, encode, read
+from sparkdl.errors import (
+    CancelledError,
+    ClusterError,
+    ConflictError,
+    PreflightError,
+    SparkdlError,
+    TrainingError,
+)
+from sparkdl.pipeline.state.lease import LeaseTakenError
+from sparkdl.pipeline.state.results import Evaluated, Trained
+from sparkdl.pipeline.state.steps import StepNote
+from sparkdl.storage import Storage
+
+__all__ = ["EXIT_CODES", "Finished", "Outcome", "RunRecord", "exit_code_of"]
+
+Outcome = Literal["running", "promoted", "scored", "nothing new", "not promoted", "lost", "refused", "failed"]
+EXIT_CODES: Mapping[Outcome, int] = {"promoted": 0, "scored": 0, "nothing new": 10, "not promoted": 20, "lost": 30}
+"""By outcome of a run that raised nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What the last whole run came to, and the key of what decided it: the next one sees that there is nothing new."""
+
+    inputs: str
+    run_id: str
+    outcome: str
+    ahead: tuple[str, ...] = field(default_factory=tuple)
+
+
+@dataclass(kw_only=True)
+class RunRecord:
+    """One run of a pipeline.
+
+    Attributes:
+        pipeline: its name.
+        run_id: sorts by time.
+        started: ISO 8601 in UTC.
+        outcome: what came of it.
+        message: one sentence about that.
+        exit_code: 0 promoted or scored, 10 nothing new, 20 not promoted, 30 lost a race, 1 refused, 2 cluster, 3
+            training, 4 an error nobody foresaw, 130 interrupted.
+        seconds: wall-clock.
+        settings: the file, after overrides and defaults, without secrets.
+        windows: what was ingested, and what trains, validates and is scored.
+        rows: read, kept, quarantined and duplicates of the windows that were ingested; warnings by name.
+        steps: what was done, and what was kept of earlier runs.
+        trained: what the training showed; None where none was due.
+        evaluated: what the gate said.
+        model: name and version that was published, and the champion's version now.
+        predictions: rows by window that this run scored.
+        places: address by what lies there.
+        error: type of the error that ended it.
+    """
+
+    pipeline: str
+    run_id: str
+    started: str
+    outcome: Outcome = "running"
+    message: str = ""
+    exit_code: int = 0
+    seconds: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    windows: dict[str, list[str]] = field(default_factory=dict)
+    rows: dict[str, Count] = field(default_factory=dict)
+    steps: list[StepNote] = field(default_factory=list)
+    trained: Trained | None = None
+    evaluated: Evaluated | None = None
+    model: dict[str, int | str | None] = field(default_factory=dict)
+    predictions: dict[str, Count] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+
+    def end(self, outcome: Outcome, message: str) -> None:
+        """Say what came of it."""
+        self.outcome, self.message, self.exit_code = outcome, message, EXIT_CODES.get(outcome, 1)
+
+    def fail(self, error: BaseException) -> None:
+        """Say which error ended it."""
+        self.exit_code = exit_code_of(error)
+        self.outcome = {1: "refused", 30: "lost"}.get(self.exit_code, "failed")  # type: ignore[assignment]
+        self.error, self.message = type(error).__name__, " ".join(str(error).split()) or type(error).__name__
+
+    def write(self, file: Storage) -> None:
+        """Write it, whole or not at all."""
+        file.write_atomic(encode(self))
+
+    @staticmethod
+    def load(file: Storage) -> RunRecord:
+        """Read what ``write`` wrote.
+
+        Raises:
+            StorageError: it cannot be read.
+            IntegrityError: it holds something else.
+        """
+        return read(file, RunRecord, "it was altered, or another sparkdl wrote it", 256 << 20)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code that an error ends a run with, see ``RunRecord``."""
+    if isinstance(error, KeyboardInterrupt | CancelledError):
+        return 130
+    if isinstance(error, LeaseTakenError | ConflictError):
+        return 30
+    if isinstance(error, ClusterError) and not isinstance(error, PreflightError):
+        return 2
+    if isinstance(error, TrainingError):
+        return 3
+    return 1 if isinstance(error, SparkdlError) else 4

@@ -1,0 +1,110 @@
+"""What training and evaluation came to: values that are kept as results of steps, and shown in the record of a run.
+
+Enters: figures. Leaves: documents as they are (``documents.typed``), without Spark and without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparkdl.documents.typed import Count
+from sparkdl.pipeline.judging.gate import Decision
+from sparkdl.pipeline.judging.metrics.measure import Measured
+
+__all__ = ["Evaluated", "Published", "Scored", "Shards", "Trained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Shard sets of one pipeline.
+
+    Attributes:
+        train: address of the training set.
+        validate: address of the validation set.
+        train_rows: in the first.
+        validate_rows: in the second.
+    """
+
+    train: str
+    validate: str
+    train_rows: Count
+    validate_rows: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model that was trained and is not published yet.
+
+    Attributes:
+        bundle: address of its folder.
+        content_hash: of the bundle.
+        history: of the epochs, one row each.
+        metrics: of the best epoch, or the last.
+        epochs: that were trained.
+        best_epoch: from 0; None where none was chosen.
+        steps: of the optimizer.
+        rows: that trained it, all epochs together.
+        ranks: that trained it.
+        backend: that carried gradients between them.
+        seconds: by part of the fit.
+    """
+
+    bundle: str
+    content_hash: str
+    history: tuple[Mapping[str, float | int | None], ...]
+    metrics: Mapping[str, float]
+    epochs: Count
+    best_epoch: Count | None
+    steps: Count
+    rows: Count
+    ranks: Count
+    backend: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What held-out rows say of a challenger.
+
+    Attributes:
+        label: that was judged.
+        decision: of the gate.
+        slices: the challenger's metrics by column and value.
+    """
+
+    label: str
+    decision: Decision
+    slices: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What became of a challenger.
+
+    Attributes:
+        version: in the registry.
+        promoted: whether it became the champion.
+        reason: of that.
+        against: version that was the champion then.
+    """
+
+    version: int
+    promoted: bool
+    reason: str
+    against: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What the table of predictions holds for one window.
+
+    Attributes:
+        inputs: key of what decided them.
+        rows: of the window.
+        version: of the model.
+    """
+
+    inputs: str
+    rows: Count
+    version: Count

@@ -1,0 +1,171 @@
+"""Evaluation: challenger and champion on the same held-out rows, and what the gate says of them.
+
+Enters: the bundles of two models, the validation rows. Leaves: a ``Decision`` with the metrics of both, and the
+challenger's metrics by slice. Each row passes both models in one query, so that both are measured on the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.columns.names import quoted
+from sparkdl.errors import BundleError, IntegrityError, SchemaError
+from sparkdl.pipeline.judging.gate import Gate, decide
+from sparkdl.pipeline.judging.metrics.measure import measure_by
+from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.rows.expect import content_hash
+from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
+from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
+from sparkdl.pipeline.state.results import Evaluated
+from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded
+from sparkdl.pipeline.work.prepare import labels_of
+from sparkdl.scoring.score import score
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["evaluate", "gate_of", "judged_label", "probabilities"]
+
+_MOST_ROWS = 5_000_000
+"""Rows that are measured on the driver; of more, a share is drawn by a hash of the key."""
+_LEAST_WINDOWS = 8
+
+
+def judged_label(spec: PipelineSpec, labels: Labels) -> FittedLabel:
+    """The label that metric and floors are of."""
+    name = spec.publish.label or labels.names[0]
+    return next(label for label in labels if label.name == name)
+
+
+def evaluate(
+    rows: DataFrame, spec: PipelineSpec, labels: Labels, challenger: str, champion: str | None, trusted: Sequence[str],
+    count: int,
+) -> Evaluated:  # fmt: skip
+    """Measure on held-out rows, and decide.
+
+    Args:
+        rows: of the validation part, with raw columns and labels.
+        spec: the pipeline.
+        labels: as the challenger was trained.
+        challenger: address of its bundle.
+        champion: address of the champion's bundle; None where there is none.
+        trusted: packages that bundles may import.
+        count: how many rows there are; of more than the driver holds a share is drawn, the same each time.
+
+    Raises:
+        DataError: there are no rows, or predictions are missing.
+    """
+    label = judged_label(spec, labels)
+    frame, kept = _held_out(rows, spec, label, count)
+    mine = f"_challenger_{labels.names.index(label.name)}"
+    names = [f"_challenger_{n}" for n in range(len(labels.names))]
+    scored = score(frame, challenger, output_columns=names, trusted=trusted)
+    theirs, error, known = "", "", label
+    if champion is not None:
+        try:
+            known, place, outputs = _champions(champion, label)
+            names = [f"_champion_{n}" for n in range(outputs)]
+            scored, theirs = score(scored, champion, output_columns=names, trusted=trusted), names[place]
+        except (SchemaError, BundleError, IntegrityError, ValueError) as cause:  # it reads columns that are no more,
+            error = str(cause)  # predicts something else, or is damaged
+    wanted = [*kept, mine, *([theirs] if theirs else [])]
+    table = scored.select(*[quoted(name) for name in wanted]).toPandas()
+    common: dict[str, Any] = {
+        "weights": table[spec.weight].to_numpy() if spec.weight else None,
+        "groups": table["_group"].to_numpy(),
+        "label": label.name,
+    }
+    actual = table["_label"].to_numpy()
+    classes = list(dict.fromkeys([*label.classes, *known.classes]))
+    found = [
+        Rows.of(label.type, actual, _in_order(probabilities(label.type, table[name]), of.classes, classes), **common)
+        for name, of in ((mine, label), (theirs, known))
+        if name
+    ]
+    decision = decide(gate_of(spec, label), *found, champion_error=error)
+    slices = {name: measure_by(found[0], table[name].astype(str).to_numpy()) for name in spec.report.slices}
+    return Evaluated(label=label.name, decision=decision, slices=slices)
+
+
+def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:
+    """The rows with ``_group`` and ``_label``, and which columns are measured with."""
+    from pyspark.sql import functions as F
+
+    unit = F.xxhash64(*[F.col(quoted(name)) for name in spec.source.key]) if spec.source.key else content_hash(rows)
+    if count > _MOST_ROWS:  # whole keys, so that the rows of one stay together
+        rows = rows.where(F.pmod(F.xxhash64(F.lit("held out"), unit), F.lit(count)) < _MOST_ROWS)
+    group = F.col(WINDOW) if _over(spec) == "window" else unit
+    weight = [spec.weight] if spec.weight else []
+    kept = list(dict.fromkeys(["_group", "_label", *weight, *spec.report.slices]))
+    return rows.withColumns({"_group": group, "_label": encoded(label.name, label)}), kept
+
+
+def _champions(bundle: str, label: FittedLabel) -> tuple[FittedLabel, int, int]:
+    """The champion's label of the same name and type, its place among the champion's outputs, and their number.
+
+    Raises:
+        BundleError: it predicts no such label.
+    """
+    labels = labels_of(bundle)
+    if label.name not in labels.names:
+        raise BundleError(f"it predicts {', '.join(labels.names)}, and {label.name!r} is judged")
+    place = labels.names.index(label.name)
+    known = labels.labels[place]
+    if known.type != label.type or (label.type == "binary" and set(known.classes) != set(label.classes)):
+        raise BundleError(
+            f"it predicts {known.name!r} as {known.type} {list(known.classes) or ''}, and the challenger as "
+            f"{label.type} {list(label.classes) or ''}"
+        )
+    return known, place, len(labels.names)
+
+
+def _in_order(found: np.ndarray[Any, Any], classes: Sequence[str], wanted: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Probabilities of ``classes`` as those of ``wanted``; a class that a model does not know has none."""
+    if found.ndim == 1:  # of the second class of two
+        return found if list(classes) == list(wanted) else 1 - found
+    ordered = np.zeros((len(found), len(wanted)))
+    ordered[:, [wanted.index(name) for name in classes]] = found
+    return ordered
+
+
+def probabilities(task: str, outputs: Any) -> np.ndarray[Any, Any]:
+    """What a model's raw outputs say: values; the probability of class 1; probabilities of all classes."""
+    if task == "multiclass":
+        logits = np.stack([np.asarray(row, dtype=np.float64) for row in outputs])
+        powers: np.ndarray[Any, Any] = np.exp(logits - logits.max(axis=1, keepdims=True))
+        powers /= powers.sum(axis=1, keepdims=True)
+        return powers
+    values = np.asarray([np.asarray(row).reshape(()) for row in outputs], dtype=np.float64)
+    return values if task == "regression" else 1 / (1 + np.exp(-np.clip(values, -700, 700)))
+
+
+def _over(spec: PipelineSpec) -> str:
+    from sparkdl.pipeline.spec.base import hours_of
+
+    if spec.publish.gate.over is not None:
+        return spec.publish.gate.over
+    size = 1 if spec.source.every == "hour" else 24
+    held_out = hours_of(spec.split.validate) // size if isinstance(spec.split, TimeSplit) else 0
+    return "window" if held_out >= _LEAST_WINDOWS else "key"
+
+
+def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:
+    """The gate that the file asks for, for a label."""
+    given = spec.publish.gate
+    better = given.rule == "better"
+    return Gate(
+        metric=spec.publish.metric or DEFAULT_METRICS[label.type],
+        mode=given.rule,
+        effect=given.margin if better else 0.0,
+        margin=0.0 if better else given.margin,
+        confidence=given.confidence,
+        min_rows=given.min_rows,
+        min_groups=max(MIN_GROUPS, least_groups(given.confidence)),
+        resamples=max(RESAMPLES, least_resamples(given.confidence)),
+        floors=given.floors,
+    )

@@ -1,0 +1,84 @@
+"""The network of a pipeline: the user's, or sparkdl's own, made from what the features are.
+
+Enters: fitted features and labels, the section ``model``. Leaves: their description as plain values, with which the
+network is made here, and again wherever its bundle is loaded; and the network.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparkdl.errors import ConfigError
+from sparkdl.features.fitted import Features
+from sparkdl.models.importing import makes_a_model
+from sparkdl.pipeline.code import imported
+from sparkdl.pipeline.spec import Model
+from sparkdl.pipeline.work.labels import Labels
+
+__all__ = ["OWN_NETWORK", "described", "factory_of", "make_network"]
+
+OWN_NETWORK = "sparkdl.models.networks:TabularNet"
+"""The network where the file names none."""
+
+
+def described(features: Features, labels: Labels) -> dict[str, Any]:
+    """What a factory is called with as ``features``: plain values that travel in the bundle.
+
+    Returns:
+        ``{"inputs": [{"name", "dtype", "shape", "names", "cardinalities"}, ...], "labels": [{"name", "type",
+        "outputs", "classes", "mean", "deviation"}, ...]}``; a list of ids has the shape ``[]``.
+    """
+    inputs = [
+        {
+            "name": one.name,
+            "dtype": one.dtype,
+            "shape": list(one.shape),
+            "names": list(one.names),
+            "cardinalities": list(one.cardinalities),
+        }
+        for one in features.inputs
+    ]
+    found = [
+        {
+            "name": label.name,
+            "type": label.type,
+            "outputs": label.outputs,
+            "classes": list(label.classes),
+            "mean": label.mean if label.type == "regression" else 0.0,
+            "deviation": label.deviation,
+        }
+        for label in labels
+    ]
+    return {"inputs": inputs, "labels": found}
+
+
+def factory_of(model: Model) -> str:
+    """The import path of the factory."""
+    return model.factory or OWN_NETWORK
+
+
+def make_network(model: Model, features: dict[str, Any], seed: int) -> nn.Module:
+    """Call the factory.
+
+    Raises:
+        ConfigError: it cannot be imported, is not annotated to return a module, fails, or returns something else.
+    """
+    target = factory_of(model)
+    factory = imported(target, "model.factory")
+    if not makes_a_model(factory):
+        raise ConfigError(
+            f"model.factory={target} does not say that it returns a module: write `def {factory.__name__}(features, "
+            "...) -> torch.nn.Module`, without which its bundle could not be loaded again"
+        )
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            made = factory(features=features, **model.arguments)
+    except Exception as error:
+        raise ConfigError(f"model.factory={target} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"model.factory={target} returned a {type(made).__name__}: return a torch.nn.Module")
+    return made

@@ -1,0 +1,107 @@
+"""Predictions: the champion over windows of clean rows, to a Delta table by window.
+
+Enters: a published version, windows. Leaves: rows with the key, the columns to keep, for each label a prediction (and
+the probability where it is a class), and which version, which run and when. A window is replaced as a whole, so that
+scoring it again, or by two runs at once, leaves each row once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.columns.names import quoted
+from sparkdl.errors import SchemaError
+from sparkdl.models.registry import ModelVersion
+from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.state.keys import score_is_there, scored_place
+from sparkdl.pipeline.state.results import Scored
+from sparkdl.pipeline.state.steps import Steps, content_key
+from sparkdl.pipeline.work.labels import FittedLabel
+from sparkdl.pipeline.work.prepare import labels_of
+from sparkdl.scoring.score import score
+from sparkdl.tables.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["score_windows"]
+
+
+def score_windows(
+    steps: Steps, rows: DataFrame, spec: PipelineSpec, champion: ModelVersion,
+    inputs: Mapping[str, Mapping[str, Any]], run_id: str, trusted: Sequence[str],
+) -> dict[str, int]:  # fmt: skip
+    """Score the windows that this version has not scored yet, and replace them in the table of predictions.
+
+    Args:
+        steps: finds what was done.
+        rows: clean rows of the windows.
+        spec: the pipeline.
+        champion: that predicts.
+        inputs: what decides the predictions of each window, by its name.
+        run_id: kept in every row.
+        trusted: packages that its bundle may import.
+
+    Returns:
+        rows by window that were scored now.
+
+    Raises:
+        SchemaError: the rows lack a column that the version reads, or that is to be kept; names both sides.
+        StorageError: the table cannot be written.
+    """
+    from pyspark.sql import functions as F
+
+    assert spec.score.target is not None
+    table = Table(spec.score.target)
+    todo = [name for name, each in inputs.items() if not score_is_there(steps, table.uri, name, each)]
+    if not todo:
+        return {}
+    started = time.perf_counter()
+    kept = list(dict.fromkeys([*spec.source.key, *spec.score.keep]))
+    absent = [name for name in kept if name not in rows.columns]
+    if absent:
+        raise SchemaError(f"score.keep names {absent[0]!r}, the rows have {rows.columns}: name one of these")
+    labels = labels_of(champion.uri)
+    names = [f"_output_{n}" for n in range(len(labels.names))]
+    chosen = rows.where(F.col(WINDOW).isin(*todo))
+    scored = score(chosen, champion.uri, output_columns=names, keep=[WINDOW, *kept], trusted=trusted)
+    columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept]]
+    for label, name in zip(labels, names, strict=True):
+        columns += _columns(label, F.col(name), "" if len(names) == 1 else f"{label.name}_")
+    columns += [
+        F.lit(champion.version).cast("int").alias("model_version"),
+        F.lit(run_id).alias("run_id"),
+        F.current_timestamp().alias("scored_at"),
+    ]
+    frame = scored.select(*columns).repartition(WINDOW)
+    table.write(frame, "replace", partition_by=[WINDOW], partitions=[{WINDOW: name} for name in todo])
+    counted = table.read(rows.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
+    found = dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
+    for name in todo:
+        done = Scored(inputs=content_key("score", inputs[name]), rows=found[name], version=champion.version)
+        steps.put("score", scored_place(table.uri, name), done, time.perf_counter() - started)
+    return found
+
+
+def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    if label.type == "regression":
+        return [output.cast("double").alias(f"{prefix}prediction")]
+    names = F.array(*[F.lit(value) for value in label.classes])
+    if label.type == "binary":
+        positive = 1 / (1 + F.exp(-output.cast("double")))
+        chosen = F.when(positive >= 0.5, F.lit(label.classes[1])).otherwise(F.lit(label.classes[0]))
+        return [chosen.alias(f"{prefix}prediction"), positive.alias(f"{prefix}probability")]
+    place = F.array_position(output, F.array_max(output)).cast("int")
+    powers = F.transform(output, lambda value: F.exp(value.cast("double") - F.array_max(output)))
+    total = F.aggregate(powers, F.lit(0.0), lambda sum_, value: sum_ + value)
+    shares = F.transform(powers, lambda value: value / total)
+    return [
+        F.element_at(names, place).alias(f"{prefix}prediction"),
+        F.element_at(shares, place).alias(f"{prefix}probability"),
+        shares.alias(f"{prefix}probabilities"),
+    ]

@@ -1,0 +1,194 @@
+"""Preparation: clean rows to fitted features and labels, and to the shards that a training reads.
+
+Enters: clean rows, the parts they are divided into. Leaves: ``Prepared``. Statistics, vocabularies and classes come
+from the training rows alone; a training that goes on from the champion keeps the champion's, so that an id means what
+it meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkdl.columns.layout import Layout
+from sparkdl.columns.names import quoted
+from sparkdl.config import ShardConfig
+from sparkdl.documents.typed import Source, convert
+from sparkdl.errors import ConfigError
+from sparkdl.features.fitted import Features, fit, token_functions
+from sparkdl.models.bundle import read_bundle
+from sparkdl.models.registry import ModelVersion
+from sparkdl.pipeline.code import imported
+from sparkdl.pipeline.rows.parts import Part, Parts, rows_of
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import features_inputs, shards_are_there, shards_inputs
+from sparkdl.pipeline.state.results import Shards
+from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.work.labels import FittedLabel, Labels, check_labels, encoded, fit_labels
+from sparkdl.pipeline.work.statistics import spark_statistics
+from sparkdl.shards.manifest import Manifest
+from sparkdl.shards.write import write_shards
+from sparkdl.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Prepared", "labels_of", "prepare"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a training needs.
+
+    Attributes:
+        features: fitted.
+        labels: fitted.
+        train: address of the training shards.
+        validate: address of the validation shards.
+        train_rows: in the first.
+        validate_rows: in the second.
+        start: address of the bundle that they are from, and that training starts from; None starts from scratch.
+        key: of all of it.
+    """
+
+    features: Features
+    labels: Labels
+    train: str
+    validate: str
+    train_rows: int
+    validate_rows: int
+    start: str | None
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fitted:
+    """Result of the step ``features``."""
+
+    features: Mapping[str, Any]
+    labels: tuple[FittedLabel, ...]
+    start: str | None = None
+
+
+def prepare(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]]) -> Prepared:
+    """Fit features and labels, and cut shards, unless that was done.
+
+    Args:
+        context: of the run.
+        clean: the clean rows.
+        rows: the windows of each part, and a hash of the rows of each window.
+
+    Raises:
+        DataError: the rows cannot be trained on: labels that are missing or constant, features without a value.
+        SchemaError: columns are missing, or of types that their use does not fit.
+        ConfigError: the champion was trained with other features.
+    """
+    (parts, content), spec = rows, context.spec
+    fitted, start, key = _fitted(context, clean, rows)
+    inputs = shards_inputs(context, parts, content, key)
+    own = content_key("shards", inputs)
+
+    def work() -> Shards:
+        made: dict[Part, Manifest] = {}
+        for part in ("train", "validate"):
+            chosen = rows_of(clean, spec, part, parts.windows(part))
+            made[part] = _cut(chosen, spec, fitted, part, f"{spec.places.shards}/{part}-{own}")
+        return Shards(
+            train=made["train"].uri,
+            validate=made["validate"].uri,
+            train_rows=made["train"].rows,
+            validate_rows=made["validate"].rows,
+        )
+
+    shards = context.steps.do("shards", inputs, Shards, work, shards_are_there)
+    return Prepared(features=fitted[0], labels=fitted[1], start=start, key=own, **vars(shards))
+
+
+def labels_of(bundle: str) -> Labels:
+    """The labels that a bundle's model was trained with.
+
+    Raises:
+        IntegrityError: it describes none that could be.
+    """
+    source = Source(bundle, "it was altered, or not published by a pipeline: publish it again")
+    return Labels(labels=convert(read_bundle(bundle).preprocessing.get("labels"), tuple[FittedLabel, ...], source))
+
+
+def _fitted(
+    context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]]
+) -> tuple[tuple[Features, Labels], str | None, str]:
+    """Features and labels, the bundle that they are from, if they were not fitted here, and the key of all that.
+
+    Which champion a training starts from is settled once for its rows, here: after a kill it goes on from the same
+    one, and a champion that it became itself is none to start from again.
+    """
+    (parts, content), spec = rows, context.spec
+    functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
+    inputs = features_inputs(context, parts, content)
+
+    def work() -> _Fitted:
+        champion = context.champion() if spec.train.start == "champion" else None
+        if champion is not None:
+            kept = _champions(spec, champion, functions)
+            return _Fitted(features=kept[0].to_json(), labels=kept[1].labels, start=champion.uri)
+        chosen = rows_of(clean, spec, "train", parts.train).persist()
+        try:
+            labels = fit_labels(chosen, spec.label)
+            features = fit(spec.features, spark_statistics(chosen, spec.features, functions), functions)
+        finally:
+            chosen.unpersist()
+        return _Fitted(features=features.to_json(), labels=labels.labels)
+
+    def there(found: _Fitted) -> bool:
+        return found.start is None or Storage.of(found.start).exists()
+
+    done = context.steps.do("features", inputs, _Fitted, work, there)
+    features = Features.from_json(done.features, Source("the result of the step 'features'"), functions.__getitem__)
+    return (features, Labels(labels=done.labels)), done.start, content_key("features", inputs)
+
+
+def _champions(spec: PipelineSpec, champion: ModelVersion, functions: Mapping[str, Any]) -> tuple[Features, Labels]:
+    """The champion's features and labels, if they are those of the file."""
+    source = Source(champion.uri, "it was altered, or not published by a pipeline: publish it again")
+    features = Features.from_json(
+        read_bundle(champion.uri).preprocessing.get("features"), source, functions.__getitem__
+    )
+    labels = labels_of(champion.uri)
+    known = {one.name: _without_size(one.options) for one in features.fitted}
+    wanted = {name: _without_size(options) for name, options in spec.features.items()}
+    types = {label.name: label.type for label in labels}
+    if known != wanted or types != {name: each.type for name, each in spec.label.items()}:
+        other = sorted({str(name) for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name)})
+        raise ConfigError(
+            f"train.start=champion: version {champion.version} was trained with other features or labels than the "
+            f"file names ({', '.join(other[:5]) or 'labels'}): train from scratch once"
+        )
+    return features, labels
+
+
+def _without_size(options: Any) -> Any:
+    """Options, but for the length of a vector, which the training rows may have told."""
+    return msgspec.structs.replace(options, size=None) if hasattr(options, "size") else options
+
+
+def _cut(rows: DataFrame, spec: PipelineSpec, fitted: tuple[Features, Labels], part: Part, place: str) -> Manifest:
+    from pyspark.sql import functions as F
+
+    features, labels = fitted
+    check_labels(rows, labels, part)
+    weight = [spec.weight] if spec.weight else []
+    raw = [F.col(quoted(name)) for name in features.columns if name not in labels.names]
+    numbers = [encoded(label.name, label).alias(label.name) for label in labels]
+    weights = [F.col(quoted(name)).cast("float").alias(name) for name in weight]
+    return write_shards(
+        rows.select(*raw, *numbers, *weights),
+        place,
+        labels=[*labels.names, *weight],
+        layout=Layout(prepare=features),
+        config=ShardConfig(seed=spec.train.random_seed or 0),
+        overwrite=True,
+    )

@@ -1,0 +1,206 @@
+"""Training: shard sets to a model in a bundle, by the estimator.
+
+Enters: shards that were cut with fitted features, the sections ``model`` and ``train``. Leaves: a bundle that holds no
+code, with the features that make its inputs, and what the training showed.
+
+The run is known by the key of the step, so that one that was killed goes on from its last checkpoint, exactly.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from sparkdl.errors import BundleError, ConfigError, ConflictError
+from sparkdl.estimator.estimator import TorchEstimator
+from sparkdl.estimator.model import TorchModel
+from sparkdl.estimator.store import Store
+from sparkdl.launch.driver.slots import slots_of
+from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
+from sparkdl.models.preprocessing import preprocessing_of
+from sparkdl.pipeline.code import imported, split_target
+from sparkdl.pipeline.spec import PipelineSpec, Train
+from sparkdl.pipeline.state.results import Trained
+from sparkdl.pipeline.work.labels import Labels
+from sparkdl.pipeline.work.network import described, factory_of, make_network
+from sparkdl.pipeline.work.prepare import Prepared
+from sparkdl.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["train"]
+
+_LOSSES: Mapping[str, Callable[[], nn.Module]] = {
+    "mse": nn.MSELoss,
+    "mae": nn.L1Loss,
+    "huber": nn.HuberLoss,
+}
+_OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str) -> Trained:
+    """Train on shard sets.
+
+    Args:
+        spark: the session.
+        spec: the pipeline.
+        prepared: shards, the features and labels that they were cut with, and the bundle to start from, if any.
+        key: of this training: another one has another key.
+
+    Raises:
+        ConfigError: factory, optimizer, loss and settings do not fit each other.
+        DataError: the rows do not fit them.
+        ClusterError: ranks could not be started, or one failed.
+        TrainingError: the training went wrong.
+    """
+    features, labels = prepared.features, prepared.labels
+    settings, description = spec.train, described(features, labels)
+    network = make_network(spec.model, description, settings.random_seed or 0)
+    trusted = [split_target(factory_of(spec.model))[0]] if spec.model.factory else []
+    if prepared.start is not None:
+        _start_from(network, prepared.start, trusted)
+    ranks = settings.num_proc or slots_of(spark)
+    steps = settings.epochs * math.ceil(prepared.train_rows / (settings.batch_size * ranks))
+    store = Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never")
+    estimator = TorchEstimator(
+        model=network,
+        optimizer=_optimizer(settings),
+        loss=[_loss(spec, label.name) for label in labels],
+        feature_cols=[one.name for one in features.inputs],
+        label_cols=list(labels.names),
+        store=store,
+        run_id=key,
+        **_optional(spec, steps, labels),
+        **{**settings.parameters(), "num_proc": ranks},
+    )
+    model = estimator.fit_on_shards(prepared.train, prepared.validate)
+    folder = f"{spec.places.runs}/models/{key}"
+    try:
+        content_hash = _saved(model, folder, spec, description, prepared)
+        load_bundle(folder, trusted=trusted)  # what cannot be loaded again is not published
+    except BundleError as error:
+        raise ConfigError(
+            f"model.factory={factory_of(spec.model)} made a model that cannot be loaded again, so it is not "
+            f"published: {error}"
+        ) from error
+    Storage.of(f"{store.prefix_path}/runs/{key}").delete(recursive=True)
+    summary = model.summary
+    return Trained(
+        bundle=folder,
+        content_hash=content_hash,
+        history=tuple(_row(row) for row in model.history.to_dict("records")),
+        metrics={name: float(value) for name, value in summary.metrics.items()},
+        epochs=summary.epochs,
+        best_epoch=summary.best_epoch,
+        steps=summary.steps,
+        rows=summary.rows,
+        ranks=summary.num_proc,
+        backend=summary.backend,
+        seconds=dict(summary.seconds),
+    )
+
+
+def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict[str, Any], prepared: Prepared) -> str:
+    """Save the model as a bundle with the features and labels it was trained on; return its content hash."""
+    try:
+        info = save_bundle(
+            model.getModel(),
+            folder,
+            signature=model.signature,
+            factory=factory_of(spec.model),
+            arguments={"features": description, **spec.model.arguments},
+            preprocessing=preprocessing_of(prepared.features, labels=[vars(label) for label in prepared.labels]),
+        )
+    except ConflictError:  # an earlier run was killed between this and its result
+        info = read_bundle(folder)
+    return info.content_hash
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, float | int | None]:
+    """One epoch, as JSON takes it: what is not finite is not there."""
+    plain = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
+    return {
+        name: value if not isinstance(value, float) or math.isfinite(value) else None
+        for name, value in plain.items()
+        if isinstance(value, float | int | None)
+    }
+
+
+def _optional(spec: PipelineSpec, steps: int, labels: Labels) -> dict[str, Any]:
+    """Parameters of the estimator that are given only where the file asks for them."""
+    given: dict[str, Any] = {}
+    settings = spec.train
+    if settings.warmup_steps or settings.decay != "none":
+        given["lr_scheduler"] = Schedule(settings.warmup_steps, settings.decay, steps)
+    if spec.weight is not None:
+        given["sample_weight_col"] = spec.weight
+    weights = [spec.label[name].weight for name in labels.names]
+    if any(weight is not None for weight in weights):
+        given["loss_weights"] = [1.0 if weight is None else weight for weight in weights]
+    return given
+
+
+def _start_from(network: nn.Module, champion: str, trusted: Sequence[str]) -> None:
+    weights = load_bundle(champion, trusted=trusted).model.state_dict()
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"train.start=champion: the champion's weights ({champion}) do not fit the model of this file ("
+            f"{str(error).splitlines()[-1].strip()}): train it from scratch once"
+        ) from error
+
+
+def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    if ":" in settings.optimizer:
+        own: Callable[[nn.Module], torch.optim.Optimizer] = imported(settings.optimizer, "train.optimizer")
+        return own
+    given = {"lr": settings.learning_rate}
+    if settings.weight_decay is not None:
+        given["weight_decay"] = settings.weight_decay
+    return functools.partial(make_optimizer, name=settings.optimizer, given=given)
+
+
+def make_optimizer(model: nn.Module, name: str, given: Mapping[str, float]) -> torch.optim.Optimizer:
+    """An optimizer of torch's over all parameters of ``model``, by its short name."""
+    made: torch.optim.Optimizer = _OPTIMIZERS[name](model.parameters(), **given)
+    return made
+
+
+def _loss(spec: PipelineSpec, name: str) -> Any:
+    label = spec.label[name]
+    if label.loss and ":" in label.loss:
+        return imported(label.loss, f"label.{name}.loss")
+    if label.type == "regression":
+        return _LOSSES[label.loss or "mse"]()
+    return nn.BCEWithLogitsLoss() if label.type == "binary" else nn.CrossEntropyLoss()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """From an optimizer to its schedule: the rate rises for ``warmup`` steps, then falls to 0 as ``decay`` says."""
+
+    warmup: int
+    decay: str
+    steps: int
+    per_step: bool = True
+
+    def __call__(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        """Make the scheduler."""
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
+
+    def factor(self, step: int) -> float:
+        """What the rate is multiplied by at a step, from 0 on."""
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
+        if self.decay == "cosine":
+            return (1 + math.cos(math.pi * done)) / 2
+        return 1 - done if self.decay == "linear" else 1.0

@@ -1,0 +1,166 @@
+"""The work of one run, top to bottom: ingest -> features -> shards -> train -> evaluate -> publish -> score.
+
+Enters: the context of a run, a Spark session. Leaves: tables, a model in the registry, predictions, and the story of it
+in the record. Each step is found again by everything that decides it (``state/steps.py``), so that what has not changed is
+not done again, also after a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import ConflictError
+from sparkdl.models.registry import Lineage, ModelVersion
+from sparkdl.pipeline.rows.parts import Parts, parts_of, rows_of
+from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import (
+    bundle_is_whole,
+    evaluate_inputs,
+    judged_against,
+    publish_inputs,
+    score_inputs,
+    train_inputs,
+)
+from sparkdl.pipeline.state.record import Finished
+from sparkdl.pipeline.state.results import Evaluated, Published, Trained
+from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.work.evaluate import evaluate
+from sparkdl.pipeline.work.ingest import Ingested, ingest
+from sparkdl.pipeline.work.predict import score_windows
+from sparkdl.pipeline.work.prepare import Prepared, prepare
+from sparkdl.pipeline.work.training import train
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["work"]
+
+
+def work(context: Context, spark: SparkSession) -> None:
+    """Do every step that is due, in order.
+
+    Raises:
+        SparkdlError: what was refused, or failed.
+    """
+    _Work(context, spark).all()
+
+
+class _Work:
+    def __init__(self, context: Context, spark: SparkSession) -> None:
+        self.context, self.spark = context, spark
+        self.spec, self.record = context.spec, context.record
+
+    def all(self) -> None:
+        """Do every step that is due, in order."""
+        spec, record, context = self.spec, self.record, self.context
+        ingested = ingest(self.spark, context)
+        self._describe(ingested)
+        known = context.tables.ledger.windows()
+        parts = parts_of(spec, known)
+        record.windows |= {part: list(parts.windows(part)) for part in ("train", "validate", "score")}
+        content = {name: books.content for name, books in known.items()}
+        clean = context.tables.table("clean").read(self.spark)
+        prepared = prepare(context, clean, (parts, content))
+        record.rows |= {"train": prepared.train_rows, "validate": prepared.validate_rows}
+        published = self._learn(clean, parts, prepared)
+        scored = self._score(clean, parts, content)
+        champion = self.context.champion()
+        record.model |= {"champion": champion.version if champion else None}
+        new = [note for note in self.context.steps.notes if note.name == "publish" and not note.kept]
+        if new and not published.promoted:
+            record.end("not promoted", published.reason)
+        elif new:
+            record.end("promoted", published.reason)
+        elif scored:
+            record.end("scored", f"version {record.model['champion']} scored {scored} rows")
+        else:
+            record.end("nothing new", "every step had been done before")
+        inputs = context.whole()
+        if inputs is not None:
+            ahead = tuple(sorted(set(context.look.windows or ()) - set(known)))
+            key = content_key("run", inputs)
+            done = Finished(inputs=key, run_id=record.run_id, outcome=record.outcome, ahead=ahead)
+            context.steps.put("run", {}, done, 0.0)  # the last one alone: what others left may be overwritten
+
+    def _describe(self, ingested: Ingested) -> None:
+        record = self.record
+        record.windows["ingested"] = [books.window for books in ingested.done]
+        for name in ("read", "kept", "quarantined", "duplicates"):
+            record.rows[name] = sum(getattr(books, name) for books in ingested.done)
+        record.rows |= {f"warning: {name}": count for name, count in ingested.warned.items()}
+        record.places |= {name: self.context.tables.table(name).uri for name in ("clean", "quarantine", "ledger")}
+
+    def _learn(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> Published:
+        """Train, evaluate, publish; promote where the gate says so."""
+        spec, record = self.spec, self.record
+        inputs = train_inputs(self.context, prepared.key)
+        key = content_key("train", inputs)
+        champion = self.context.champion()
+
+        def learned() -> Trained:
+            return train(self.spark, spec, prepared, key)
+
+        trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
+        record.trained = trained
+        judged = publish_inputs(self.context, key)
+        against = judged_against(self.context, key)
+
+        def measured() -> Evaluated:
+            rows = rows_of(clean, spec, "validate", parts.validate)
+            other = self.context.registry.get(str(spec.publish.name), against).uri if against is not None else None
+            trusted, count = self.context.trusted, prepared.validate_rows
+            return evaluate(rows, spec, prepared.labels, trained.bundle, other, trusted, count)
+
+        measuring = evaluate_inputs(self.context, key, against)
+        evaluated = self.context.steps.do("evaluate", measuring, Evaluated, measured)
+        record.evaluated = evaluated
+        published = self.context.steps.do(
+            "publish", judged, Published, lambda: self._publish(evaluated, trained, champion, key, prepared.key)
+        )
+        record.model |= {"name": spec.publish.name, "version": published.version, "promoted": published.reason}
+        return published
+
+    def _publish(
+        self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str, shard_key: str
+    ) -> Published:
+        spec, name = self.spec, str(self.spec.publish.name)
+        against = champion.version if champion is not None else None
+        version = self.context.registry.publish(
+            name,
+            trained.bundle,
+            metrics=dict(evaluated.decision.challenger.values),
+            parameters={"train": self.context.settings["train"], "model": self.context.settings["model"]},
+            lineage=Lineage(source_table=self.context.tables.table("clean").uri, shard_key=shard_key),
+            publication=key,
+        )
+        decision = evaluated.decision
+        if not decision.promote:
+            return Published(version=version.version, promoted=False, reason=decision.reason, against=against)
+        if against == version.version:
+            reason = "it is the champion already"
+            return Published(version=version.version, promoted=True, reason=reason, against=against)
+        try:
+            self.context.registry.set_alias(
+                name, spec.publish.alias, version.version, expected=against, reason=decision.reason
+            )
+        except ConflictError as error:
+            raise ConflictError(f"another run moved {spec.publish.alias} of {name} meanwhile: run again") from error
+        return Published(version=version.version, promoted=True, reason=decision.reason, against=against)
+
+    def _score(self, clean: DataFrame, parts: Parts, content: Mapping[str, str]) -> int:
+        """Let the champion predict the windows that it has not predicted yet; return the rows."""
+        spec, champion = self.spec, self.context.champion()
+        if champion is None:
+            return 0
+        part = spec.score.window
+        windows = sorted(name for name in content if content[name]) if part == "all" else parts.windows(part)
+        rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
+        inputs = score_inputs(self.context, champion, {name: content[name] for name in windows})
+        self.record.predictions = score_windows(
+            self.context.steps, rows, spec, champion, inputs, self.record.run_id, self.context.trusted
+        )
+        if self.record.predictions:
+            self.record.places["predictions"] = str(spec.score.target)
+        return sum(self.record.predictions.values())

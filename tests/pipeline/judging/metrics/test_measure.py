@@ -1,0 +1,235 @@
+"""Metrics equal scikit-learn's, weighted and with ties; merged, by slice and over draws they are the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn
+
+from sparkdl.documents.typed import Source, decode, encode
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.pipeline.judging.metrics.measure import (
+    METRICS,
+    Measured,
+    calibration,
+    check_metric,
+    confusion,
+    measure,
+    measure_by,
+    metric_over,
+)
+from sparkdl.pipeline.judging.metrics.ranking import wins_by_group
+from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.judging.metrics.sums import sums_of, values_of
+
+
+def regression_rows(count=500, seed=0, shift=0.0, groups=7):
+    random = np.random.default_rng(seed)
+    labels = random.normal(shift, 2, count)
+    arrays = (labels, labels + random.normal(0.1, 1, count))
+    return Rows.of("regression", *arrays, weights=random.uniform(0, 3, count), groups=random.integers(0, groups, count))
+
+
+def binary_rows(count=500, seed=0, weighted=True, groups=7):
+    """Scores of one decimal: many ties."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 2, count)
+    scores = np.round(np.clip(0.25 * labels + random.uniform(0, 0.75, count), 0, 1), 1)
+    weights = random.integers(0, 4, count) if weighted else None
+    return Rows.of("binary", labels, scores, weights=weights, groups=random.integers(0, groups, count))
+
+
+def multiclass_rows(count=400, seed=0, classes=4):
+    """The last class stands neither in labels nor in predictions."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, classes - 1, count)
+    logits = random.normal(0, 1, (count, classes)) + 1.5 * np.eye(classes)[labels]
+    logits[:, -1] = -20
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    weights = random.uniform(0, 3, count)
+    return Rows.of("multiclass", labels, chances, weights=weights, groups=random.integers(0, 5, count))
+
+
+def test_metrics_of_values_are_sklearns():
+    rows = regression_rows()
+    arrays, weight = (rows.labels, rows.predictions), {"sample_weight": rows.weights}
+    assert measure(rows).values == pytest.approx(
+        {
+            "mse": sklearn.mean_squared_error(*arrays, **weight),
+            "rmse": sklearn.root_mean_squared_error(*arrays, **weight),
+            "mae": sklearn.mean_absolute_error(*arrays, **weight),
+            "mape": sklearn.mean_absolute_percentage_error(*arrays, **weight),
+            "r2": sklearn.r2_score(*arrays, **weight),
+        },
+        rel=1e-12,
+    )
+
+
+def test_r2_is_exact_far_from_zero():
+    rows = regression_rows(shift=1e9)
+    exact = sklearn.r2_score(rows.labels - 1e9, rows.predictions - 1e9, sample_weight=rows.weights)
+    assert measure(rows).values["r2"] == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_metrics_of_two_classes_are_sklearns(weighted):
+    rows = binary_rows(weighted=weighted)
+    arrays, weight = (rows.labels, rows.predictions), {"sample_weight": rows.weights}
+    chosen = (rows.labels, rows.predictions >= 0.5)
+    assert measure(rows).values == pytest.approx(
+        {
+            "log_loss": sklearn.log_loss(*arrays, **weight),
+            "brier": sklearn.brier_score_loss(*arrays, **weight),
+            "accuracy": sklearn.accuracy_score(*chosen, **weight),
+            "precision": sklearn.precision_score(*chosen, **weight),
+            "recall": sklearn.recall_score(*chosen, **weight),
+            "f1": sklearn.f1_score(*chosen, **weight),
+            "auc": sklearn.roc_auc_score(*arrays, **weight),
+            "average_precision": sklearn.average_precision_score(*arrays, **weight),
+        },
+        rel=1e-12,
+    )
+    assert confusion(rows) == pytest.approx(sklearn.confusion_matrix(*chosen, **weight))
+
+
+def test_metrics_of_many_classes_are_sklearns():
+    rows = multiclass_rows()
+    weight = {"sample_weight": rows.weights}
+    chosen = (rows.labels, rows.predictions.argmax(axis=1))
+    one_hot = np.eye(4)[rows.labels.astype(int)]
+    macro = weight | {"average": "macro", "zero_division": 0.0}
+    assert measure(rows).values == pytest.approx(
+        {
+            "log_loss": sklearn.log_loss(rows.labels, rows.predictions, labels=range(4), **weight),
+            "brier": np.average(((rows.predictions - one_hot) ** 2).sum(axis=1), weights=rows.weights),
+            "accuracy": sklearn.accuracy_score(*chosen, **weight),
+            "precision": sklearn.precision_score(*chosen, **macro),
+            "recall": sklearn.recall_score(*chosen, **macro),
+            "f1": sklearn.f1_score(*chosen, **macro),
+        },
+        rel=1e-12,
+    )
+    assert confusion(rows) == pytest.approx(sklearn.confusion_matrix(*chosen, labels=range(4), **weight))
+
+
+def test_a_probability_of_nothing_costs_what_sklearn_says():
+    labels, scores = np.array([1, 0, 1]), np.array([0.0, 1.0, 0.7])
+    assert measure(Rows.of("binary", labels, scores)).values["log_loss"] == pytest.approx(
+        sklearn.log_loss(labels, scores)
+    )
+
+
+@pytest.mark.parametrize("made", [regression_rows, binary_rows, multiclass_rows])
+def test_sums_of_parts_merge_to_the_metrics_of_the_whole(made):
+    rows = made()
+    cut = np.arange(len(rows)) < 100
+    merged = sums_of(rows.take(cut)).merge(sums_of(rows.take(~cut))).total()
+    whole = values_of(sums_of(rows))
+    assert {name: value[0] for name, value in values_of(merged).items()} == pytest.approx(
+        {name: value[0] for name, value in whole.items()}, rel=1e-12
+    )
+    assert (
+        confusion(rows.take(cut)) + confusion(rows.take(~cut)) == pytest.approx(confusion(rows))
+        if (rows.task != "regression")
+        else True
+    )
+
+
+@pytest.mark.parametrize("made", [regression_rows, binary_rows, multiclass_rows])
+def test_a_draw_is_the_metric_of_the_rows_that_it_takes(made):
+    rows = made()
+    draws = np.random.default_rng(3).multinomial(rows.group_count, np.full(rows.group_count, 1 / rows.group_count), 5)
+    for name in METRICS[rows.task]:
+        over = metric_over(rows, name, draws.astype(float))
+        for draw, value in zip(draws, over, strict=True):
+            taken = rows.take(np.repeat(np.arange(len(rows)), draw[rows.groups]))
+            assert value == pytest.approx(measure(taken).values[name], rel=1e-10)
+
+
+def test_wins_by_group_count_every_pair_once():
+    rows = binary_rows(60, groups=3)
+    wins = np.zeros((3, 3))
+    for i in np.flatnonzero(rows.labels == 1):
+        for j in np.flatnonzero(rows.labels == 0):
+            order = np.sign(rows.predictions[i] - rows.predictions[j])
+            wins[rows.groups[i], rows.groups[j]] += rows.weights[i] * rows.weights[j] * (order + 1) / 2
+    assert wins_by_group(rows) == pytest.approx(wins)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "why"),
+    [
+        (Rows.of("binary", [1, 1, 1], [0.2, 0.6, 0.9]), "auc", "auc is undefined: every label of 3 rows is 1"),
+        (Rows.of("binary", [1, 0], [0.2, 0.6], weights=[1, 0]), "auc", "auc is undefined: every label of 1 rows is 1"),
+        (Rows.of("binary", [0, 0], [0.2, 0.6]), "average_precision", "no label of 2 rows is 1"),
+        (Rows.of("binary", [0, 0], [0.2, 0.1]), "f1", "no label of 2 rows is 1"),
+        (Rows.of("binary", [0, 1], [0.2, 0.1]), "precision", "no prediction of 2 rows is 0.5 or above"),
+        (Rows.of("regression", [0.1] * 3, [0.1, 0.2, 0.3]), "r2", "every label of 3 rows is 0.1"),
+        (Rows.of("regression", [0, 1, 2], [0.1, 0.2, 0.3]), "mape", "1 of 3 labels are 0"),
+        (Rows.of("regression", [0, 1], [1e200, 0.2]), "rmse", "rmse is inf: predictions reach 1e.200, labels 1"),
+        (Rows.of("regression", [], []), "rmse", "there are no rows"),
+        (Rows.of("binary", [], []), "auc", "there are no rows"),
+        (Rows.of("multiclass", [], np.zeros((0, 3))), "f1", "there are no rows"),
+        (Rows.of("regression", [1], [1], weights=[0]), "mae", "all weights are 0"),
+    ],
+)
+def test_an_undefined_metric_has_no_value_but_a_reason(rows, name, why):
+    found = measure(rows)
+    assert name not in found.values
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(found.undefined[name])
+    assert found.values.keys() | found.undefined.keys() == set(METRICS[rows.task])
+
+
+def test_measures_are_documents():
+    found = measure(Rows.of("binary", [1, 1], [0.5, 0.6]))
+    assert decode(encode(found), Measured, Source("x")) == found
+
+
+def test_slices_come_by_size_and_the_small_ones_together():
+    rows = regression_rows(100)
+    keys = np.array(["big"] * 50 + ["small"] * 30 + [None] * 15 + ["x"] * 3 + ["y"] * 2, dtype=object)
+    found = measure_by(rows, keys, most=3)
+    assert [(name, one.rows) for name, one in found.items()] == [
+        ("big", 50),
+        ("small", 30),
+        ("(missing)", 15),
+        ("(others)", 5),
+    ]
+    assert found["big"] == measure(rows.take(keys == "big"))
+    with pytest.raises(DataError, match="there are 2 keys for 100 rows"):
+        measure_by(rows, [1, 2])
+    with pytest.raises(ConfigError, match="most=0"):
+        measure_by(rows, keys, most=0)
+
+
+def test_calibration_bins_hold_every_row_once():
+    rows = Rows.of("binary", [0, 1, 1, 0, 1], [0.0, 0.05, 0.95, 1.0, 0.5], weights=[1, 3, 1, 1, 0])
+    bins = calibration(rows, 2)
+    assert [(one.low, one.high, one.rows, one.weight) for one in bins] == [(0.0, 0.5, 2, 4.0), (0.5, 1.0, 3, 2.0)]
+    assert [(one.predicted, one.observed) for one in bins] == [
+        (pytest.approx(0.0375), 0.75),
+        (pytest.approx(0.975), 0.5),
+    ]
+    with pytest.raises(ConfigError, match="task='binary'"):
+        calibration(regression_rows())
+
+
+def test_calibration_bins_are_sklearns():
+    from sklearn.calibration import calibration_curve
+
+    rows = binary_rows(weighted=False)
+    shifted = Rows.of("binary", rows.labels, np.clip(rows.predictions + 0.01, 0, 1))  # away from the edges
+    observed, predicted = calibration_curve(shifted.labels, shifted.predictions, n_bins=10)
+    found = calibration(shifted, 10)
+    assert [one.observed for one in found] == pytest.approx(observed)
+    assert [one.predicted for one in found] == pytest.approx(predicted)
+
+
+def test_metrics_are_found_by_name_or_the_nearest_is_named():
+    with pytest.raises(ConfigError, match="there is no metric 'rsme': did you mean 'rmse'"):
+        check_metric("rsme")
+    with pytest.raises(ConfigError, match="regression has no metric 'auc': choose one of mse, rmse"):
+        metric_over(regression_rows(), "auc")
+    with pytest.raises(ConfigError, match="confusion matrix takes rows of classes"):
+        confusion(regression_rows())

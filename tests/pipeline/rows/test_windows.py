@@ -1,0 +1,97 @@
+"""What is due, what is ahead, what trains and what is scored."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.errors import DataError
+from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE, ahead, due, split_by_time
+
+NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
+DAYS = [f"2026-03-{day:02d}" for day in range(1, 11)]
+
+
+def test_what_is_new_or_changed_is_due_and_nothing_else():
+    done = {day: "a" for day in DAYS[:-1] if day != "2026-03-04"}
+    found = {**dict.fromkeys(DAYS, "a"), "2026-03-02": "b"}
+    assert due(found, done, now=NOW) == ["2026-03-02", "2026-03-04", "2026-03-10"]
+
+
+def test_a_date_to_come_is_left_alone_until_it_comes():
+    found = {"2026-03-09": "a", "2026-03-11": "a", "2099-01-01": "a"}
+    assert due(found, {}, now=NOW) == ["2026-03-09"]
+    assert ahead(found, NOW) == ["2026-03-11", "2099-01-01"]
+    assert due(found, {"2026-03-09": "a"}, now=datetime(2026, 3, 11, tzinfo=UTC)) == ["2026-03-11"]
+
+
+def test_backfill_names_windows_again():
+    same = dict.fromkeys(DAYS, "a")
+    assert due(same, same, now=NOW) == []
+    assert due(same, same, now=NOW, again=("2026-03-03", "2026-03-04")) == ["2026-03-03", "2026-03-04"]
+    with pytest.raises(DataError, match="none of the 10 windows of the source, 2026-03-01 to 2026-03-10"):
+        due(same, same, now=NOW, again=("2026-04-01", "2026-04-02"))
+
+
+def test_a_source_without_time_is_one_window():
+    assert due({WHOLE: "a"}, {}, now=NOW) == [WHOLE]
+    assert due({WHOLE: "a"}, {WHOLE: "a"}, now=NOW) == []
+
+
+@pytest.mark.parametrize("name", ["yesterday", "2026-03", "2026-3-2", "2026-03-02T5"])
+def test_a_name_that_is_no_window_is_refused(name):
+    with pytest.raises(DataError, match=f"'{name}' is no window"):
+        ahead([name], NOW)
+
+
+def test_the_newest_hours_are_scored_those_before_validate_those_before_train():
+    split = split_by_time(DAYS, train=4 * 24, validate=2 * 24, score=24)
+    assert (split.training, split.validation, split.scoring) == (
+        ("2026-03-04", "2026-03-05", "2026-03-06", "2026-03-07"),
+        ("2026-03-08", "2026-03-09"),
+        ("2026-03-10",),
+    )
+    assert split_by_time(DAYS, train=None, validate=48, score=24).training == tuple(DAYS[:7])
+
+
+def test_a_gap_stays_in_its_part():
+    days = [day for day in DAYS if day not in ("2026-03-06", "2026-03-08")]
+    split = split_by_time(days, train=4 * 24, validate=2 * 24, score=24)
+    assert (split.training, split.validation) == (("2026-03-04", "2026-03-05", "2026-03-07"), ("2026-03-09",))
+
+
+def test_hours_are_windows_too():
+    hours = [f"2026-03-02T{hour:02d}" for hour in range(12)]
+    split = split_by_time(hours, train=None, validate=2, score=1)
+    assert (split.validation, split.scoring) == (("2026-03-02T09", "2026-03-02T10"), ("2026-03-02T11",))
+
+
+@given(
+    days=st.sets(st.sampled_from(DAYS)),
+    train=st.none() | st.integers(1, 12),
+    validate=st.integers(1, 4),
+    score=st.integers(1, 4),
+)
+def test_a_split_is_in_order_and_without_overlap_or_is_refused(days, train, validate, score):
+    hours = None if train is None else 24 * train
+    try:
+        split = split_by_time([*days, NO_TIME], train=hours, validate=24 * validate, score=24 * score)
+    except DataError:
+        return
+    together = [*split.training, *split.validation, *split.scoring]
+    assert together == sorted(days)[-len(together) :]
+    assert all((split.training, split.validation, split.scoring))
+    assert train is not None or set(together) == days
+
+
+@pytest.mark.parametrize(
+    ("days", "part"), [(DAYS[:1], "train"), (DAYS[:3], "train"), (["2026-03-01", "2026-03-04"], "validate")]
+)
+def test_a_part_without_a_window_is_named(days, part):
+    with pytest.raises(DataError, match=rf"split\.{part} has no window with rows: the source has 2026-03-01"):
+        split_by_time(days, train=None, validate=48, score=24)
+    with pytest.raises(DataError, match="no window with rows"):
+        split_by_time([], train=None, validate=48, score=24)

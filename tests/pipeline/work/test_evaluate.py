@@ -1,0 +1,23 @@
+"""The gate that a file asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.work.evaluate import gate_of
+from sparkdl.pipeline.work.labels import FittedLabel
+
+FILE = """
+source: {kind: csv, path: wine.csv}
+features: {alcohol: number}
+label: {quality: regression}
+"""
+
+
+@pytest.mark.parametrize("confidence", [0.6, 0.95, 0.99, 0.999])
+def test_every_confidence_that_a_file_may_ask_for_makes_a_gate(confidence):
+    spec = loads(FILE, [f"publish.gate.confidence={confidence}"]).spec
+    gate = gate_of(spec, FittedLabel(name="quality", type="regression"))
+    assert gate.confidence == confidence
+    assert gate.metric == "rmse"

@@ -1,0 +1,355 @@
+"""Windows that are due become clean rows, each row accounted for, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from sparkdl.errors import ConfigError, DataError, PipelineFileError, SchemaError
+from sparkdl.pipeline.file import PipelineFile
+from sparkdl.pipeline.rows.ledger import Tables
+from sparkdl.pipeline.rows.source import look_at
+from sparkdl.pipeline.spec import (
+    CsvSource,
+    DeltaSource,
+    Expectation,
+    FunctionSource,
+    JsonSource,
+    Label,
+    ParquetSource,
+    PipelineSpec,
+    SqlSource,
+    Transform,
+)
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.work.ingest import due_windows
+from sparkdl.pipeline.work.ingest import ingest as ingested
+from sparkdl.storage import Storage
+from sparkdl.tables.table import Table
+
+NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
+
+
+def spec_of(source, **more):
+    """A pipeline over ``source`` whose features and label play no part in ingestion."""
+    from sparkdl.features.spec import Number
+
+    return PipelineSpec(source=source, features={"amount": Number()}, label={"order_id": Label(type="binary")}, **more)
+
+
+def ingest(spark, spec, tables, run_id, now, again=None):
+    context = Context(PipelineFile("pipeline.yaml", spec, {}), now, again)
+    context.tables, context.record.run_id = tables, run_id
+    return ingested(spark, context)
+
+
+@pytest.fixture
+def tables(tmp_path):
+    return Tables(folder=str(tmp_path / "tables"))
+
+
+@pytest.fixture
+def orders(spark, tmp_path):
+    """Three days of orders, 20 rows a day, as Parquet; returns the folder and a function that writes a day."""
+    folder = tmp_path / "orders"
+
+    def write(day, rows=20, start=0, amount="CAST(id AS DOUBLE)", name="part"):
+        frame = spark.range(start, start + rows).selectExpr(
+            f"concat('{day}-', id) AS order_id", f"timestamp'{day} 10:00:00' + make_dt_interval(0, 0, id) AS bought_at",
+            f"{amount} AS amount", "id % 2 AS y",
+        )  # fmt: skip
+        frame.coalesce(1).write.mode("append").parquet(str(folder / f"{name}-{day}"))
+
+    for day in ("2026-03-01", "2026-03-02", "2026-03-03"):
+        write(day)
+    return folder, write
+
+
+def clean_rows(tables):
+    return sorted(tables.table("clean").rows().to_pylist(), key=lambda row: str(row["order_id"]))
+
+
+def test_every_row_is_kept_or_quarantined_or_a_duplicate(spark, orders, tables):
+    folder, write = orders
+    write("2026-03-02", rows=3, start=2, name="again")  # the same keys once more
+    write("2026-03-02", rows=2, start=40, amount="CAST(NULL AS DOUBLE)", name="null")
+    write("2026-03-02", rows=1, start=50, amount="-1.0D", name="bad")
+    source = ParquetSource(path=str(folder), key=("order_id",), time="bought_at")
+    spec = spec_of(source, expect={"paid": Expectation(check="amount >= 0")})
+    made = ingest(spark, spec, tables, "run", NOW)
+    assert [books.window for books in made.done] == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    second = made.done[1]
+    assert (second.read, second.kept, second.quarantined, second.duplicates) == (26, 20, 3, 3)
+    assert second.outcomes == {"paid": 3}
+    rows = clean_rows(tables)
+    assert len(rows) == 60
+    assert {row["_window"] for row in rows} == {"2026-03-01", "2026-03-02", "2026-03-03"}
+    refused = tables.table("quarantine").rows().to_pylist()
+    assert sorted(json.loads(row["row"])["order_id"] for row in refused) == [
+        "2026-03-02-40", "2026-03-02-41", "2026-03-02-50"]  # fmt: skip
+    assert {row["reason"] for row in refused} == {"paid"}
+    assert tables.ledger.windows() == {books.window: books for books in made.done}
+
+
+def test_only_what_is_new_or_changed_is_done(spark, orders, tables):
+    folder, write = orders
+    spec = spec_of(ParquetSource(path=str(folder), key=("order_id",), time="bought_at"))
+    first = ingest(spark, spec, tables, "one", NOW)
+    assert ingest(spark, spec, tables, "two", NOW).done == ()
+    write("2026-03-01", rows=1, start=90, name="late")
+    write("2026-03-04")
+    write("2099-01-01")
+    again = ingest(spark, spec, tables, "three", NOW)
+    assert [books.window for books in again.done] == ["2026-03-01", "2026-03-04"]
+    assert again.done[0].kept == 21
+    known = tables.ledger.windows()
+    assert known["2026-03-02"] == first.done[1]
+    assert len(clean_rows(tables)) == 81
+
+
+def test_content_is_the_same_for_the_same_rows_however_they_lie(spark, orders, tables, tmp_path):
+    folder, _ = orders
+    spec = spec_of(ParquetSource(path=str(folder), key=("order_id",), time="bought_at"))
+    first = ingest(spark, spec, tables, "one", NOW)
+    spark.read.parquet(*map(str, folder.iterdir())).repartition(3).write.parquet(str(tmp_path / "other"))
+    moved = spec_of(ParquetSource(path=str(tmp_path / "other"), key=("order_id",), time="bought_at"))
+    again = ingest(spark, moved, Tables(folder=str(tmp_path / "t2")), "two", NOW)
+    assert [books.content for books in again.done] == [books.content for books in first.done]
+    assert [books.fingerprint for books in again.done] == [books.fingerprint for books in first.done]
+
+
+def test_backfill_and_new_rules_do_windows_again(spark, orders, tables):
+    spec = spec_of(ParquetSource(path=str(orders[0]), key=("order_id",), time="bought_at"))
+    ingest(spark, spec, tables, "one", NOW)
+    done = ingest(spark, spec, tables, "two", NOW, again=("2026-03-02", "2026-03-02")).done
+    assert [books.window for books in done] == ["2026-03-02"]
+    stricter = spec_of(spec.source, expect={"small": Expectation(check="amount < 10")})
+    assert [books.kept for books in ingest(spark, stricter, tables, "three", NOW).done] == [10, 10, 10]
+    warned = spec_of(spec.source, expect={**stricter.expect, "tiny": Expectation(check="amount < 9", action="warn")})
+    assert ingest(spark, warned, tables, "four", NOW).done == ()  # a warning changes no row
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Asia/Tokyo"])
+@pytest.mark.parametrize(
+    ("column", "windows"),
+    [
+        ("timestamp'2026-03-02 23:30:00+00:00'", ["2026-03-02", "2026-03-02T23"]),
+        ("timestamp_ntz'2026-03-02 23:30:00'", ["2026-03-02", "2026-03-02T23"]),
+        ("date'2026-03-02'", ["2026-03-02", None]),
+        ("'2026-03-02 23:59:59'", ["2026-03-02", "2026-03-02T23"]),
+        ("'2026-02-31 23:59:59'", ["none", "none"]),
+        ("CAST(NULL AS timestamp)", ["none", "none"]),
+        ("'soon'", ["none", "none"]),
+    ],
+)
+def test_a_window_does_not_depend_on_the_sessions_time_zone(spark, zone, column, windows):
+    from sparkdl.pipeline.rows.source import window_column
+
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        frame = spark.sql(f"SELECT {column} AS at")
+        for every, wanted in zip(("day", "hour"), windows, strict=True):
+            source = SqlSource(query="SELECT 1", time="at", every=every)
+            if wanted is None:
+                with pytest.raises(SchemaError, match="is a date: windows of one hour need a timestamp"):
+                    window_column(frame, source)
+            else:
+                assert frame.select(window_column(frame, source)).first()[0] == wanted
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_rows_without_a_time_are_refused_and_the_others_go_on(spark, tables):
+    query = "SELECT id AS order_id, IF(id < 2, NULL, timestamp'2026-03-01 00:00:00') AS at, 1.0 AS amount FROM range(5)"
+    made = ingest(spark, spec_of(SqlSource(query=query, time="at")), tables, "run", NOW)
+    assert {books.window: (books.kept, books.quarantined) for books in made.done} == {
+        "2026-03-01": (3, 0),
+        "none": (0, 2),
+    }
+    assert {row["reason"] for row in tables.table("quarantine").rows().to_pylist()} == {"no time that can be read"}
+
+
+def test_a_source_without_time_is_one_window(spark, tables):
+    source = SqlSource(query="SELECT id AS order_id, id * 1.0 AS amount FROM range(7)")
+    assert [books.window for books in ingest(spark, spec_of(source), tables, "run", NOW).done] == ["all"]
+    assert ingest(spark, spec_of(source), tables, "run", NOW).done == ()
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_garbled_rows_of_text_files_are_quarantined_as_they_are(spark, tables, tmp_path, form):
+    good = {
+        "csv": "o1,2026-03-01,1.5\no2,2026-03-01,2.5\n",
+        "json": '{"order_id":"o1","at":"2026-03-01","amount":1.5}\n',
+    }
+    bad = {"csv": "o3,2026-03-01,much\n", "json": '{"order_id":"o3","at":"2026-03-01","amount":\n'}
+    head = {"csv": "order_id,at,amount\n", "json": ""}
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / f"rows.{form}").write_text(head[form] + good[form] + bad[form])
+    kind = {"csv": CsvSource, "json": JsonSource}[form]
+    source = kind(path=str(tmp_path / "raw"), schema="order_id STRING, at DATE, amount DOUBLE", time="at")
+    made = ingest(spark, spec_of(source), tables, "run", NOW)
+    assert sum(books.kept for books in made.done) == len(good[form].splitlines())
+    refused = tables.table("quarantine").rows().to_pylist()
+    assert [row["row"] for row in refused] == [bad[form].strip()]
+
+
+def test_partition_folders_tell_what_is_due_without_spark(spark, tables, tmp_path):
+    folder = tmp_path / "raw"
+    frame = spark.range(6).selectExpr(
+        "id AS order_id", "id * 1.0D AS amount", "date_add(date'2026-03-01', CAST(id % 3 AS INT)) AS day"
+    )
+    frame.write.partitionBy("day").parquet(str(folder))
+    source = ParquetSource(path=str(folder), key=("order_id",), partition="day")
+    spec = spec_of(source)
+    assert due_windows(spec, look_at(source), {}, NOW) == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    ingest(spark, spec, tables, "one", NOW)
+    assert due_windows(spec, look_at(source), tables.ledger.windows(), NOW) == []
+    frame.where("day = '2026-03-02'").selectExpr("order_id + 10 AS order_id", "amount", "day").write.mode(
+        "append"
+    ).partitionBy("day").parquet(str(folder))
+    assert due_windows(spec, look_at(source), tables.ledger.windows(), NOW) == ["2026-03-02"]
+    assert [books.kept for books in ingest(spark, spec, tables, "two", NOW).done] == [4]
+
+
+def test_a_delta_table_tells_what_is_due_by_its_log(spark, tables, tmp_path):
+    table = Table(str(tmp_path / "orders"))
+    frame = spark.range(6).selectExpr(
+        "id AS order_id", "id * 1.0D AS amount", "date_add(date'2026-03-01', CAST(id % 3 AS INT)) AS day"
+    )
+    table.write(frame, partition_by=["day"])
+    spec = spec_of(DeltaSource(table=table.uri, key=("order_id",), partition="day"))
+    ingest(spark, spec, tables, "one", NOW)
+    look = look_at(spec.source)
+    assert due_windows(spec, look, tables.ledger.windows(), NOW) == []
+    table.write(frame.where("day = '2026-03-03'").withColumn("order_id", frame.order_id + 10))
+    assert due_windows(spec, look_at(spec.source), tables.ledger.windows(), NOW) == ["2026-03-03"]
+    assert look_at(spec.source).state != look.state
+    table.compact()
+    compacted = ingest(spark, spec, tables, "two", NOW).done
+    assert {books.window: books.kept for books in compacted}["2026-03-03"] == 4
+
+
+def moved(rows):
+    return rows.withColumn("order_id", rows.order_id + 1)
+
+
+def crossed(rows, *, by):
+    return rows.withColumn("at", rows.at + by)
+
+
+def no_frame(rows):
+    return 3
+
+
+def broken(rows):
+    return rows.nothing_of_that_name
+
+
+def orders_of(spark, window, *, rows):
+    return spark.range(rows).selectExpr("id AS order_id", "date'2026-03-01' AS at", "1.0D AS amount")
+
+
+HERE = "tests.pipeline.work.test_ingest_integration"
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        Transform(function=f"{HERE}:moved"),
+        Transform(sql="SELECT order_id + 1 AS order_id, at, amount FROM {source}"),
+    ],
+)
+def test_a_transform_is_a_function_or_sql(spark, tables, transform):
+    source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=("order_id",))
+    ingest(spark, spec_of(source, transform=transform), tables, "run", NOW)
+    assert [row["order_id"] for row in clean_rows(tables)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        (
+            {"transform": Transform(sql="SELECT order_id, amount FROM {source}")},
+            SchemaError,
+            "the transform drops 'at'",
+        ),
+        ({"transform": Transform(function=f"{HERE}:no_frame")}, ConfigError, "returned a int: return a DataFrame"),
+        ({"transform": Transform(function=f"{HERE}:absent")}, ConfigError, "has no 'absent'"),
+        ({"transform": Transform(function=f"{HERE}:broken")}, ConfigError, r"transform\.function=.*:broken failed: "),
+        (
+            {"expect": {"paid": Expectation(check="amout > 0")}},
+            ConfigError,
+            r"expect\.paid: 'amout > 0' cannot be asked",
+        ),
+        ({"expect": {"paid": Expectation(check="amount >")}}, ConfigError, r"expect\.paid"),
+        ({"expect": {"paid": Expectation(check="amount")}}, ConfigError, "is a double: write a condition"),
+        (
+            {"expect": {"paid": Expectation(check="amount > 5")}},
+            DataError,
+            "all 3 rows of window 2026-03-01 are refused",
+        ),
+        (
+            {"expect": {"low": Expectation(check="order_id < 1", action="fail", above=0.5)}},
+            DataError,
+            r"'low' \(order_id < 1\) is broken by 2 of the 3 rows of window 2026-03-01, above its 50.00%",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(spark, tables, more, error, words):
+    source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=("order_id",))
+    with pytest.raises(error, match=words):
+        ingest(spark, spec_of(source, **more), tables, "run", NOW)
+    assert not Storage.of(tables.folder).exists()
+
+
+def test_a_transform_cannot_move_rows_into_windows_that_are_not_due(spark, tables):
+    source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at")
+    transform = Transform(sql="SELECT order_id, date_add(at, 1) AS at, amount FROM {source}")
+    with pytest.raises(DataError, match="the transform moved 3 rows into the window 2026-03-02"):
+        ingest(spark, spec_of(source, transform=transform), tables, "run", NOW)
+
+
+@pytest.mark.parametrize("key", [("order_id", "shop"), ("nothing",)])
+def test_a_key_that_is_not_there_is_named(spark, tables, key):
+    source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=key)
+    with pytest.raises(PipelineFileError, match=rf"source\.key\[\d\]='{key[-1]}' is no column of the source"):
+        ingest(spark, spec_of(source), tables, "run", NOW)
+
+
+def test_of_rows_with_one_key_a_sound_one_stays_and_rows_without_a_key_are_no_duplicates(spark, tables):
+    rows = [("'a'", 1, -1), ("'a'", 0, 2), ("'b'", 1, 4), ("'b'", 2, 3), ("NULL", 2, 5), ("NULL", 2, 5)]
+    values = ", ".join(f"({key}, timestamp'2026-03-01 0{hour}:00:00', {amount}.0D)" for key, hour, amount in rows)
+    query = f"SELECT * FROM VALUES {values} AS t(order_id, at, amount)"
+    spec = spec_of(
+        SqlSource(query=query, time="at", key=("order_id",)), expect={"paid": Expectation(check="amount > 0")}
+    )
+    (books,) = ingest(spark, spec, tables, "run", NOW).done
+    assert (books.read, books.kept, books.duplicates, books.quarantined) == (6, 4, 2, 0)
+    assert sorted(row["amount"] for row in clean_rows(tables)) == [2.0, 3.0, 5.0, 5.0]
+
+
+def test_an_edited_transform_may_change_the_columns_of_the_clean_rows(spark, tables):
+    source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=("order_id",))
+    ingest(spark, spec_of(source), tables, "one", NOW)
+    more = Transform(sql="SELECT *, amount * 2 AS twice FROM {source}")
+    ingest(spark, spec_of(source, transform=more), tables, "two", NOW)
+    assert [row["twice"] for row in clean_rows(tables)] == [2.0, 2.0, 2.0]
+    assert tables.table("clean").columns() == ["_window", "order_id", "at", "amount", "twice"]
+
+
+def test_a_change_in_any_column_of_the_source_is_seen(spark, tables):
+    query = "SELECT 1 AS order_id, 2.0D AS amount, {} AS _note"
+    first = ingest(spark, spec_of(SqlSource(query=query.format("'a'"))), tables, "one", NOW).done
+    second = ingest(spark, spec_of(SqlSource(query=query.format("'b'"))), tables, "two", NOW).done
+    assert first[0].content != second[0].content
+
+
+def test_a_renamed_column_makes_every_window_due(spark, tables):
+    query = "SELECT id AS order_id, 1.0D AS amount, id AS {} FROM range(3)"
+    first = ingest(spark, spec_of(SqlSource(query=query.format("shop"))), tables, "one", NOW).done
+    ingest(spark, spec_of(SqlSource(query=query.format("store"))), tables, "two", NOW)
+    assert tables.table("clean").columns() == ["_window", "order_id", "amount", "store"]
+    assert tables.ledger.windows()["all"].fingerprint != first[0].fingerprint

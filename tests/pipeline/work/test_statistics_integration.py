@@ -1,0 +1,78 @@
+"""Statistics by Spark are those of rows in memory, and what is rare stays on the cluster."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import functions as F
+
+from sparkdl.errors import DataError, SchemaError
+from sparkdl.features.fitted import fit
+from sparkdl.features.spec import Category, Ids, Number
+from sparkdl.features.statistics import Statistics, statistics_of
+from sparkdl.pipeline.work.statistics import spark_statistics
+from tests.features.conftest import FEATURES, VOWELS, rows_of
+
+
+def test_spark_counts_what_memory_counts(spark):
+    rows = rows_of(300)
+    frame = spark.createDataFrame(rows).repartition(3)
+    by_spark, in_memory = spark_statistics(frame, FEATURES, VOWELS), statistics_of(rows, FEATURES, VOWELS)
+    assert list(by_spark) == list(in_memory)
+    for name in FEATURES:
+        for field in Statistics.__dataclass_fields__:
+            one, two = getattr(by_spark[name], field), getattr(in_memory[name], field)
+            assert one == two or one == pytest.approx(two, rel=1e-12), (name, field)
+
+
+def test_features_fitted_twice_to_one_frame_are_the_same(spark):
+    frame = spark.createDataFrame(rows_of(100)).repartition(3, "plain")
+    one, two = (fit(FEATURES, spark_statistics(frame, FEATURES, VOWELS), VOWELS) for _ in range(2))
+    assert one.hash == two.hash
+
+
+def test_a_long_tail_does_not_reach_the_driver(spark, monkeypatch):
+    from sparkdl.pipeline.work import statistics
+
+    monkeypatch.setattr(statistics, "HELD_VALUES", 1000)  # in this process; Spark's workers keep theirs
+    collected = []
+
+    def watched(counted, options):
+        values = list(counted)
+        collected.append(len(values))
+        return statistics_top(values, options)
+
+    statistics_top = statistics.top_values
+    monkeypatch.setattr(statistics, "top_values", watched)
+    identity = F.col("id")
+    frame = spark.range(0, 30_000, 1, 4).select(
+        F.when(identity % 3 == 0, identity % 90).otherwise(identity).cast("string").alias("c"),
+        F.array(identity % 7, identity).alias("l"),
+    )
+    features = {"c": Category(min_count=3), "few": Category(column="c", max_size=5, min_count=1), "l": Ids(max_size=7)}
+    found = spark_statistics(frame, features)
+    assert collected == [30, 5, 7]
+    assert found["c"].total == 30_000
+    assert found["c"].others == 30_000 - sum(found["c"].value_counts)
+    assert len(found["c"].values) == 30
+    assert sorted(found["l"].values) == [str(n) for n in range(7)]
+
+
+def test_quantiles_are_numbers_of_the_rows(spark):
+    frame = spark.range(0, 100_000, 1, 3).select((F.col("id") * 2.0).alias("x"))
+    found = spark_statistics(frame, {"x": Number()})["x"]
+    for quantile, share in zip(found.quantiles, (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99), strict=True):
+        assert quantile == int(quantile / 2) * 2
+        assert quantile / 200_000 == pytest.approx(share, abs=2e-4)
+    assert sum(found.counts) == found.rows == 100_000
+
+
+def test_wrong_columns_and_values_are_one_sentence(spark):
+    frame = spark.createDataFrame([("a", 1.5)], "s string, x double")
+    with pytest.raises(SchemaError, match=r"the columns \['y'\] are missing"):
+        spark_statistics(frame, {"y": Number()})
+    with pytest.raises(SchemaError, match="column 's' is string, no number"):
+        spark_statistics(frame, {"s": Number()})
+    with pytest.raises(SchemaError, match="column 's' is string, no list"):
+        spark_statistics(frame, {"s": Ids()})
+    with pytest.raises(DataError, match="column 'x' is float and holds numbers that are not whole"):
+        spark_statistics(frame, {"x": Category()})
