@@ -1,8 +1,8 @@
 """The work of one run, top to bottom: ingest -> features -> shards -> train -> evaluate -> publish -> score.
 
 Enters: the context of a run, a Spark session. Leaves: tables, a model in the registry, predictions, and the story of it
-in the record. Each step is found again by everything that decides it (``state/steps.py``), so that what has not changed is
-not done again, also after a kill.
+in the record. Each step is found again by everything that decides it (``state/steps.py``), so that what has not
+changed is not done again, also after a kill.
 """
 
 from __future__ import annotations
