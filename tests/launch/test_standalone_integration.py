@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -76,69 +73,17 @@ print("RESULTS " + json.dumps(results))
 @pytest.fixture
 def cluster(tmp_path):
     """Yield the master's URL; worker 1 sees GPUs 4-7 of the machine under the addresses 0-3."""
-    home = Path(pyspark.__file__).parent
+    from tests.launch.standalone import Worker, standalone_cluster
+
     discovery = tmp_path / "gpus.sh"
     discovery.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0", "1", "2", "3"]}'\n""")
     discovery.chmod(discovery.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     settings = tmp_path / "worker.conf"
     settings.write_text(f"spark.worker.resource.gpu.amount 4\nspark.worker.resource.gpu.discoveryScript {discovery}\n")
-    env = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_NO_DAEMONIZE": "1",
-    }
-    start = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy"]
-    logs = [tmp_path / f"{name}.log" for name in ("master", "worker0", "worker1")]
-    processes = []
-
-    def spawn(log, name, *arguments, **more):
-        with log.open("wb") as out:
-            command = [start[0], f"{start[1]}.{name}", *arguments]
-            processes.append(subprocess.Popen(command, stdout=out, stderr=out, env={**env, **more}))
-
-    try:
-        spawn(logs[0], "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        url = wait_for(logs[0], r"spark://127\.0\.0\.1:\d+")
-        for number, visible in ((0, "0,1,2,3"), (1, "4,5,6,7")):
-            spawn(
-                logs[1 + number],
-                "worker.Worker",
-                "--host",
-                "127.0.0.1",
-                "--webui-port",
-                "0",
-                "--cores",
-                "2",
-                "--memory",
-                "1g",
-                "--work-dir",
-                str(tmp_path / f"work{number}"),
-                "--properties-file",
-                str(settings),
-                url,
-                CUDA_VISIBLE_DEVICES=visible,
-            )
-        for log in logs[1:]:
-            wait_for(log, "Successfully registered")
+    options = ("--properties-file", str(settings))
+    workers = [Worker(options, {"CUDA_VISIBLE_DEVICES": visible}) for visible in ("0,1,2,3", "4,5,6,7")]
+    with standalone_cluster(tmp_path, workers) as url:
         yield url
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=20)
-
-
-def wait_for(log, pattern):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = re.search(pattern, log.read_text(errors="replace"))
-        if found:
-            return found[0]
-        time.sleep(0.1)
-    raise AssertionError(f"{pattern} did not appear in {log.read_text()}")
 
 
 def test_gpus_follow_spark_and_several_executors_work_together(cluster, tmp_path):

@@ -9,8 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -66,47 +64,13 @@ def cluster(tmp_path):
     """The URL of a master whose only worker has an empty disk of its own at ``tmp_path/own``."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a disk of the executor's own needs unshare and the rights of root")
-    home, own = Path(pyspark.__file__).parent, tmp_path / "own"
+    from tests.launch.standalone import Worker, standalone_cluster
+
+    own = tmp_path / "own"
     own.mkdir()
-    env = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
-    }
-    start = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy"]
-    master = [start[0], f"{start[1]}.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-    worker = [start[0], f"{start[1]}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "2"]
-    apart = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {own} && exec "$0" "$@"']
-    processes = []
-
-    def spawn(name, *command):
-        log = tmp_path / f"{name}.log"
-        with log.open("wb") as out:
-            processes.append(subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=tmp_path))
-        return log
-
-    try:
-        url = _wait_for(spawn("master", *master), r"spark://127\.0\.0\.1:\d+")
-        work = ["--memory", "1g", "--work-dir", str(tmp_path / "work"), url]
-        _wait_for(spawn("worker", *apart, *worker, *work), "Successfully registered")
+    apart = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {own} && exec "$0" "$@"')
+    with standalone_cluster(tmp_path, [Worker(inside=apart)]) as url:
         yield url
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=20)
-
-
-def _wait_for(log, pattern):
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        found = re.search(pattern, log.read_text(errors="replace"))
-        if found:
-            return found[0]
-        time.sleep(0.1)
-    raise AssertionError(f"{pattern} did not appear in {log.read_text()}")
 
 
 @pytest.mark.slow
