@@ -27,6 +27,7 @@ MINIMAL = [
     (["source.key=alcohol"], "features.alcohol is source.key='alcohol', which tells rows apart only"),
     (["source.key=[a, quality]"], "label.quality is in source.key=['a', 'quality'], too"),
     (["weight=quality"], "weight='quality' is the label, too"),
+    (["weight=alcohol"], "weight='alcohol' is a feature, too"),
     (["source.time=day", "source.partition=day"], "source.partition='day' and time='day' both say when"),
     (["publish.metric=auc"], "publish.metric='auc' cannot be computed of a label of type 'regression': choose one of mse"),
     (["publish.gate.floors=[rmse <= 3, auc >= 0.7]"], "publish.gate.floors[1]='auc >= 0.7' cannot be computed"),

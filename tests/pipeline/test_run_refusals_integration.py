@@ -111,7 +111,7 @@ def refused(spark, rows, root, *overrides):
         (["label={wild: regression}"], "label 'wild': 50 of the rows to validate have one that is no finite float32"),
         (["label={kind: {type: binary, positive: a}}"], "have one that training never saw, such as 'new'"),
         (["label={three: multiclass}"], "training never saw, such as 'd': refuse them in expect, or name all classes"),
-        (["weight=heavy"], "heavy"),
+        (["weight=heavy"], "weight 'heavy' is missing, negative or not finite in"),
         (["expect.none={check: 'id < 0', action: fail}"], "all 200 rows of window all are refused"),
         (["split.train=[9]"], "split leaves no clean row to train"),
         (["split.validate=[9]"], "split leaves no clean row to validate"),

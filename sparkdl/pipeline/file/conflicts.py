@@ -77,9 +77,11 @@ def _columns_have_one_role(source: Source, features: Mapping[str, Feature], labe
             yield ("label", column), f" is in source.key={list(source.key)}, too: a label cannot tell rows apart"
 
 
-def _weight_is_no_label(weight: str | None, label: Mapping[str, Label]) -> Found:
+def _weight_is_no_label(weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]) -> Found:
     if weight is not None and weight in label:
         yield ("weight",), f"={weight!r} is the label, too: name another column, or leave it out"
+    elif weight in {options.source(name) for name, options in features.items()}:
+        yield ("weight",), f"={weight!r} is a feature, too: let the transform copy it under another name"
 
 
 def _labels_share_the_loss(label: Mapping[str, Label]) -> Found:

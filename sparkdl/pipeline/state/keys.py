@@ -39,6 +39,12 @@ _PREPARE, _SCORE = 1, 1
 Content = Mapping[str, str]
 Inputs = dict[str, Any]
 
+_NOT_DECIDING = {
+    *("verbose", "timeout", "max_failures", "checkpoint_every", "keep_checkpoints"),
+    *("train_reader_num_workers", "val_reader_num_workers"),
+}
+"""Names of ``train`` that leave the weights as they are."""
+
 
 def features_inputs(context: Context, parts: Parts, content: Content) -> Inputs:
     """What decides features that are fitted to the training rows, or taken from who is the champion then."""
@@ -72,13 +78,14 @@ def shards_are_there(found: Shards) -> bool:
 
 
 def train_inputs(context: Context, shards: str) -> Inputs:
-    """What decides a training on the shards of that key."""
+    """What decides a training on the shards of that key; how it is watched and kept alive does not."""
     settings = context.settings
+    deciding = {name: value for name, value in settings["train"].items() if name not in _NOT_DECIDING}
     return {
         "version": VERSION,
         "shards": shards,
         "model": settings["model"],
-        "train": settings["train"],
+        "train": deciding,
         "label": settings["label"],
         "code": context.code,
     }

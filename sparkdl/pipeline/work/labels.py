@@ -18,7 +18,7 @@ from sparkdl.pipeline.spec import Label
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["FittedLabel", "Labels", "check_labels", "encoded", "fit_labels"]
+__all__ = ["FittedLabel", "Labels", "check_labels", "check_weight", "encoded", "fit_labels"]
 
 _MOST_CLASSES = 10_000
 _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "decimal", "boolean")
@@ -121,6 +121,32 @@ def check_labels(rows: DataFrame, labels: Labels, part: str) -> None:
             raise DataError(
                 f"label {label.name!r}: {count} of the rows to {part} {what}: refuse them in expect{remedy}"
             )
+
+
+def check_weight(rows: DataFrame, weight: str, part: str) -> None:
+    """Refuse rows whose weight is missing, not finite or negative, and weights that are all 0.
+
+    Args:
+        rows: with the column.
+        weight: its name.
+        part: what the rows are for, for the message.
+
+    Raises:
+        DataError: says how many rows.
+    """
+    from pyspark.sql import functions as F
+
+    number = F.col(quoted(weight)).try_cast("float")
+    strange = number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
+    found = rows.agg(F.count_if(strange).alias("strange"), F.max(number).alias("most")).first()
+    assert found is not None
+    if found["strange"]:
+        raise DataError(
+            f"weight {weight!r} is missing, negative or not finite in {found['strange']} of the rows to {part}: refuse "
+            f"them in expect, with '{weight} >= 0'"
+        )
+    if found["most"] == 0:
+        raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
 
 
 def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:

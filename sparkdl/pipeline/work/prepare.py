@@ -28,7 +28,7 @@ from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import features_inputs, shards_are_there, shards_inputs
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.state.steps import content_key
-from sparkdl.pipeline.work.labels import FittedLabel, Labels, check_labels, encoded, fit_labels
+from sparkdl.pipeline.work.labels import FittedLabel, Labels, check_labels, check_weight, encoded, fit_labels
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.write import write_shards
@@ -180,6 +180,8 @@ def _cut(rows: DataFrame, spec: PipelineSpec, fitted: tuple[Features, Labels], p
 
     features, labels = fitted
     check_labels(rows, labels, part)
+    if spec.weight is not None:
+        check_weight(rows, spec.weight, part)
     weight = [spec.weight] if spec.weight else []
     raw = [F.col(quoted(name)) for name in features.columns if name not in labels.names]
     numbers = [encoded(label.name, label).alias(label.name) for label in labels]
