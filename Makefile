@@ -3,7 +3,8 @@ PYTHON := .venv/bin/python
 CONFIG ?= jobs/retrain.yaml
 SHELL := /bin/bash
 .SHELLFLAGS := -eo pipefail -c
-# Tests wait more than they compute: two processes side by side, unless some tests are picked by ARGS.
+# Tests wait more than they compute: two processes side by side, unless some tests are picked by ARGS. One that dies fails
+# the run at once: started again, pytest-xdist waits for ever for the file that the dead one had in hand.
 WORKERS ?= $(if $(ARGS),0,2)
 
 .PHONY: help run test test-slow check bench doctor schema lock clean
@@ -15,7 +16,7 @@ run: .venv/.ready ## the whole journey: events, ETL, shards, training, publicati
 	$(PYTHON) jobs/retrain.py --config $(CONFIG) $(ARGS)
 
 test: .venv/.ready ## every test that CI runs; some of them: make test ARGS=tests/batches
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(ARGS)
 
 test-slow: .venv/.ready ## the tests that take long, or need root for network namespaces; ends with how long each took
 	$(PYTHON) -m pytest -m slow --durations=30 $(ARGS)

@@ -157,6 +157,8 @@ class _Processes:
             how = f"exit code {code}"
         elif code == -signal.SIGKILL:
             how = "killed by SIGKILL, which is also what the kernel sends when memory runs out"
+        elif code == -signal.SIGBUS:
+            how = "killed by SIGBUS, which is what reading a mapped file ends in that somebody cuts short meanwhile, or a full /dev/shm"
         else:
             how = f"killed by {signal.Signals(-code).name}"
         return f"{how}\n{words}" if words else how

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 
 import cloudpickle
 import pyarrow as pa
@@ -474,10 +475,12 @@ def test_shards_that_are_damaged_in_the_last_epoch_of_a_run_fail_it(task, train,
     class Damage(Callback):
         def on_step_end(self, run):
             if run.step == 3:
-                path = tmp_path / "s" / manifest.shards[0].path
-                data, place = bytearray(path.read_bytes()), manifest.shards[0].blocks[0].offset + 600
-                data[place] ^= 255
-                path.write_bytes(data)
+                # In place: readers have the file mapped, and one that were cut short for a moment would kill them (SIGBUS).
+                with (tmp_path / "s" / manifest.shards[0].path).open("r+b") as file:
+                    file.seek(manifest.shards[0].blocks[0].offset + 600)
+                    byte = file.read(1)[0]
+                    file.seek(-1, os.SEEK_CUR)
+                    file.write(bytes([byte ^ 255]))
 
     source = ShardedDataset(tmp_path / "s").loader(batch_size=16)
     with pytest.raises(IntegrityError, match="has hash"):
