@@ -158,7 +158,7 @@ class _Processes:
         elif code == -signal.SIGKILL:
             how = "killed by SIGKILL, which is also what the kernel sends when memory runs out"
         elif code == -signal.SIGBUS:
-            how = "killed by SIGBUS, which is what reading a mapped file ends in that somebody cuts short meanwhile, or a full /dev/shm"
+            how = "killed by SIGBUS, which is how reading a mapped file ends that somebody has cut short"
         else:
             how = f"killed by {signal.Signals(-code).name}"
         return f"{how}\n{words}" if words else how

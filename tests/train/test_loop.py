@@ -475,7 +475,7 @@ def test_shards_that_are_damaged_in_the_last_epoch_of_a_run_fail_it(task, train,
     class Damage(Callback):
         def on_step_end(self, run):
             if run.step == 3:
-                # In place: readers have the file mapped, and one that were cut short for a moment would kill them (SIGBUS).
+                # In place: a mapped file that is cut short for a moment kills its readers (SIGBUS).
                 with (tmp_path / "s" / manifest.shards[0].path).open("r+b") as file:
                     file.seek(manifest.shards[0].blocks[0].offset + 600)
                     byte = file.read(1)[0]
