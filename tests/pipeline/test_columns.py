@@ -26,6 +26,7 @@ CHURN = {
     "country": pa.dictionary(pa.int32(), pa.string()),
     "last_login": pa.timestamp("us", "UTC"),
     "churned": pa.bool_(),
+    "segment": pa.string(),
 }
 
 
@@ -62,7 +63,7 @@ def test_all_columns_that_do_not_fit_are_told_at_once_by_line():
     ("override", "sentence"),
     [
         ("weight=wieght", "override weight: weight='wieght' is no column of the source: there are customer_id"),
-        ("weight=plan", "override weight: weight='plan' is a column of string, and numbers are needed"),
+        ("weight=segment", "override weight: weight='segment' is a column of string, and numbers are needed"),
         ("score.keep=[plan, contry]", "score.keep[1]='contry' is no column of the source: write country"),
         ("report.slices=cuntry", "report.slices[0]='cuntry' is no column of the source: write country"),
         ("source.time=age", "source.time='age' is a column of int32, and dates, timestamps or texts are needed"),
