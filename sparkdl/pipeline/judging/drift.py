@@ -1,7 +1,8 @@
 """Whether a window of rows still looks like the rows that the champion was trained with, feature by feature.
 
 Enters: counts of each feature over the training rows (the reference, which travels with the model) and over the
-window, in the same cells (``counts.py``). Leaves: one ``Drift`` with a sentence a feature, and what to do.
+window, in the same cells (``counts.py``). Leaves: one ``Drift`` a window, with a sentence a feature; and what to do
+after some of them.
 
 A feature drifts where a measure is above its practical threshold AND above what chance alone gives to samples of these
 sizes, so that neither a million rows make a trifle an alarm nor a hundred rows a fluke. All measures of a window
@@ -18,7 +19,7 @@ Chi-squared needs cells of some rows: those in which the smaller sample expects 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -31,17 +32,19 @@ from sparkdl.pipeline.judging.counts import Categories, Counts, Histogram
 
 Floats = npt.NDArray[np.float64]
 
-__all__ = ["Action", "Drift", "FeatureDrift", "Limits", "Measure", "compare"]
+__all__ = ["Action", "Drift", "FeatureDrift", "Limits", "Measure", "Rule", "compare"]
 
 Action = Literal["none", "warn", "retrain", "fail"]
 LEAST_EXPECTED = 5
+_NAMED = 5
+"""Features that a sentence names."""
 MOST_CELLS = 50
 """Of a feature with many categories; the rarer ones stand together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """When to alarm, and what then.
+    """When to alarm.
 
     Attributes:
         missing: change of the share of rows without a value; None never alarms, as for the others.
@@ -50,10 +53,6 @@ class Limits:
         jensen_shannon: distance.
         ks: gap of the cumulated shares.
         false_alarms: probability that a window without drift alarms, at most.
-        action: of an alarm. ``retrain`` only warns until ``windows`` of the last ``of`` windows alarmed, this one among
-            them.
-        windows: see ``action``.
-        of: see ``action``.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -65,9 +64,6 @@ class Limits:
     jensen_shannon: float | None = None
     ks: float | None = None
     false_alarms: float = 0.01
-    action: Action = "warn"
-    windows: int = 2
-    of: int = 5
 
     def __post_init__(self) -> None:
         for name in _OF_NUMBERS + _OF_CATEGORIES:
@@ -76,10 +72,6 @@ class Limits:
                 raise ConfigError(f"{name}={value} is no threshold: give 0 or more, or none at all")
         if not 0 < self.false_alarms < 1:
             raise ConfigError(f"false_alarms={self.false_alarms} is no probability: give more than 0 and less than 1")
-        if self.action not in get_args(Action):
-            raise ConfigError(f"action={self.action!r} is unknown: choose one of {', '.join(get_args(Action))}")
-        if not 1 <= self.windows <= self.of:
-            raise ConfigError(f"windows={self.windows} of={self.of} never comes: give 1 <= windows <= of")
 
 
 _OF_NUMBERS = ("missing", "psi", "jensen_shannon", "ks")
@@ -130,32 +122,79 @@ class Drift:
     """What became of a window; a document as it is (``documents.typed``).
 
     Attributes:
-        action: what to do.
         reason: one sentence.
-        alarm: whether any feature drifts: kept by the caller as one of the next windows' ``previous``.
-        judged: whether there were rows to look at; a window without does not count among ``previous``.
+        alarm: whether any feature drifts.
+        judged: whether there were rows to look at.
         rows: of the window.
         features: by name.
     """
 
-    action: Action
     reason: str
     alarm: bool
     judged: bool
     rows: int
     features: Mapping[str, FeatureDrift]
 
+    @property
+    def alarmed(self) -> list[str]:
+        """The features that drift."""
+        return [name for name, one in self.features.items() if one.alarm]
 
-def compare(
-    reference: Mapping[str, Counts], current: Mapping[str, Counts], limits: Limits, previous: Sequence[bool] = ()
-) -> Drift:
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What to do about windows that drift.
+
+    Attributes:
+        action: once there are enough of them.
+        after: so many windows with an alarm are enough.
+        of: among so many of the last windows that had rows to look at.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    action: Action = "warn"
+    after: int = 1
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if self.action not in get_args(Action):
+            raise ConfigError(f"action={self.action!r} is unknown: choose one of {', '.join(get_args(Action))}")
+        if not 1 <= self.after <= self.of:
+            raise ConfigError(f"after={self.after} of={self.of} never comes: give 1 <= after <= of")
+
+    def decide(self, windows: Mapping[str, Drift]) -> tuple[Action, str]:
+        """What to do now, and why in one sentence.
+
+        Args:
+            windows: by name, the oldest first; those without rows do not count.
+        """
+        recent = [(name, found) for name, found in windows.items() if found.judged][-self.of :]
+        alarmed = [(name, found) for name, found in recent if found.alarm]
+        if not recent:
+            return "none", "no window with rows was compared"
+        over = f"the last {len(recent)} windows" if len(recent) > 1 else f"window {recent[0][0]}"
+        if not alarmed:
+            return "none", f"{recent[-1][1].reason}, in {over}"
+        name, last = alarmed[-1]
+        features = last.alarmed
+        said = "; ".join(f"{each}: {last.features[each].reason}" for each in features[:_NAMED])
+        more = f"; and {len(features) - _NAMED} more features" if len(features) > _NAMED else ""
+        many = f"{len(alarmed)} of the last {len(recent)} windows drift, lately {name}" if len(recent) > 1 else over
+        what = f"{many}: {said}{more}"
+        if len(alarmed) >= self.after:
+            return self.action, what
+        return "none", f"{what}; {self.action} waits for {self.after} of {self.of} windows"
+
+
+def compare(reference: Mapping[str, Counts], current: Mapping[str, Counts], limits: Limits) -> Drift:
     """Compare a window with the reference.
 
     Args:
         reference: counts over the training rows, by feature.
         current: counts over the window, in the same cells.
         limits: when to alarm.
-        previous: whether each of the judged windows before alarmed, the oldest first.
 
     Raises:
         SchemaError: the two do not count the same features in the same cells.
@@ -164,14 +203,16 @@ def compare(
     rows = _checked_rows(reference, current)
     if not rows:
         reason = "the window has no rows, so its drift cannot be judged"
-        return Drift(action="warn", reason=reason, alarm=False, judged=False, rows=0, features={})
+        return Drift(reason=reason, alarm=False, judged=False, rows=0, features={})
     asked = [(counts, name) for counts in reference.values() for name in _names(counts)]
     tests = sum(getattr(limits, name) is not None for _, name in asked)
     tail = limits.false_alarms / max(tests, 1)
     features = {name: _judge(counts, current[name], limits, tail) for name, counts in reference.items()}
     alarmed = [name for name, found in features.items() if found.alarm]
-    action, reason = _action(alarmed, len(features), limits, previous)
-    return Drift(action=action, reason=reason, alarm=bool(alarmed), judged=True, rows=rows, features=features)
+    reason = f"none of {len(features)} features drifts"
+    if alarmed:
+        reason = f"{len(alarmed)} of {len(features)} features drift{'s' * (len(alarmed) == 1)} ({', '.join(alarmed)})"
+    return Drift(reason=reason, alarm=bool(alarmed), judged=True, rows=rows, features=features)
 
 
 def _checked_rows(reference: Mapping[str, Counts], current: Mapping[str, Counts]) -> int:
@@ -200,19 +241,6 @@ def _checked_rows(reference: Mapping[str, Counts], current: Mapping[str, Counts]
 
 def _names(counts: Counts) -> tuple[str, ...]:
     return _OF_NUMBERS if isinstance(counts, Histogram) else _OF_CATEGORIES
-
-
-def _action(alarmed: list[str], features: int, limits: Limits, previous: Sequence[bool]) -> tuple[Action, str]:
-    if not alarmed:
-        return "none", f"none of {features} features drifts"
-    what = f"{len(alarmed)} of {features} features drift{'s' * (len(alarmed) == 1)} ({', '.join(alarmed)})"
-    if limits.action != "retrain":
-        return limits.action, what
-    recent = [*previous, True][-limits.of :]
-    counted = f"{what}, in {sum(recent)} of the last {len(recent)} windows"
-    if sum(recent) >= limits.windows:
-        return "retrain", counted
-    return "warn", f"{counted}: retraining waits for {limits.windows} of {limits.of}"
 
 
 def _judge(reference: Counts, current: Counts, limits: Limits, tail: float) -> FeatureDrift:

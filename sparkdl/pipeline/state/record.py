@@ -19,7 +19,7 @@ from sparkdl.errors import (
     TrainingError,
 )
 from sparkdl.pipeline.state.lease import LeaseTakenError
-from sparkdl.pipeline.state.results import Evaluated, Trained
+from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.state.steps import StepNote
 from sparkdl.storage import Storage
 
@@ -59,6 +59,8 @@ class RunRecord:
         steps: what was done, and what was kept of earlier runs.
         trained: what the training showed; None where none was due.
         evaluated: what the gate said.
+        drift: how new windows compare with the champion's training rows; None where the run did not come so far.
+        live: errors of earlier predictions whose labels have arrived; None likewise.
         model: name and version that was published, and the champion's version now.
         predictions: rows by window that this run scored.
         places: address by what lies there.
@@ -78,6 +80,8 @@ class RunRecord:
     steps: list[StepNote] = field(default_factory=list)
     trained: Trained | None = None
     evaluated: Evaluated | None = None
+    drift: Drifted | None = None
+    live: Live | None = None
     model: dict[str, int | str | None] = field(default_factory=dict)
     predictions: dict[str, Count] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparkdl.documents.typed import Count
+from sparkdl.pipeline.judging.drift import Action, Drift
 from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.judging.metrics.measure import Measured
 
-__all__ = ["Evaluated", "Published", "Scored", "Shards", "Trained"]
+__all__ = ["Drifted", "Evaluated", "Live", "LiveError", "Published", "Scored", "Shards", "Trained"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +109,62 @@ class Scored:
     inputs: str
     rows: Count
     version: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifted:
+    """How windows that the champion was not trained on compare with its training rows.
+
+    Attributes:
+        against: version of the champion; None where there was none to compare with.
+        action: what was done about it.
+        reason: one sentence, also where nothing could be compared.
+        windows: by name, the oldest first; those that an earlier run looked at, too.
+        looked_at: those of them that this run looked at.
+    """
+
+    against: int | None
+    action: Action
+    reason: str
+    windows: Mapping[str, Drift] = field(default_factory=dict)
+    looked_at: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveError:
+    """How good the predictions of one window by one version turned out to be.
+
+    Attributes:
+        window: its name.
+        version: of the model that predicted it.
+        key: of the predictions and the rows that were compared.
+        waiting: predicted rows without a label yet.
+        unknown: predicted rows whose label is none that the version can predict.
+        measured: over the predicted rows with a label; None where there is none.
+        trained_on: whether the version was trained on this very window, so that its error is too low.
+    """
+
+    window: str
+    version: Count
+    key: str
+    waiting: Count
+    unknown: Count = 0
+    measured: Measured | None = None
+    trained_on: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """Errors of predictions whose labels arrived, over time.
+
+    Attributes:
+        label: that was compared.
+        metric: that the gate judges by.
+        windows: by window and version, in order; the newest ones.
+        reason: why there are none, or some are missing; empty where nothing is.
+    """
+
+    label: str
+    metric: str
+    windows: tuple[LiveError, ...] = ()
+    reason: str = ""

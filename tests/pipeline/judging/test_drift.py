@@ -10,7 +10,7 @@ from scipy.spatial.distance import jensenshannon
 from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.judging.counts import Categories, Histogram
-from sparkdl.pipeline.judging.drift import Drift, Limits, compare
+from sparkdl.pipeline.judging.drift import Drift, Limits, Rule, compare
 
 EDGES = (1.0, 2.0, 3.0)
 EVEN = Histogram(edges=EDGES, counts=(2500, 2500, 2500, 2500), missing=100)
@@ -28,7 +28,7 @@ def judged(reference, current, **limits):
 
 def test_a_window_like_the_reference_does_not_drift():
     found = compare({"x": EVEN, "city": CITIES}, {"x": EVEN, "city": CITIES}, Limits())
-    assert (found.action, found.alarm, found.judged, found.rows) == ("none", False, True, 10_100)
+    assert (found.alarm, found.judged, found.rows) == (False, True, 10_100)
     assert found.reason == "none of 2 features drifts"
     assert found.features["x"].reason == "no drift: missing 0, psi 0, jensen_shannon 0, ks 0"
     assert list(found.features["city"].measures) == ["missing", "new_categories", "psi", "jensen_shannon"]
@@ -90,11 +90,12 @@ def test_a_long_tail_makes_new_categories_without_drift():
     assert judged(Categories(counts={"a": 500, "b": 500}), Categories(counts={"a": 500}, other=500)).alarm
 
 
-def test_an_empty_window_is_not_judged_but_warned_of():
+def test_an_empty_window_is_not_judged_and_says_so():
     empty = {"x": histogram(0, 0, 0, 0), "city": Categories(counts={})}
-    found = compare({"x": EVEN, "city": CITIES}, empty, Limits(action="fail"))
-    assert (found.action, found.alarm, found.judged, found.features) == ("warn", False, False, {})
+    found = compare({"x": EVEN, "city": CITIES}, empty, Limits())
+    assert (found.alarm, found.judged, found.features) == (False, False, {})
     assert found.reason == "the window has no rows, so its drift cannot be judged"
+    assert Rule(action="fail").decide({"a": found}) == ("none", "no window with rows was compared")
 
 
 def test_one_row_is_no_evidence():
@@ -158,22 +159,31 @@ def test_a_reference_without_rows_is_refused():
 DRIFTED = histogram(0, 0, 0, 1000)
 
 
-def test_retraining_waits_for_k_of_n_windows():
-    limits = Limits(action="retrain", windows=2, of=3)
-
-    def action(*previous, current=DRIFTED):
-        return compare({"x": EVEN}, {"x": current}, limits, previous).action
-
-    assert action() == action(False) == action(True, False, False) == "warn"
-    assert action(True) == action(True, False) == action(False, True) == "retrain"
-    assert action(True, True, current=EVEN) == "none"
-    found = compare({"x": EVEN}, {"x": DRIFTED}, limits, [False])
-    assert found.reason == "1 of 1 features drifts (x), in 1 of the last 2 windows: retraining waits for 2 of 3"
+QUIET, ALARM = (compare({"x": EVEN}, {"x": one}, Limits()) for one in (EVEN, DRIFTED))
+NO_ROWS = compare({"x": EVEN}, {"x": histogram(0, 0, 0, 0)}, Limits())
 
 
-@pytest.mark.parametrize("action", ["none", "warn", "fail"])
-def test_other_actions_come_at_once(action):
-    assert compare({"x": EVEN}, {"x": DRIFTED}, Limits(action=action)).action == action
+@pytest.mark.parametrize("action", ["warn", "retrain", "fail"])
+def test_an_action_waits_for_k_of_the_last_n_windows(action):
+    rule = Rule(action=action, after=2, of=3)
+
+    def taken(*windows):
+        return rule.decide(dict(zip("abcdef", windows, strict=False)))[0]
+
+    assert taken() == taken(ALARM) == taken(ALARM, QUIET, QUIET, ALARM) == "none"
+    assert taken(ALARM, ALARM) == taken(ALARM, QUIET, ALARM) == taken(QUIET, ALARM, ALARM, QUIET) == action
+    assert taken(ALARM, QUIET, NO_ROWS, NO_ROWS, ALARM) == action
+
+
+def test_the_reason_of_an_action_names_window_feature_measure_value_and_threshold():
+    psi = "x: psi of 5.69 is above 0.2 (chance alone: 0.0"
+    action, reason = Rule(action="fail").decide({"a": QUIET, "b": ALARM})
+    assert action == "fail"
+    assert reason.startswith(f"window b: {psi}")
+    _, reason = Rule(action="retrain", after=2, of=3).decide({"a": ALARM, "b": QUIET, "c": QUIET})
+    assert reason.startswith(f"1 of the last 3 windows drift, lately a: {psi}")
+    assert reason.endswith("; retrain waits for 2 of 3 windows")
+    assert Rule().decide({"a": ALARM, "b": QUIET}) == ("none", "none of 1 features drifts, in window b")
 
 
 def test_thresholds_that_are_none_alarm_nobody():
@@ -189,13 +199,23 @@ def test_thresholds_that_are_none_alarm_nobody():
         ({"psi": -0.1}, "psi=-0.1 is no threshold"),
         ({"missing": float("nan")}, "missing=nan is no threshold"),
         ({"false_alarms": 0}, "false_alarms=0 is no probability"),
-        ({"action": "stop"}, "action='stop' is unknown: choose one of none, warn, retrain, fail"),
-        ({"windows": 3, "of": 2}, "windows=3 of=2 never comes"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Limits(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"action": "stop"}, "action='stop' is unknown: choose one of none, warn, retrain, fail"),
+        ({"after": 3, "of": 2}, "after=3 of=2 never comes"),
+    ],
+)
+def test_rules_that_never_come_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Rule(**arguments)
 
 
 def test_verdicts_travel_as_documents():
