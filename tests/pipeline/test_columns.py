@@ -66,6 +66,7 @@ def test_all_columns_that_do_not_fit_are_told_at_once_by_line():
         ("weight=segment", "override weight: weight='segment' is a column of string, and numbers are needed"),
         ("score.keep=[plan, contry]", "score.keep[1]='contry' is no column of the source: write country"),
         ("report.slices=cuntry", "report.slices[0]='cuntry' is no column of the source: write country"),
+        ("split={by: hash, group: [cuntry]}", "split.group[0]='cuntry' is no column of the source: write country"),
         ("source.time=age", "source.time='age' is a column of int32, and dates, timestamps or texts are needed"),
         ("features.years={type: number, column: agee}", "years.column='agee' is no column of the source: write age"),
         ("label.churned=regression", ""),

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
 from sparkdl.pipeline.file.decode import Path
 from sparkdl.pipeline.file.problems import nearest
-from sparkdl.pipeline.spec import ColumnSplit, PipelineSpec
+from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
 
 __all__ = ["misfits"]
 
@@ -79,6 +79,9 @@ def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
         yield _Use(("weight",), spec.weight, False, _is_number, "numbers")
     if isinstance(spec.split, ColumnSplit):
         yield _Use(("split", "column"), spec.split.column, False, _is_class, _CLASSES)
+    if isinstance(spec.split, HashSplit):
+        for position, column in enumerate(spec.split.group):
+            yield _Use(("split", "group", position), column, False, _is_scalar, "numbers, texts or dates")
     for position, column in enumerate(spec.score.keep):
         yield _Use(("score", "keep", position), column, False, lambda kind: True, "")
     for position, column in enumerate(spec.report.slices):

@@ -106,6 +106,9 @@ def _split_has_what_it_needs(source: Source, split: Split | None, label: Mapping
     column = getattr(split, "column", None)
     if column is not None and column in label:
         yield ("split", "column"), f"={column!r} is the label, too: rows cannot be split by what is to be predicted"
+    for position, column in enumerate(getattr(split, "group", ())):
+        if column in label:
+            yield ("split", "group", position), f"={column!r} is the label, too: a part would lack whole labels"
 
 
 def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Found:

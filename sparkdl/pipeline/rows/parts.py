@@ -22,7 +22,7 @@ from sparkdl.pipeline.spec.base import hours_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Part", "parts_of", "rows_of"]
+__all__ = ["Part", "parts_of", "rows_of", "unit_of"]
 
 Part = Literal["train", "validate", "score"]
 _SLOTS = 1_000_000
@@ -83,6 +83,20 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
     return chosen if condition is None else chosen.where(condition)
 
 
+def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:
+    """A hash of what a row is of, bigint: rows that share the split's group, or else the key, depend on each other."""
+    from pyspark.sql import functions as F
+
+    return F.xxhash64(*_units(rows, spec))
+
+
+def _units(rows: DataFrame, spec: PipelineSpec) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    group = spec.split.group if isinstance(spec.split, HashSplit) else ()
+    return [F.col(quoted(name)) for name in group or spec.source.key] or [content_hash(rows)]
+
+
 def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | None:
     from pyspark.sql import functions as F
 
@@ -90,8 +104,7 @@ def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | Non
     if isinstance(split, HashSplit):
         first = {"train": 0.0, "validate": split.train, "score": split.train + split.validate}[part]
         low, high = round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS)
-        keyed = [F.col(quoted(name)) for name in spec.source.key] or [content_hash(clean)]
-        slot = F.pmod(F.xxhash64(F.lit(split.seed), *keyed), F.lit(_SLOTS))
+        slot = F.pmod(F.xxhash64(F.lit(split.seed), *_units(clean, spec)), F.lit(_SLOTS))
         return slot.between(low, high - 1)
     if isinstance(split, ColumnSplit):
         if split.column not in clean.columns:

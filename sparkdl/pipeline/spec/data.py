@@ -289,6 +289,13 @@ class TimeSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="time"):
 class HashSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="hash"):
     """Shares by a hash of the key (of the whole row without one): a row stays where it is from run to run."""
 
+    group: Annotated[
+        Columns,
+        Meta(
+            description="Hash these columns instead of the key: rows that share their values stay in one part, such "
+            "as all rows of a customer, so that no model is judged on whom it was trained on."
+        ),
+    ] = ()
     train: Annotated[float, Meta(gt=0, le=1, description="Share of the rows that trains.")] = 0.8
     validate: Annotated[
         float, Meta(gt=0, le=1, description="Share held out: judges epochs, champion and challenger.")

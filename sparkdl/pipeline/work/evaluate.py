@@ -16,7 +16,7 @@ from sparkdl.errors import BundleError, IntegrityError, SchemaError
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.metrics.measure import measure_by
 from sparkdl.pipeline.judging.metrics.rows import Rows
-from sparkdl.pipeline.rows.expect import content_hash
+from sparkdl.pipeline.rows.parts import unit_of
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
@@ -96,8 +96,8 @@ def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: in
     """The rows with ``_group`` and ``_label``, and which columns are measured with."""
     from pyspark.sql import functions as F
 
-    unit = F.xxhash64(*[F.col(quoted(name)) for name in spec.source.key]) if spec.source.key else content_hash(rows)
-    if count > _MOST_ROWS:  # whole keys, so that the rows of one stay together
+    unit = unit_of(rows, spec)
+    if count > _MOST_ROWS:  # whole keys or groups, so that the rows of one stay together
         rows = rows.where(F.pmod(F.xxhash64(F.lit("held out"), unit), F.lit(count)) < _MOST_ROWS)
     group = F.col(WINDOW) if _over(spec) == "window" else unit
     weight = [spec.weight] if spec.weight else []
