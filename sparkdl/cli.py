@@ -52,7 +52,14 @@ def _parser() -> argparse.ArgumentParser:
             action.add_argument(
                 "--backfill", type=_from_to, metavar="FROM..TO", help="ingest these windows again in any case"
             )
+            action.add_argument("--until", metavar="STEP", help="end after this step; the next run goes on from there")
+            action.add_argument(
+                "--without-training", action="store_true", help="ingest and let the champion predict, learn nothing"
+            )
         if name == "run":
+            action.add_argument(
+                "--dry-run", action="store_true", help="print what plan prints, run nothing, exit as a run would"
+            )
             action.add_argument(
                 "--ok-when-nothing",
                 action="store_true",
@@ -131,26 +138,43 @@ def _check(options: argparse.Namespace, console: Console) -> int:
 
 
 def _plan(options: argparse.Namespace, console: Console) -> int:
-    from sparkdl.pipeline import Pipeline
-    from sparkdl.pipeline.summary import plan_lines
-
-    plan = Pipeline.load(options.file, options.overrides).plan(options.backfill)
-    verdict = "nothing new" if plan.nothing_new else "a run would do this"
-    console.print(f"[bold]{plan.pipeline}: {verdict}[/bold]", highlight=False, soft_wrap=True)
-    _print_lines(console, plan_lines(plan))
+    _show_plan(options, console)
     return 0
 
 
+def _show_plan(options: argparse.Namespace, console: Console) -> int:
+    """Print the plan; return the exit code that a run would end with, as far as that can be told."""
+    from sparkdl.pipeline import Pipeline
+    from sparkdl.pipeline.summary import plan_lines
+
+    plan = Pipeline.load(options.file, options.overrides).plan(**_asked(options))
+    verdict = "nothing new" if plan.nothing_new else "a run would do this"
+    console.print(f"[bold]{plan.pipeline}: {verdict}[/bold]", highlight=False, soft_wrap=True)
+    _print_lines(console, plan_lines(plan))
+    return plan.exit_code
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """Which part of its work a pipeline shall do."""
+    return {"backfill": options.backfill, "until": options.until, "train": not options.without_training}
+
+
+def _exit_code(options: argparse.Namespace, code: int) -> int:
+    return 0 if options.ok_when_nothing and code in (10, 20) else code
+
+
 def _run(options: argparse.Namespace, console: Console) -> int:
+    if options.dry_run:
+        return _exit_code(options, _show_plan(options, console))
     from sparkdl.pipeline import Pipeline
     from sparkdl.pipeline.summary import summary_lines
 
-    record = Pipeline.load(options.file, options.overrides).run(backfill=options.backfill)
+    record = Pipeline.load(options.file, options.overrides).run(**_asked(options))
     console.print(
         f"[bold]{record.pipeline}: {record.outcome}[/bold] in {record.seconds:.1f} s", highlight=False, soft_wrap=True
     )
     _print_lines(console, summary_lines(record))
-    return 0 if options.ok_when_nothing and record.exit_code in (10, 20) else record.exit_code
+    return _exit_code(options, record.exit_code)
 
 
 def _status(options: argparse.Namespace, console: Console) -> int:

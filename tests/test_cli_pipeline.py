@@ -68,3 +68,26 @@ def test_a_span_that_is_none_is_wrong_usage(file, capsys):
         main(["run", file, "--backfill", "2026-03-01"])
     assert refused.value.code == 2
     assert "is no span of windows" in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_what_plan_prints_runs_nothing_and_exits_as_a_run_would(file, tmp_path, capsys):
+    assert main(["plan", file]) == 0
+    planned = capsys.readouterr().out
+    assert main(["run", file, "--dry-run"]) == 0
+    assert capsys.readouterr().out == planned
+    assert not (tmp_path / "data").exists()
+    with lease(Context(load(file)).runs.child("leases"), "the-other"):
+        assert main(["run", file, "--dry-run"]) == 30
+    assert "run the-other" in capsys.readouterr().out
+
+
+def test_a_dry_run_tells_that_nobody_could_predict(file, capsys):
+    assert main(["run", file, "--dry-run", "--without-training"]) == 1
+    assert "nobody can predict" in capsys.readouterr().out
+    assert main(["run", file, "--without-training"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_step_that_there_is_not_is_refused_with_the_nearest(file, capsys):
+    assert main(["run", file, "--until", "training"]) == 1
+    assert "until=training is no step: write train" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.code import code_hash, importable
@@ -75,6 +75,9 @@ class Pipeline:
         spark: SparkSession | None = None,
         backfill: tuple[str, str] | None = None,
         now: datetime | None = None,
+        *,
+        until: str | None = None,
+        train: bool = True,
     ) -> RunRecord:
         """Do what is due, from the source to predictions.
 
@@ -83,30 +86,43 @@ class Pipeline:
             backfill: first and last window to ingest again although nothing has changed, ``("2026-03-01",
                 "2026-03-07")``.
             now: the time that it is, with its zone; windows that begin later are left alone.
+            until: the last step to do: ``ingest``, ``features``, ``shards``, ``train``, ``evaluate``, ``publish`` or
+                ``score``. The next run goes on from there.
+            train: False ingests and lets the champion predict, and learns nothing.
 
         Returns:
             what was done, also in ``runs`` as JSON; ``outcome`` and ``exit_code`` tell how it ended.
 
         Raises:
             LeaseTakenError: another run of the pipeline is active.
+            ConfigError: there is no such step; or ``train`` is False, and there is no champion.
             SparkdlError: what was refused or failed; a record says so, too.
         """
         with importable(self.spec.code):
-            return run(self._context(backfill, now), spark)
+            return run(self._context(backfill, now, until=until, train=train), spark)
 
-    def plan(self, backfill: tuple[str, str] | None = None, now: datetime | None = None) -> Plan:
+    def plan(
+        self,
+        backfill: tuple[str, str] | None = None,
+        now: datetime | None = None,
+        *,
+        until: str | None = None,
+        train: bool = True,
+    ) -> Plan:
         """What a run would do now and why; nothing is run, and neither Spark nor torch is loaded.
 
         Args:
             backfill: as ``run`` takes it.
             now: as ``run`` takes it.
+            until: as ``run`` takes it.
+            train: as ``run`` takes it.
 
         Raises:
             DataError: the source has no files, or no window of the backfill.
             StorageError: source or places cannot be read.
         """
         with importable(self.spec.code):
-            return plan_of(self._context(backfill, now))
+            return plan_of(self._context(backfill, now, until=until, train=train))
 
     def status(self) -> Status:
         """Where it stands: last run, champion, windows, and who runs it now; without Spark.
@@ -117,8 +133,8 @@ class Pipeline:
         with importable(self.spec.code):
             return status_of(self._context())
 
-    def _context(self, backfill: tuple[str, str] | None = None, now: datetime | None = None) -> Context:
-        return Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill))
+    def _context(self, backfill: tuple[str, str] | None = None, now: datetime | None = None, **asked: Any) -> Context:
+        return Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill), **asked)
 
 
 def _functions_not_found(spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:

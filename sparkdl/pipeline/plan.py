@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sparkdl.errors import DataError
+from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts, parts_of
 from sparkdl.pipeline.rows.windows import ahead
-from sparkdl.pipeline.run import nothing_new
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import check_champion, nothing_new
+from sparkdl.pipeline.state.context import LEARNING, Context
 from sparkdl.pipeline.state.keys import (
     bundle_is_whole,
     evaluate_inputs,
@@ -28,6 +28,7 @@ from sparkdl.pipeline.state.keys import (
     shards_inputs,
     train_inputs,
 )
+from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.results import Shards, Trained
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.ingest import due_windows, rules_of
@@ -35,7 +36,6 @@ from sparkdl.pipeline.work.ingest import due_windows, rules_of
 __all__ = ["Plan", "PlannedStep", "plan_of"]
 
 State = Literal["done again", "kept", "open"]
-_LEARNING = ("features", "shards", "train", "evaluate", "publish")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,8 @@ class Plan:
         unchanged: windows that stay as they are.
         ahead: windows that begin later than now, and are left alone.
         steps: all of them in order.
-        stops: why the run would be refused after ingesting; empty where nothing speaks against it.
+        holder: the run that is active now, beside which no other begins; None where there is none.
+        stops: why the run would be refused; empty where nothing speaks against it.
     """
 
     pipeline: str
@@ -73,7 +74,15 @@ class Plan:
     unchanged: tuple[str, ...]
     ahead: tuple[str, ...]
     steps: tuple[PlannedStep, ...]
+    holder: Holder | None
     stops: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """What a run would end with, as far as can be told: 10 nothing new, 30 another is active, 1 refused, else 0."""
+        if self.nothing_new:
+            return 10
+        return 30 if self.holder is not None else 1 if self.stops else 0
 
 
 def plan_of(context: Context) -> Plan:
@@ -88,19 +97,28 @@ def plan_of(context: Context) -> Plan:
     later = ahead(look.windows or (), context.now)
     same = tuple(name for name in known if name not in (due or ()))
     common: dict[str, Any] = {"pipeline": str(spec.name), "unchanged": same, "ahead": tuple(later)}
+    common["holder"] = holder_of(context.runs.child("leases"))
     why = None if due is None else {name: _why(context, known.get(name), name) for name in due}
-    if nothing_new(context):
-        kept = [PlannedStep(name=name, state="kept", why="nothing has changed") for name in (*_LEARNING, "score")]
-        return Plan(nothing_new=True, due=why or {}, steps=tuple(kept), **common)
+    asked = [name for name in (*LEARNING, "score") if context.asks_for(name)]
     try:
-        parts = parts_of(spec, {**known, **{name: _expected(name) for name in due or ()}})
+        check_champion(context)
+    except ConfigError as error:
+        return Plan(nothing_new=False, due=why, steps=(), stops=str(error), **common)
+    if nothing_new(context):
+        kept = [PlannedStep(name=name, state="kept", why="nothing has changed") for name in asked]
+        return Plan(nothing_new=True, due=why or {}, steps=tuple(kept), **common)
+    if not asked:
+        return Plan(nothing_new=False, due=why, steps=(), **common)
+    try:
+        parts = parts_of(spec, {**known, **{name: _expected(name) for name in due or ()}}, train=context.train)
     except DataError as error:
         if due is not None:
             return Plan(nothing_new=False, due=why, steps=(), stops=str(error), **common)
-        unread = [PlannedStep(name=name, state="open", why="no row was read yet") for name in (*_LEARNING, "score")]
+        unread = [PlannedStep(name=name, state="open", why="no row was read yet") for name in asked]
         return Plan(nothing_new=False, due=None, steps=tuple(unread), **common)
     content = {name: books.content for name, books in known.items() if name not in (due or ())}
-    steps = [*_learning(context, parts, content), *_scoring(context, parts, content)]
+    learning = _learning(context, parts, content) if context.train else ()
+    steps = [step for step in (*learning, *_scoring(context, parts, content)) if step.name in asked]
     if due is None and any(step.state == "kept" for step in steps):
         steps = [step if step.state != "kept" else _if_same(step) for step in steps]
     return Plan(nothing_new=False, due=why, steps=tuple(steps), **common)
@@ -127,7 +145,7 @@ def _if_same(step: PlannedStep) -> PlannedStep:
 
 def _learning(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:
     """The steps to a published model, up to the first that is done again, and what follows from it."""
-    todo = iter(_LEARNING)
+    todo = iter(LEARNING)
     cause = ""
     for state, why in _states(context, parts, content):
         name = next(todo)

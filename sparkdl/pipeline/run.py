@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import SparkdlError
+from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.observe import logger
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
@@ -40,6 +40,7 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
     record.places["record"] = file.uri
     try:
         check_places({"places.runs": context.runs, "places.tables": Storage.of(context.tables.folder)})
+        check_champion(context)
         if nothing_new(context):
             record.end("nothing new", "source, file, code and champion are as they were")
         else:
@@ -63,13 +64,25 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
 
 
 def nothing_new(context: Context) -> bool:
-    """Whether an earlier run has done everything already, as far as can be told without Spark."""
+    """Whether an earlier run has done everything that is asked already, as far as can be told without Spark."""
     inputs = None if context.again else context.whole()
-    done = None if inputs is None else context.steps.find("run", {}, Finished)
-    if (
-        done is None
-        or done.inputs != content_key("run", inputs or {})
-        or any(name <= f"{context.now:%Y-%m-%dT%H}" for name in done.ahead)
-    ):
-        return False
-    return not due_windows(context.spec, context.look, context.tables.ledger.windows(), context.now)
+    key, now = content_key("run", inputs or {}), f"{context.now:%Y-%m-%dT%H}"
+    for asked in () if inputs is None else ({}, context.asked):  # who did all has done a part as well
+        done = context.steps.find("run", asked, Finished)
+        if done is not None and done.inputs == key and not any(name <= now for name in done.ahead):
+            return not due_windows(context.spec, context.look, context.tables.ledger.windows(), context.now)
+    return False
+
+
+def check_champion(context: Context) -> None:
+    """Refuse to score only where there is nobody to predict.
+
+    Raises:
+        ConfigError: this run learns nothing, and there is no champion.
+    """
+    if not context.train and context.until != "ingest" and context.champion() is None:
+        name, alias = context.spec.publish.name, context.spec.publish.alias
+        raise ConfigError(
+            f"{name} has no {alias} in {context.registry.uri}, and this run learns nothing, so nobody can predict: "
+            "run it once with training"
+        )

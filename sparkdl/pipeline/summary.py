@@ -135,6 +135,8 @@ def plan_lines(plan: Plan) -> list[Line]:
     if plan.ahead:
         lines.append(("ahead", f"{_span(plan.ahead)}: left alone until then"))
     lines += [(step.name, f"{step.state}: {step.why}") for step in plan.steps]
+    if plan.holder is not None:
+        lines.append(("first", f"{plan.holder}: a run beside it would leave with exit code 30"))
     if plan.stops:
         lines.append(("then", f"refused: {plan.stops}"))
     return lines

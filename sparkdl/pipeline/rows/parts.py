@@ -42,11 +42,16 @@ class Parts:
         return found
 
 
-def parts_of(spec: PipelineSpec, known: Mapping[str, WindowBooks]) -> Parts:
+def parts_of(spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: bool = True) -> Parts:
     """Divide the windows that have clean rows.
 
+    Args:
+        spec: the pipeline.
+        known: what the ledger knows of each window.
+        train: whether the parts to train and to validate are needed.
+
     Raises:
-        DataError: a part is left without a window.
+        DataError: a part that is needed is left without a window.
     """
     windows = [name for name, books in known.items() if books.kept and name != NO_TIME]
     if not windows:
@@ -60,6 +65,7 @@ def parts_of(spec: PipelineSpec, known: Mapping[str, WindowBooks]) -> Parts:
         train=None if split.train == "all" else hours_of(split.train),
         validate=hours_of(split.validate),
         score=hours_of(split.score),
+        needed=("train", "validate", "score") if train else ("score",),
     )
     return Parts(train=found.training, validate=found.validation, score=found.scoring)
 

@@ -72,7 +72,14 @@ def due(
     return sorted(name for name in found if name not in later and (name in forced or done.get(name) != found[name]))
 
 
-def split_by_time(windows: Collection[str], *, train: int | None, validate: int, score: int) -> Windows:
+def split_by_time(
+    windows: Collection[str],
+    *,
+    train: int | None,
+    validate: int,
+    score: int,
+    needed: Collection[str] = ("train", "validate", "score"),
+) -> Windows:
     """Divide windows by time: the newest hours are scored, those before validate, those before train.
 
     Hours are counted back from the end of the newest window; a gap in the data is a gap in its part, and moves nothing.
@@ -82,9 +89,10 @@ def split_by_time(windows: Collection[str], *, train: int | None, validate: int,
         train: hours that train: a window that slides; None takes all there are: one that grows.
         validate: hours that validate.
         score: hours that are scored.
+        needed: parts that must have a window.
 
     Raises:
-        DataError: a part is left without a window.
+        DataError: a part that is needed is left without a window.
     """
     ordered = sorted(name for name in windows if name != NO_TIME)
     if not ordered:
@@ -99,7 +107,7 @@ def split_by_time(windows: Collection[str], *, train: int | None, validate: int,
         if first is None or start >= first:
             parts["score" if start >= scored else "validate" if start >= held else "train"].append(name)
     for part, found in parts.items():
-        if not found:
+        if part in needed and not found:
             raise DataError(
                 f"split.{part} has no window with rows: the source has {_span(ordered)} ({len(ordered)} windows), "
                 f"{score} hours to score and {validate} to validate end with the newest: wait for data, or change split"

@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from sparkdl.errors import ConfigError
 from sparkdl.models.registry import ModelRegistry, ModelVersion
 from sparkdl.pipeline.code import code_hash, split_target
 from sparkdl.pipeline.file import PipelineFile
+from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.rows.ledger import Tables
 from sparkdl.pipeline.rows.source import Look, look_at
@@ -22,10 +24,14 @@ from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.steps import Steps
 from sparkdl.storage import Storage
 
-__all__ = ["VERSION", "Context"]
+__all__ = ["LEARNING", "STEPS", "VERSION", "Context"]
 
 VERSION = 1
 """Of what the steps do; raise it when that changes, and everything is done again."""
+LEARNING = ("features", "shards", "train", "evaluate", "publish")
+"""The steps from clean rows to a published model."""
+STEPS = ("ingest", *LEARNING, "score")
+"""All of them, in order."""
 
 
 @dataclass
@@ -36,11 +42,26 @@ class Context:
         file: the pipeline.
         now: the time that it is; windows that begin later are left alone.
         again: first and last window to do in any case.
+        until: the last step to do; None does all.
+        train: whether to learn; else rows are ingested, and the champion predicts.
+
+    Raises:
+        ConfigError: there is no such step, or it is one of learning, and ``train`` is False.
     """
 
     file: PipelineFile
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     again: tuple[str, str] | None = None
+    until: str | None = None
+    train: bool = True
+
+    def __post_init__(self) -> None:
+        if self.until is not None and self.until not in STEPS:
+            raise ConfigError(f"until={self.until} is no step: {choices(self.until, STEPS)}")
+        if self.until in LEARNING and not self.train:
+            raise ConfigError(
+                f"until={self.until} is a step of learning, and this run learns nothing: give one of both"
+            )
 
     @property
     def spec(self) -> PipelineSpec:
@@ -57,7 +78,9 @@ class Context:
         """What this run leaves, whatever comes of it."""
         started, name = self.now.isoformat(timespec="seconds"), str(self.spec.name)
         run_id = f"{self.now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
-        return RunRecord(pipeline=name, run_id=run_id, started=started, settings=self.settings)
+        return RunRecord(
+            pipeline=name, run_id=run_id, started=started, settings=self.settings, until=self.until, train=self.train
+        )
 
     @cached_property
     def runs(self) -> Storage:
@@ -93,6 +116,16 @@ class Context:
     def trusted(self) -> list[str]:
         """The packages of the functions that the file names: whoever runs the file trusts them."""
         return sorted({split_target(target)[0].split(".")[0] for target in self.code} - {"sparkdl"})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Which part of a whole run this is; empty for a whole one."""
+        return {**({"until": self.until} if self.until else {}), **({} if self.train else {"train": False})}
+
+    def asks_for(self, step: str) -> bool:
+        """Whether a step is part of this run."""
+        in_time = self.until is None or STEPS.index(step) <= STEPS.index(self.until)
+        return in_time and (self.train or step not in LEARNING)
 
     def champion(self) -> ModelVersion | None:
         """The version that the alias points to now."""

@@ -25,8 +25,17 @@ from sparkdl.storage import Storage
 
 __all__ = ["EXIT_CODES", "Finished", "Outcome", "RunRecord", "exit_code_of"]
 
-Outcome = Literal["running", "promoted", "scored", "nothing new", "not promoted", "lost", "refused", "failed"]
-EXIT_CODES: Mapping[Outcome, int] = {"promoted": 0, "scored": 0, "nothing new": 10, "not promoted": 20, "lost": 30}
+Outcome = Literal[
+    "running", "promoted", "scored", "stopped", "nothing new", "not promoted", "lost", "refused", "failed"
+]
+EXIT_CODES: Mapping[Outcome, int] = {
+    "promoted": 0,
+    "scored": 0,
+    "stopped": 0,
+    "nothing new": 10,
+    "not promoted": 20,
+    "lost": 30,
+}
 """By outcome of a run that raised nothing."""
 
 
@@ -50,8 +59,10 @@ class RunRecord:
         started: ISO 8601 in UTC.
         outcome: what came of it.
         message: one sentence about that.
-        exit_code: 0 promoted or scored, 10 nothing new, 20 not promoted, 30 lost a race, 1 refused, 2 cluster, 3
-            training, 4 an error nobody foresaw, 130 interrupted.
+        until: the last step that was asked for; None asks for all.
+        train: whether learning was asked for.
+        exit_code: 0 promoted, scored, or stopped as asked, 10 nothing new, 20 not promoted, 30 lost a race, 1 refused,
+            2 cluster, 3 training, 4 an error nobody foresaw, 130 interrupted.
         seconds: wall-clock.
         settings: the file, after overrides and defaults, without secrets.
         windows: what was ingested, and what trains, validates and is scored.
@@ -74,6 +85,8 @@ class RunRecord:
     message: str = ""
     exit_code: int = 0
     seconds: float = 0.0
+    until: str | None = None
+    train: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     windows: dict[str, list[str]] = field(default_factory=dict)
     rows: dict[str, Count] = field(default_factory=dict)

@@ -37,7 +37,7 @@ from sparkdl.storage import Storage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Prepared", "labels_of", "prepare"]
+__all__ = ["Fitted", "Prepared", "cut_shards", "fit_features", "labels_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +74,38 @@ class _Fitted:
     start: str | None = None
 
 
-def prepare(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]]) -> Prepared:
-    """Fit features and labels, and cut shards, unless that was done.
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """Features and labels as the training rows made them.
+
+    Attributes:
+        features: fitted.
+        labels: fitted.
+        start: address of the bundle that they are from, and that training starts from; None starts from scratch.
+        key: of all of it.
+    """
+
+    features: Features
+    labels: Labels
+    start: str | None
+    key: str
+
+
+def cut_shards(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]], fitted: Fitted) -> Prepared:
+    """Cut the shards of training and validation rows, unless that was done.
 
     Args:
         context: of the run.
         clean: the clean rows.
         rows: the windows of each part, and a hash of the rows of each window.
+        fitted: that make the inputs of a model.
 
     Raises:
-        DataError: the rows cannot be trained on: labels that are missing or constant, features without a value.
+        DataError: the rows cannot be trained on: labels or weights that are missing or cannot be.
         SchemaError: columns are missing, or of types that their use does not fit.
-        ConfigError: the champion was trained with other features.
     """
     (parts, content), spec = rows, context.spec
-    fitted, start, key = _fitted(context, clean, rows)
-    inputs = shards_inputs(context, parts, content, key)
+    inputs = shards_inputs(context, parts, content, fitted.key)
     own = content_key("shards", inputs)
 
     def work() -> Shards:
@@ -105,7 +121,7 @@ def prepare(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, 
         )
 
     shards = context.steps.do("shards", inputs, Shards, work, shards_are_there)
-    return Prepared(features=fitted[0], labels=fitted[1], start=start, key=own, **vars(shards))
+    return Prepared(features=fitted.features, labels=fitted.labels, start=fitted.start, key=own, **vars(shards))
 
 
 def labels_of(bundle: str) -> Labels:
@@ -118,13 +134,21 @@ def labels_of(bundle: str) -> Labels:
     return Labels(labels=convert(read_bundle(bundle).preprocessing.get("labels"), tuple[FittedLabel, ...], source))
 
 
-def _fitted(
-    context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]]
-) -> tuple[tuple[Features, Labels], str | None, str]:
-    """Features and labels, the bundle that they are from, if they were not fitted here, and the key of all that.
+def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]]) -> Fitted:
+    """Fit features and labels to the training rows, or take those of the champion that a training starts from.
 
-    Which champion a training starts from is settled once for its rows, here: after a kill it goes on from the same
-    one, and a champion that it became itself is none to start from again.
+    Which champion that is is settled once for its rows, here: after a kill the training goes on from the same one, and
+    a champion that it became itself is none to start from again.
+
+    Args:
+        context: of the run.
+        clean: the clean rows.
+        rows: the windows of each part, and a hash of the rows of each window.
+
+    Raises:
+        DataError: the rows cannot be learned from: labels that are missing or constant, features without a value.
+        SchemaError: columns are missing, or of types that their use does not fit.
+        ConfigError: the champion was trained with other features.
     """
     (parts, content), spec = rows, context.spec
     functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
@@ -148,7 +172,8 @@ def _fitted(
 
     done = context.steps.do("features", inputs, _Fitted, work, there)
     features = Features.from_json(done.features, Source("the result of the step 'features'"), functions.__getitem__)
-    return (features, Labels(labels=done.labels)), done.start, content_key("features", inputs)
+    labels, key = Labels(labels=done.labels), content_key("features", inputs)
+    return Fitted(features=features, labels=labels, start=done.start, key=key)
 
 
 def _champions(spec: PipelineSpec, champion: ModelVersion, functions: Mapping[str, Any]) -> tuple[Features, Labels]:
@@ -175,10 +200,10 @@ def _without_size(options: Any) -> Any:
     return msgspec.structs.replace(options, size=None) if hasattr(options, "size") else options
 
 
-def _cut(rows: DataFrame, spec: PipelineSpec, fitted: tuple[Features, Labels], part: Part, place: str) -> Manifest:
+def _cut(rows: DataFrame, spec: PipelineSpec, fitted: Fitted, part: Part, place: str) -> Manifest:
     from pyspark.sql import functions as F
 
-    features, labels = fitted
+    features, labels = fitted.features, fitted.labels
     check_labels(rows, labels, part)
     if spec.weight is not None:
         check_weight(rows, spec.weight, part)

@@ -7,12 +7,12 @@ changed is not done again, also after a kill.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConflictError
 from sparkdl.models.registry import Lineage, ModelVersion
-from sparkdl.pipeline.rows.parts import Parts, parts_of, rows_of
+from sparkdl.pipeline.rows.parts import Part, Parts, parts_of, rows_of
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import (
@@ -23,13 +23,13 @@ from sparkdl.pipeline.state.keys import (
     score_inputs,
     train_inputs,
 )
-from sparkdl.pipeline.state.record import Finished
+from sparkdl.pipeline.state.record import Finished, Outcome
 from sparkdl.pipeline.state.results import Evaluated, Published, Trained
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.evaluate import evaluate
 from sparkdl.pipeline.work.ingest import Ingested, ingest
 from sparkdl.pipeline.work.predict import score_windows
-from sparkdl.pipeline.work.prepare import Prepared, prepare
+from sparkdl.pipeline.work.prepare import Prepared, cut_shards, fit_features
 from sparkdl.pipeline.work.training import train
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ __all__ = ["work"]
 
 
 def work(context: Context, spark: SparkSession) -> None:
-    """Do every step that is due, in order.
+    """Do every step that is due, in order, as far as was asked.
 
     Raises:
         SparkdlError: what was refused, or failed.
@@ -51,38 +51,65 @@ class _Work:
     def __init__(self, context: Context, spark: SparkSession) -> None:
         self.context, self.spark = context, spark
         self.spec, self.record = context.spec, context.record
+        self.published: Published | None = None
 
     def all(self) -> None:
-        """Do every step that is due, in order."""
-        spec, record, context = self.spec, self.record, self.context
-        ingested = ingest(self.spark, context)
-        self._describe(ingested)
-        known = context.tables.ledger.windows()
-        parts = parts_of(spec, known)
-        record.windows |= {part: list(parts.windows(part)) for part in ("train", "validate", "score")}
-        content = {name: books.content for name, books in known.items()}
-        clean = context.tables.table("clean").read(self.spark)
-        prepared = prepare(context, clean, (parts, content))
-        record.rows |= {"train": prepared.train_rows, "validate": prepared.validate_rows}
-        published = self._learn(clean, parts, prepared)
-        scored = self._score(clean, parts, content)
-        champion = self.context.champion()
-        record.model |= {"champion": champion.version if champion else None}
-        new = [note for note in self.context.steps.notes if note.name == "publish" and not note.kept]
-        if new and not published.promoted:
-            record.end("not promoted", published.reason)
-        elif new:
-            record.end("promoted", published.reason)
-        elif scored:
-            record.end("scored", f"version {record.model['champion']} scored {scored} rows")
-        else:
-            record.end("nothing new", "every step had been done before")
+        """Do every step that is due, in order, as far as was asked."""
+        context = self.context
+        for step in self._steps():
+            if step == context.until:
+                break
+        champion = context.champion()
+        self.record.model |= {"champion": champion.version if champion else None}
+        self._end()
         inputs = context.whole()
         if inputs is not None:
-            ahead = tuple(sorted(set(context.look.windows or ()) - set(known)))
+            ahead = tuple(sorted(set(context.look.windows or ()) - set(context.tables.ledger.windows())))
             key = content_key("run", inputs)
-            done = Finished(inputs=key, run_id=record.run_id, outcome=record.outcome, ahead=ahead)
-            context.steps.put("run", {}, done, 0.0)  # the last one alone: what others left may be overwritten
+            done = Finished(inputs=key, run_id=self.record.run_id, outcome=self.record.outcome, ahead=ahead)
+            context.steps.put("run", context.asked, done, 0.0)  # the last alone: what others left may be overwritten
+
+    def _steps(self) -> Iterator[str]:
+        """Do one step after the other, and tell the name of each once it is done: a run may end there."""
+        spec, record, context = self.spec, self.record, self.context
+        self._describe(ingest(self.spark, context))
+        yield "ingest"
+        known = context.tables.ledger.windows()
+        parts = parts_of(spec, known, train=context.train)
+        needed: tuple[Part, ...] = ("train", "validate", "score") if context.train else ("score",)
+        record.windows |= {part: list(parts.windows(part)) for part in needed}
+        content = {name: books.content for name, books in known.items()}
+        clean = context.tables.table("clean").read(self.spark)
+        if context.train:
+            fitted = fit_features(context, clean, (parts, content))
+            yield "features"
+            prepared = cut_shards(context, clean, (parts, content), fitted)
+            record.rows |= {"train": prepared.train_rows, "validate": prepared.validate_rows}
+            yield "shards"
+            yield from self._learn(clean, parts, prepared)
+        self._score(clean, parts, content)
+        yield "score"
+
+    def _end(self) -> None:
+        """Say what came of it: the last that this run itself has done tells."""
+        record, until = self.record, self.context.until
+        done = [note.name for note in self.context.steps.notes if not note.kept]
+        scored = sum(record.predictions.values())
+        asked = "" if until is None else f"stopped after {until}, as asked"
+        if "publish" in done and self.published is not None:
+            outcome: Outcome = "promoted" if self.published.promoted else "not promoted"
+            record.end(outcome, "; ".join(filter(None, [self.published.reason, asked])))
+        elif scored:
+            record.end("scored", f"version {record.model['champion']} scored {scored} rows")
+        elif asked and (done or record.windows["ingested"]):
+            record.end("stopped", asked)
+        else:
+            record.end(
+                "nothing new",
+                "every step had been done before"
+                if until is None
+                else f"every step up to {until} had been done before",
+            )
 
     def _describe(self, ingested: Ingested) -> None:
         record = self.record
@@ -92,8 +119,8 @@ class _Work:
         record.rows |= {f"warning: {name}": count for name, count in ingested.warned.items()}
         record.places |= {name: self.context.tables.table(name).uri for name in ("clean", "quarantine", "ledger")}
 
-    def _learn(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> Published:
-        """Train, evaluate, publish; promote where the gate says so."""
+    def _learn(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> Iterator[str]:
+        """Train, evaluate, publish; promote where the gate says so. Tells the name of each step once it is done."""
         spec, record = self.spec, self.record
         inputs = train_inputs(self.context, prepared.key)
         key = content_key("train", inputs)
@@ -104,6 +131,7 @@ class _Work:
 
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
+        yield "train"
         judged = publish_inputs(self.context, key)
         against = judged_against(self.context, key)
 
@@ -116,11 +144,13 @@ class _Work:
         measuring = evaluate_inputs(self.context, key, against)
         evaluated = self.context.steps.do("evaluate", measuring, Evaluated, measured)
         record.evaluated = evaluated
+        yield "evaluate"
         published = self.context.steps.do(
             "publish", judged, Published, lambda: self._publish(evaluated, trained, champion, key, prepared.key)
         )
         record.model |= {"name": spec.publish.name, "version": published.version, "promoted": published.reason}
-        return published
+        self.published = published
+        yield "publish"
 
     def _publish(
         self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str, shard_key: str
@@ -149,11 +179,11 @@ class _Work:
             raise ConflictError(f"another run moved {spec.publish.alias} of {name} meanwhile: run again") from error
         return Published(version=version.version, promoted=True, reason=decision.reason, against=against)
 
-    def _score(self, clean: DataFrame, parts: Parts, content: Mapping[str, str]) -> int:
-        """Let the champion predict the windows that it has not predicted yet; return the rows."""
+    def _score(self, clean: DataFrame, parts: Parts, content: Mapping[str, str]) -> None:
+        """Let the champion predict the windows that it has not predicted yet."""
         spec, champion = self.spec, self.context.champion()
         if champion is None:
-            return 0
+            return
         part = spec.score.window
         windows = sorted(name for name in content if content[name]) if part == "all" else parts.windows(part)
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
@@ -163,4 +193,3 @@ class _Work:
         )
         if self.record.predictions:
             self.record.places["predictions"] = str(spec.score.target)
-        return sum(self.record.predictions.values())

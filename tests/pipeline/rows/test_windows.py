@@ -95,3 +95,10 @@ def test_a_part_without_a_window_is_named(days, part):
         split_by_time(days, train=None, validate=48, score=24)
     with pytest.raises(DataError, match="no window with rows"):
         split_by_time([], train=None, validate=48, score=24)
+
+
+def test_who_only_scores_needs_no_window_to_train_on():
+    found = split_by_time(["2026-03-05"], train=24, validate=24, score=24, needed=("score",))
+    assert (found.training, found.scoring) == ((), ("2026-03-05",))
+    with pytest.raises(DataError, match=r"split\.train has no window"):
+        split_by_time(["2026-03-05"], train=24, validate=24, score=24)
