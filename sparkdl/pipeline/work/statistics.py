@@ -7,17 +7,20 @@ rows whose rank is off by a ten-thousandth of the rows at most.
 Two passes. The JVM finds the quantiles of all numbers in one aggregation. Then every task counts its rows with the very
 functions that ``features.statistics`` uses, and one ``groupBy`` adds up the values of all vocabularies; what is rare,
 or beyond the size of a vocabulary, never leaves the cluster, so that the driver holds as many values as the model will.
+
+Windows that are compared with training rows need one pass: quantiles and vocabularies are those of the training rows.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyspark.sql.types as st
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, Window
@@ -34,7 +37,7 @@ from sparkdl.features.spec import Encoded, Feature, Image, Number
 from sparkdl.features.statistics import PROBABILITIES, Running, Statistics, top_values
 from sparkdl.features.tokens import Functions
 
-__all__ = ["spark_statistics"]
+__all__ = ["spark_statistics", "window_statistics"]
 
 ACCURACY = 10_000
 """Of Spark's ``percentile_approx``: ranks are off by one in so many rows at most."""
@@ -43,7 +46,8 @@ HELD_VALUES = 200_000
 """Distinct values that a task counts before it hands them on."""
 
 _REPORT = -1
-_SCHEMA = "feature int, value string, times long, report binary"
+_SCHEMA = "window string, feature int, value string, times long, report binary"
+_Found = dict[str, Running]
 
 
 def spark_statistics(
@@ -60,27 +64,81 @@ def spark_statistics(
         SchemaError: a column is missing, or of a type that its feature cannot be made of.
         DataError: its values are none that the feature can be made of.
     """
-    use_drivers_python(df.sparkSession)
-    sources = list(dict.fromkeys(options.source(name) for name, options in features.items()))
-    absent = [name for name in sources if df.columns.count(name) != 1]
-    if absent:
-        raise SchemaError(f"the columns {absent} are missing, or there twice, among {df.columns}: add or rename them")
+    sources = _sources(df, features)
     quantiles = _quantiles(df, features)
-    task = _Count(dict(features), tuple(sources), quantiles, dict(functions or {}))
-    pictures = {options.source(name) for name, options in features.items() if isinstance(options, Image)}
-    only = pictures - {options.source(name) for name, options in features.items() if not isinstance(options, Image)}
-    # of a picture it only matters whether it is there
-    columns = [F.substring(F.col(quoted(name)), 1, 1) if name in only else F.col(quoted(name)) for name in sources]
-    raw = df.select(*(column.alias(f"column_{place}") for place, column in enumerate(columns)))
+    task = _Count(dict(features), sources, quantiles, dict(functions or {}))
     with task_errors():
-        rows = _bounded(raw.mapInArrow(task, _SCHEMA), features).collect()
+        rows = _bounded(_raw(df, features).mapInArrow(task, _SCHEMA), features).collect()
     running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
     found = {}
     for place, (name, options) in enumerate(features.items()):
         counted = [(row["value"], row["times"]) for row in rows if row["feature"] == place]
         values = top_values(counted, options) if isinstance(options, Encoded) else []
-        found[name] = running[name].result(quantiles.get(name, ()), values)
+        found[name] = running.get("", _none(features))[name].result(quantiles.get(name, ()), values)
     return found
+
+
+def window_statistics(
+    df: DataFrame, window: str, reference: Mapping[str, tuple[Feature, Statistics]], functions: Functions | None = None
+) -> dict[str, dict[str, Statistics]]:
+    """The statistics of each window of a DataFrame, counted as those of a reference were, in one pass.
+
+    Args:
+        df: of raw columns.
+        window: the column that says which window a row belongs to.
+        reference: options and statistics by the name of the feature: numbers are counted between its quantiles, and of
+            a vocabulary's values those that it names.
+        functions: that cut texts.
+
+    Returns:
+        by window, then by feature; a window without rows is not there.
+
+    Raises:
+        SchemaError: a column is missing, or of a type that its feature cannot be made of.
+        DataError: its values are none that the feature can be made of.
+    """
+    features = {name: options for name, (options, _) in reference.items()}
+    known = {name: found.values for name, (options, found) in reference.items() if isinstance(options, Encoded)}
+    quantiles = {name: found.quantiles for name, (_, found) in reference.items()}
+    named = {name: frozenset(values) for name, values in known.items()}
+    task = _Count(features, _sources(df, features), quantiles, dict(functions or {}), named)
+    with task_errors():
+        counted = _raw(df, features, F.col(quoted(window))).mapInArrow(task, _SCHEMA)
+        rows = _summed(counted).collect()
+    running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
+    times = {(row["window"], row["feature"], row["value"]): row["times"] for row in rows if row["feature"] != _REPORT}
+    return {
+        name: {
+            feature: found[feature].result(
+                quantiles[feature], [(value, times.get((name, place, value), 0)) for value in known.get(feature, ())]
+            )
+            for place, feature in enumerate(features)
+        }
+        for name, found in sorted(running.items())
+    }
+
+
+def _sources(df: DataFrame, features: Mapping[str, Feature]) -> tuple[str, ...]:
+    """The columns that features are made of, each once."""
+    sources = tuple(dict.fromkeys(options.source(name) for name, options in features.items()))
+    absent = [name for name in sources if df.columns.count(name) != 1]
+    if absent:
+        raise SchemaError(f"the columns {absent} are missing, or there twice, among {df.columns}: add or rename them")
+    return sources
+
+
+def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None = None) -> DataFrame:
+    """What ``_Count`` takes: the window, if there are several, and the columns of ``_sources``."""
+    use_drivers_python(df.sparkSession)
+    pictures = {options.source(name) for name, options in features.items() if isinstance(options, Image)}
+    only = pictures - {options.source(name) for name, options in features.items() if not isinstance(options, Image)}
+    columns = [F.lit("") if window is None else window.cast("string")]
+    # of a picture it only matters whether it is there
+    columns += [
+        F.substring(F.col(quoted(name)), 1, 1) if name in only else F.col(quoted(name))
+        for name in _sources(df, features)
+    ]
+    return df.select(*(column.alias(f"column_{place}") for place, column in enumerate(columns)))
 
 
 def _quantiles(df: DataFrame, features: Mapping[str, Feature]) -> dict[str, tuple[float, ...]]:
@@ -113,30 +171,39 @@ def _bounded(counted: DataFrame, features: Mapping[str, Feature]) -> DataFrame:
     least, most = (F.array(*map(F.lit, part)) for part in zip(*bounds, strict=True))
     of_report = F.col("feature") == _REPORT
     place = F.greatest(F.col("feature"), F.lit(0)) + 1
-    summed = counted.groupBy("feature", "value").agg(F.sum("times").alias("times"), F.first("report").alias("report"))
-    frequent = summed.where(of_report | (F.col("times") >= F.element_at(least, place)))
+    frequent = _summed(counted).where(of_report | (F.col("times") >= F.element_at(least, place)))
     ordered = Window.partitionBy("feature").orderBy(F.desc("times"), F.col("value"))
     ranked = frequent.withColumn("rank", F.row_number().over(ordered))
     return ranked.where(of_report | (F.col("rank") <= F.element_at(most, place))).drop("rank")
 
 
-def _merged(reports: Sequence[bytes], names: Sequence[str]) -> dict[str, Running]:
-    """What the tasks found, merged in the order of their partitions."""
+def _summed(counted: DataFrame) -> DataFrame:
+    together = counted.groupBy("window", "feature", "value")
+    return together.agg(F.sum("times").alias("times"), F.first("report").alias("report"))
+
+
+def _none(features: Iterable[str]) -> _Found:
+    return {name: Running() for name in features}
+
+
+def _merged(reports: Sequence[bytes], names: Sequence[str]) -> dict[str, _Found]:
+    """What the tasks found, by window, merged in the order of their partitions."""
     parsed = sorted(map(json.loads, reports), key=lambda report: report["partition"])
-    merged = {name: Running() for name in names}
+    merged: dict[str, _Found] = {}
     for report in parsed:
         if report["error"]:
             kind, message = report["error"]
             raise getattr(errors, kind)(message)
+        into = merged.setdefault(report["window"], _none(names))
         for name, fields in report["features"].items():
             numbers, of_scaled = (RunningStats.from_json(fields.pop(part)) for part in ("numbers", "scaled"))
-            merged[name].merge(Running(**fields, numbers=numbers, scaled=of_scaled))
+            into[name].merge(Running(**fields, numbers=numbers, scaled=of_scaled))
     return merged
 
 
 @dataclass(frozen=True)
 class _Count:
-    """Counts the rows of one partition.
+    """Counts the rows of one partition, by window: the first column.
 
     What is wrong with the rows goes to the driver as a report, since trying again would not help.
     """
@@ -145,46 +212,63 @@ class _Count:
     sources: tuple[str, ...]
     quantiles: dict[str, tuple[float, ...]]
     functions: Functions
+    named: Mapping[str, frozenset[str]] | None = None
+    """The values that are counted, by feature; None counts all."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        running = {name: Running() for name in self.features}
-        counted: list[Counter[str]] = [Counter() for _ in self.features]
+        running: dict[str, _Found] = {}
+        counted: dict[str, list[Counter[str]]] = {}
         error = None
         try:
             for batch in promptly(batches):
-                self._add(batch, running, counted)
-                for place, values in enumerate(counted):
-                    if len(values) > HELD_VALUES:
-                        yield _values(place, values)
-                        values.clear()
+                for window, rows in _by_window(batch):
+                    values = counted.setdefault(window, [Counter() for _ in self.features])
+                    self._add(rows, running.setdefault(window, _none(self.features)), values)
+                    for place, found in enumerate(values):
+                        if len(found) > HELD_VALUES:
+                            yield _values(window, place, found)
+                            found.clear()
         except (DataError, SchemaError) as cause:
             error = (type(cause).__name__, str(cause))
-        for place, values in enumerate(counted):
-            if values and error is None:
-                yield _values(place, values)
+            running, counted = {"": {}}, {}
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        report = {"partition": partition, "error": error, "features": {n: asdict(one) for n, one in running.items()}}
-        yield _rows([_REPORT], [str(partition)], [0], [json.dumps(report).encode()])
+        for window, by_feature in counted.items():
+            for place, found in enumerate(by_feature):
+                if found:
+                    yield _values(window, place, found)
+        for window, of_features in running.items():
+            report = {"partition": partition, "window": window, "error": error}
+            report |= {"features": {name: asdict(one) for name, one in of_features.items()}}
+            yield _rows(window, [_REPORT], [str(partition)], [0], [json.dumps(report).encode()])
 
-    def _add(self, batch: pa.RecordBatch, running: dict[str, Running], counted: list[Counter[str]]) -> None:
+    def _add(self, batch: pa.RecordBatch, running: _Found, counted: list[Counter[str]]) -> None:
         for (name, options), values in zip(self.features.items(), counted, strict=True):
             source = options.source(name)
-            column = batch.column(self.sources.index(source))
+            column = batch.column(self.sources.index(source) + 1)
             quantiles = self.quantiles.get(name, ())
             found = running[name].add(source, options, column, quantiles=quantiles, functions=self.functions)
-            values.update(found)
+            named = None if self.named is None else self.named.get(name, frozenset())
+            values.update(found if named is None else {value: found[value] for value in found.keys() & named})
 
 
-def _values(place: int, values: Mapping[str, int]) -> pa.RecordBatch:
-    return _rows([place] * len(values), list(values), list(values.values()), [None] * len(values))
+def _by_window(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    column = batch.column(0)
+    windows = pc.unique(column).to_pylist()
+    for window in windows:
+        yield window, batch if len(windows) == 1 else batch.filter(pc.equal(column, window))
 
 
-def _rows(features: list[int], values: list[str], times: list[int], reports: list[Any]) -> pa.RecordBatch:
+def _values(window: str, place: int, values: Mapping[str, int]) -> pa.RecordBatch:
+    return _rows(window, [place] * len(values), list(values), list(values.values()), [None] * len(values))
+
+
+def _rows(window: str, features: list[int], values: list[str], times: list[int], reports: list[Any]) -> pa.RecordBatch:
     arrays = [
+        pa.array([window] * len(features), pa.string()),
         pa.array(features, pa.int32()),
         pa.array(values, pa.string()),
         pa.array(times, pa.int64()),
         pa.array(reports, pa.binary()),
     ]
-    return pa.RecordBatch.from_arrays(arrays, ["feature", "value", "times", "report"])
+    return pa.RecordBatch.from_arrays(arrays, ["window", "feature", "value", "times", "report"])

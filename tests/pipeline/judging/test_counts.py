@@ -11,6 +11,7 @@ from sparkdl.features.spec import Category, Ids, Number, Vector
 from sparkdl.features.statistics import Running, statistics_of
 from sparkdl.pipeline.judging.counts import Categories, Histogram, counts_of
 from sparkdl.pipeline.judging.drift import Limits, compare
+from tests.pipeline.judging.conftest import counted_between
 
 OPTIONS = {
     "age": Number(),
@@ -33,19 +34,6 @@ def window(random, rows, tags=1):
             "spot": pa.array(random.normal(size=(rows, 2)).tolist(), pa.list_(pa.float64(), 2)),
         }
     )
-
-
-def counted_between(reference, options, rows):
-    """The statistics of a window, as they are gathered beside those of a reference."""
-    found = {}
-    for name, one in options.items():
-        running = Running()
-        column = rows.column(one.source(name)).combine_chunks()
-        values = running.add(name, one, column, quantiles=reference[name].quantiles, functions={})
-        found[name] = running.result(
-            reference[name].quantiles, [(each, values[each]) for each in reference[name].values]
-        )
-    return found
 
 
 def test_each_type_of_feature_has_its_cells():

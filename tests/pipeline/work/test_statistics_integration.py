@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
@@ -9,8 +10,9 @@ from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, Ids, Number
 from sparkdl.features.statistics import Statistics, statistics_of
-from sparkdl.pipeline.work.statistics import spark_statistics
+from sparkdl.pipeline.work.statistics import spark_statistics, window_statistics
 from tests.features.conftest import FEATURES, VOWELS, rows_of
+from tests.pipeline.judging.conftest import counted_between
 
 
 def test_spark_counts_what_memory_counts(spark):
@@ -76,3 +78,23 @@ def test_wrong_columns_and_values_are_one_sentence(spark):
         spark_statistics(frame, {"s": Ids()})
     with pytest.raises(DataError, match="column 'x' is float and holds numbers that are not whole"):
         spark_statistics(frame, {"x": Category()})
+
+
+def test_windows_are_counted_as_their_reference_was_in_one_pass(spark):
+    rows = rows_of(300)
+    reference = statistics_of(rows, FEATURES, VOWELS)
+    later = {"a": rows_of(120), "b": rows_of(80, seed=5)}
+    both = pa.concat_tables(
+        [one.append_column("_window", pa.array([name] * len(one))) for name, one in later.items()],
+        promote_options="default",
+    )
+    frame = spark.createDataFrame(both).repartition(2, "plain")
+    options = {name: (FEATURES[name], reference[name]) for name in FEATURES}
+    found = window_statistics(frame, "_window", options, VOWELS)
+    assert list(found) == ["a", "b"]
+    for window, one in later.items():
+        expected = counted_between(reference, FEATURES, one, VOWELS)
+        for name in FEATURES:
+            for field in Statistics.__dataclass_fields__:
+                mine, wanted = getattr(found[window][name], field), getattr(expected[name], field)
+                assert mine == wanted or mine == pytest.approx(wanted, rel=1e-12), (window, name, field)
