@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import ConfigError, SparkdlError
-from sparkdl.observe import logger
+from sparkdl.errors import ConfigError
+from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.record import Finished, RunRecord
@@ -36,8 +36,6 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         SparkdlError: what was refused or failed; the record says so, too.
     """
     started, record = time.perf_counter(), context.record
-    file = context.runs.child(record.run_id).child("record.json")
-    record.places["record"] = file.uri
     try:
         check_places({"places.runs": context.runs, "places.tables": Storage.of(context.tables.folder)})
         check_champion(context)
@@ -56,10 +54,7 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         raise
     finally:
         record.seconds, record.steps = time.perf_counter() - started, context.steps.notes
-        try:
-            record.write(file)
-        except SparkdlError as error:
-            logger.error("the record of this run was not written: %s", error)
+        leave(context)
     return record
 
 

@@ -15,7 +15,7 @@ from sparkdl.pipeline.status import Status
 __all__ = ["plan_lines", "status_lines", "summary_lines"]
 
 Line = tuple[str, str]
-_PLACES = ("clean", "quarantine", "predictions", "record")
+_PLACES = ("clean", "quarantine", "predictions", "record", "report")
 _SHOWN = 6
 
 

@@ -18,6 +18,7 @@ from sparkdl.errors import (
     SparkdlError,
     TrainingError,
 )
+from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.state.lease import LeaseTakenError
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.state.steps import StepNote
@@ -67,6 +68,7 @@ class RunRecord:
         settings: the file, after overrides and defaults, without secrets.
         windows: what was ingested, and what trains, validates and is scored.
         rows: read, kept, quarantined and duplicates of the windows that were ingested; warnings by name.
+        books: of each of these windows, with its rows by reason.
         steps: what was done, and what was kept of earlier runs.
         trained: what the training showed; None where none was due.
         evaluated: what the gate said.
@@ -76,6 +78,7 @@ class RunRecord:
         predictions: rows by window that this run scored.
         places: address by what lies there.
         error: type of the error that ended it.
+        versions: of Python and of the libraries that decide results.
     """
 
     pipeline: str
@@ -90,6 +93,7 @@ class RunRecord:
     settings: Mapping[str, Any] = field(default_factory=dict)
     windows: dict[str, list[str]] = field(default_factory=dict)
     rows: dict[str, Count] = field(default_factory=dict)
+    books: list[WindowBooks] = field(default_factory=list)
     steps: list[StepNote] = field(default_factory=list)
     trained: Trained | None = None
     evaluated: Evaluated | None = None
@@ -99,6 +103,7 @@ class RunRecord:
     predictions: dict[str, Count] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     error: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
 
     def end(self, outcome: Outcome, message: str) -> None:
         """Say what came of it."""

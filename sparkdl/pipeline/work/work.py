@@ -114,6 +114,7 @@ class _Work:
     def _describe(self, ingested: Ingested) -> None:
         record = self.record
         record.windows["ingested"] = [books.window for books in ingested.done]
+        record.books = list(ingested.done)
         for name in ("read", "kept", "quarantined", "duplicates"):
             record.rows[name] = sum(getattr(books, name) for books in ingested.done)
         record.rows |= {f"warning: {name}": count for name, count in ingested.warned.items()}

@@ -1,0 +1,8 @@
+"""The HTML report of a run.
+
+Enters: a record. Leaves: one page. Start at ``report.py``; ``html.py`` is why no value of the data can become markup.
+"""
+
+from sparkdl.pipeline.report.report import report_html, write_report
+
+__all__ = ["report_html", "write_report"]

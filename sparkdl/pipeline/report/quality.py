@@ -1,0 +1,127 @@
+"""How good the models are: learning curves, metrics of challenger and champion, error by slice.
+
+Enters: a record. Leaves: sections of the report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from sparkdl.pipeline.judging.gate import Decision
+from sparkdl.pipeline.judging.metrics.measure import Measured
+from sparkdl.pipeline.report.charts import Axis, Plot, bar
+from sparkdl.pipeline.report.html import Child, Html, tag
+from sparkdl.pipeline.report.tables import cards, figures, number, section, table
+from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.results import Evaluated, Trained
+
+__all__ = ["compared", "learned", "sliced"]
+
+History = Sequence[Mapping[str, float | int | None]]
+
+
+def learned(trained: Trained | None) -> Html | None:
+    """The training: its curves and its epochs."""
+    if trained is None:
+        return None
+    best = "" if trained.best_epoch is None else f", the best was epoch {trained.best_epoch + 1}"
+    text = (
+        f"{trained.epochs:,} epochs{best}; {trained.steps:,} steps over {trained.rows:,} rows, on {trained.ranks} "
+        f"ranks ({trained.backend})."
+    )
+    spent = trained.seconds.get("train") or sum(trained.seconds.values())
+    known = cards([(f"{trained.rows / spent:,.0f}", "rows a second in training")]) if spent > 0 else None
+    names = list(dict.fromkeys(name for row in trained.history for name in row if name != "epoch"))
+    lines = [(number(at + 1), *(number(row.get(name)) for name in names)) for at, row in enumerate(trained.history)]
+    epochs = tag("details", tag("summary", "Every epoch"), table(("epoch", *names), lines)) if lines else None
+    return section("Training", tag("p", text), known, figures(list(_curves(trained))), epochs)
+
+
+def _curves(trained: Trained) -> Iterator[Html]:
+    """The loss first, then each metric that was watched."""
+    names = dict.fromkeys(name for row in trained.history for name in row if f"val_{name}" in row)
+    for name in names:
+        yield _curve(trained.history, name, trained.best_epoch)
+
+
+def _curve(history: History, name: str, best: int | None) -> Html:
+    training = [row.get(name) for row in history]
+    validation = [row.get(f"val_{name}") for row in history]
+    # the mean over the first epoch begins at random weights: it would press all that follows into one line
+    shown = [*validation, *(training[1:] if len(training) > 2 else training)]
+    x = Axis("epoch", 0.5, len(history) + 0.5, whole=True)
+    plot = Plot(f"{name} by epoch", x, Axis.over(name, shown))
+    epochs = [float(number + 1) for number in range(len(history))]
+    plot.line(zip(epochs, training, strict=True), "s1", "training, mean over the epoch", dots=True)
+    plot.line(zip(epochs, validation, strict=True), "s2", "validation, after the epoch", dots=True)
+    if best is not None and best < len(history) and validation[best] is not None:
+        plot.dot(best + 1.0, float(validation[best] or 0.0), "ring", 6.0, f"best epoch, {best + 1}")
+    return plot.figure()
+
+
+def compared(evaluated: Evaluated | None) -> Html | None:
+    """Metrics of challenger and champion on the same rows, and what the gate said."""
+    if evaluated is None:
+        return None
+    decision = evaluated.decision
+    told = tag("p", f"{'Promoted' if decision.promote else 'Not promoted'}: {decision.reason}.")
+    label = f"{decision.rows:,} held-out rows of {evaluated.label}, in {decision.groups:,} groups"
+    label += "." if decision.positives is None else f", {decision.positives:,} of them positive."
+    notes = [tag("p", sentence, class_="note") for sentence in _undefined(decision)]
+    return section("Challenger and champion", told, tag("p", label), _metrics(decision), notes or None)
+
+
+def _metrics(decision: Decision) -> Html:
+    mine, gate = decision.challenger.values, decision.gate
+    theirs = decision.champion.values if decision.champion is not None else None
+    names = list(dict.fromkeys([*mine, *(theirs or {})]))
+    names.sort(key=lambda name: name != gate.metric)
+    floors = {floor.split()[0]: floor for floor in gate.floors}
+    lines: list[Sequence[Child]] = []
+    for name in names:
+        new, old = mine.get(name), None if theirs is None else theirs.get(name)
+        marks = [mark for mark in ("judged by" if name == gate.metric else "", floors.get(name, "")) if mark]
+        words = f"{name} ({', '.join(marks)})" if marks else name
+        line: list[Child] = [words, _mark(number(new), _wins(name, new, old))]
+        lines.append(line if theirs is None else [*line, _mark(number(old), _wins(name, old, new))])
+    header = ("metric", "challenger") if theirs is None else ("metric", "challenger", "champion before")
+    return table(header, lines)
+
+
+def _wins(name: str, value: float | None, other: float | None) -> bool:
+    if value is None or other is None or value == other or name not in HIGHER_IS_BETTER:
+        return False
+    return (value > other) == HIGHER_IS_BETTER[name]
+
+
+def _mark(text: str, good: bool) -> Child:
+    return tag("b", text) if good else text
+
+
+def _undefined(decision: Decision) -> Iterator[str]:
+    for who, measured in (("challenger", decision.challenger), ("champion", decision.champion)):
+        for sentence in measured.undefined.values() if measured is not None else ():
+            yield f"Of the {who}: {sentence}."
+
+
+def sliced(record: RunRecord) -> Html | None:
+    """The challenger's error by the values of the columns that the file names."""
+    evaluated = record.evaluated
+    if evaluated is None or not evaluated.slices:
+        return None
+    metric = evaluated.decision.gate.metric
+    tables = [_slices(column, slices, metric) for column, slices in evaluated.slices.items()]
+    return section("Error by slice", tables)
+
+
+def _slices(column: str, slices: Mapping[str, Measured], metric: str) -> list[Html]:
+    names = [metric, *dict.fromkeys(name for one in slices.values() for name in one.values if name != metric)][:4]
+    values = [one.values.get(metric) for one in slices.values()]
+    most = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0) or 1.0
+    lines: list[Sequence[Child]] = [
+        (name, number(one.rows), *(number(one.values.get(each)) for each in names), bar(abs(value or 0.0) / most))
+        for (name, one), value in zip(slices.items(), values, strict=True)
+    ]
+    return [tag("h3", column), table((column, "rows", *names, ""), lines)]

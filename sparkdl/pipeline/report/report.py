@@ -1,0 +1,42 @@
+"""The HTML report of a run: one file that needs nothing beside it.
+
+Enters: the run's record, and nothing else. Leaves: a page that stands alone, with the verdict first.
+"""
+
+from __future__ import annotations
+
+from sparkdl.pipeline.report.page import document
+from sparkdl.pipeline.report.quality import compared, learned, sliced
+from sparkdl.pipeline.report.rows import rows_in, rows_predicted, rows_refused
+from sparkdl.pipeline.report.run import environment, places, steps
+from sparkdl.pipeline.report.verdict import headline, verdict
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.storage import Storage
+
+__all__ = ["report_html", "write_report"]
+
+
+def report_html(record: RunRecord) -> str:
+    """Return the report as one HTML document; what the record does not hold is left out."""
+    body = [
+        verdict(record),
+        compared(record.evaluated),
+        sliced(record),
+        learned(record.trained),
+        rows_in(record),
+        rows_refused(record),
+        rows_predicted(record),
+        steps(record),
+        places(record),
+        environment(record),
+    ]
+    return document(f"{record.pipeline}: {headline(record)}", body)
+
+
+def write_report(record: RunRecord, file: Storage) -> None:
+    """Write the report, whole or not at all.
+
+    Raises:
+        StorageError: it cannot be written there.
+    """
+    file.write_atomic(report_html(record).encode())

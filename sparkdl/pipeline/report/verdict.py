@@ -1,0 +1,89 @@
+"""What came of a run, in plain words, and the few numbers that say it.
+
+Enters: a record. Leaves: the head of the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparkdl.pipeline.judging.gate import Decision
+from sparkdl.pipeline.report.html import Child, Html, tag
+from sparkdl.pipeline.report.tables import cards, number
+from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
+from sparkdl.pipeline.state.record import RunRecord
+
+__all__ = ["headline", "mood", "verdict"]
+
+_MOODS = {"promoted": "good", "scored": "good", "nothing new": "calm", "not promoted": "calm", "lost": "calm"}
+
+
+def mood(record: RunRecord) -> str:
+    """The class of the page's head: good, calm or bad."""
+    return _MOODS.get(record.outcome, "bad")
+
+
+def headline(record: RunRecord) -> str:
+    """The one line that a person reads."""
+    version, rows = record.model.get("version"), sum(record.predictions.values())
+    champion = record.model.get("champion")
+    first = record.evaluated is not None and record.evaluated.decision.outcome == "first"
+    return {
+        "promoted": f"Version {version} is the champion now" + (", the first one" if first else ""),
+        "not promoted": f"Version {version} was not promoted",
+        "scored": f"Version {champion} predicted {rows:,} rows; nothing new was learned",
+        "nothing new": "There was nothing new to do",
+        "lost": "Another run was first",
+        "refused": "The run was refused",
+        "failed": "The run was interrupted" if record.exit_code == 130 else "The run failed",
+        "running": "The run has not ended",
+    }[record.outcome]
+
+
+def verdict(record: RunRecord) -> Html:
+    """The head of the report."""
+    origin = f"{record.pipeline} · run {record.run_id} · started {record.started} · {record.seconds:.1f} s"
+    said: list[Child] = [tag("p", origin, class_="sub"), tag("h1", headline(record)), tag("p", _why(record))]
+    said += [tag("p", sentence) for sentence in _sentences(record)]
+    return tag("header", said, cards(_numbers(record)), class_=mood(record))
+
+
+def _why(record: RunRecord) -> str:
+    text = f"{record.error}: {record.message}" if record.error else record.message
+    return text if text.endswith((".", "!", "?")) or not text else f"{text}."
+
+
+def _sentences(record: RunRecord) -> Iterator[str]:
+    if record.outcome in ("refused", "failed"):
+        done = list(dict.fromkeys(note.name for note in record.steps))
+        reached = f"It came as far as {', '.join(done)}" if done else "It ended before any step was done"
+        yield f"{reached}; what these left is kept, and the next run goes on from there."
+    if "champion" in record.model and record.outcome != "promoted":
+        champion = record.model["champion"]
+        yield "There is no champion." if champion is None else f"The champion is version {champion}, as before."
+
+
+def _numbers(record: RunRecord) -> Iterator[tuple[str, str]]:
+    if record.evaluated is not None:
+        yield from _quality(record.evaluated.decision, record.evaluated.label)
+    if record.rows.get("read"):
+        yield number(record.rows["read"]), "rows read"
+    if record.predictions:
+        yield number(sum(record.predictions.values())), "rows predicted"
+    yield f"{record.seconds:.1f} s", "from start to end"
+
+
+def _quality(decision: Decision, label: str) -> Iterator[tuple[str, str]]:
+    metric = decision.gate.metric
+    mine = decision.challenger.values.get(metric)
+    yield number(mine), f"{metric} of {label}, {decision.rows:,} held-out rows"
+    if decision.champion is not None:
+        yield number(decision.champion.values.get(metric)), f"{metric} of the champion before, on the same rows"
+    if decision.gain is not None:
+        bound = "no bound" if decision.lower is None else f"above {_signed(decision.lower)}"
+        better = "higher is better" if HIGHER_IS_BETTER.get(metric) else "lower is better"
+        yield _signed(decision.gain), f"gain ({better}); with {100 * decision.gate.confidence:.4g} % confidence {bound}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3g}"
