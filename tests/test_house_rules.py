@@ -26,7 +26,7 @@ ALLOWED = {
     "shards": {"columns", "documents"},
     "collective": set(),
     "launch": set(),
-    "tables": set(),
+    "tables": {"columns.names"},
     "batches": {"columns", "shards.manifest"},
     "train": {"batches", "collective.base", "documents"},
     "models": {"columns", "documents", "features", "tables"},

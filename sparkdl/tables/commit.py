@@ -10,11 +10,10 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from sparkdl.config import require
@@ -30,10 +29,9 @@ from sparkdl.tables.delta import (
     open_table,
 )
 from sparkdl.tables.parquet import FileRow, partition_text
+from sparkdl.tables.record import Filter, Partition, TableFile, commit_facts, partition_predicate, removal_filter
 
 __all__ = ["TableFile", "WritePlan", "WriteResult", "active_files", "has_committed"]
-
-Partition = Mapping[str, str | None]
 
 _PARTITION_TYPES = ("string", "long", "integer", "short", "byte", "date", "boolean")
 
@@ -65,14 +63,6 @@ def has_committed(table: DeltaTable, transaction: AppTransaction | None) -> bool
         return False
     last = table.transaction_version(transaction.application)
     return last is not None and last >= transaction.version
-
-
-class TableFile(NamedTuple):
-    """One file of a table's version: its path as on disk, its size, its partition's values as the log spells them."""
-
-    path: str
-    bytes: int
-    partition: dict[str, str | None]
 
 
 def active_files(table: DeltaTable) -> list[TableFile]:
@@ -173,7 +163,6 @@ class WritePlan:
             AddAction(file.path, file.bytes, partition, file.modified, True, file.statistics)
             for file, partition in zip(files, written, strict=True)
         ]
-        properties = commit_properties(self.transaction, **{"sparkdl.write": write_id, "sparkdl.mode": self.mode})
         if table is None:
             with creating(self.uri, self.options):
                 create_table_with_add_actions(
@@ -183,26 +172,57 @@ class WritePlan:
                     mode="error",
                     partition_by=list(layout),
                     storage_options=delta_options(self.uri, self.options),
-                    commit_properties=properties,
+                    commit_properties=self._properties(None, files, (), None, write_id),
                 )
             return self._result(0, files, committed=True)
         self._check_nulls(table, files)
-        schema = self.schema if self.overwrite_schema else table.schema()
-        removes = self._removes(table, written) if self.mode == "replace" else []
-        if not adds and not removes and self.mode != "overwrite" and self.transaction is None:
+        active = active_files(table)
+        replaced = written if self.partitions is None else self.partitions
+        removed = [file for file in active if self._replaces(file, replaced)]
+        if not adds and not removed and self.mode != "overwrite" and self.transaction is None:
             return self._result(table.version(), ())
-        mode = "overwrite" if self.mode == "overwrite" else "append"
-        table.create_write_transaction([*removes, *adds], mode, schema, list(layout), commit_properties=properties)
+        schema = self.schema if self.overwrite_schema else table.schema()
+        mode, filters, actions = self._recorded_as(active, removed, layout)
+        predicate = partition_predicate(replaced) if self.mode == "replace" else None
+        properties = self._properties(table.version(), files, removed, predicate, write_id)
+        table.create_write_transaction(
+            [*actions, *adds], mode, schema, list(layout), filters, commit_properties=properties
+        )
         return self._result(table.version() + 1, files, committed=True)
 
-    def _removes(self, table: DeltaTable, written: Sequence[Partition]) -> list[RemoveAction]:
-        replaced = written if self.partitions is None else self.partitions
-        now = int(time.time() * 1000)
-        return [
-            RemoveAction(path, True, now, size, partition)
-            for path, size, partition in active_files(table)
-            if any(_inside(partition, one) for one in replaced)
-        ]
+    def _replaces(self, file: TableFile, replaced: Sequence[Partition]) -> bool:
+        if self.mode == "replace":
+            return any(_inside(file.partition, one) for one in replaced)
+        return self.mode == "overwrite"
+
+    def _recorded_as(
+        self, active: Sequence[TableFile], removed: Sequence[TableFile], layout: Sequence[str]
+    ) -> tuple[str, Filter | None, list[RemoveAction]]:
+        """The mode in delta-rs's words, the filter that finds the files to remove, or else their removal by name."""
+        if self.mode != "replace":
+            return self.mode, None, []
+        filters = removal_filter(active, removed, layout)
+        if filters is not None:
+            return "overwrite", filters, []
+        now = int(time.time() * 1000)  # delta-rs takes removals by name in commits of the mode "append" alone
+        return "append", None, [RemoveAction(file.path, True, now, file.bytes, file.partition) for file in removed]
+
+    def _properties(
+        self,
+        read_version: int | None,
+        files: Sequence[FileRow],
+        removed: Sequence[TableFile],
+        predicate: str | None,
+        write_id: str,
+    ) -> CommitProperties:
+        facts = commit_facts(
+            read_version=read_version,
+            blind=self.mode == "append",
+            predicate=predicate,
+            added=files,
+            removed=removed,
+        )
+        return commit_properties(self.transaction, **facts, **{"sparkdl.write": write_id, "sparkdl.mode": self.mode})
 
     def _check_partition_columns(self, layout: Sequence[str]) -> None:
         types = {field["name"]: field["type"] for field in json.loads(self.schema.to_json())["fields"]}

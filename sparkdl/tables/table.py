@@ -204,7 +204,7 @@ class Table:
             ConflictError: the table is not at ``expected_version``.
             SchemaError: the columns are not the table's.
         """
-        properties = commit_properties(transaction, **dict(metadata or {}))
+        properties = commit_properties(transaction, **{**(metadata or {}), "isBlindAppend": expected_version is None})
 
         def attempt() -> int:
             table = open_table(self.uri, self.storage_options)

@@ -1,0 +1,112 @@
+"""What the history says of a write, and how delta-rs is told to say it.
+
+Enters: the partitions that a write replaces, the files that it adds and removes. Leaves: the predicate in SQL, the
+facts of the commit in the words of other writers, and the filter that lets delta-rs record a replacement as the mode
+Overwrite. No Spark, no disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sparkdl.columns.names import quoted
+from sparkdl.tables.parquet import FileRow
+
+__all__ = ["Filter", "Partition", "TableFile", "commit_facts", "partition_predicate", "removal_filter"]
+
+Partition = Mapping[str, str | None]
+Filter = list[tuple[str, str, Any]]
+
+
+class TableFile(NamedTuple):
+    """One file of a table's version: its path as on disk, its size, its partition's values as the log spells them."""
+
+    path: str
+    bytes: int
+    partition: dict[str, str | None]
+
+
+def partition_predicate(partitions: Collection[Partition]) -> str:
+    """The rows of these partitions as Spark's SQL; those of one column become one list."""
+    names = {name for partition in partitions for name in partition}
+    if len(names) == 1 and all(partitions):
+        (name,) = names
+        values = dict.fromkeys(partition[name] for partition in partitions)
+        filled = ", ".join(_literal(value) for value in values if value is not None)
+        terms = [f"{quoted(name)} IN ({filled})"] if filled else []
+        terms += [f"{quoted(name)} IS NULL"] if None in values else []
+    else:
+        terms = list(dict.fromkeys(f"({_conjunction(partition)})" for partition in partitions))
+    return " OR ".join(terms) or "false"
+
+
+def _conjunction(partition: Partition) -> str:
+    terms = [
+        f"{quoted(name)} IS NULL" if value is None else f"{quoted(name)} = {_literal(value)}"
+        for name, value in partition.items()
+    ]
+    return " AND ".join(terms) or "true"
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def removal_filter(active: Sequence[TableFile], removed: Sequence[TableFile], layout: Sequence[str]) -> Filter | None:
+    """The filter of partitions that, among the active files, finds exactly those to remove.
+
+    delta-rs records a commit as an overwrite only where it finds the files to remove itself, by a conjunction of
+    columns; None where no conjunction tells the two kinds apart.
+    """
+    found: Filter = []
+    for name in layout:
+        values = {file.partition[name] for file in removed}
+        if values == {None}:
+            found.append((name, "=", ""))
+        elif None in values:  # a list of delta-rs never finds null
+            return None
+        else:
+            found.append((name, "in", sorted(str(value) for value in values)))
+    meant, wanted = {file.path for file in removed}, [{file.partition[name] for file in removed} for name in layout]
+    for file in active:
+        inside = all(file.partition[name] in values for name, values in zip(layout, wanted, strict=True))
+        if inside and file.path not in meant:
+            return None
+    return found
+
+
+def commit_facts(
+    *,
+    read_version: int | None,
+    blind: bool,
+    predicate: str | None,
+    added: Sequence[FileRow],
+    removed: Sequence[TableFile],
+) -> dict[str, Any]:
+    """What a commit says of itself beside its mode, as Spark's Delta spells it.
+
+    Args:
+        read_version: the version that was looked at; None for a table's first commit.
+        blind: whether the rows were added without a look at those that were there.
+        predicate: of the rows replaced; None without one.
+        added: the files that the write has made.
+        removed: the files that are no longer part of the table.
+    """
+    numbers = {
+        "numOutputRows": sum(file.rows for file in added),
+        "numFiles": len(added),
+        "numOutputBytes": sum(file.bytes for file in added),
+        "numRemovedFiles": len(removed),
+        "numRemovedBytes": sum(file.bytes for file in removed),
+    }
+    facts: dict[str, Any] = {
+        "isBlindAppend": blind,
+        "isolationLevel": "Serializable",
+        "operationMetrics": {name: str(number) for name, number in numbers.items()},
+    }
+    if read_version is not None:
+        facts["readVersion"] = read_version
+    if predicate is not None:
+        facts["operationParameters"] = {"predicate": predicate}
+    return facts
