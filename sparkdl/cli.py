@@ -36,35 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sparkdl", description="From Spark DataFrames to PyTorch models and back.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, pipeline_command, text in (
-        ("check", _check, "whether a pipeline file is sound; starts nothing"),
-        ("plan", _plan, "which windows are due and why, which steps would be kept; runs nothing"),
-        ("run", _run, "do what is due, from the source to predictions"),
-        ("status", _status, "last run, champion, windows done and due, who runs it now"),
-    ):
-        action = _command(commands, name, _with_exit_codes(pipeline_command), text)
-        action.add_argument("file", help="the pipeline file, a path or URI")
-        action.add_argument(
-            "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-            help="overrides a value of the file, such as train.epochs=5; may be given again",
-        )  # fmt: skip
-        if name in ("plan", "run"):
-            action.add_argument(
-                "--backfill", type=_from_to, metavar="FROM..TO", help="ingest these windows again in any case"
-            )
-            action.add_argument("--until", metavar="STEP", help="end after this step; the next run goes on from there")
-            action.add_argument(
-                "--without-training", action="store_true", help="ingest and let the champion predict, learn nothing"
-            )
-        if name == "run":
-            action.add_argument(
-                "--dry-run", action="store_true", help="print what plan prints, run nothing, exit as a run would"
-            )
-            action.add_argument(
-                "--ok-when-nothing",
-                action="store_true",
-                help="exit with 0, not 10 or 20, when nothing was new or the model was not promoted",
-            )
+    _pipeline_commands(commands)
     _command(commands, "doctor", _doctor, "what this machine has, and what really works on it")
 
     shards = commands.add_parser("shards", help="shard sets").add_subparsers(required=True, metavar="ACTION")
@@ -93,6 +65,44 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("promote", "rollback"):
             action.add_argument("--alias", default="champion", help="which alias (champion)")
     return parser
+
+
+def _pipeline_commands(commands: Any) -> None:
+    for name, pipeline_command, text in (
+        ("check", _check, "whether a pipeline file is sound, and its source has the columns; starts nothing"),
+        ("plan", _plan, "which windows are due and why, which steps would be kept; runs nothing"),
+        ("run", _run, "do what is due, from the source to predictions"),
+        ("status", _status, "last run, champion, windows done and due, who runs it now"),
+    ):
+        action = _command(commands, name, _with_exit_codes(pipeline_command), text)
+        action.add_argument("file", help="the pipeline file, a path or URI")
+        action.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+            help="overrides a value of the file, such as train.epochs=5; may be given again",
+        )  # fmt: skip
+        if name == "check":
+            action.add_argument(
+                "--offline", action="store_true",
+                help="do not look at the source's columns; without this, a source that cannot be reached is said, and "
+                "the file is sound all the same",
+            )  # fmt: skip
+        if name in ("plan", "run"):
+            action.add_argument(
+                "--backfill", type=_from_to, metavar="FROM..TO", help="ingest these windows again in any case"
+            )
+            action.add_argument("--until", metavar="STEP", help="end after this step; the next run goes on from there")
+            action.add_argument(
+                "--without-training", action="store_true", help="ingest and let the champion predict, learn nothing"
+            )
+        if name == "run":
+            action.add_argument(
+                "--dry-run", action="store_true", help="print what plan prints, run nothing, exit as a run would"
+            )
+            action.add_argument(
+                "--ok-when-nothing",
+                action="store_true",
+                help="exit with 0, not 10 or 20, when nothing was new or the model was not promoted",
+            )
 
 
 def _command(
@@ -129,11 +139,13 @@ def _with_exit_codes(
 def _check(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline import Pipeline
 
-    spec = Pipeline.load(options.file, options.overrides).spec
-    labels = ", ".join(spec.label)
-    console.print(
-        f"{options.file} is sound: pipeline {spec.name}, {len(spec.features)} features, label {labels}", soft_wrap=True
-    )
+    pipeline = Pipeline.load(options.file, options.overrides)
+    unknown = "" if options.offline else pipeline.check()
+    spec, labels = pipeline.spec, ", ".join(pipeline.spec.label)
+    text = f"{options.file} is sound: pipeline {spec.name}, {len(spec.features)} features, label {labels}"
+    console.print(text, markup=False, soft_wrap=True)
+    if unknown:
+        console.print(f"note: {unknown}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -50,6 +50,38 @@ def test_a_refused_file_is_told_with_all_its_lines(file, capsys):
         assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_columns_that_the_source_does_not_have_are_told_with_their_lines_before_spark_starts(file, command):
+    program = (
+        "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
+        "print([m for m in ('torch', 'pyspark') if m in sys.modules]); sys.exit(code)"
+    )
+    overrides = ["--set", "label={qualty: regression}", "--set", "features={colour: number}"]
+    words = [sys.executable, "-c", program, command, file, *overrides]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "qualty is no column of the source: write quality" in done.stderr
+    assert "features.colour is a column of string, and numbers are needed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_source_that_cannot_be_reached_is_said_and_the_file_is_sound_all_the_same(file, capsys):
+    assert main(["check", file, "--set", "source.path=nowhere.csv"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "is sound" in said[0]
+    assert "not looked at" in said[1]
+    assert "nowhere.csv" in said[1]
+    assert main(["check", file, "--set", "label={qualty: regression}", "--offline"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_columns_that_later_rows_may_have_are_said_and_not_refused(file, tmp_path, capsys):
+    (tmp_path / "wine.json").write_text('{"alcohol": 12.5, "quality": 6}\n' * 20_000)
+    assert main(["check", file, "--set", "source={kind: json, path: wine.json}"]) == 0
+    assert "do not have 'colour': check the spelling" in capsys.readouterr().out
+
+
 def test_a_source_that_is_not_there_is_refused_with_one_sentence(file, capsys):
     assert main(["run", file, "--set", "source.path=nowhere.csv"]) == 1
     said = capsys.readouterr().err

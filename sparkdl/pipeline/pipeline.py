@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.pipeline.check import check_source
 from sparkdl.pipeline.code import code_hash, importable
 from sparkdl.pipeline.file import PipelineFile, load
 from sparkdl.pipeline.functions import named_functions
@@ -69,6 +70,17 @@ class Pipeline:
     def spec(self) -> PipelineSpec:
         """What the file says, with defaults."""
         return self.file.spec
+
+    def check(self) -> str:
+        """Hold the file against the columns of its source, as far as they are known without Spark.
+
+        Returns:
+            what could not be checked, in words; empty where all of it was.
+
+        Raises:
+            PipelineFileError: columns are missing, or have types that their use does not fit.
+        """
+        return check_source(self._context())
 
     def run(
         self,

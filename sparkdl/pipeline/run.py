@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError
+from sparkdl.pipeline.check import check_source
 from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
@@ -42,6 +43,8 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         if nothing_new(context):
             record.end("nothing new", "source, file, code and champion are as they were")
         else:
+            if spark is None:  # else ingestion does, with what Spark knows
+                check_source(context)
             from sparkdl.pipeline.session import code_for_workers, open_session
             from sparkdl.pipeline.work.work import work
 

@@ -90,6 +90,10 @@ class Table:
         """The columns' names in order."""
         return [field["name"] for field in json.loads(self.schema_json(version))["fields"]]
 
+    def schema(self, version: int | None = None) -> pa.Schema:
+        """The columns' names and Arrow types in order."""
+        return pa.schema(self._open(version).schema().to_arrow())
+
     def partition_columns(self) -> list[str]:
         """The partition columns' names in order."""
         return list(self._open().metadata().partition_columns)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
+from sparkdl.pipeline.file.conditions import misspelt
 from sparkdl.pipeline.file.decode import Path
 from sparkdl.pipeline.file.problems import nearest
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
 
-__all__ = ["misfits"]
+__all__ = ["misfits", "read_of_source"]
 
-Columns = Mapping[str, pa.DataType]
+Columns = Mapping[str, pa.DataType | None]
 Found = Iterator[tuple[Path, str]]
 
 
@@ -27,13 +28,26 @@ def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) ->
 
     Args:
         spec: what the file says.
-        source: type of each column of the source.
+        source: type of each column of the source; None where it cannot be told.
         transformed: the same after the transform; None where there is none, or where nobody knows yet.
     """
     yield from _missing(_of_source(spec), source, "the source")
     later = source if spec.transform is None else transformed
     if later is not None:
-        yield from _missing(_of_rows(spec), later, "the source" if spec.transform is None else "the transform")
+        owner = "the source" if spec.transform is None else "the transform"
+        yield from _missing(_of_rows(spec), later, owner)
+        for name, each in spec.expect.items():
+            for word, near in misspelt(each.check, list(later)):
+                yield (
+                    ("expect", name, "check"),
+                    f"={each.check!r} reads {word!r}, which is no column of {owner}: write {near}",
+                )
+
+
+def read_of_source(spec: PipelineSpec) -> list[str]:
+    """The columns of the source that a file reads by name, each once; a transform may read others."""
+    rows = _of_rows(spec) if spec.transform is None else ()
+    return list(dict.fromkeys(use.column for use in (*_of_source(spec), *rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +106,9 @@ def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Found:
     for use in uses:
         shown = "" if use.named else f"={use.column!r}"
         kind = columns.get(use.column)
-        if kind is None:
+        if use.column not in columns:
             yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
-        elif not use.fits(kind):
+        elif kind is not None and not use.fits(kind):
             nested = _is_nested(kind, use.wanted)
             remedy = "take what you need of it in transform" if nested else _REMEDY
             column = f"is a {'nested ' if nested else ''}column of {kind}"

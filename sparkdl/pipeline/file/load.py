@@ -68,12 +68,12 @@ class PipelineFile:
         return problems.error()
 
     def check_columns(
-        self, source: Mapping[str, pa.DataType], transformed: Mapping[str, pa.DataType] | None = None
+        self, source: Mapping[str, pa.DataType | None], transformed: Mapping[str, pa.DataType] | None = None
     ) -> None:
         """Hold the file against the columns that there are.
 
         Args:
-            source: the type of each column of the source.
+            source: the type of each column of the source; None where it cannot be told.
             transformed: of each column that the transform makes of it; None if there is no transform, or if its
                 columns are not known yet: then only what is read of the source itself is checked.
 
@@ -85,6 +85,12 @@ class PipelineFile:
         found = list(misfits(self.spec, source, transformed))
         if found:
             raise self.refused(found)
+
+    def columns_not_in(self, source: Mapping[str, pa.DataType | None]) -> list[str]:
+        """The columns of the source that the file reads and ``source`` does not have, each once."""
+        from sparkdl.pipeline.file.columns import read_of_source
+
+        return [column for column in read_of_source(self.spec) if column not in source]
 
 
 def load(

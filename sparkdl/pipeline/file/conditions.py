@@ -1,0 +1,57 @@
+"""Names in a SQL condition that were most likely meant to be columns.
+
+Enters: the text of a condition, and the columns that there are. Leaves: each word of it that is no column, no word of
+SQL, and nearly a column. Whether a condition is right, Spark alone can tell; what is said here is certainly wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from sparkdl.pipeline.file.problems import nearest
+
+__all__ = ["misspelt"]
+
+_TOKEN = re.compile(
+    r"(?P<skip>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/|\d[\w.]*|\s+)"
+    r"|(?P<quoted>`(?:[^`]|``)*`)|(?P<word>[^\W\d]\w*)|(?P<other>.)",
+    re.DOTALL,
+)
+_SQL = frozenset(
+    re.split(
+        r"\s+",
+        """all and any anti array as asc between binary bigint boolean byte case cast char collate cross cube current
+        current_catalog current_database current_date current_schema current_time current_timestamp
+        current_user date day days dayofyear dec decimal desc distinct div double else end escape except
+        exists extract false filter first float following for from full group having hour hours if ilike in
+        inner int integer intersect interval into is join last lateral left like limit localtime
+        localtimestamp long map microsecond microseconds millisecond milliseconds minus minute minutes month
+        months named_struct nanosecond nanoseconds natural not null nulls numeric offset on or order outer
+        over partition preceding quarter range real regexp right rlike row rows second seconds select
+        session_user short similar smallint some string struct table then time timestamp timestamp_ltz
+        timestamp_ntz tinyint to trailing true try_cast unbounded union unique unknown user using values
+        varchar variant week weeks when where window with within year years"""
+        "",
+    )
+)
+
+
+def misspelt(condition: str, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each word that is no column but nearly one, with that column."""
+    known = {name.lower() for name in columns}
+    tokens = [found for found in _TOKEN.finditer(condition) if found["skip"] is None]
+    texts = [found[0] for found in tokens]
+    if any(pair == ["-", ">"] for pair in (texts[at : at + 2] for at in range(len(texts)))):
+        return  # the parameters of a lambda are no columns
+    for at, found in enumerate(tokens):
+        word = found["word"] or (found["quoted"] or "")[1:-1].replace("``", "`")
+        before, after = texts[at - 1].lower() if at else "", texts[at + 1] if at + 1 < len(texts) else ""
+        plain = found["quoted"] is None
+        if not word or word.lower() in known or (plain and word.lower() in _SQL):
+            continue
+        if before in (".", ":", "as") or after in (".", ":") or (plain and after == "("):
+            continue  # a field, a type, a function
+        near = nearest(word, columns)
+        if near is not None:
+            yield word, near

@@ -1,0 +1,86 @@
+"""The columns of a source as they are told without Spark: names and types of each kind of source."""
+
+from __future__ import annotations
+
+import gzip
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.errors import DataError
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.columns import columns_of, columns_of_ddl, header_names
+from sparkdl.pipeline.rows.source import look_at
+from sparkdl.tables.table import Table
+
+
+def found(source):
+    spec = loads(f"source: {source}\nlabel: {{y: binary}}\nfeatures: {{x: number}}").spec
+    return columns_of(spec.source, look_at(spec.source))
+
+
+def test_columns_of_all_parquet_files_and_of_their_folders(tmp_path):
+    for day, table in (("2026-03-01", {"a": [1]}), ("2026-03-02", {"a": [1], "later": ["x"]})):
+        (tmp_path / f"day={day}" / "n=1").mkdir(parents=True)
+        pq.write_table(pa.table(table), tmp_path / f"day={day}" / "n=1" / "rows.parquet")
+    columns = found(f"{{kind: parquet, path: {tmp_path}}}")
+    assert columns.whole
+    assert columns.types == {"a": pa.int64(), "later": pa.string(), "day": pa.date32(), "n": pa.int64()}
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    (tmp_path / "rows.parquet").write_text("nothing of the kind")
+    with pytest.raises(DataError, match=r"rows\.parquet is no Parquet file"):
+        found(f"{{kind: parquet, path: {tmp_path}}}")
+
+
+def test_columns_of_a_version_of_a_delta_table(tmp_path):
+    Table(str(tmp_path / "t")).append(pa.table({"a": pa.array([1], pa.int16()), "b": [[1.5]]}))
+    assert found(f"{{kind: delta, table: {tmp_path}/t, version: 0}}").types == {
+        "a": pa.int16(),
+        "b": pa.list_(pa.float64()),
+    }
+
+
+def test_a_header_and_what_is_plainly_a_text(tmp_path):
+    with gzip.open(tmp_path / "rows.csv.gz", "wt") as file:
+        file.write('\ufeffid;said;"a; b";when;none\n1;NA;1,5;2026-03-01 10:00;?\n2;good;;2026-03-02;?\n')
+    columns = found(f'{{kind: csv, path: {tmp_path}, options: {{sep: ";", nullValue: "?"}}}}')
+    assert columns.types == {"id": None, "said": pa.string(), "a; b": None, "when": None, "none": None}
+    bare = found(f'{{kind: csv, path: {tmp_path}, options: {{sep: ";", header: false}}}}')
+    assert list(bare.types) == ["_c0", "_c1", "_c2", "_c3", "_c4"]
+
+
+def test_names_that_spark_makes_of_a_header(spark, tmp_path):
+    cells = ["a", "", "A", "b", "b", "c"]
+    (tmp_path / "rows.csv").write_text(",".join(cells) + "\n1,2,3,4,5,6\n")
+    assert header_names(cells) == spark.read.csv(str(tmp_path), header=True).columns
+
+
+def test_the_first_rows_of_json_may_not_have_every_column(tmp_path):
+    line = '{"a": 1, "b": [1]}\n'
+    (tmp_path / "rows.json").write_text(line)
+    assert found(f"{{kind: json, path: {tmp_path}}}").whole
+    (tmp_path / "rows.json").write_text(line * 20_000)
+    columns = found(f"{{kind: json, path: {tmp_path}}}")
+    assert (columns.types, columns.whole) == ({"a": None, "b": None}, False)
+    (tmp_path / "rows.json").write_text("[1,\n")
+    with pytest.raises(DataError, match="no JSON object"):
+        found(f"{{kind: json, path: {tmp_path}}}")
+
+
+def test_a_schema_in_the_file_is_taken_at_its_word(tmp_path):
+    (tmp_path / "rows.csv").write_text("1,2\n")
+    ddl = "id BIGINT NOT NULL, `a ``b``, c` DECIMAL(10, 2) COMMENT 'x, y', d: ARRAY<STRUCT<e: INT, f: INT>>, g date"
+    assert columns_of_ddl(ddl) == {"id": pa.int64(), "a `b`, c": pa.decimal128(10), "d": None, "g": pa.date32()}
+    columns = found(f"{{kind: csv, path: {tmp_path}, schema: 'a INT, b STRING'}}")
+    assert columns.types == {"a": pa.int32(), "b": pa.string()}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{kind: sql, query: SELECT 1}", "{kind: delta, table: a.b.c}", "{kind: function, function: 'a:b'}"],
+)
+def test_what_spark_alone_knows_is_said(source):
+    assert "Spark alone" in found(source).why_not
