@@ -179,10 +179,16 @@ def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Itera
     inputs = train_inputs(context, content_key("shards", inputs))
     trained = steps.find("train", inputs, Trained, lambda done: bundle_is_whole(done.bundle))
     yield _kept(trained is not None, "model, train, label or their code differ")
-    train = content_key("train", inputs)
-    inputs = evaluate_inputs(context, train, judged_against(context, train))
-    yield _kept(steps.known("evaluate", inputs), "publish or report differ")
-    yield _kept(steps.known("publish", publish_inputs(context, train)), "publish differs")
+    fresh = [name for name in parts.test if name not in content]
+    if fresh:
+        yield "done again", f"of the test windows {_count(fresh)}"
+        return
+    judged = publish_inputs(context, parts, content, content_key("train", inputs))
+    yield _kept(
+        steps.known("evaluate", evaluate_inputs(context, judged, judged_against(context, judged))),
+        "publish, report or the test windows differ" if parts.test else "publish or report differ",
+    )
+    yield _kept(steps.known("publish", judged), "publish differs")
 
 
 def _scoring(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sparkdl.pipeline.plan import Plan
+from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Evaluated
 from sparkdl.pipeline.status import Status
@@ -29,9 +30,7 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     yield "rows", _rows(record)
     warned = {name.removeprefix("warning: "): n for name, n in record.rows.items() if name.startswith("warning: ")}
     yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in warned.items())
-    parts = [
-        f"{part} {_span(record.windows[part])}" for part in ("train", "validate", "score") if part in record.windows
-    ]
+    parts = [f"{part} {_span(record.windows[part])}" for part in PARTS if part in record.windows]
     yield "windows", "; ".join(parts)
     trained = record.trained
     if trained is not None:

@@ -16,6 +16,8 @@ FILES = Path(__file__).parent / "files"
 MINIMAL = [
     (["split={by: time}"], "split.by='time' needs source.time or source.partition"),
     (["split={by: hash, train: 0.9, validate: 0.2}"], "split has train=0.9, validate=0.2 and score=0.1, together 1.2"),
+    (["split={by: hash, test: 0.1}"], "split has train=0.8, validate=0.1, test=0.1 and score=0.1, together 1.1"),
+    (["split={by: column, column: f, train: [1], validate: [2], test: [2]}"], "split.test holds 2, which validate holds"),
     (["split={by: hash, train: -0.1}"], "split.train=-0.1 is not above 0"),
     (["split={by: column, column: fold, train: [1, 2], validate: [2]}"], "split.validate holds 2, which train holds, too"),
     (["split={by: column, column: fold, train: [1], validate: [2], score: [1]}"], "split.score holds 1, which train"),
@@ -118,5 +120,8 @@ def test_a_gate_over_windows_holds_out_as_many_as_it_needs():
     load(FILES / "minimal.yaml", daily)
     with pytest.raises(PipelineFileError, match=r"needs 5 windows .* split\.validate='4 days' holds out 4"):
         load(FILES / "minimal.yaml", [*daily, "split.validate=4 days"])
+    load(FILES / "minimal.yaml", [*daily, "split.validate=1 day", "split.test=5 days"])
+    with pytest.raises(PipelineFileError, match=r"needs 5 windows .* split\.test='4 days' holds out 4"):
+        load(FILES / "minimal.yaml", [*daily, "split.test=4 days"])
     with pytest.raises(PipelineFileError, match=r"needs 7 windows .* split\.validate='5 days' holds out 5"):
         load(FILES / "minimal.yaml", [*daily, "publish.gate.confidence=0.99"])

@@ -11,6 +11,7 @@ import pytest
 from sparkdl.errors import DataError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.parts import PARTS, rows_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.tables.table import Table
@@ -40,7 +41,7 @@ def pipeline(cancer, root, *overrides):
     features:
       {", ".join(columns)}: number
     label: {{target: binary}}
-    split: {{by: hash, train: 0.6, validate: 0.2, score: 0.2}}
+    split: {{by: hash, train: 0.6, validate: 0.1, test: 0.15, score: 0.15}}
     train: {{epochs: 8, batch_size: 32, learning_rate: 0.003, num_proc: 2, verbose: 0}}
     publish: {{metric: auc, gate: {{floors: [auc >= 0.9], min_rows: 50}}}}
     """
@@ -53,8 +54,16 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert (first.outcome, first.exit_code) == ("promoted", 0), first
     assert first.rows["read"] == first.rows["kept"] == 569
     assert first.evaluated.decision.challenger.values["auc"] > 0.97
+    clean = Table(first.places["clean"]).read(spark)
+    parts = {part: {row.patient for row in rows_of(clean, file.spec, part, ["all"]).collect()} for part in PARTS}
+    assert [len(parts[part]) for part in ("train", "validate", "test")] == [
+        first.rows[part] for part in ("train", "validate", "test")
+    ]
+    assert sum(map(len, parts.values())) == len(set().union(*parts.values())) == 569
+    assert first.evaluated.decision.rows == len(parts["test"])  # and not of those that chose the epoch
     predictions = Table(first.places["predictions"]).rows().to_pandas()
     assert len(predictions) == first.predictions["all"]
+    assert set(predictions["patient"]) == parts["score"]
     assert set(predictions["prediction"]) == {"0", "1"}
     assert set(predictions["model_version"]) == {1}
     assert set(predictions["run_id"]) == {first.run_id}

@@ -32,6 +32,8 @@ COMMON = {"key": ["order_id", "line"], "time": "ordered_at", "every": "hour"}
 WINDOWS = {"publish": {"gate": {"over": "key"}, "label": "returned"}}
 
 # What a source, a split and the rest may be instead of what they are in full.yaml.
+SHARES = {"train": 0.5, "validate": 0.25, "test": 0.1, "score": 0.15}
+FOLDS = {"train": [1], "validate": [2], "test": [4], "score": [3]}
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "parquet": {"source": {"kind": "parquet", "path": "/d", "options": {"mergeSchema": True}, **COMMON}},
@@ -40,8 +42,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sql": {"source": {"kind": "sql", "query": "SELECT 1", **COMMON}},
     "function": {"source": {"kind": "function", "function": "a:b", "arguments": {"x": 1}, **COMMON}},
     "partition": {"source": {"kind": "delta", "table": "/d", "partition": "day", "every": "hour"}},
-    "hash": {"split": {"by": "hash", "train": 0.5, "validate": 0.25, "score": 0.25, "seed": 3}, **WINDOWS},
-    "column": {"split": {"by": "column", "column": "fold", "train": [1], "validate": [2], "score": [3]}, **WINDOWS},
+    "hash": {"split": {"by": "hash", "train": 0.5, "validate": 0.25, "test": 0.1, "score": 0.15, "seed": 3}, **WINDOWS},
+    "column": {
+        "split": {"by": "column", "column": "fold", "train": [1], "validate": [2], "test": [4], "score": [3]},
+        **WINDOWS,
+    },
     "sql transform": {"transform": {"sql": "SELECT * FROM source"}},
     "classes hashed": {"features": {"x": {"type": "category", "buckets": 10}}, "drift": {"ignore": ["x"]}},
     "registry": {"places": {}, "publish": {"registry": "/r", "label": "returned"}},

@@ -96,9 +96,9 @@ def _split_has_what_it_needs(source: Source, split: Split | None, label: Mapping
             yield ("split", "by"), "='time' needs source.time or source.partition: name the column, or split by hash"
             return
         step = hours_of(f"1 {source.every}")
-        for name in ("train", "validate", "score"):
+        for name in ("train", "validate", "test", "score"):
             length = getattr(split, name)
-            if length != "all" and hours_of(length) % step:
+            if length not in ("all", None) and hours_of(length) % step:
                 yield (
                     ("split", name),
                     f"={length!r} is not a multiple of source.every={source.every!r}: change one of them",
@@ -144,14 +144,13 @@ def _gate_can_draw(source: Source, split: Split | None, publish: Publish) -> Fou
     if publish.gate.over == "window" and not by_time:
         yield ("publish", "gate", "over"), "='window' needs windows, and the split is not by time: write key"
     if publish.gate.over == "window" and isinstance(split, TimeSplit):
-        held_out, needed = (
-            hours_of(split.validate) // hours_of(f"1 {source.every}"),
-            max(MIN_GROUPS, least_groups(publish.gate.confidence)),
-        )
+        name, length = ("test", split.test) if split.test else ("validate", split.validate)
+        held_out = hours_of(length) // hours_of(f"1 {source.every}")
+        needed = max(MIN_GROUPS, least_groups(publish.gate.confidence))
         if held_out < needed:
             yield (
                 ("publish", "gate", "over"),
-                f"='window' needs {needed} windows to tell a gain from chance, and split.validate={split.validate!r} "
+                f"='window' needs {needed} windows to tell a gain from chance, and split.{name}={length!r} "
                 f"holds out {held_out}: hold out more, or leave over out",
             )
     if publish.gate.over == "key" and not source.key:

@@ -1,4 +1,4 @@
-"""Which rows train, which validate, which are scored: parts of the clean rows.
+"""Which rows train, validate, test and are scored: parts of the clean rows.
 
 Enters: the section ``split``, the windows with clean rows. Leaves: for each part its windows, and the rows of it.
 By time a part is whole windows; by a hash or a column every window can hold rows of each part.
@@ -22,9 +22,10 @@ from sparkdl.pipeline.spec.base import hours_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Part", "parts_of", "rows_of", "unit_of"]
+__all__ = ["PARTS", "Part", "Parts", "parts_of", "rows_of", "unit_of"]
 
-Part = Literal["train", "validate", "score"]
+Part = Literal["train", "validate", "test", "score"]
+PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
 _SLOTS = 1_000_000
 
 
@@ -35,11 +36,17 @@ class Parts:
     train: tuple[str, ...]
     validate: tuple[str, ...]
     score: tuple[str, ...]
+    test: tuple[str, ...] = ()
 
     def windows(self, part: Part) -> tuple[str, ...]:
         """Those of one part."""
         found: tuple[str, ...] = getattr(self, part)
         return found
+
+    @property
+    def judging(self) -> Part:
+        """The part whose rows judge champion and challenger: those to test, if there are any."""
+        return "test" if self.test else "validate"
 
 
 def parts_of(spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: bool = True) -> Parts:
@@ -58,16 +65,18 @@ def parts_of(spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: boo
         raise DataError("there is no window with clean rows: check source and expect")
     if not isinstance(spec.split, TimeSplit):
         everything = tuple(sorted(windows))
-        return Parts(train=everything, validate=everything, score=everything)
+        tested = everything if spec.split is not None and spec.split.test else ()
+        return Parts(train=everything, validate=everything, test=tested, score=everything)
     split = spec.split
     found: Windows = split_by_time(
         windows,
         train=None if split.train == "all" else hours_of(split.train),
         validate=hours_of(split.validate),
         score=hours_of(split.score),
-        needed=("train", "validate", "score") if train else ("score",),
+        test=hours_of(split.test) if split.test else 0,
+        needed=("train", "validate", "test", "score") if train else ("score",),
     )
-    return Parts(train=found.training, validate=found.validation, score=found.scoring)
+    return Parts(train=found.training, validate=found.validation, test=found.testing, score=found.scoring)
 
 
 def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[str]) -> DataFrame:
@@ -108,7 +117,8 @@ def _condition(clean: DataFrame, spec: PipelineSpec, part: Part) -> Column | Non
 
     split = spec.split
     if isinstance(split, HashSplit):
-        first = {"train": 0.0, "validate": split.train, "score": split.train + split.validate}[part]
+        order: tuple[Part, ...] = ("train", "validate", "score", "test")  # with or without test, the others stay
+        first = sum(getattr(split, name) for name in order[: order.index(part)])
         low, high = round(first * _SLOTS), round((first + getattr(split, part)) * _SLOTS)
         slot = F.pmod(F.xxhash64(F.lit(split.seed), *_units(clean, spec)), F.lit(_SLOTS))
         return slot.between(low, high - 1)

@@ -1,4 +1,4 @@
-"""Windows of time: which are due, which train, which validate, which are scored. Pure arithmetic on names.
+"""Windows of time: which are due, and which train, validate, test and are scored. Pure arithmetic on names.
 
 Enters: windows with the fingerprint of what the source holds for each, and what was done before. Leaves: the windows
 to do, and the split. A window is named by its start in UTC, ``2026-03-02`` (a day) or ``2026-03-02T05`` (an hour), so
@@ -32,10 +32,11 @@ _NAME = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2})?")
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Which windows train, which validate, which are scored; each in order, and each after those before it."""
+    """Which windows train, validate, test and are scored; each in order, and each after those before it."""
 
     training: tuple[str, ...]
     validation: tuple[str, ...]
+    testing: tuple[str, ...]
     scoring: tuple[str, ...]
 
 
@@ -78,9 +79,10 @@ def split_by_time(
     train: int | None,
     validate: int,
     score: int,
-    needed: Collection[str] = ("train", "validate", "score"),
+    test: int = 0,
+    needed: Collection[str] = ("train", "validate", "test", "score"),
 ) -> Windows:
-    """Divide windows by time: the newest hours are scored, those before validate, those before train.
+    """Divide windows by time: the newest hours are scored, those before test, validate and train, in this order.
 
     Hours are counted back from the end of the newest window; a gap in the data is a gap in its part, and moves nothing.
 
@@ -89,6 +91,7 @@ def split_by_time(
         train: hours that train: a window that slides; None takes all there are: one that grows.
         validate: hours that validate.
         score: hours that are scored.
+        test: hours that test; none by default.
         needed: parts that must have a window.
 
     Raises:
@@ -99,20 +102,21 @@ def split_by_time(
         raise DataError("the source has no window with rows: check the source, or wait for data")
     size = timedelta(hours=1 if len(ordered[-1]) == 13 else 24)
     end = _start(ordered[-1]) + size
-    scored, held = end - timedelta(hours=score), end - timedelta(hours=score + validate)
-    first = None if train is None else held - timedelta(hours=train)
-    parts: dict[str, list[str]] = {"train": [], "validate": [], "score": []}
-    for name in ordered:
-        start = _start(name)
-        if first is None or start >= first:
-            parts["score" if start >= scored else "validate" if start >= held else "train"].append(name)
-    for part, found in parts.items():
-        if part in needed and not found:
+    lengths = {"train": train, "validate": validate, "test": test, "score": score}
+    parts: dict[str, tuple[str, ...]] = {}
+    for part, hours in reversed(lengths.items()):
+        begin = None if hours is None else end - timedelta(hours=hours)
+        parts[part] = tuple(name for name in ordered if _start(name) < end and (begin is None or _start(name) >= begin))
+        end = end if begin is None else begin
+    for part, hours in lengths.items():
+        if part in needed and not parts[part] and hours != 0:
+            tested = f", {test} to test" if test else ""
             raise DataError(
                 f"split.{part} has no window with rows: the source has {_span(ordered)} ({len(ordered)} windows), "
-                f"{score} hours to score and {validate} to validate end with the newest: wait for data, or change split"
+                f"{score} hours to score{tested} and {validate} to validate end with the newest: wait for data, or "
+                "change split"
             )
-    return Windows(training=tuple(parts["train"]), validation=tuple(parts["validate"]), scoring=tuple(parts["score"]))
+    return Windows(training=parts["train"], validation=parts["validate"], testing=parts["test"], scoring=parts["score"])
 
 
 def _start(name: str) -> datetime:

@@ -4,6 +4,7 @@ Enters: what the user wrote. Leaves: frozen values; what they contradict in othe
 The features, their types and options are ``sparkdl.features.spec``'s.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -274,13 +275,21 @@ _Train = Annotated[
 ]
 
 
+_TEST = (
+    "Held out, too: judges champion and challenger on rows that chose nothing. An epoch that was chosen by the rows "
+    "that judge it looks a little better than it is, the best of many trials much better."
+)
+
+
 class TimeSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="time"):
-    """Windows in time, one after the other: train, validate, score; the last one ends with the newest rows."""
+    """Windows in time, one after the other: train, validate, test, score; the last one ends with the newest rows."""
 
     train: _Train = "all"
     validate: Annotated[
-        Duration, Meta(description="Held out after the training window: judges epochs, champion and challenger.")
+        Duration,
+        Meta(description="Held out after the training window: chooses the epoch, and judges models without test."),
     ] = "1 day"
+    test: Annotated[Duration | None, Meta(description=_TEST)] = None
     score: Annotated[Duration, Meta(description="The newest rows, unseen in training, that the champion scores.")] = (
         "1 day"
     )
@@ -298,18 +307,20 @@ class HashSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="hash"):
     ] = ()
     train: Annotated[float, Meta(gt=0, le=1, description="Share of the rows that trains.")] = 0.8
     validate: Annotated[
-        float, Meta(gt=0, le=1, description="Share held out: judges epochs, champion and challenger.")
+        float, Meta(gt=0, le=1, description="Share held out: chooses the epoch, and judges models without test.")
     ] = 0.1
+    test: Annotated[Fraction, Meta(description=_TEST)] = 0.0
     score: Annotated[Fraction, Meta(description="Share, unseen in training, that the champion scores.")] = 0.1
     seed: Annotated[int, Meta(ge=0, description="Another seed chooses other rows.")] = 0
 
     def _misfits(self) -> Iterator[Wrong]:
-        total = self.train + self.validate + self.score
+        total = self.train + self.validate + self.test + self.score
         if total > 1 + 1e-9:
+            tested = f", test={self.test}" if self.test else ""
             yield (
                 "",
-                f" has train={self.train}, validate={self.validate} and score={self.score}, together {total:g}, "
-                "above 1: lower one of them",
+                f" has train={self.train}, validate={self.validate}{tested} and score={self.score}, together {total:g},"
+                " above 1: lower one of them",
             )
 
 
@@ -322,13 +333,15 @@ class ColumnSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="colum
     column: Annotated[Column, Meta(description="The column.")]
     train: Annotated[_Values, Meta(min_length=1, description="Its values in rows that train.")]
     validate: Annotated[
-        _Values, Meta(min_length=1, description="Its values in rows held out, which judge epochs and models.")
+        _Values,
+        Meta(min_length=1, description="Its values in rows held out: choose the epoch, and judge models without test."),
     ]
+    test: Annotated[_Values, Meta(description=_TEST)] = ()
     score: Annotated[_Values, Meta(description="Its values in rows that the champion scores.")] = ()
 
     def _misfits(self) -> Iterator[Wrong]:
-        parts = {"train": self.train, "validate": self.validate, "score": self.score}
-        for first, second in (("train", "validate"), ("train", "score"), ("validate", "score")):
+        parts = {"train": self.train, "validate": self.validate, "test": self.test, "score": self.score}
+        for first, second in itertools.combinations(parts, 2):
             for value in parts[second]:
                 if value in parts[first]:
                     yield second, f" holds {value!r}, which {first} holds, too: a row can have one part only"

@@ -100,26 +100,27 @@ def bundle_is_whole(uri: str) -> bool:
     return True
 
 
-def publish_inputs(context: Context, train: str) -> Inputs:
+def publish_inputs(context: Context, parts: Parts, content: Content, train: str) -> Inputs:
     """What decides the publication of the training of that key.
 
     The champion is not among it: a challenger is judged once, and does not come back by itself after a rollback.
     """
-    return {"version": VERSION, "train": train, "publish": context.settings["publish"]}
+    tested = {"test": {name: content[name] for name in parts.test}} if parts.test else {}
+    return {"version": VERSION, "train": train, "publish": context.settings["publish"], **tested}
 
 
-def judged_against(context: Context, train: str) -> int | None:
-    """The version that the training of that key is compared with: the champion when it was first judged, or now."""
-    before = context.steps.find("publish", publish_inputs(context, train), Published)
+def judged_against(context: Context, publish: Inputs) -> int | None:
+    """The version that a publication's model is compared with: the champion when it was first judged, or now."""
+    before = context.steps.find("publish", publish, Published)
     if before is not None:
         return before.against
     champion = context.champion()
     return champion.version if champion is not None else None
 
 
-def evaluate_inputs(context: Context, train: str, against: int | None) -> Inputs:
-    """What decides the evaluation of the training of that key against a version."""
-    return {**publish_inputs(context, train), "report": context.settings["report"], "against": against}
+def evaluate_inputs(context: Context, publish: Inputs, against: int | None) -> Inputs:
+    """What decides the evaluation of a publication's model against a version."""
+    return {**publish, "report": context.settings["report"], "against": against}
 
 
 def score_inputs(context: Context, champion: ModelVersion, windows: Content) -> dict[str, Inputs]:

@@ -1,6 +1,6 @@
 """Evaluation: challenger and champion on the same held-out rows, and what the gate says of them.
 
-Enters: the bundles of two models, the validation rows. Leaves: a ``Decision`` with the metrics of both, and the
+Enters: the bundles of two models, the rows to judge them by. Leaves: a ``Decision`` with the metrics of both, and the
 challenger's metrics by slice. Each row passes both models in one query, so that both are measured on the same rows.
 """
 
@@ -49,7 +49,7 @@ def evaluate(
     """Measure on held-out rows, and decide.
 
     Args:
-        rows: of the validation part, with raw columns and labels.
+        rows: of the part that judges, with raw columns and labels.
         spec: the pipeline.
         labels: as the challenger was trained.
         challenger: address of its bundle.
@@ -150,7 +150,8 @@ def _over(spec: PipelineSpec) -> str:
     if spec.publish.gate.over is not None:
         return spec.publish.gate.over
     size = 1 if spec.source.every == "hour" else 24
-    held_out = hours_of(spec.split.validate) // size if isinstance(spec.split, TimeSplit) else 0
+    split = spec.split
+    held_out = hours_of(split.test or split.validate) // size if isinstance(split, TimeSplit) else 0
     return "window" if held_out >= _LEAST_WINDOWS else "key"
 
 

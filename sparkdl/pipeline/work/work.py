@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import ConflictError
+from sparkdl.errors import ConflictError, DataError
 from sparkdl.models.registry import Lineage, ModelVersion
-from sparkdl.pipeline.rows.parts import Part, Parts, parts_of, rows_of
+from sparkdl.pipeline.rows.parts import PARTS, Part, Parts, parts_of, rows_of
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import (
@@ -28,6 +28,7 @@ from sparkdl.pipeline.state.results import Evaluated, Published, Trained
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.evaluate import evaluate
 from sparkdl.pipeline.work.ingest import Ingested, ingest
+from sparkdl.pipeline.work.labels import check_labels, check_weight
 from sparkdl.pipeline.work.predict import score_windows
 from sparkdl.pipeline.work.prepare import Prepared, cut_shards, fit_features
 from sparkdl.pipeline.work.training import train
@@ -76,8 +77,8 @@ class _Work:
         yield "ingest"
         known = context.tables.ledger.windows()
         parts = parts_of(spec, known, train=context.train)
-        needed: tuple[Part, ...] = ("train", "validate", "score") if context.train else ("score",)
-        record.windows |= {part: list(parts.windows(part)) for part in needed}
+        needed: tuple[Part, ...] = PARTS if context.train else ("score",)
+        record.windows |= {part: list(parts.windows(part)) for part in needed if parts.windows(part)}
         content = {name: books.content for name, books in known.items()}
         clean = context.tables.table("clean").read(self.spark)
         if context.train:
@@ -86,7 +87,7 @@ class _Work:
             prepared = cut_shards(context, clean, (parts, content), fitted)
             record.rows |= {"train": prepared.train_rows, "validate": prepared.validate_rows}
             yield "shards"
-            yield from self._learn(clean, parts, prepared)
+            yield from self._learn(clean, parts, content, prepared)
         self._score(clean, parts, content)
         yield "score"
 
@@ -120,7 +121,7 @@ class _Work:
         record.rows |= {f"warning: {name}": count for name, count in ingested.warned.items()}
         record.places |= {name: self.context.tables.table(name).uri for name in ("clean", "quarantine", "ledger")}
 
-    def _learn(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> Iterator[str]:
+    def _learn(self, clean: DataFrame, parts: Parts, content: Mapping[str, str], prepared: Prepared) -> Iterator[str]:
         """Train, evaluate, publish; promote where the gate says so. Tells the name of each step once it is done."""
         spec, record = self.spec, self.record
         inputs = train_inputs(self.context, prepared.key)
@@ -133,16 +134,15 @@ class _Work:
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
         yield "train"
-        judged = publish_inputs(self.context, key)
-        against = judged_against(self.context, key)
+        judged = publish_inputs(self.context, parts, content, key)
+        against = judged_against(self.context, judged)
 
         def measured() -> Evaluated:
-            rows = rows_of(clean, spec, "validate", parts.validate)
+            rows, count = self._judging(clean, parts, prepared)
             other = self.context.registry.get(str(spec.publish.name), against).uri if against is not None else None
-            trusted, count = self.context.trusted, prepared.validate_rows
-            return evaluate(rows, spec, prepared.labels, trained.bundle, other, trusted, count)
+            return evaluate(rows, spec, prepared.labels, trained.bundle, other, self.context.trusted, count)
 
-        measuring = evaluate_inputs(self.context, key, against)
+        measuring = evaluate_inputs(self.context, judged, against)
         evaluated = self.context.steps.do("evaluate", measuring, Evaluated, measured)
         record.evaluated = evaluated
         yield "evaluate"
@@ -152,6 +152,19 @@ class _Work:
         record.model |= {"name": spec.publish.name, "version": published.version, "promoted": published.reason}
         self.published = published
         yield "publish"
+
+    def _judging(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> tuple[DataFrame, int]:
+        """The rows that judge champion and challenger, checked as those of shards are, and their number."""
+        rows = rows_of(clean, self.spec, parts.judging, parts.windows(parts.judging))
+        if parts.judging == "validate":
+            return rows, prepared.validate_rows
+        check_labels(rows, prepared.labels, "test")
+        if self.spec.weight is not None:
+            check_weight(rows, self.spec.weight, "test")
+        self.record.rows["test"] = count = rows.count()
+        if not count:
+            raise DataError("split.test has no rows: hold out more, or leave it out")
+        return rows, count
 
     def _publish(
         self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str, shard_key: str

@@ -57,6 +57,14 @@ def test_the_newest_hours_are_scored_those_before_validate_those_before_train():
     assert split_by_time(DAYS, train=None, validate=48, score=24).training == tuple(DAYS[:7])
 
 
+def test_windows_to_test_lie_between_those_that_validate_and_those_that_are_scored():
+    split = split_by_time(DAYS, train=None, validate=2 * 24, test=24, score=24)
+    assert (split.training, split.validation) == (tuple(DAYS[:6]), ("2026-03-07", "2026-03-08"))
+    assert (split.testing, split.scoring) == (("2026-03-09",), ("2026-03-10",))
+    with pytest.raises(DataError, match=r"split\.test has no window with rows: .* 24 hours to score, 24 to test"):
+        split_by_time([*DAYS[:8], DAYS[9]], train=None, validate=2 * 24, test=24, score=24)
+
+
 def test_a_gap_stays_in_its_part():
     days = [day for day in DAYS if day not in ("2026-03-06", "2026-03-08")]
     split = split_by_time(days, train=4 * 24, validate=2 * 24, score=24)
@@ -73,17 +81,19 @@ def test_hours_are_windows_too():
     days=st.sets(st.sampled_from(DAYS)),
     train=st.none() | st.integers(1, 12),
     validate=st.integers(1, 4),
+    test=st.integers(0, 4),
     score=st.integers(1, 4),
 )
-def test_a_split_is_in_order_and_without_overlap_or_is_refused(days, train, validate, score):
+def test_a_split_is_in_order_and_without_overlap_or_is_refused(days, train, validate, test, score):
     hours = None if train is None else 24 * train
     try:
-        split = split_by_time([*days, NO_TIME], train=hours, validate=24 * validate, score=24 * score)
+        split = split_by_time([*days, NO_TIME], train=hours, validate=24 * validate, test=24 * test, score=24 * score)
     except DataError:
         return
-    together = [*split.training, *split.validation, *split.scoring]
+    together = [*split.training, *split.validation, *split.testing, *split.scoring]
     assert together == sorted(days)[-len(together) :]
     assert all((split.training, split.validation, split.scoring))
+    assert bool(split.testing) is bool(test)
     assert train is not None or set(together) == days
 
 
