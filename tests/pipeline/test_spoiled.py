@@ -42,11 +42,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sql": {"source": {"kind": "sql", "query": "SELECT 1", **COMMON}},
     "function": {"source": {"kind": "function", "function": "a:b", "arguments": {"x": 1}, **COMMON}},
     "partition": {"source": {"kind": "delta", "table": "/d", "partition": "day", "every": "hour"}},
-    "hash": {"split": {"by": "hash", "train": 0.5, "validate": 0.25, "test": 0.1, "score": 0.15, "seed": 3}, **WINDOWS},
-    "column": {
-        "split": {"by": "column", "column": "fold", "train": [1], "validate": [2], "test": [4], "score": [3]},
-        **WINDOWS,
-    },
+    "hash": {"split": {"by": "hash", **SHARES, "group": ["store"], "seed": 3}, **WINDOWS},
+    "column": {"split": {"by": "column", "column": "fold", **FOLDS}, **WINDOWS},
     "sql transform": {"transform": {"sql": "SELECT * FROM source"}},
     "classes hashed": {"features": {"x": {"type": "category", "buckets": 10}}, "drift": {"ignore": ["x"]}},
     "registry": {"places": {}, "publish": {"registry": "/r", "label": "returned"}},
