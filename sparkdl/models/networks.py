@@ -105,7 +105,7 @@ class _Categories(_Part):
     def __init__(self, cardinalities: Sequence[int], embedding: int | None) -> None:
         super().__init__()
         widths = [embedding or _width(count) for count in cardinalities]
-        self.tables = nn.ModuleList(map(nn.Embedding, cardinalities, widths))
+        self.tables = nn.ModuleList(map(_table, cardinalities, widths))
         self.width = sum(widths)
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -118,7 +118,7 @@ class _Bag(_Part):
 
     def __init__(self, cardinality: int, embedding: int | None) -> None:
         super().__init__()
-        self.table = nn.Embedding(cardinality, embedding or _width(cardinality))
+        self.table = _table(cardinality, embedding or _width(cardinality))
         self.width = self.table.embedding_dim
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -152,6 +152,13 @@ def _part(each: Mapping[str, Any], embedding: int | None) -> _Part:
     if sizes:
         return _Categories(sizes, embedding) if shape else _Bag(sizes[0], embedding)
     return _Image(shape) if len(shape) == 3 else _Numbers(shape[0])
+
+
+def _table(cardinality: int, width: int) -> nn.Embedding:
+    """Vectors of ids, small at first: of PyTorch's own N(0, 1) a table of many ids drowns the numbers beside it."""
+    made = nn.Embedding(cardinality, width)
+    nn.init.normal_(made.weight, std=0.1)
+    return made
 
 
 def _width(cardinality: int) -> int:
