@@ -21,13 +21,13 @@ from sparkdl.errors import DataError, SchemaError
 from sparkdl.tables.delta import (
     AppTransaction,
     check_same_schema,
-    check_writable,
     commit_properties,
     creating,
     delta_address,
     delta_options,
     open_table,
 )
+from sparkdl.tables.features import check_writable
 from sparkdl.tables.parquet import FileRow, partition_text
 from sparkdl.tables.record import Filter, Partition, TableFile, commit_facts, partition_predicate, removal_filter
 

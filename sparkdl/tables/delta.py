@@ -1,4 +1,4 @@
-"""What every touch of a Delta table needs: open, refuse, commit. Delta-rs's words stay in here.
+"""What every touch of a Delta table needs: open, compare, commit. Delta-rs's words stay in here.
 
 Enters: a table's URI and the actions of a commit. Leaves: an open ``DeltaTable``, or one committed version, with
 delta-rs's errors as ours. No Spark, no torch.
@@ -17,7 +17,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -27,12 +27,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
 from sparkdl.storage import RemoteStorage, Storage, options_for
+from sparkdl.tables.features import refused_at_opening
 
 __all__ = [
     "AppTransaction",
-    "check_readable",
     "check_same_schema",
-    "check_writable",
     "commit_properties",
     "creating",
     "delta_address",
@@ -47,7 +46,6 @@ __all__ = [
 T = TypeVar("T")
 
 _NAME = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*){1,2}")  # schema.table, catalog.schema.table
-_READABLE = {"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck", "appendOnly", "invariants"}
 _S3_NAMES = {
     "key": "AWS_ACCESS_KEY_ID",
     "secret": "AWS_SECRET_ACCESS_KEY",
@@ -147,7 +145,8 @@ def open_table(uri: str, options: Mapping[str, str] | None, version: int | None 
                     f"version {version} of the Delta table {uri} does not exist, the newest is {newest.version()}: "
                     "ask for that one or an older one"
                 ) from cause
-        raise StorageError(f"the Delta table {uri} cannot be opened: {cause}; check the path and the rights") from cause
+        broken = f"the Delta table {uri} cannot be opened: {cause}; check the path and the rights"
+        raise refused_at_opening(cause, uri) or StorageError(broken) from cause
 
 
 def commit_properties(transaction: AppTransaction | None = None, **metadata: Any) -> CommitProperties:
@@ -197,57 +196,6 @@ def optimistic(uri: str, attempt: Callable[[], T], *, tries: int = 60) -> T:
     raise ConflictError(
         f"{tries} commits to the Delta table {uri} lost against other writers: let fewer write at once, or try again"
     ) from lost
-
-
-def check_readable(table: DeltaTable, uri: str) -> None:
-    """Refuse a table whose files do not say by themselves which rows it has.
-
-    Raises:
-        StorageError: deletion vectors are in use, columns are mapped, or the table needs an unknown feature.
-    """
-    protocol = table.protocol()
-    unknown = set(protocol.reader_features or ()) - _READABLE - {"columnMapping"}
-    configuration = table.metadata().configuration
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
-        unknown.add("columnMapping")
-    if unknown:
-        raise StorageError(
-            f"the Delta table {uri} needs the reader features {sorted(unknown)}, sparkdl reads {sorted(_READABLE)}: "
-            "copy it into a table without them"
-        )
-    if "deletionVectors" in (protocol.reader_features or ()):
-        with suppress(StopIteration):
-            vectors = next(iter(table.deletion_vectors()))
-            if vectors.num_rows:
-                raise StorageError(
-                    f"the Delta table {uri} holds deletion vectors, sparkdl reads files as they are: "
-                    "run REORG TABLE ... APPLY (PURGE) on it first"
-                )
-
-
-def check_writable(table: DeltaTable, uri: str) -> None:
-    """Refuse a table with promises that a plain append of files would break.
-
-    Raises:
-        StorageError: constraints, generated or identity columns, change data feed, or anything ``check_readable`` says.
-    """
-    check_readable(table, uri)
-    configuration = table.metadata().configuration
-    broken = [key for key in configuration if key.startswith("delta.constraints.")]
-    broken += [
-        key for key in ("delta.enableChangeDataFeed", "delta.enableRowTracking") if configuration.get(key) == "true"
-    ]
-    for field in json.loads(table.schema().to_json())["fields"]:
-        broken += [
-            f"{key} of {field['name']}"
-            for key in field.get("metadata", {})
-            if key.startswith(("delta.generation", "delta.identity", "delta.invariants"))
-        ]
-    if broken:
-        raise StorageError(
-            f"the Delta table {uri} asks its writers to keep {broken}, sparkdl writes plain files only: "
-            "drop these from the table, or write it with its own engine"
-        )
 
 
 def delta_schema(spark_schema_json: str) -> Schema:

@@ -26,9 +26,7 @@ from sparkdl.storage import Storage, check_places
 from sparkdl.tables.commit import TableFile, WritePlan, WriteResult, active_files, has_committed
 from sparkdl.tables.delta import (
     AppTransaction,
-    check_readable,
     check_same_schema,
-    check_writable,
     commit_properties,
     creating,
     delta_address,
@@ -38,6 +36,7 @@ from sparkdl.tables.delta import (
     optimistic,
     table_of,
 )
+from sparkdl.tables.features import check_readable, check_scannable, check_writable
 from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask, partition_text
 from sparkdl.tables.vacuum import orphans, written_by
 
@@ -240,6 +239,7 @@ class Table:
         def attempt() -> int:
             table = self._open()
             check_writable(table, self.uri)
+            check_scannable(table, self.uri)
             check_same_schema(self.uri, table.schema(), Schema.from_arrow(rows.schema))
             merger = table.merge(
                 rows, match, source_alias="new", target_alias="old", commit_properties=commit_properties()
@@ -263,6 +263,7 @@ class Table:
             StorageError: there is no such table or version, or the predicate is wrong.
         """
         table = self._open(version)
+        check_scannable(table, self.uri)
         try:
             # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
             return pa.table(table.scan(list(columns) if columns else None, where))
@@ -278,12 +279,17 @@ class Table:
             ``(-1, None)`` where there is no table.
         """
         table = open_table(self.uri, self.storage_options)
-        return (-1, None) if table is None else (table.version(), pa.table(table.scan()))
+        if table is None:
+            return -1, None
+        check_scannable(table, self.uri)
+        return table.version(), pa.table(table.scan())
 
     def compact(self) -> None:
         """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error."""
+        table = self._open()
+        check_writable(table, self.uri)
         with suppress(CommitFailedError):
-            self._open().optimize.compact(commit_properties=commit_properties())
+            table.optimize.compact(commit_properties=commit_properties())
 
     def vacuum(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
         """Delete files of writes that never committed; return their paths.

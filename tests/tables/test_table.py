@@ -13,11 +13,13 @@ from datetime import date, timedelta
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from delta_log import actions, commit, edited_metadata, protocol
 
 from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
 from sparkdl.storage import Storage
 from sparkdl.tables import table as tables
-from sparkdl.tables.delta import check_readable, check_writable, delta_schema
+from sparkdl.tables.delta import delta_schema
+from sparkdl.tables.features import check_readable, check_writable
 from sparkdl.tables.parquet import WriteTask, partition_text, split, statistics
 from sparkdl.tables.table import AppTransaction, Table
 
@@ -201,24 +203,9 @@ def test_statistics_hold_bounds_of_ordered_columns_and_none_of_floats(tmp_path):
     assert {name: found["nullCount"][name] for name in "ifs"} == {"i": 1, "f": 0, "s": 1}
 
 
-def commit(table, version, *actions):
-    path = os.path.join(table.uri, "_delta_log", f"{version:020d}.json")
-    with open(path, "w") as file:
-        file.write("\n".join(json.dumps(action) for action in actions))
-
-
-def edited(table, change):
-    """The table's metadata action with a change, as another engine would commit it."""
-    with open(os.path.join(table.uri, "_delta_log", f"{0:020d}.json")) as file:
-        actions = [json.loads(line) for line in file]
-    metadata = next(action for action in actions if "metaData" in action)
-    change(metadata["metaData"])
-    return metadata
-
-
 def test_a_table_that_maps_columns_is_not_read(table):
     table.append(numbers(1))
-    protocol = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}
+    older = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}
 
     def change(metadata):
         metadata["configuration"] = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
@@ -227,26 +214,16 @@ def test_a_table_that_maps_columns_is_not_read(table):
             field["metadata"] = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
         metadata["schemaString"] = json.dumps(schema)
 
-    commit(table, 1, protocol, edited(table, change))
+    commit(table.uri, 1, older, edited_metadata(table.uri, change))
     with pytest.raises(StorageError, match="columnMapping"):
         check_readable(table._open(), table.uri)
 
 
 def test_a_table_with_deletion_vectors_is_not_read_as_files(table):
     table.append(numbers(*range(40)))
-    features = ["deletionVectors"]
-    protocol = {
-        "protocol": {
-            "minReaderVersion": 3,
-            "minWriterVersion": 7,
-            "readerFeatures": features,
-            "writerFeatures": features,
-        }
-    }
-    commit(table, 1, protocol)
+    commit(table.uri, 1, protocol(["deletionVectors"], []))
     check_readable(table._open(), table.uri)  # the feature alone hides no row
-    with open(os.path.join(table.uri, "_delta_log", f"{0:020d}.json")) as file:
-        add = next(action["add"] for action in map(json.loads, file) if "add" in action)
+    add = next(action["add"] for action in actions(table.uri) if "add" in action)
     vector = {
         "storageType": "i",
         "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
@@ -254,7 +231,7 @@ def test_a_table_with_deletion_vectors_is_not_read_as_files(table):
         "cardinality": 6,  # rows 3, 4, 7, 11, 18 and 29: the example of the Delta protocol
     }
     remove = {"remove": {"path": add["path"], "deletionTimestamp": int(time.time() * 1000), "dataChange": True}}
-    commit(table, 2, remove, {"add": {**add, "deletionVector": vector}})
+    commit(table.uri, 2, remove, {"add": {**add, "deletionVector": vector}})
     with pytest.raises(StorageError, match=r"deletion vectors.*PURGE"):
         check_readable(table._open(), table.uri)
 
@@ -262,12 +239,12 @@ def test_a_table_with_deletion_vectors_is_not_read_as_files(table):
 @pytest.mark.parametrize("setting", [{"delta.constraints.positive": "x > 0"}, {"delta.enableChangeDataFeed": "true"}])
 def test_a_table_whose_promises_plain_files_would_break_is_not_written(table, setting):
     table.append(numbers(1))
-    protocol = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}
-    commit(table, 1, protocol, edited(table, lambda metadata: metadata.update(configuration=setting)))
+    older = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}
+    commit(table.uri, 1, older, edited_metadata(table.uri, lambda metadata: metadata.update(configuration=setting)))
     check_readable(table._open(), table.uri)
     with pytest.raises(StorageError, match=next(iter(setting))):
         check_writable(table._open(), table.uri)
-    with pytest.raises(StorageError, match="own engine"):
+    with pytest.raises(StorageError, match="Spark session with Delta"):
         table.append(numbers(2))
 
 
