@@ -262,6 +262,15 @@ def test_a_value_of_the_wrong_type_says_what_was_meant(line, sentence):
     assert refused(with_line(line)) == [f"pipeline.yaml:4: {sentence}"]
 
 
+def test_columns_that_a_comma_within_braces_has_parted_are_told_how_to_share_a_type():
+    text = MINIMAL.replace("{alcohol: number, colour: category}", "{alcohol, acid: number, colour: category}")
+    assert refused(text) == [
+        "pipeline.yaml:2: features.alcohol=null is empty: give one of number, category, ids, text, vector, image, "
+        'date_parts; within { } names that share a type are quoted together, "alcohol, other": ...'
+    ]
+    loads(MINIMAL.replace("{alcohol: number, colour: category}", '{"alcohol, acid": number, colour: category}'))
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -98,7 +98,7 @@ class Decoder:
         if fitting is None and isinstance(node, Scalar) and node.filled is not None and node.filled != node.value:
             return self.value(replace(node, value=node.filled), kind, path)
         if fitting is None:
-            return self.wrong(path, _mistaken(node, kind))
+            return self.wrong(path, _mistaken(node, kind, path))
         broken = bound_broken(kind, node.value) if isinstance(node, Scalar) else None
         if broken:
             return self.wrong(path, broken)
@@ -215,7 +215,7 @@ def _takes(kind: inspect.Type, node: Node) -> bool:
     return isinstance(kind, inspect.FloatType) or (whole and isinstance(kind, inspect.IntType))
 
 
-def _mistaken(node: Node, kind: inspect.Type) -> str:
+def _mistaken(node: Node, kind: inspect.Type, path: Path) -> str:
     """The sentence for a value of another type than the one that is wanted."""
     kinds = [plain_type(one)[0] for one in alternatives(kind)]
     words = [str(value) for one in kinds if isinstance(one, inspect.LiteralType) for value in one.values]
@@ -228,7 +228,10 @@ def _mistaken(node: Node, kind: inspect.Type) -> str:
         hint = _hint(node, kinds)
         if hint:
             return f"={node} is {found}: write {hint}"
-    return f"={node} is {found}: give {wanted(kind)}"
+    shared = ""
+    if found == "empty" and path[0] == "features" and len(path) == 2:  # within { } a comma ends an entry
+        shared = f'; within {{ }} names that share a type are quoted together, "{path[-1]}, other": ...'
+    return f"={node} is {found}: give {wanted(kind)}{shared}"
 
 
 _TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}

@@ -47,6 +47,9 @@ def spelled_out(node: Node, kind: inspect.Type) -> Node:
 
 def wanted(kind: inspect.Type) -> str:
     """What may stand here, in words."""
+    tagged = [str(one.tag) for one in sections_of(kind) if one.tag_field]
+    if tagged:
+        return f"one of {', '.join(tagged)}"
     words = [_words(plain_type(one)[0]) for one in alternatives(kind) if not isinstance(one, inspect.NoneType)]
     return " or ".join(dict.fromkeys(words))
 
