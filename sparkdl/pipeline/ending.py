@@ -1,4 +1,4 @@
-"""What is left of a run, whatever its end: its report and its record.
+"""What is left of a run, whatever its end: its report, its record, and its row in the table of runs.
 
 Enters: the context of a run that is over. Leaves: the files, and a line in the log for each that could not be written:
 nothing here changes what came of the run.
@@ -7,10 +7,13 @@ nothing here changes what came of the run.
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 
 from sparkdl.observe import logger
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.runs import add_run
 
 __all__ = ["leave"]
 
@@ -18,28 +21,36 @@ _LIBRARIES = ("sparkdl", "pyspark", "torch", "horovod", "pyarrow", "deltalake", 
 
 
 def leave(context: Context) -> None:
-    """Write the report and the record of a run.
+    """Write report, record and row of a run.
 
     Args:
-        context: of the run; its record is complete but for places and versions.
+        context: of the run; its record is complete but for places, versions and, if it was cut short, the champion.
     """
     record, folder = context.record, context.runs.child(context.record.run_id)
     record.places["record"] = folder.child("record.json").uri
     record.versions = _versions()
-    if record.outcome != "nothing new":
-        try:
+    with _tried("champion of this run was not found out"):
+        if "champion" not in record.model:
+            champion = context.champion()
+            record.model["champion"] = champion.version if champion is not None else None
+    if record.outcome in ("refused", "failed") or (record.steps and record.outcome != "nothing new"):
+        with _tried("report of this run was not written"):
             from sparkdl.pipeline.report import write_report
 
-            report = folder.child("report.html")
-            record.places["report"] = report.uri
-            write_report(record, report)
-        except Exception as error:  # whatever is wrong with a report, the run is as good as it was
-            del record.places["report"]
-            logger.error("the report of this run was not written: %s: %s", type(error).__name__, error)
-    try:
+            write_report(record, folder.child("report.html"))
+    with _tried("record of this run was not written"):
         record.write(folder.child("record.json"))
+    with _tried("row of this run was not written"):
+        add_run(context.tables.table("runs"), record)
+
+
+@contextmanager
+def _tried(what: str) -> Iterator[None]:
+    """Log what goes wrong in the block; the run is as good, or as bad, as it was."""
+    try:
+        yield
     except Exception as error:
-        logger.error("the record of this run was not written: %s: %s", type(error).__name__, error)
+        logger.error("the %s: %s: %s", what, type(error).__name__, error)
 
 
 def _versions() -> dict[str, str]:

@@ -234,15 +234,21 @@ def _delta_type(kind: Any, column: str) -> Any:
     raise SchemaError(f"column {column!r} has the type {name}, which a Delta table cannot hold: {remedy}")
 
 
-def check_same_schema(uri: str, table: Schema, data: Schema) -> None:
+def check_same_schema(uri: str, table: Schema, data: Schema, *, shared: bool = False) -> None:
     """Refuse data whose columns are not the table's, in any order.
+
+    Args:
+        uri: the table, for the message.
+        table: its schema.
+        data: that of the data.
+        shared: look at the columns alone that both have.
 
     Raises:
         SchemaError: names the first column that differs, with both types.
     """
     there = {field["name"]: field["type"] for field in json.loads(table.to_json())["fields"]}
     here = {field["name"]: field["type"] for field in json.loads(data.to_json())["fields"]}
-    for name in [*here, *there]:
+    for name in [name for name in here if name in there] if shared else [*here, *there]:
         remedy = "change the data, or overwrite with overwrite_schema=True"
         if name not in there:
             raise SchemaError(f"column {name!r} ({here[name]}) is not in the Delta table {uri}: {remedy}")

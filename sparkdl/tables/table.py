@@ -194,6 +194,7 @@ class Table:
         expected_version: int | None = None,
         transaction: AppTransaction | None = None,
         metadata: Mapping[str, str] | None = None,
+        new_columns: bool = False,
     ) -> int:
         """Append a small Arrow table and return the version that holds it; creates the table if there is none.
 
@@ -202,6 +203,7 @@ class Table:
             expected_version: commit only if this is still the newest version; -1 means no table yet, None any.
             transaction: as in ``write``.
             metadata: JSON-able facts for the commit's entry in the history.
+            new_columns: let the rows bring columns that the table lacks, and lack some that it has: null stands there.
 
         Raises:
             ConflictError: the table is not at ``expected_version``.
@@ -218,8 +220,9 @@ class Table:
                 raise self._moved_on(expected_version, newest)
             if table is not None:
                 check_writable(table, self.uri)
-                check_same_schema(self.uri, table.schema(), Schema.from_arrow(rows.schema))
-                write_deltalake(table, rows, mode="append", commit_properties=properties)
+                check_same_schema(self.uri, table.schema(), Schema.from_arrow(rows.schema), shared=new_columns)
+                how: Literal["merge"] | None = "merge" if new_columns else None
+                write_deltalake(table, rows, mode="append", schema_mode=how, commit_properties=properties)
             else:
                 address, options = delta_address(self.uri), delta_options(self.uri, self.storage_options)
                 with creating(self.uri, self.storage_options):

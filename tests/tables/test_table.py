@@ -90,6 +90,17 @@ def test_other_columns_are_refused_by_name(table):
     assert table.version() == 0
 
 
+def test_new_columns_are_taken_where_they_are_asked_for(table):
+    table.append(pa.table({"a": [1], "b": ["x"]}))
+    with pytest.raises(SchemaError, match="'c'"):
+        table.append(pa.table({"a": [2], "c": [0.5]}))
+    table.append(pa.table({"a": [2], "c": [0.5]}), new_columns=True)
+    rows = sorted(table.rows().to_pylist(), key=lambda row: row["a"])
+    assert rows == [{"a": 1, "b": "x", "c": None}, {"a": 2, "b": None, "c": 0.5}]
+    with pytest.raises(SchemaError, match="'a' has the type string"):
+        table.append(pa.table({"a": ["3"]}), new_columns=True)
+
+
 def test_appends_from_many_threads_are_all_there(table):
     def work(start):
         for i in range(5):

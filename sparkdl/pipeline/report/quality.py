@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.judging.metrics.measure import Measured
-from sparkdl.pipeline.report.charts import Axis, Plot, bar
+from sparkdl.pipeline.judging.metrics.slices import LEAST_ROWS, OTHERS
+from sparkdl.pipeline.report.charts import Axis, Plot, bar, span_mark
 from sparkdl.pipeline.report.html import Child, Html, tag
 from sparkdl.pipeline.report.tables import cards, figures, number, section, table
 from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
@@ -19,6 +20,8 @@ from sparkdl.pipeline.state.results import Evaluated, Trained
 
 __all__ = ["compared", "learned", "sliced"]
 
+_BESIDE = ("mae", "log_loss")
+"""Metrics that a slice shows beside the one that is judged by."""
 History = Sequence[Mapping[str, float | int | None]]
 
 
@@ -61,12 +64,17 @@ def _curve(history: History, name: str, best: int | None) -> Html:
     return plot.figure()
 
 
-def compared(evaluated: Evaluated | None) -> Html | None:
+def compared(record: RunRecord) -> Html | None:
     """Metrics of challenger and champion on the same rows, and what the gate said."""
+    evaluated = record.evaluated
     if evaluated is None:
         return None
     decision = evaluated.decision
-    told = tag("p", f"{'Promoted' if decision.promote else 'Not promoted'}: {decision.reason}.")
+    kept = any(note.name == "evaluate" and note.kept for note in record.steps)
+    before = "An earlier run judged this; nothing that decides it has changed since. " if kept else ""
+    told = None
+    if before or decision.reason not in record.message:  # else it stands at the head of the page
+        told = tag("p", f"{before}{'Promoted' if decision.promote else 'Not promoted'}: {decision.reason}.")
     label = f"{decision.rows:,} held-out rows of {evaluated.label}, in {decision.groups:,} groups"
     label += "." if decision.positives is None else f", {decision.positives:,} of them positive."
     notes = [tag("p", sentence, class_="note") for sentence in _undefined(decision)]
@@ -107,21 +115,56 @@ def _undefined(decision: Decision) -> Iterator[str]:
 
 
 def sliced(record: RunRecord) -> Html | None:
-    """The challenger's error by the values of the columns that the file names."""
+    """The error by the values of the columns that the file names, of the challenger and of the champion before."""
     evaluated = record.evaluated
     if evaluated is None or not evaluated.slices:
         return None
+    return section("Error by slice", [_slices(evaluated, column) for column in evaluated.slices])
+
+
+def _slices(evaluated: Evaluated, column: str) -> list[Html]:
+    mine, theirs = evaluated.slices[column], evaluated.champion_slices.get(column, {})
     metric = evaluated.decision.gate.metric
-    tables = [_slices(column, slices, metric) for column, slices in evaluated.slices.items()]
-    return section("Error by slice", tables)
+    more = [name for name in _BESIDE if name != metric and any(name in one.values for one in mine.values())]
+    axis = _bias_axis(mine)
+    most = max((abs(one.values.get(metric, 0.0)) for one in mine.values()), default=0.0) or 1.0
+    lines: list[Sequence[Child]] = []
+    for name, one in mine.items():
+        value, other = one.values.get(metric), theirs[name].values.get(metric) if name in theirs else None
+        line: list[Child] = [name, number(one.rows), _mark(number(value), _wins(metric, value, other))]
+        line += [bar(abs(value or 0.0) / most)]
+        line += [_mark(number(other), _wins(metric, other, value))] if theirs else []
+        line += [number(one.values.get(each)) for each in more]
+        lines.append([*line, *_bias(one, axis)] if axis is not None else line)
+    header = [column, "rows", metric, "", *(["champion before"] if theirs else []), *more]
+    header += ["bias", "with 95 % interval"] if axis is not None else []
+    return [tag("h3", column), table(header, lines, note=_left_out(evaluated, column))]
 
 
-def _slices(column: str, slices: Mapping[str, Measured], metric: str) -> list[Html]:
-    names = [metric, *dict.fromkeys(name for one in slices.values() for name in one.values if name != metric)][:4]
-    values = [one.values.get(metric) for one in slices.values()]
-    most = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0) or 1.0
-    lines: list[Sequence[Child]] = [
-        (name, number(one.rows), *(number(one.values.get(each)) for each in names), bar(abs(value or 0.0) / most))
-        for (name, one), value in zip(slices.items(), values, strict=True)
-    ]
-    return [tag("h3", column), table((column, "rows", *names, ""), lines)]
+def _left_out(evaluated: Evaluated, column: str) -> str:
+    values, shown = evaluated.values.get(column, 0), [one for one in evaluated.slices[column] if one != OTHERS]
+    if values <= len(shown):
+        return ""
+    return (
+        f"{values:,} different values: the largest, and the worst of those with {LEAST_ROWS} rows or more; the other "
+        f"{values - len(shown):,} stand together as {OTHERS}."
+    )
+
+
+def _margin(one: Measured) -> float:
+    """Half the width of the 95 % interval of the mean residual."""
+    rmse, bias = one.values.get("rmse", 0.0), one.values.get("bias", 0.0)
+    return 1.96 * math.sqrt(max(rmse**2 - bias**2, 0.0) / one.rows) if one.rows else 0.0
+
+
+def _bias_axis(slices: Mapping[str, Measured]) -> Axis | None:
+    reach = [abs(one.values["bias"]) + _margin(one) for one in slices.values() if "bias" in one.values]
+    return Axis("", -max(reach), max(reach)) if reach and max(reach) > 0 else None
+
+
+def _bias(one: Measured, axis: Axis) -> list[Child]:
+    bias = one.values.get("bias")
+    if bias is None:
+        return [number(None), None]
+    margin = _margin(one)
+    return [f"{bias:+.3g}", span_mark(bias - margin, bias, bias + margin, axis)]

@@ -5,6 +5,8 @@ Enters: the run's record, and nothing else. Leaves: a page that stands alone, wi
 
 from __future__ import annotations
 
+from sparkdl.pipeline.report.drift import came_true, drifted
+from sparkdl.pipeline.report.figures import diagnosed
 from sparkdl.pipeline.report.page import document
 from sparkdl.pipeline.report.quality import compared, learned, sliced
 from sparkdl.pipeline.report.rows import rows_in, rows_predicted, rows_refused
@@ -20,8 +22,11 @@ def report_html(record: RunRecord) -> str:
     """Return the report as one HTML document; what the record does not hold is left out."""
     body = [
         verdict(record),
-        compared(record.evaluated),
+        compared(record),
+        diagnosed(record.evaluated),
         sliced(record),
+        came_true(record.live),
+        drifted(record.drift),
         learned(record.trained),
         rows_in(record),
         rows_refused(record),
@@ -34,9 +39,15 @@ def report_html(record: RunRecord) -> str:
 
 
 def write_report(record: RunRecord, file: Storage) -> None:
-    """Write the report, whole or not at all.
+    """Write the report, whole or not at all; the record then says where it lies.
 
     Raises:
         StorageError: it cannot be written there.
     """
-    file.write_atomic(report_html(record).encode())
+    before = dict(record.places)
+    record.places["report"] = file.uri
+    try:
+        file.write_atomic(report_html(record).encode())
+    except BaseException:
+        record.places = before
+        raise

@@ -10,12 +10,18 @@ from collections.abc import Iterator
 from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.report.html import Child, Html, tag
 from sparkdl.pipeline.report.tables import cards, number
-from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
 from sparkdl.pipeline.state.record import RunRecord
 
 __all__ = ["headline", "mood", "verdict"]
 
-_MOODS = {"promoted": "good", "scored": "good", "nothing new": "calm", "not promoted": "calm", "lost": "calm"}
+_MOODS = {
+    "promoted": "good",
+    "scored": "good",
+    "stopped": "calm",
+    "nothing new": "calm",
+    "not promoted": "calm",
+    "lost": "calm",
+}
 
 
 def mood(record: RunRecord) -> str:
@@ -36,6 +42,7 @@ def headline(record: RunRecord) -> str:
         "lost": "Another run was first",
         "refused": "The run was refused",
         "failed": "The run was interrupted" if record.exit_code == 130 else "The run failed",
+        "stopped": "The run stopped where it was asked to",
         "running": "The run has not ended",
     }[record.outcome]
 
@@ -80,9 +87,9 @@ def _quality(decision: Decision, label: str) -> Iterator[tuple[str, str]]:
     if decision.champion is not None:
         yield number(decision.champion.values.get(metric)), f"{metric} of the champion before, on the same rows"
     if decision.gain is not None:
-        bound = "no bound" if decision.lower is None else f"above {_signed(decision.lower)}"
-        better = "higher is better" if HIGHER_IS_BETTER.get(metric) else "lower is better"
-        yield _signed(decision.gain), f"gain ({better}); with {100 * decision.gate.confidence:.4g} % confidence {bound}"
+        sure = f"{100 * decision.gate.confidence:.4g} % confidence"
+        bound = f"no bound at {sure}" if decision.lower is None else f"with {sure} above {_signed(decision.lower)}"
+        yield _signed(decision.gain), f"gain in {metric} over the champion; {bound}"
 
 
 def _signed(value: float) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from sparkdl.documents.typed import Count
 from sparkdl.pipeline.judging.drift import Action, Drift
 from sparkdl.pipeline.judging.gate import Decision
+from sparkdl.pipeline.judging.metrics.diagnostics import Diagnostics
 from sparkdl.pipeline.judging.metrics.measure import Measured
 
 __all__ = ["Drifted", "Evaluated", "Live", "LiveError", "Published", "Scored", "Shards", "Trained"]
@@ -72,11 +73,19 @@ class Evaluated:
         label: that was judged.
         decision: of the gate.
         slices: the challenger's metrics by column and value.
+        champion_slices: the champion's on the same rows.
+        values: how many different ones each of these columns has.
+        challenger: what there is to see of its predictions.
+        champion: likewise; None where there was none.
     """
 
     label: str
     decision: Decision
     slices: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
+    champion_slices: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
+    values: Mapping[str, Count] = field(default_factory=dict)
+    challenger: Diagnostics | None = None
+    champion: Diagnostics | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ import numpy as np
 from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, IntegrityError, SchemaError
 from sparkdl.pipeline.judging.gate import Gate, decide
-from sparkdl.pipeline.judging.metrics.measure import measure_by
+from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
 from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.judging.metrics.slices import Slices
 from sparkdl.pipeline.rows.parts import unit_of
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
@@ -88,8 +89,20 @@ def evaluate(
         if name
     ]
     decision = decide(gate_of(spec, label), *found, champion_error=error)
-    slices = {name: measure_by(found[0], table[name].astype(str).to_numpy()) for name in spec.report.slices}
-    return Evaluated(label=label.name, decision=decision, slices=slices)
+    slices = {
+        name: Slices.of(found[0], table[f"_slice_{place}"].to_numpy()) for place, name in enumerate(spec.report.slices)
+    }
+    by_model = [{name: one.measure(rows) for name, one in slices.items()} for rows in found]
+    seen = diagnose(found, classes)
+    return Evaluated(
+        label=label.name,
+        decision=decision,
+        slices=by_model[0],
+        champion_slices=by_model[1] if theirs else {},
+        values={name: one.values for name, one in slices.items()},
+        challenger=seen[0],
+        champion=seen[1] if theirs else None,
+    )
 
 
 def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:
@@ -101,8 +114,10 @@ def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: in
         rows = rows.where(F.pmod(F.xxhash64(F.lit("held out"), unit), F.lit(count)) < _MOST_ROWS)
     group = F.col(WINDOW) if _over(spec) == "window" else unit
     weight = [spec.weight] if spec.weight else []
-    kept = list(dict.fromkeys(["_group", "_label", *weight, *spec.report.slices]))
-    return rows.withColumns({"_group": group, "_label": encoded(label.name, label)}), kept
+    # as texts: pandas would make numbers of another type of whole numbers of which some are missing
+    slices = {f"_slice_{n}": F.col(quoted(name)).cast("string") for n, name in enumerate(spec.report.slices)}
+    added = {"_group": group, "_label": encoded(label.name, label), **slices}
+    return rows.withColumns(added), list(dict.fromkeys([*added, *weight]))
 
 
 def _champions(bundle: str, label: FittedLabel) -> tuple[FittedLabel, int, int]:

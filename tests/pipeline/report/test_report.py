@@ -49,8 +49,8 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
 @pytest.mark.parametrize("theirs", [None, 0.3])
-def test_a_report_is_one_whole_page_that_loads_nothing(record_of, task, theirs):
-    page = Page(report_html(record_of(task, theirs=theirs)))
+def test_a_report_is_one_whole_page_that_loads_nothing(record_of_task, task, theirs):
+    page = Page(report_html(record_of_task(task, theirs=theirs)))
     assert not page.open
     assert not page.tags & {"script", "img", "link", "iframe", "object", "embed", "form", "base", "a"}
     names = {name for name, _ in page.attributes}
@@ -58,8 +58,8 @@ def test_a_report_is_one_whole_page_that_loads_nothing(record_of, task, theirs):
     assert not [name for name in names if name.startswith("on")]
 
 
-def test_the_policy_lets_the_pages_own_style_in_and_nothing_else(record_of):
-    text = report_html(record_of())
+def test_the_policy_lets_the_pages_own_style_in_and_nothing_else(record_of_task):
+    text = report_html(record_of_task())
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1].replace("&#x27;", "'")
     style = re.search(r"<style>(.*)</style>", text, re.DOTALL)[1]
     wanted = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -77,8 +77,8 @@ def poisoned(value):
     return f"{value}{HOSTILE}" if isinstance(value, str) else value
 
 
-def test_no_text_of_a_record_becomes_markup(record_of):
-    record = record_of("binary", theirs=0.3)
+def test_no_text_of_a_record_becomes_markup(record_of_task):
+    record = record_of_task("binary", theirs=0.3)
     plain = Page(report_html(record))
     kept = {"outcome": record.outcome}
     fields = {name: poisoned(value) for name, value in vars(record).items() if isinstance(value, str | dict | list)}
@@ -101,8 +101,8 @@ def test_no_text_of_a_record_becomes_markup(record_of):
     assert "\u202e" not in page.text
 
 
-def test_the_verdict_comes_first(record_of):
-    record = record_of(theirs=0.3)
+def test_the_verdict_comes_first(record_of_task):
+    record = record_of_task(theirs=0.3)
     page = Page(report_html(record))
     said = page.text
     assert said.index("Version 2 is the champion now") < said.index("Challenger and champion") < said.index("Steps")
@@ -111,14 +111,14 @@ def test_the_verdict_comes_first(record_of):
     assert "95 % confidence" in said
 
 
-def test_a_model_that_was_not_promoted_says_who_stays(record_of):
-    said = Page(report_html(record_of(mine=0.3, theirs=0.8))).text
+def test_a_model_that_was_not_promoted_says_who_stays(record_of_task):
+    said = Page(report_html(record_of_task(mine=0.3, theirs=0.8))).text
     assert "Version 2 was not promoted" in said
     assert "The champion is version 1, as before." in said
 
 
-def test_a_run_that_failed_tells_the_error_and_how_far_it_came(record_of):
-    record = record_of()
+def test_a_run_that_failed_tells_the_error_and_how_far_it_came(record_of_task):
+    record = record_of_task()
     record.trained = record.evaluated = None
     record.predictions, record.model = {}, {"champion": 1}
     record.fail(DataError("no row is left"))
@@ -127,7 +127,7 @@ def test_a_run_that_failed_tells_the_error_and_how_far_it_came(record_of):
         assert text in said
 
 
-def test_a_run_that_ended_at_once_has_a_report(record_of):
+def test_a_run_that_ended_at_once_has_a_report(record_of_task):
     record = RunRecord(pipeline="shop", run_id="r", started="2026-03-20T12:00:00+00:00")
     record.fail(KeyboardInterrupt())
     said = Page(report_html(record)).text
@@ -135,16 +135,16 @@ def test_a_run_that_ended_at_once_has_a_report(record_of):
     assert "It ended before any step was done" in said
 
 
-def test_rows_are_shown_by_window_and_reasons_largest_first(record_of):
-    said = Page(report_html(record_of())).text
+def test_rows_are_shown_by_window_and_reasons_largest_first(record_of_task):
+    said = Page(report_html(record_of_task())).text
     assert "770 rows read = 700 kept + 49 quarantined + 21 duplicates, in 7 windows." in said
     assert said.index("positive") < said.index("known")
     assert "2026-03-05" in said
     assert "late" in said
 
 
-def test_of_many_windows_the_newest_are_shown_and_the_others_counted(record_of):
-    record = record_of()
+def test_of_many_windows_the_newest_are_shown_and_the_others_counted(record_of_task):
+    record = record_of_task()
     record.books = [replace(record.books[0], window=f"2026-03-01T{n:04d}") for n in range(1000)]
     record.windows["ingested"] = [each.window for each in record.books]
     text = report_html(record)
@@ -153,14 +153,14 @@ def test_of_many_windows_the_newest_are_shown_and_the_others_counted(record_of):
     assert len(text) < 100_000
 
 
-def test_steps_that_were_kept_are_shown_as_kept(record_of):
-    said = Page(report_html(record_of())).text
+def test_steps_that_were_kept_are_shown_as_kept(record_of_task):
+    said = Page(report_html(record_of_task())).text
     assert re.search(r"features\s+kept from an earlier run", said)
     assert re.search(r"train\s+done\s+4.0 s", said)
 
 
-def test_a_record_that_an_older_version_wrote_is_shown(record_of, tmp_path):
-    record = record_of("binary")
+def test_a_record_that_an_older_version_wrote_is_shown(record_of_task, tmp_path):
+    record = record_of_task("binary")
     old = json.loads(encode(record))
     for name in ("books", "versions"):
         del old[name]

@@ -1,4 +1,4 @@
-"""All metrics of a task over held-out rows: whole, by slice, as calibration and confusion.
+"""All metrics of a task over held-out rows: as numbers, as calibration, as confusion.
 
 Enters: checked rows. Leaves: plain values that go into a record or a report as they are.
 """
@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError
 from sparkdl.pipeline.judging.metrics.ranking import auc, average_precision
-from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task, missing
+from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task
 from sparkdl.pipeline.judging.metrics.sums import sums_of, values_of
 from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER, check_name
 
@@ -26,7 +25,6 @@ __all__ = [
     "check_metric",
     "confusion",
     "measure",
-    "measure_by",
     "metric_over",
 ]
 
@@ -36,6 +34,8 @@ METRICS: Mapping[Task, tuple[str, ...]] = {
     "binary": (*_OF_CLASSES, "auc", "average_precision"),
     "multiclass": _OF_CLASSES,
 }
+_DESCRIBED: Mapping[Task, tuple[str, ...]] = {"regression": ("bias",), "binary": (), "multiclass": ()}
+"""What is told of predictions, and judges none: it has no better or worse."""
 _OF_RANKS = {"auc": auc, "average_precision": average_precision}
 
 
@@ -82,7 +82,7 @@ def measure(rows: Rows) -> Measured:
     values = values_of(sums_of(rows))
     if rows.task == "binary":
         values = values | {name: over(rows) for name, over in _OF_RANKS.items()}
-    numbers = {name: float(values[name][0]) for name in METRICS[rows.task]}
+    numbers = {name: float(values[name][0]) for name in METRICS[rows.task] + _DESCRIBED[rows.task]}
     return Measured(
         rows=len(rows),
         weight=float(rows.weights.sum()),
@@ -104,32 +104,6 @@ def _why(name: str, value: float, rows: Rows) -> str:
     if name == "precision":
         return f"{name} is undefined: no prediction of {len(labels):,} rows is 0.5 or above"
     return f"{name} is {value}: predictions reach {np.abs(rows.predictions).max():g}, labels {np.abs(labels).max():g}"
-
-
-def measure_by(rows: Rows, keys: npt.ArrayLike, most: int = 50) -> dict[str, Measured]:
-    """Return the metrics of each slice of the rows, the largest slice first.
-
-    Args:
-        rows: held-out rows.
-        keys: (rows,), of which slice each row is; a missing one is a slice, too.
-        most: slices; the others stand together as ``"(others)"``.
-
-    Raises:
-        DataError: there are not as many keys as rows.
-        ConfigError: ``most`` is below 1.
-    """
-    if most < 1:
-        raise ConfigError(f"most={most} slices are too few: give 1 or more")
-    found_keys = np.asarray(keys)
-    names = np.where(missing(found_keys), "(missing)", found_keys.astype(str))
-    if len(names) != len(rows):
-        raise DataError(f"there are {len(names):,} keys for {len(rows):,} rows: give one a row")
-    distinct, codes, counts = np.unique(names, return_inverse=True, return_counts=True)
-    largest = np.argsort(-counts, kind="stable")
-    found = {str(distinct[one]): measure(rows.take(codes == one)) for one in largest[:most]}
-    if len(largest) > most:
-        found["(others)"] = measure(rows.take(np.isin(codes, largest[most:])))
-    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,8 +141,8 @@ def calibration(rows: Rows, bins: int = 10) -> tuple[CalibrationBin, ...]:
     weight, predicted, observed = (np.bincount(at, part, bins) for part in parts)
     return tuple(
         CalibrationBin(
-            low=one / bins,
-            high=(one + 1) / bins,
+            low=float(one) / bins,
+            high=float(one + 1) / bins,
             rows=int(count[one]),
             weight=float(weight[one]),
             predicted=float(predicted[one] / weight[one]),

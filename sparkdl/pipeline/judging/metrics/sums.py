@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task
 
-__all__ = ["Sums", "sums_of", "values_of"]
+__all__ = ["Sums", "losses_of", "sums_of", "values_of"]
 
 _LEAST_PROBABILITY = np.finfo(np.float64).eps  # as sklearn's log_loss clips double precision
 
@@ -66,11 +66,12 @@ def sums_of(rows: Rows) -> Sums:
 
 
 def _regression(rows: Rows, origin: float) -> list[Floats]:
-    """Ones, label and its square about the origin, error squared, error absolute, error relative, label is 0."""
+    """Ones, label and its square about the origin, error squared, error absolute, error relative, label is 0, error."""
     y, error = rows.labels, rows.predictions - rows.labels
     zero = y == 0
     relative = np.abs(error) / np.where(zero, 1.0, np.abs(y))
-    return [np.ones(len(y)), y - origin, (y - origin) ** 2, error**2, np.abs(error), relative, zero.astype(np.float64)]
+    squares = [(y - origin) ** 2, error**2]
+    return [np.ones(len(y)), y - origin, *squares, np.abs(error), relative, zero.astype(np.float64), error]
 
 
 def _binary(rows: Rows, _: float) -> list[Floats]:
@@ -88,11 +89,24 @@ def _multiclass(rows: Rows, _: float) -> list[Floats]:
     chance = np.take_along_axis(p, y[:, None], axis=1)[:, 0]
     brier = (p * p).sum(axis=1) - 2 * chance + 1  # sum over classes of (p - [class is label])^2
     right = (chosen == y).astype(np.float64)
-    columns = [np.ones(len(y)), -np.log(np.maximum(chance, _LEAST_PROBABILITY)), brier, right]
+    columns = [np.ones(len(y)), _log_losses(rows), brier, right]
     classes = range(p.shape[1])
     columns += [right * (y == one) for one in classes]
     columns += [(chosen == one).astype(np.float64) for one in classes]
     return columns + [(y == one).astype(np.float64) for one in classes]
+
+
+def losses_of(rows: Rows) -> Floats:
+    """Return what each row costs (rows,): its squared error, or its log loss."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if rows.task == "regression":
+            return np.asarray((rows.predictions - rows.labels) ** 2, dtype=np.float64)
+        return _binary(rows, 0.0)[1] if rows.task == "binary" else _log_losses(rows)
+
+
+def _log_losses(rows: Rows) -> Floats:
+    chance = np.take_along_axis(rows.predictions, rows.labels.astype(np.int64)[:, None], axis=1)[:, 0]
+    return np.asarray(-np.log(np.maximum(chance, _LEAST_PROBABILITY)), dtype=np.float64)
 
 
 def values_of(sums: Sums, draws: npt.NDArray[np.float64] | None = None) -> dict[str, Floats]:
@@ -114,7 +128,7 @@ def values_of(sums: Sums, draws: npt.NDArray[np.float64] | None = None) -> dict[
 
 
 def _regression_values(table: Floats, origin: float) -> dict[str, Floats]:
-    weight, label, label_squared, squared, absolute, relative, zero = table.T
+    weight, label, label_squared, squared, absolute, relative, zero, error = table.T
     spread = label_squared - label * label / weight
     rounding = weight * (8 * np.finfo(np.float64).eps * abs(origin)) ** 2
     return {
@@ -123,6 +137,7 @@ def _regression_values(table: Floats, origin: float) -> dict[str, Floats]:
         "mae": absolute / weight,
         "mape": np.where(zero > 0, np.nan, relative / weight),
         "r2": np.where(spread > rounding, 1 - squared / spread, np.nan),
+        "bias": error / weight,  # predicted minus true
     }
 
 

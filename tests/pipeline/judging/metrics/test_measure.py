@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics as sklearn
 
 from sparkdl.documents.typed import Source, decode, encode
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError
 from sparkdl.pipeline.judging.metrics.measure import (
     METRICS,
     Measured,
@@ -15,7 +15,6 @@ from sparkdl.pipeline.judging.metrics.measure import (
     check_metric,
     confusion,
     measure,
-    measure_by,
     metric_over,
 )
 from sparkdl.pipeline.judging.metrics.ranking import wins_by_group
@@ -60,6 +59,7 @@ def test_metrics_of_values_are_sklearns():
             "mae": sklearn.mean_absolute_error(*arrays, **weight),
             "mape": sklearn.mean_absolute_percentage_error(*arrays, **weight),
             "r2": sklearn.r2_score(*arrays, **weight),
+            "bias": np.average(rows.predictions - rows.labels, weights=rows.weights),
         },
         rel=1e-12,
     )
@@ -178,29 +178,12 @@ def test_an_undefined_metric_has_no_value_but_a_reason(rows, name, why):
     assert name not in found.values
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(found.undefined[name])
-    assert found.values.keys() | found.undefined.keys() == set(METRICS[rows.task])
+    assert (found.values.keys() | found.undefined.keys()) - {"bias"} == set(METRICS[rows.task])
 
 
 def test_measures_are_documents():
     found = measure(Rows.of("binary", [1, 1], [0.5, 0.6]))
     assert decode(encode(found), Measured, Source("x")) == found
-
-
-def test_slices_come_by_size_and_the_small_ones_together():
-    rows = regression_rows(100)
-    keys = np.array(["big"] * 50 + ["small"] * 30 + [None] * 15 + ["x"] * 3 + ["y"] * 2, dtype=object)
-    found = measure_by(rows, keys, most=3)
-    assert [(name, one.rows) for name, one in found.items()] == [
-        ("big", 50),
-        ("small", 30),
-        ("(missing)", 15),
-        ("(others)", 5),
-    ]
-    assert found["big"] == measure(rows.take(keys == "big"))
-    with pytest.raises(DataError, match="there are 2 keys for 100 rows"):
-        measure_by(rows, [1, 2])
-    with pytest.raises(ConfigError, match="most=0"):
-        measure_by(rows, keys, most=0)
 
 
 def test_calibration_bins_hold_every_row_once():

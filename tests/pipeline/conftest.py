@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from sparkdl.pipeline.judging.gate import Gate, decide
-from sparkdl.pipeline.judging.metrics.measure import measure_by
+from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
 from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.judging.metrics.slices import Slices
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Evaluated, Trained
 from sparkdl.pipeline.state.steps import StepNote
 
+CLASSES = {"regression": [], "binary": ["no", "yes"], "multiclass": ["a", "b", "c", "d"]}
 METRICS = {"regression": "rmse", "binary": "auc", "multiclass": "accuracy"}
 
 
@@ -33,15 +35,22 @@ def predictions(task, quality, rows=400):
 
 
 @pytest.fixture
-def record_of():
+def record_of_task():
     """A function from a task to the record of a run that trained, was judged and scored."""
 
     def made(task="regression", mine=0.8, theirs=None, slices=("shop",)):
         rows, other = predictions(task, mine), None if theirs is None else predictions(task, theirs)
         decision = decide(Gate(metric=METRICS[task]), rows, other)
         keys = np.array(["north", "south", "<b>east</b>"])[np.arange(len(rows)) % 3]
+        shown, seen = Slices.of(rows, keys), diagnose([rows, *([] if other is None else [other])], CLASSES[task])
         evaluated = Evaluated(
-            label="target", decision=decision, slices={name: measure_by(rows, keys) for name in slices}
+            label="target",
+            decision=decision,
+            slices={name: shown.measure(rows) for name in slices},
+            champion_slices={} if other is None else {name: shown.measure(other) for name in slices},
+            values=dict.fromkeys(slices, shown.values),
+            challenger=seen[0],
+            champion=None if other is None else seen[1],
         )
         history = tuple({"epoch": n, "loss": 9.0 / (n + 1), "val_loss": 9.5 / (n + 1) + n * 0.2} for n in range(6))
         trained = Trained(

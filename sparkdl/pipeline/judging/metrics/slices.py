@@ -1,0 +1,86 @@
+"""Rows by the values of a column: the largest slices, and the worst.
+
+Enters: checked rows, and the value of a column for each. Leaves: which slices are worth showing, the same for all
+models that predicted the rows, and the metrics of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.pipeline.judging.metrics.measure import Measured, measure
+from sparkdl.pipeline.judging.metrics.rows import Ints, Rows
+from sparkdl.pipeline.judging.metrics.sums import losses_of
+
+__all__ = ["LEAST_ROWS", "MISSING", "OTHERS", "Slices"]
+
+MISSING, OTHERS = "(missing)", "(others)"
+LEAST_ROWS = 30
+"""Rows that a slice needs to be among the worst: the worst of all are slices of one row, by chance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """The slices of a column that are shown.
+
+    Attributes:
+        values: how many different ones the column has; a missing one counts.
+        names: of the slices shown, the largest first; ``OTHERS`` at the end, if there are more.
+        places: (rows,), which of these each row is of.
+    """
+
+    values: int
+    names: tuple[str, ...]
+    places: Ints
+
+    @staticmethod
+    def of(rows: Rows, keys: npt.ArrayLike, *, largest: int = 20, worst: int = 10) -> Slices:
+        """Choose slices.
+
+        Args:
+            rows: held-out rows, with the predictions that "worst" is meant of: by squared error, or log loss.
+            keys: (rows,), the value of each row; a missing one is a slice, too.
+            largest: so many of the largest.
+            worst: so many of the worst of the others that have ``LEAST_ROWS`` rows.
+
+        Raises:
+            DataError: there are not as many keys as rows.
+            ConfigError: ``largest`` is below 1, or ``worst`` below 0.
+        """
+        import pandas as pd
+
+        if largest < 1 or worst < 0:
+            raise ConfigError(f"largest={largest} and worst={worst} slices are too few: give 1 and 0, or more")
+        codes, known = pd.factorize(np.asarray(keys, dtype=object))
+        if len(codes) != len(rows):
+            raise DataError(f"there are {len(codes):,} keys for {len(rows):,} rows: give one a row")
+        names = [str(name) for name in known]
+        if (codes < 0).any():
+            names.append(MISSING)
+            codes = np.where(codes < 0, len(names) - 1, codes)
+        counts = np.bincount(codes, minlength=len(names))
+        order = np.array(sorted(range(len(names)), key=lambda one: (-counts[one], names[one])), dtype=np.int64)
+        weight = np.bincount(codes, rows.weights, len(names))
+        loss = np.bincount(codes, rows.weights * losses_of(rows), len(names)) / np.where(weight > 0, weight, 1.0)
+        rest = [one for one in order[largest:] if counts[one] >= LEAST_ROWS]
+        bad = set(sorted(rest, key=lambda one: -loss[one])[:worst])
+        shown = [*order[:largest], *(one for one in rest if one in bad)]
+        place = np.full(len(names), len(shown))
+        place[shown] = np.arange(len(shown))
+        others = (OTHERS,) if len(names) > len(shown) else ()
+        return Slices(
+            values=len(names),
+            names=(*[names[one] for one in shown], *others),
+            places=place[codes].astype(np.int64),
+        )
+
+    def measure(self, rows: Rows) -> dict[str, Measured]:
+        """The metrics of each slice, over the predictions of any model of the same rows."""
+        order = np.argsort(self.places, kind="stable")
+        ends = np.cumsum(np.bincount(self.places, minlength=len(self.names)))
+        parts = np.split(order, ends[:-1]) if len(order) else []
+        return {name: measure(rows.take(part)) for name, part in zip(self.names, parts, strict=False)}

@@ -1,0 +1,99 @@
+"""The table of runs: one row a run, whatever its end, for whoever watches a pipeline over months.
+
+Enters: the record of a run. Leaves: a row of the Delta table ``runs``, written without Spark in one small commit; also
+of runs that found nothing new, so that a scheduler that fell silent shows as a gap. A later sparkdl adds columns and
+never changes one; rows of an earlier one hold nulls there.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.tables.table import Table
+
+__all__ = ["RUNS", "add_run", "row_of"]
+
+RUNS = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("pipeline", pa.string()),
+        ("started", pa.timestamp("us", "UTC")),
+        ("seconds", pa.float64()),
+        ("outcome", pa.string()),
+        ("exit_code", pa.int32()),
+        ("message", pa.string()),
+        ("error", pa.string()),
+        ("rows_read", pa.int64()),
+        ("rows_kept", pa.int64()),
+        ("rows_quarantined", pa.int64()),
+        ("rows_duplicate", pa.int64()),
+        ("rows_predicted", pa.int64()),
+        ("label", pa.string()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+        ("champion_value", pa.float64()),
+        ("version", pa.int32()),
+        ("champion", pa.int32()),
+        ("drift", pa.string()),
+        ("record", pa.string()),
+        ("report", pa.string()),
+        ("sparkdl", pa.string()),
+    ]
+)
+"""Columns of the table. ``value`` and ``champion_value`` are the metric of challenger and champion on the same rows,
+``version`` is the challenger, ``champion`` who is the champion after the run; ``drift`` is what was done about it."""
+
+_COMPACT_EVERY = 32
+_LONGEST = 2000
+"""Characters of a message: the record has the whole."""
+
+
+def add_run(table: Table, record: RunRecord) -> None:
+    """Add the row of a run; others may do so at the same time.
+
+    Raises:
+        StorageError: the table cannot be written.
+        SchemaError: it is another table than this one.
+    """
+    row = pa.Table.from_pylist([row_of(record)], schema=RUNS)
+    version = table.append(row, new_columns=True)
+    if version % _COMPACT_EVERY == _COMPACT_EVERY - 1:
+        table.compact()
+
+
+def row_of(record: RunRecord) -> dict[str, Any]:
+    """The row of a run; what it does not know is null."""
+    decision = record.evaluated.decision if record.evaluated is not None else None
+    metric = decision.gate.metric if decision is not None else None
+    mine = decision.challenger.values if decision is not None else {}
+    theirs = decision.champion.values if decision is not None and decision.champion is not None else {}
+    rows, model, places = record.rows, record.model, record.places
+    return {
+        "run_id": record.run_id,
+        "pipeline": record.pipeline,
+        "started": datetime.fromisoformat(record.started).astimezone(UTC),
+        "seconds": record.seconds,
+        "outcome": record.outcome,
+        "exit_code": record.exit_code,
+        "message": record.message[:_LONGEST],
+        "error": record.error or None,
+        "rows_read": rows.get("read"),
+        "rows_kept": rows.get("kept"),
+        "rows_quarantined": rows.get("quarantined"),
+        "rows_duplicate": rows.get("duplicates"),
+        "rows_predicted": sum(record.predictions.values()),
+        "label": record.evaluated.label if record.evaluated is not None else None,
+        "metric": metric,
+        "value": mine.get(str(metric)),
+        "champion_value": theirs.get(str(metric)),
+        "version": model.get("version"),
+        "champion": model.get("champion"),
+        "drift": record.drift.action if record.drift is not None else None,
+        "record": places.get("record"),
+        "report": places.get("report"),
+        "sparkdl": record.versions.get("sparkdl"),
+    }
