@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from sparkdl.estimator.estimator import TorchEstimator
     from sparkdl.estimator.horovod.runners import HorovodRunner, TorchDistributor, log_to_driver
     from sparkdl.estimator.model import TorchModel
+    from sparkdl.estimator.registered import ModelRegistry, load_model
     from sparkdl.estimator.store import Store
-    from sparkdl.models.registry import ModelRegistry
     from sparkdl.models.trust import allow_imports, allow_pickle
     from sparkdl.pipeline.pipeline import Pipeline
     from sparkdl.runner import run, run_on_dataframe
@@ -32,6 +32,7 @@ __all__ = [
     "TorchModel",
     "allow_imports",
     "allow_pickle",
+    "load_model",
     "log_to_driver",
     "run",
     "run_on_dataframe",
@@ -40,7 +41,7 @@ __all__ = [
 
 _HOMES = {
     "HorovodRunner": "estimator.horovod.runners",
-    "ModelRegistry": "models.registry",
+    "ModelRegistry": "estimator.registered",
     "Pipeline": "pipeline.pipeline",
     "ShardedDataset": "batches.reading.loader",
     "Store": "estimator.store",
@@ -49,6 +50,7 @@ _HOMES = {
     "TorchModel": "estimator.model",
     "allow_imports": "models.trust",
     "allow_pickle": "models.trust",
+    "load_model": "estimator.registered",
     "log_to_driver": "estimator.horovod.runners",
     "run": "runner",
     "run_on_dataframe": "runner",

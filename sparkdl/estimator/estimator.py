@@ -19,7 +19,8 @@ from sparkdl.estimator.fit.checks import check_frame
 from sparkdl.estimator.fit.data import Prepared
 from sparkdl.estimator.fit.fit import Fit
 from sparkdl.estimator.fit.grid import GridFits
-from sparkdl.estimator.model import TorchModel, model_of
+from sparkdl.estimator.fitted import model_of
+from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.params.callers_names import callers_names
 from sparkdl.estimator.params.params import CheckedParams, declare, set_defaults, value_of
 from sparkdl.estimator.params.spec import SPECS

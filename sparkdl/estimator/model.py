@@ -6,8 +6,10 @@ known at once, no job runs before an action does.
 
 from __future__ import annotations
 
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,26 +20,28 @@ from pyspark.sql import DataFrame
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.checks import check_frame
 from sparkdl.estimator.fit.rank import made_losses
-from sparkdl.estimator.inputs.signature import signature_for, signature_of
+from sparkdl.estimator.inputs.signature import signature_for
 from sparkdl.estimator.outputs import OutputSpec
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.params.spec import MODEL_SPECS
 from sparkdl.estimator.prediction_columns import meanings_of, wanted_columns
+from sparkdl.estimator.publishing import COLUMNS, plain_epochs, publish_bundle, write_bundle
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
-from sparkdl.estimator.transform import Published, publish, score_frame
+from sparkdl.estimator.transform import Published, predict_rows, publish, score_frame
 from sparkdl.features.fitted import Features
 from sparkdl.models.calling import check_batch_norm
+from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage
 from sparkdl.train.objective.labels import Meaning
 
 if TYPE_CHECKING:
-    from sparkdl.estimator.fit.data import Prepared
-    from sparkdl.estimator.fit.fit import Trained
+    from sparkdl.models.folder import BundleInfo
+    from sparkdl.models.registry import Lineage, ModelRegistry, ModelVersion
 
-__all__ = ["TorchModel", "model_of"]
+__all__ = ["TorchModel"]
 
 
 @declare(MODEL_SPECS)
@@ -58,6 +62,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         features: that make the model's inputs of raw columns; ``transform`` then reads those.
         meanings: by label, what its output means: ``value``, ``classes``, ``logit`` or ``probability``; found out from
             the loss if it is not given.
+        origin: where it comes from, as ``origin`` gives it.
         params: plain parameters; see ``explainParams()``.
     """
 
@@ -73,12 +78,13 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         signature: Signature | None = None,
         features: Features | None = None,
         meanings: Mapping[str, Meaning] | None = None,
+        origin: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> None:
         super().__init__()
         set_defaults(self)
         self._model, self._signature, self._meanings = _module(model), signature, meanings
-        self._features = features
+        self._features, self._origin = features, dict(origin or {})
         self._history, self._summary = list(history or ()), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
         self._published: dict[tuple[OutputSpec, ...], Published] = {}
@@ -103,6 +109,104 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         """
         check_frame("transform", dataset)
         return super().transform(dataset, params)
+
+    def predict(self, rows: Any) -> Any:
+        """Return pandas rows with the prediction columns behind them, in this process: small data, same numbers.
+
+        Args:
+            rows: a pandas DataFrame with the columns that ``transform`` reads.
+
+        Returns:
+            a new frame; several numbers a row are a numpy array.
+
+        Raises:
+            ConfigError: nobody knows yet how the model is fed.
+            SchemaError: an input column is missing or of another kind, or an output column is there already.
+            DataError: a value is missing where the model takes none.
+        """
+        check_conflicts(self)
+        if self._signature is None:
+            raise ConfigError("this TorchModel has no signature, so nobody can feed it pandas rows: give signature=")
+        wanted = wanted_columns(self, self._signature, self._known_meanings(self._signature))
+        batch_rows = self.getOrDefault("transform_batch_size")
+        return predict_rows(rows, self.getModel(), self._signature, wanted, batch_rows, self._features)
+
+    def save_bundle(
+        self,
+        uri: str | Storage,
+        *,
+        factory: str | Callable[..., torch.nn.Module] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
+        allow_pickle: bool = False,
+    ) -> BundleInfo:
+        """Write the model as a bundle, with its signature, features, history and the meaning of its outputs.
+
+        Args:
+            uri: a folder that does not exist yet.
+            factory: as ``sparkdl.models.bundle.save_bundle`` takes it; needed for a class whose arguments cannot be
+                told from its attributes.
+            arguments: of the factory.
+            preprocessing: more JSON values that travel with the model.
+            allow_pickle: fall back on a pickle; loading it then needs the same word.
+
+        Raises:
+            BundleError: the model cannot be rebuilt from it.
+            ConflictError: something is at ``uri`` already.
+            StorageError: it cannot be written there.
+        """
+        return write_bundle(
+            self.getModel(), uri, signature=self._signature, training=self._training(),
+            preprocessing=preprocessing_of(self._features, **(preprocessing or {})),
+            factory=factory, arguments=arguments, allow_pickle=allow_pickle,
+        )  # fmt: skip
+
+    def publish(
+        self,
+        registry: str | ModelRegistry,
+        name: str,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        lineage: Lineage | None = None,
+        factory: str | Callable[..., torch.nn.Module] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        allow_pickle: bool = False,
+        publication: str | None = None,
+    ) -> ModelVersion:
+        """Publish as the next version of ``name``; ``sparkdl.load_model`` gives it back.
+
+        Parameters of the fit, table and version of ``fit_on_table``, the key of its shards, history and software are
+        recorded without being asked.
+
+        Args:
+            registry: or its address.
+            name: of the model: letters, digits, ``_``, ``-`` and ``.``.
+            metrics: what it achieved; by default losses and metrics of the epoch that the weights belong to.
+            parameters: more of them, JSON values.
+            lineage: what is set here wins over what was recorded.
+            factory: as ``save_bundle`` takes it.
+            arguments: of the factory.
+            allow_pickle: as ``save_bundle`` takes it.
+            publication: with the same one again nothing is published, and the version that it made is returned.
+
+        Raises:
+            BundleError: the model cannot be rebuilt from a bundle; the message says what to give.
+            ConfigError: a name, metric or parameter is unusable.
+            StorageError: the registry cannot be written.
+        """
+        with tempfile.TemporaryDirectory(prefix="sparkdl-publish-") as folder:
+            bundle = Storage.of(Path(folder)).child("bundle")
+            self.save_bundle(bundle, factory=factory, arguments=arguments, allow_pickle=allow_pickle)
+            return publish_bundle(
+                registry, name, bundle, self._origin,
+                metrics=metrics, parameters=parameters, lineage=lineage, publication=publication,
+            )  # fmt: skip
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the model comes from: ``parameters``, ``lineage`` and ``metrics`` of its fit; empty without one."""
+        return dict(self._origin)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         check_conflicts(self)
@@ -129,6 +233,14 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         losses = list(given) if isinstance(given, Sequence) else [given] * len(labels)
         return meanings_of(labels, made_losses(losses * len(labels) if len(losses) == 1 else losses))
 
+    def _training(self) -> dict[str, Any]:
+        """What of the training travels in a bundle, as ``publishing.Training`` has it."""
+        return {
+            "history": plain_epochs(self.history.drop(columns="seconds", errors="ignore").to_dict("records")),
+            "meanings": None if self._signature is None else self._known_meanings(self._signature),
+            "columns": {name: self.getOrDefault(name) for name in COLUMNS if self.isSet(name)},
+        }
+
     def _objects(self) -> dict[str, Any]:
         """What is saved beside the model."""
         return {
@@ -138,6 +250,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             "loss_constructors": self._loss_constructors,
             "summary": self._summary,
             "meanings": self._meanings,
+            "origin": self._origin,
         }
 
     def copy(self, extra: Any = None) -> TorchModel:
@@ -157,7 +270,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     @property
     def signature(self) -> Signature | None:
-        """How the model is fed and what it answers; None if it was made around a module and has not transformed yet."""
+        """How the model is fed and what it answers; None if it was made around a module without one."""
         return self._signature
 
     @property
@@ -282,48 +395,3 @@ def _given(value: Any) -> Any:
     if isinstance(value, Withheld):
         raise value.refusal()
     return value
-
-
-def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> TorchModel:
-    """Make the transformer of a fit."""
-    get = estimator.getOrDefault
-    result = trained.report.result
-    summary = TrainingSummary(
-        run_id=trained.run_id,
-        num_proc=trained.num_proc,
-        backend=trained.report.backend,
-        epochs=result.epochs,
-        steps=result.steps,
-        rows=result.rows,
-        training_rows=prepared.train.rows,
-        validation_rows=prepared.validation.rows if prepared.validation else 0,
-        best_epoch=result.best_epoch,
-        metrics=dict(result.metrics),
-        stopped_early=result.stop_reason if result.stopped_early else None,
-        seconds=trained.seconds,
-    )
-    passed_on = (
-        "input_shapes",
-        "outputCols",
-        "predictionCol",
-        "probabilityCol",
-        "rawPredictionCol",
-        "transform_batch_size",
-    )
-    plain = {name: get(name) for name in passed_on if estimator.isSet(name)}
-    model = TorchModel(
-        model=trained.model,
-        history=result.history.epochs,
-        optimizer=trained.optimizer,
-        loss=get("loss"),
-        loss_constructors=get("loss_constructors"),
-        summary=summary,
-        signature=signature_of(trained.probe, prepared.train),
-        meanings=trained.meanings,
-        feature_columns=list(prepared.plan.roles.features),
-        label_columns=list(prepared.plan.roles.labels),
-        run_id=trained.run_id,
-        **plain,
-    )
-    model._home = None if prepared.store.temporary else prepared.store.root
-    return model

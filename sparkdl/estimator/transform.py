@@ -7,9 +7,10 @@ a DataFrame with the predictions, whose schema is known before anything runs.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pyspark.ml.functions import array_to_vector
@@ -29,11 +30,12 @@ from sparkdl.models.folder import BundleInfo
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.models.trust import never
 from sparkdl.scoring.models import WithFeatures
+from sparkdl.scoring.rows import score_rows
 from sparkdl.scoring.score import score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.storage import Storage
 
-__all__ = ["Published", "publish", "score_frame"]
+__all__ = ["Published", "predict_rows", "publish", "score_frame"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,7 @@ def publish(
         spark: the session.
         home: a folder that workers reach, of the estimator's store; None without.
     """
-    labels = [field.name for field in signature.outputs]
-    plain = [OutputSpec(label) for label in labels]
-    chosen = model if list(wanted) == plain else OutputModule(model, labels, wanted)
-    chosen.eval()
-    answer = replace(signature, outputs=tuple(_output(signature, one) for one in wanted))
+    chosen, answer = _with_outputs(model, signature, wanted)
     root = _root(spark, home)
     if root is None:
         return Published(chosen, answer)
@@ -79,6 +77,17 @@ def publish(
     with loose_by_value(chosen):
         kept = keep(root, lambda folder: save_bundle(chosen, folder, signature=answer, allow_pickle=True))
     return Published(kept, answer, () if never(own) else (own,))
+
+
+def _with_outputs(
+    model: torch.nn.Module, signature: Signature, wanted: Sequence[OutputSpec]
+) -> tuple[torch.nn.Module, Signature]:
+    """The model that gives the wanted outputs, and its signature."""
+    labels = [field.name for field in signature.outputs]
+    plain = [OutputSpec(label) for label in labels]
+    chosen = model if list(wanted) == plain else OutputModule(model, labels, wanted)
+    chosen.eval()
+    return chosen, replace(signature, outputs=tuple(_output(signature, one) for one in wanted))
 
 
 def _root(spark: SparkSession, home: Storage | None) -> Storage | None:
@@ -99,6 +108,31 @@ def _output(signature: Signature, wanted: OutputSpec) -> TensorField:
     return replace(field, name=name if wanted.kind != "output" else field.name)
 
 
+def predict_rows(
+    rows: Any, model: torch.nn.Module, signature: Signature, wanted: Sequence[Wanted], batch_rows: int,
+    features: Features | None,
+) -> Any:  # fmt: skip
+    """Add the prediction columns to a pandas frame, by what Spark's workers do, in this process.
+
+    Args:
+        rows: a pandas DataFrame.
+        model: the model.
+        signature: of it.
+        wanted: the columns.
+        batch_rows: rows that go through the model at once.
+        features: that make the model's inputs of raw columns.
+
+    Raises:
+        SchemaError: the frame has a column of such a name already, or lacks one.
+    """
+    _check_free(wanted, getattr(rows, "columns", ()), cases=True)
+    chosen, answer = _with_outputs(model, signature, [one.output for one in wanted])
+    given = chosen if features is None else WithFeatures(chosen, features)
+    table = score_rows(given, rows, signature=answer, config=ScoreConfig(batch_rows=batch_rows, device="cpu"))
+    made = {one.column: table.column(place).to_pandas().to_numpy() for place, one in enumerate(wanted)}
+    return rows.assign(**made)
+
+
 def score_frame(
     df: DataFrame, published: Published, wanted: Sequence[Wanted], batch_rows: int, features: Features | None = None
 ) -> DataFrame:
@@ -114,14 +148,7 @@ def score_frame(
     Raises:
         SchemaError: the frame has a column of such a name already.
     """
-    cases = tells_cases_apart(df)
-    there = {folded(name, cases=cases) for name in df.columns}
-    taken = [one.column for one in wanted if folded(one.column, cases=cases) in there]
-    if taken:
-        raise SchemaError(
-            f"the columns {taken} would appear twice in the result: name others by outputCols, or by predictionCol and "
-            "its like, or drop those of the frame"
-        )
+    _check_free(wanted, df.columns, cases=tells_cases_apart(df))
     arrays = any(not one.vector and field.shape for one, field in zip(wanted, published.signature.outputs, strict=True))
     vectors = any(one.vector for one in wanted) and not arrays
     scored = score(
@@ -137,3 +164,14 @@ def score_frame(
         return scored
     turned = {one.column: array_to_vector(F.col(quoted(one.column))) for one in wanted if one.vector}
     return scored.withColumns(turned)
+
+
+def _check_free(wanted: Sequence[Wanted], columns: Iterable[str], *, cases: bool) -> None:
+    """Refuse prediction columns that are there already."""
+    there = {folded(name, cases=cases) for name in columns}
+    taken = [one.column for one in wanted if folded(one.column, cases=cases) in there]
+    if taken:
+        raise SchemaError(
+            f"the columns {taken} would appear twice in the result: name others by outputCols, or by predictionCol and "
+            "its like, or drop those of the frame"
+        )

@@ -25,7 +25,7 @@ from sparkdl.models.bundle import BundleInfo, load_bundle
 from sparkdl.models.calling import check_batch_norm
 from sparkdl.storage import Configuration, Storage
 
-__all__ = ["BundleSource", "ModelSource", "ModuleSource", "WithFeatures", "loaded", "place"]
+__all__ = ["BundleSource", "HeldModule", "ModelSource", "ModuleSource", "WithFeatures", "loaded", "place"]
 
 _KEPT_MODELS = 4
 _models: OrderedDict[tuple[str, str], nn.Module] = OrderedDict()
@@ -105,6 +105,26 @@ class ModuleSource:
         except ImportError as cause:
             raise BundleError(f"the model needs {cause.name}, not installed here: install it on workers") from cause
         return model.eval().to(device)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class HeldModule:
+    """A model of this very process, which scores without being copied.
+
+    Attributes:
+        model: in evaluation mode.
+    """
+
+    model: nn.Module
+
+    @property
+    def key(self) -> str:
+        """Its identity; whoever keeps it by this key keeps it alive."""
+        return f"held {id(self.model)}"
+
+    def load(self, device: str) -> nn.Module:
+        """Return it; it stays where it is."""
+        return self.model
 
 
 def loaded(source: ModelSource, device: str) -> nn.Module:

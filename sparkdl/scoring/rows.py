@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from torch import nn
 
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, ConfigError, SchemaError
+from sparkdl.features.fitted import Features
 from sparkdl.models.bundle import BundleInfo, read_bundle
 from sparkdl.models.preprocessing import features_of
+from sparkdl.models.signature import Signature
 from sparkdl.models.trust import allowed_imports, checked_packages
-from sparkdl.scoring.models import BundleSource
+from sparkdl.scoring.models import BundleSource, HeldModule, ModelSource, WithFeatures
 from sparkdl.scoring.outputs import output_type
 from sparkdl.scoring.plan import plan_inputs
 from sparkdl.scoring.worker import Scorer
@@ -25,9 +28,10 @@ __all__ = ["score_rows"]
 
 
 def score_rows(
-    model: str | BundleInfo,
+    model: str | BundleInfo | nn.Module | WithFeatures,
     rows: Any,
     *,
+    signature: Signature | None = None,
     config: ScoreConfig | None = None,
     allow_pickle: bool = False,
     trusted: Sequence[str] = (),
@@ -35,8 +39,9 @@ def score_rows(
     """Score rows that lie in memory.
 
     Args:
-        model: a bundle's folder, or what ``read_bundle`` says of one.
+        model: a bundle's folder, what ``read_bundle`` says of one, or a module on the CPU, alone or with its features.
         rows: a pandas DataFrame, or an Arrow table or record batch.
+        signature: of a module; a bundle brings its own.
         config: batch size, nulls, vectors, device, threads.
         allow_pickle: accept a bundle that holds a pickle.
         trusted: packages that may be imported to rebuild the model and its features.
@@ -51,27 +56,37 @@ def score_rows(
         ConfigError: it was saved without a signature.
     """
     config = config or ScoreConfig()
-    info = model if isinstance(model, BundleInfo) else read_bundle(model)
-    if info.signature is None:
-        raise ConfigError(f"the bundle {info.uri} has no signature: save it with one")
-    if info.recipe.kind == "pickle" and not allow_pickle:
-        raise BundleError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
-    allowed = (*checked_packages(trusted), *allowed_imports())
-    features = features_of(info, allowed)
-    names = list(info.signature.columns if features is None else features.columns)
+    source, known, features = _source(model, allow_pickle, (*checked_packages(trusted), *allowed_imports()))
+    if (signature := signature or known) is None:
+        raise ConfigError("the model has no signature: give signature=, or save the bundle with one")
+    names = list(signature.columns if features is None else features.columns)
     scorer = Scorer(
-        source=BundleSource(info.folder, info.content_hash, allow_pickle, allowed),
-        signature=info.signature,
-        inputs=plan_inputs(info.signature, features),
-        columns=tuple(field.name for field in info.signature.outputs),
+        source=source,
+        signature=signature,
+        inputs=plan_inputs(signature, features),
+        columns=tuple(field.name for field in signature.outputs),
         kept=(),
         config=config,
         features=features,
         raw=() if features is None else features.columns,
     )
-    fields = [pa.field(field.name, output_type(field, config.vectors)) for field in info.signature.outputs]
+    fields = [pa.field(field.name, output_type(field, config.vectors)) for field in signature.outputs]
     batches = scorer(iter(_table(rows, names).combine_chunks().to_batches(max_chunksize=config.batch_rows)))
     return pa.Table.from_batches(list(batches), pa.schema(fields))
+
+
+def _source(
+    model: str | BundleInfo | nn.Module | WithFeatures, allow_pickle: bool, allowed: tuple[str, ...]
+) -> tuple[ModelSource, Signature | None, Features | None]:
+    if isinstance(model, WithFeatures):
+        return *_source(model.model, allow_pickle, allowed)[:2], model.features
+    if isinstance(model, nn.Module):
+        return HeldModule(model), None, None
+    info = model if isinstance(model, BundleInfo) else read_bundle(model)
+    if info.recipe.kind == "pickle" and not allow_pickle:
+        raise BundleError(f"the bundle {info.uri} holds a pickle, which can run any code: give allow_pickle=True")
+    source = BundleSource(info.folder, info.content_hash, allow_pickle, allowed)
+    return source, info.signature, features_of(info, allowed)
 
 
 def _table(rows: Any, names: list[str]) -> pa.Table:

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
+import numpy as np
+import pandas as pd
 import pytest
 
+import sparkdl
 from sparkdl.errors import DataError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
@@ -69,6 +72,17 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert set(predictions["run_id"]) == {first.run_id}
     assert predictions["patient"].is_unique
 
+    registry = ModelRegistry(f"{tmp_path}/p/cancer/registry")
+    version = registry.get("cancer", "champion")
+    assert (version.lineage["source_table"], version.lineage["source_version"]) == (first.places["clean"], 0)
+    assert len(version.lineage["shard_key"]) == 64
+    loaded = sparkdl.load_model("cancer@champion", registry)  # what anybody does with it, who has raw columns
+    raw = pd.read_parquet(cancer[0] / "rows.parquet").merge(predictions[["patient"]], on="patient")
+    by_hand = loaded.predict(raw).merge(predictions, on="patient", suffixes=("", "_table"))
+    np.testing.assert_allclose(np.stack(by_hand.probability)[:, 1], by_hand.probability_table, atol=1e-6)
+    assert (by_hand.prediction == by_hand.prediction_table.astype(float)).all()
+    assert len(loaded.history) == 8
+
     again = run(Context(file, NOW))  # no session: nothing of Spark is asked
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
 
@@ -76,7 +90,6 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     kept = {note.name: note.kept for note in other.steps}
     assert (kept["features"], kept["shards"], kept["train"]) == (True, True, False)
     assert other.outcome in ("promoted", "not promoted")
-    registry = ModelRegistry(f"{tmp_path}/p/cancer/registry")
     assert len(registry.list("cancer")) == 2
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sparkdl.documents.typed import Count
 from sparkdl.pipeline.judging.drift import Action, Drift
@@ -50,6 +51,7 @@ class Trained:
         ranks: that trained it.
         backend: that carried gradients between them.
         seconds: by part of the fit.
+        origin: parameters, lineage and metrics that the fit has noted, for the registry.
     """
 
     bundle: str
@@ -63,6 +65,7 @@ class Trained:
     ranks: Count
     backend: str
     seconds: Mapping[str, float] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.labels import FittedLabel, Labels, check_labels, check_weight, encoded, fit_labels
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
+from sparkdl.shards.manifest import Source as ShardSource
 from sparkdl.shards.write import write_shards
 from sparkdl.storage import Storage
 
@@ -110,9 +111,12 @@ def cut_shards(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[st
 
     def work() -> Shards:
         made: dict[Part, Manifest] = {}
+        table = context.tables.table("clean")
+        version = str(table.version())
         for part in ("train", "validate"):
             chosen = rows_of(clean, spec, part, parts.windows(part))
-            made[part] = _cut(chosen, spec, fitted, part, f"{spec.places.shards}/{part}-{own}")
+            source = ShardSource(uri=table.uri, version=version, transformation=f"{own} {part}")
+            made[part] = _cut(chosen, spec, fitted, part, (f"{spec.places.shards}/{part}-{own}", source))
         return Shards(
             train=made["train"].uri,
             validate=made["validate"].uri,
@@ -200,9 +204,10 @@ def _without_size(options: Any) -> Any:
     return msgspec.structs.replace(options, size=None) if hasattr(options, "size") else options
 
 
-def _cut(rows: DataFrame, spec: PipelineSpec, fitted: Fitted, part: Part, place: str) -> Manifest:
+def _cut(rows: DataFrame, spec: PipelineSpec, fitted: Fitted, part: Part, place: tuple[str, ShardSource]) -> Manifest:
     from pyspark.sql import functions as F
 
+    uri, source = place
     features, labels = fitted.features, fitted.labels
     check_labels(rows, labels, part)
     if spec.weight is not None:
@@ -213,7 +218,8 @@ def _cut(rows: DataFrame, spec: PipelineSpec, fitted: Fitted, part: Part, place:
     weights = [F.col(quoted(name)).cast("float").alias(name) for name in weight]
     return write_shards(
         rows.select(*raw, *numbers, *weights),
-        place,
+        uri,
+        source=source,
         labels=[*labels.names, *weight],
         layout=Layout(prepare=features),
         config=ShardConfig(seed=spec.train.random_seed or 0),

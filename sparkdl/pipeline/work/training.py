@@ -20,10 +20,10 @@ from torch import nn
 from sparkdl.errors import BundleError, ConfigError, ConflictError
 from sparkdl.estimator.estimator import TorchEstimator
 from sparkdl.estimator.model import TorchModel
+from sparkdl.estimator.publishing import plain_epochs
 from sparkdl.estimator.store import Store
 from sparkdl.launch.driver.slots import slots_of
-from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
-from sparkdl.models.preprocessing import preprocessing_of
+from sparkdl.models.bundle import load_bundle, read_bundle
 from sparkdl.pipeline.code import imported, split_target
 from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
@@ -83,7 +83,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str)
     model = estimator.fit_on_shards(prepared.train, prepared.validate)
     folder = f"{spec.places.runs}/models/{key}"
     try:
-        content_hash = _saved(model, folder, spec, description, prepared)
+        content_hash = _saved(model.setFeatures(features), folder, spec, description, labels)
         load_bundle(folder, trusted=trusted)  # what cannot be loaded again is not published
     except BundleError as error:
         raise ConfigError(
@@ -91,11 +91,16 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str)
             f"published: {error}"
         ) from error
     Storage.of(f"{store.prefix_path}/runs/{key}").delete(recursive=True)
+    return _trained(model, folder, content_hash)
+
+
+def _trained(model: TorchModel, folder: str, content_hash: str) -> Trained:
+    """What the record says of a fitted model."""
     summary = model.summary
     return Trained(
         bundle=folder,
         content_hash=content_hash,
-        history=tuple(_row(row) for row in model.history.to_dict("records")),
+        history=tuple(plain_epochs(model.history.to_dict("records"))),
         metrics={name: float(value) for name, value in summary.metrics.items()},
         epochs=summary.epochs,
         best_epoch=summary.best_epoch,
@@ -104,39 +109,33 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str)
         ranks=summary.num_proc,
         backend=summary.backend,
         seconds=dict(summary.seconds),
+        origin=model.origin,
     )
 
 
-def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict[str, Any], prepared: Prepared) -> str:
+def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict[str, Any], labels: Labels) -> str:
     """Save the model as a bundle with the features and labels it was trained on; return its content hash."""
     try:
-        info = save_bundle(
-            model.getModel(),
+        info = model.save_bundle(
             folder,
-            signature=model.signature,
             factory=factory_of(spec.model),
             arguments={"features": description, **spec.model.arguments},
-            preprocessing=preprocessing_of(prepared.features, labels=[vars(label) for label in prepared.labels]),
+            preprocessing={"labels": [vars(label) for label in labels]},
         )
     except ConflictError:  # an earlier run was killed between this and its result
         info = read_bundle(folder)
     return info.content_hash
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """One epoch, as JSON takes it: what is not finite is not there."""
-    plain = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
-    return {
-        name: value if not isinstance(value, float) or math.isfinite(value) else None
-        for name, value in plain.items()
-        if isinstance(value, float | int | None)
-    }
-
-
 def _optional(spec: PipelineSpec, steps: int, labels: Labels) -> dict[str, Any]:
     """Parameters of the estimator that are given only where the file asks for them."""
     given: dict[str, Any] = {}
     settings = spec.train
+    if len(labels.names) == 1:  # as Spark's own models call them
+        (label,) = labels
+        given["predictionCol"] = "prediction"
+        if label.type != "regression" and not spec.label[label.name].loss:
+            given["probabilityCol"] = "probability"
     if settings.warmup_steps or settings.decay != "none":
         given["lr_scheduler"] = Schedule(settings.warmup_steps, settings.decay, steps)
     if spec.weight is not None:

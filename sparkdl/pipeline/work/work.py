@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConflictError, DataError
-from sparkdl.models.registry import Lineage, ModelVersion
+from sparkdl.estimator.publishing import publish_bundle
+from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.parts import PARTS, Part, Parts, parts_of, rows_of
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.state.context import Context
@@ -147,7 +148,7 @@ class _Work:
         record.evaluated = evaluated
         yield "evaluate"
         published = self.context.steps.do(
-            "publish", judged, Published, lambda: self._publish(evaluated, trained, champion, key, prepared.key)
+            "publish", judged, Published, lambda: self._publish(evaluated, trained, champion, key)
         )
         record.model |= {"name": spec.publish.name, "version": published.version, "promoted": published.reason}
         self.published = published
@@ -166,17 +167,16 @@ class _Work:
             raise DataError("split.test has no rows: hold out more, or leave it out")
         return rows, count
 
-    def _publish(
-        self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str, shard_key: str
-    ) -> Published:
+    def _publish(self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str) -> Published:
         spec, name = self.spec, str(self.spec.publish.name)
         against = champion.version if champion is not None else None
-        version = self.context.registry.publish(
+        version = publish_bundle(
+            self.context.registry,
             name,
             trained.bundle,
-            metrics=dict(evaluated.decision.challenger.values),
+            trained.origin,
+            metrics=evaluated.decision.challenger.values,
             parameters={"train": self.context.settings["train"], "model": self.context.settings["model"]},
-            lineage=Lineage(source_table=self.context.tables.table("clean").uri, shard_key=shard_key),
             publication=key,
         )
         decision = evaluated.decision

@@ -1,0 +1,103 @@
+"""Models of a registry as transformers, and a registry that scores with them.
+
+Enters: ``"churn@champion"`` or ``"churn@3"``, the address of a registry. Leaves: a ``TorchModel`` that reads the
+columns and makes the predictions of the one that was published. Spark and torch are loaded with the first model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import ConfigError
+from sparkdl.models import registry as base
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkdl.estimator.model import TorchModel
+
+__all__ = ["ModelRegistry", "load_model"]
+
+
+class ModelRegistry(base.ModelRegistry):
+    """A registry of models, by its address, see ``sparkdl.models.registry``; it scores, too."""
+
+    def load_model(self, model: str, *, allow_pickle: bool = False, trusted: Sequence[str] = ()) -> TorchModel:
+        """Return a published model as a transformer, see ``sparkdl.load_model``."""
+        return load_model(model, self, allow_pickle=allow_pickle, trusted=trusted)
+
+    def transform(
+        self, df: DataFrame, model: str, *, allow_pickle: bool = False, trusted: Sequence[str] = ()
+    ) -> DataFrame:
+        """Add a published model's predictions to a DataFrame; nothing runs before an action does.
+
+        Args:
+            df: the rows.
+            model: ``"name@alias"`` or ``"name@version"``.
+            allow_pickle: as ``sparkdl.load_model`` takes it.
+            trusted: as ``sparkdl.load_model`` takes it.
+
+        Raises:
+            ConfigError: there is no such model, alias or version.
+            BundleError: it cannot be rebuilt here.
+            SchemaError: an input column is missing or of another kind, or an output column is there already.
+        """
+        return self.load_model(model, allow_pickle=allow_pickle, trusted=trusted).transform(df)
+
+
+def load_model(
+    model: str, registry: str | base.ModelRegistry, *, allow_pickle: bool = False, trusted: Sequence[str] = ()
+) -> TorchModel:
+    """Return a published model: ``transform(df)`` for Spark, ``predict(rows)`` for pandas, ``getModel()`` for torch.
+
+    Args:
+        model: ``"churn@champion"``, or ``"churn@3"`` for a version.
+        registry: its address, or the registry.
+        allow_pickle: accept a bundle that holds a pickle, which can run any code.
+        trusted: packages that may be imported to rebuild it, such as your own, besides those of ``allow_imports``.
+
+    Raises:
+        ConfigError: there is no such model, alias or version; the message lists those there are.
+        IntegrityError: what lies there is not what was published.
+        BundleError: it cannot be rebuilt here, or has no signature.
+
+    Example:
+        >>> sparkdl.load_model("churn@champion", registry="s3://models").transform(df)
+    """
+    from sparkdl.estimator.model import TorchModel
+    from sparkdl.estimator.publishing import training_of
+    from sparkdl.models.preprocessing import features_of
+
+    where = registry if isinstance(registry, base.ModelRegistry) else base.ModelRegistry(registry)
+    name, which = _parts(model, where)
+    found = where.get(name, which)
+    bundle = where.load(name, found.version, allow_pickle=allow_pickle, trusted=trusted)
+    signature, training = bundle.signature, training_of(bundle.info)
+    if signature is None:
+        raise ConfigError(f"{model} was published without a signature, so nobody can feed it: publish it with one")
+    features = features_of(bundle.info, trusted)
+    history = [{key: math.nan if one is None else one for key, one in row.items()} for row in training.history]
+    columns: dict[str, Any] = {str(parameter): value for parameter, value in training.columns.items()}
+    return TorchModel(
+        model=bundle.model,
+        history=history,
+        signature=signature,
+        features=features,
+        meanings=training.meanings,
+        origin={"parameters": found.parameters, "lineage": found.lineage, "metrics": found.metrics},
+        feature_columns=list(signature.columns if features is None else features.columns),
+        label_columns=[field.name for field in signature.outputs],
+        **columns,
+    )
+
+
+def _parts(model: str, registry: base.ModelRegistry) -> tuple[str, int | str]:
+    """The name, and the version or alias."""
+    name, at, which = model.partition("@")
+    if not (name and at and which):
+        given = name or "NAME"
+        there = [f"{given}@{alias}" for alias in registry.aliases(given)] or [f"{given}@champion", f"{given}@3"]
+        raise ConfigError(f"{model!r} does not say which version: write {' or '.join(there[:3])}")
+    return name, int(which) if which.isdigit() else which
