@@ -1,6 +1,5 @@
 # The commands of sparkdl. `make run` and `make test` each need nothing before them; `make help` lists them all.
 PYTHON := .venv/bin/python
-CONFIG ?= jobs/retrain.yaml
 SHELL := /bin/bash
 .SHELLFLAGS := -eo pipefail -c
 # Tests wait more than they compute: two processes side by side, unless some tests are picked by ARGS. One that dies fails
@@ -12,8 +11,8 @@ WORKERS ?= $(if $(ARGS),0,2)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-run: .venv/.ready ## the whole journey: events, ETL, shards, training, publication, predictions, report
-	$(PYTHON) jobs/retrain.py --config $(CONFIG) $(ARGS)
+run: .venv/.ready ## the whole journey, jobs/examples/rides: makes rides, cleans, trains, publishes, scores, reports
+	$(PYTHON) jobs/examples/rides --ok-when-nothing $(ARGS)
 
 test: .venv/.ready ## every test that CI runs; some of them: make test ARGS=tests/batches
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 $(ARGS)
@@ -42,7 +41,7 @@ lock: ## write requirements.lock anew from what .venv holds
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove what make run and the tests wrote; .venv stays
-	rm -rf sparkdl-data bench-results spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf sparkdl-data jobs/examples/*/sparkdl-data bench-results spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.ready: requirements.lock pyproject.toml docker/install.sh
 	docker/install.sh .venv

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from sparkdl.errors import SparkdlError
 
-__all__ = ["main"]
+__all__ = ["job", "main"]
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -31,6 +31,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SparkdlError as error:
         print(f"sparkdl: {error}", file=sys.stderr)
         return 1
+
+
+def job(*words: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a command on the file that ``--config`` names, as the jobs for ``spark-submit`` do; return its exit code.
+
+    What ``spark-submit`` says of master, memory and settings wins over the section ``spark`` of the file.
+
+    Args:
+        words: the command and options of its own; those of the command line come after them, and win.
+        arguments: the command line; None takes this process's.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config")
+    found, others = finder.parse_known_args(arguments)
+    return main([*words, *([] if found.config is None else [found.config]), *others])
 
 
 def _parser() -> argparse.ArgumentParser:

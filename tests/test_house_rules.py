@@ -177,7 +177,10 @@ def cycle_in(graph: dict[str, set[str]]) -> str:
     return next(filter(None, (visit(name, ()) for name in sorted(graph))), "")
 
 
-JOBS = {f"jobs.{path.stem}": path for path in sorted((ROOT.parent / "jobs").glob("*.py")) if path.stem != "__init__"}
+JOBS = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path
+    for path in sorted((ROOT.parent / "jobs").rglob("*.py"))
+}
 EVERYTHING = {f"sparkdl.{name}" if name != "__init__" else "sparkdl": path for name, path in MODULES.items()} | JOBS
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -14,15 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.cli import main
+from sparkdl.cli import _parser, main
 from sparkdl.pipeline import Pipeline
+from sparkdl.pipeline.state.record import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SMALL = (
-    "--set.events.rows=4000 --set.events.days=5 --set.events.late_day=1 --set.etl.validation_days=1 "
-    "--set.train.epochs=2 --set.train.batch_rows=64"
+    "--set split.train=3days --set split.validate=1day --set train.epochs=2 --set train.batch_size=64 "
+    "--set publish.gate.floors=[]"
 )
 
 
@@ -35,8 +36,8 @@ def commands():
     return [line for line in lines if line]
 
 
-def shell(command, cwd):
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def shell(command, cwd, **variables):
+    env = os.environ | variables | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     env["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"  # short jobs: the optimising compiler costs more than it gains
     env.pop("PYSPARK_PYTHON", None)
     return subprocess.run(command, shell=True, cwd=cwd, env=env, capture_output=True, text=True)
@@ -64,47 +65,50 @@ def test_the_python_snippets_run_one_after_the_other(tmp_path):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The options of a root in which ``make run`` has made everything."""
-    options = f"--set.paths.root={tmp_path_factory.mktemp('data')} {SMALL}"
-    done = shell(f"make run ARGS={shlex.quote(options)}", ROOT)
+    """The options of a root in which ``make run`` has made everything, and the folder of its rides."""
+    root = tmp_path_factory.mktemp("data")
+    options, rides = f"{SMALL} --set root={root}", str(root / "raw")
+    command = f"make run ARGS={shlex.quote(f'--days 5 --rows-per-day 800 {options}')}"
+    done = shell(command, ROOT, RIDES=rides)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "retrain: done" in done.stdout
-    return options
+    assert "rides: promoted" in done.stdout
+    assert "above it" in done.stdout.splitlines()[-1]
+    again = shell(command, ROOT, RIDES=rides)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "rides: nothing new" in again.stdout
+    assert "made" not in again.stdout
+    return options, rides
 
 
 def submits():
     """The lines that start a job of the rides."""
-    lines = [line for line in commands() if line.startswith("spark-submit ") and "jobs/retrain.yaml" in line]
-    return [re.sub(r"--set\.paths\.root=\S+", "", line) for line in lines]
+    return [line for line in commands() if line.startswith("spark-submit ") and "rides.yaml" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_after_make_run_a_spark_submit_line_finds_nothing_new(made):
+    options, rides = made
+    for line in submits()[-1:]:
+        done = shell(f"{line} {options}", ROOT, RIDES=rides)
+        assert done.returncode == 10, f"{line}\n{done.stderr[-3000:]}"
+        assert "nothing new" in done.stdout
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "number", [*(pytest.param(one, marks=pytest.mark.slow) for one in range(len(submits()) - 1)), len(submits()) - 1]
-)
-def test_after_make_run_a_spark_submit_line_finds_nothing_new(made, number):
-    line = submits()[number]
-    done = shell(f"{line} {made}", ROOT)
-    assert done.returncode == 0, f"{line}\n{done.stderr[-3000:]}"
-    assert "nothing new" in done.stdout
-
-
-@pytest.mark.timeout(900)
-def test_every_spark_submit_line_names_a_job_and_options_that_it_takes(made, spark, monkeypatch, capsys):
+def test_every_spark_submit_line_names_a_job_and_options_that_it_takes(made, monkeypatch, capsys):
     """Those lines, as far as they are the job's, in this process: the whole of each is slow."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(str(ROOT))
-    from jobs.entry import run_job
-
+    monkeypatch.setenv("RIDES", made[1])
     assert len(submits()) == 4
     for line in submits():
-        _, _, master, script, *arguments = shlex.split(f"{line} {made}")
+        _, _, master, script, *arguments = shlex.split(f"{line} {made[0]}")
         assert master == "local[2]"
-        assert (ROOT / script).exists()
-        job = importlib.import_module(f"jobs.{Path(script).stem}")
-        code = run_job(Path(script).stem, job._job, arguments, summary=True)
+        monkeypatch.setattr("sys.argv", [script, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(script, run_name="__main__")
         told = capsys.readouterr()
-        assert code == 0, told.err
+        assert ended.value.code == 10, told.err
         assert "nothing new" in told.out
 
 
@@ -113,18 +117,20 @@ def test_the_pipeline_file_is_sound_and_its_commands_take_it(tmp_path, monkeypat
     (pipeline,) = fences("yaml")
     (tmp_path / "churn.yaml").write_text(pipeline)
     (tmp_path / "customers" / "day=2026-03-01").mkdir(parents=True)
-    pq.write_table(pa.table({"customer_id": [1]}), tmp_path / "customers" / "day=2026-03-01" / "a.parquet")
+    columns = {"customer_id": [1], "amount": [2.5], "age": [30], "plan": ["a"], "churned": [True]}
+    joined = pa.array([0], pa.date32())
+    pq.write_table(pa.table({**columns, "joined": joined}), tmp_path / "customers" / "day=2026-03-01" / "a.parquet")
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line)[1:] for line in commands() if line.startswith("sparkdl ")]
-    assert [words[0] for words in lines] == ["check", "plan", "run", "status"]
+    assert {words[0] for words in lines} >= {"check", "plan", "run", "status"}
     for words in lines:
         if words[0] == "run":
-            assert Pipeline.load(words[1], words[3:]).spec.train.epochs == 10
+            options = _parser().parse_args(words)
+            assert Pipeline.load(options.file, options.overrides).spec.name == "churn"
         else:
             assert main(words) == 0, capsys.readouterr().err
-    (submit,) = (line for line in commands() if line.startswith("spark-submit jobs/pipeline.py"))
-    assert (ROOT / submit.split()[1]).exists()
-    assert submit.split()[2:] == ["--config", "churn.yaml"]
+    (submit,) = (line for line in commands() if line.startswith("spark-submit") and "churn.yaml" in line)
+    assert submit.split()[1:] == ["jobs/retrain.py", "--config", "churn.yaml"]
 
 
 def test_make_test_runs_the_suite_and_ci_calls_it():
@@ -147,8 +153,6 @@ def test_links_lead_somewhere():
         assert (ROOT / target).exists(), target
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 130])
-def test_every_exit_code_is_documented(code):
-    text = (ROOT / "jobs" / "entry.py").read_text()
-    assert re.search(rf"^    {code}\s", text, re.MULTILINE)
-    assert re.search(rf"\b{code}\b", README[README.index("**Exit codes**") :])
+def test_every_exit_code_is_documented():
+    text = README[README.index("Exit codes") :].partition("\n\n")[0]
+    assert set(map(int, re.findall(r"\b\d+\b", text))) == {*EXIT_CODES.values(), 1, 2, 3, 4, 130}
