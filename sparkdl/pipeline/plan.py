@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.pipeline.judging.drift import Action
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts, parts_of
 from sparkdl.pipeline.rows.windows import ahead
 from sparkdl.pipeline.run import check_champion, nothing_new
-from sparkdl.pipeline.state.context import LEARNING, Context
+from sparkdl.pipeline.state.context import LEARNING, STEPS, Context
 from sparkdl.pipeline.state.keys import (
     bundle_is_whole,
+    drift_inputs,
     evaluate_inputs,
     features_inputs,
     judged_against,
@@ -31,6 +33,7 @@ from sparkdl.pipeline.state.keys import (
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.results import Shards, Trained
 from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.work.drift import kept_drift, rule_of
 from sparkdl.pipeline.work.ingest import due_windows, rules_of
 
 __all__ = ["Plan", "PlannedStep", "plan_of"]
@@ -99,7 +102,7 @@ def plan_of(context: Context) -> Plan:
     common: dict[str, Any] = {"pipeline": str(spec.name), "unchanged": same, "ahead": tuple(later)}
     common["holder"] = holder_of(context.runs.child("leases"))
     why = None if due is None else {name: _why(context, known.get(name), name) for name in due}
-    asked = [name for name in (*LEARNING, "score") if context.asks_for(name)]
+    asked = [name for name in STEPS[1:] if context.asks_for(name)]
     try:
         check_champion(context)
     except ConfigError as error:
@@ -117,8 +120,13 @@ def plan_of(context: Context) -> Plan:
         unread = [PlannedStep(name=name, state="open", why="no row was read yet") for name in asked]
         return Plan(nothing_new=False, due=None, steps=tuple(unread), **common)
     content = {name: books.content for name, books in known.items() if name not in (due or ())}
+    drift, action = _drift(context, parts, content)
+    if action == "fail" and due is not None:
+        return Plan(nothing_new=False, due=why, steps=(drift,), stops=drift.why, **common)
+    if action == "retrain" and context.train:
+        parts = parts_of(spec, {**known, **{name: _expected(name) for name in due or ()}}, hold_back=False)
     learning = _learning(context, parts, content) if context.train else ()
-    steps = [step for step in (*learning, *_scoring(context, parts, content)) if step.name in asked]
+    steps = [step for step in (drift, *learning, *_scoring(context, parts, content)) if step.name in asked]
     if due is None and any(step.state == "kept" for step in steps):
         steps = [step if step.state != "kept" else _if_same(step) for step in steps]
     return Plan(nothing_new=False, due=why, steps=tuple(steps), **common)
@@ -141,6 +149,22 @@ def _expected(name: str) -> WindowBooks:
 
 def _if_same(step: PlannedStep) -> PlannedStep:
     return PlannedStep(name=step.name, state="open", why=f"{step.why}, if no row of the source has changed")
+
+
+def _drift(context: Context, parts: Parts, content: Mapping[str, str]) -> tuple[PlannedStep, Action]:
+    """What is known of drift, and what a run would do about it as far as that follows from what earlier ones found."""
+    champion, given = context.champion(), context.spec.drift
+    if champion is None:
+        return PlannedStep(name="drift", state="open", why="there is no champion yet to compare with"), "none"
+    found, todo = kept_drift(context.steps, drift_inputs(context, champion, parts, content))
+    todo += [name for name in (*parts.validate, *parts.score) if name not in content and name not in todo]
+    if todo:
+        then = "" if given.action == "warn" else f", and {given.action} may follow"
+        why = f"{len(todo)} windows are not compared with version {champion.version} yet{then}"
+        return PlannedStep(name="drift", state="done again", why=why), "none"
+    action, reason = rule_of(given).decide(found)
+    then = "" if action in ("none", "warn") else f"{action}: "
+    return PlannedStep(name="drift", state="kept", why=f"{then}{reason}"), action
 
 
 def _learning(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:

@@ -5,7 +5,9 @@ Enters: the context of a run that is never begun. Leaves: ``Status``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from sparkdl.errors import IntegrityError, SparkdlError
 from sparkdl.models.registry import ModelVersion
@@ -15,9 +17,13 @@ from sparkdl.pipeline.rows.windows import ahead
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.results import Drifted
 from sparkdl.pipeline.work.ingest import due_windows
 
 __all__ = ["Status", "status_of"]
+
+_LOOK_BACK = 10
+"""Records that are read: runs with nothing new did not look for drift."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,7 @@ class Status:
         pipeline: its name.
         last_run: the newest record that can be read; None before the first run.
         champion: the version that the alias points to; None where it points to none.
+        drift: what the newest run that looked for drift found; None where none of the last ones did.
         done: books of the windows that were ingested, in order.
         due: windows that the next run ingests; None where only Spark can tell.
         ahead: windows that begin later than now, and are left alone until then; None where only Spark can tell.
@@ -38,6 +45,7 @@ class Status:
     pipeline: str
     last_run: RunRecord | None
     champion: ModelVersion | None
+    drift: Drifted | None
     done: tuple[WindowBooks, ...]
     due: tuple[str, ...] | None
     ahead: tuple[str, ...] | None
@@ -60,10 +68,12 @@ def status_of(context: Context) -> Status:
         later = None if context.look.windows is None else ahead(context.look.windows, context.now)
     except SparkdlError as error:  # the rest is worth knowing all the more
         problem = str(error)
+    recent = list(islice(_records(context), _LOOK_BACK))
     return Status(
         pipeline=str(context.spec.name),
-        last_run=last_run(context),
+        last_run=recent[0] if recent else None,
         champion=context.champion(),
+        drift=next((record.drift for record in recent if record.drift is not None), None),
         done=tuple(known.values()),
         due=None if due is None else tuple(due),
         ahead=None if later is None else tuple(later),
@@ -74,13 +84,17 @@ def status_of(context: Context) -> Status:
 
 def last_run(context: Context) -> RunRecord | None:
     """The newest record of a run; one that cannot be read is passed over, with a warning."""
+    return next(_records(context), None)
+
+
+def _records(context: Context) -> Iterator[RunRecord]:
+    """Records, the newest first."""
     names = [entry.name for entry in context.runs.list() if entry.is_dir] if context.runs.exists() else []
     for name in sorted(names, reverse=True):
         file = context.runs.child(name).child("record.json")
         if not file.exists():  # a folder of results, leases or models, or a run that is still going on
             continue
         try:
-            return RunRecord.load(file)
+            yield RunRecord.load(file)
         except IntegrityError as error:
             logger.warning("%s", error)
-    return None

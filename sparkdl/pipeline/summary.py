@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.results import Evaluated
+from sparkdl.pipeline.state.results import Drifted, Evaluated
 from sparkdl.pipeline.status import Status
 
 __all__ = ["plan_lines", "status_lines", "summary_lines"]
@@ -32,6 +32,7 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in warned.items())
     parts = [f"{part} {_span(record.windows[part])}" for part in PARTS if part in record.windows]
     yield "windows", "; ".join(parts)
+    yield "drift", "" if record.drift is None else _drift(record.drift)
     trained = record.trained
     if trained is not None:
         best = "" if trained.best_epoch is None else f" (best {trained.best_epoch + 1})"
@@ -76,6 +77,10 @@ def _quality(evaluated: Evaluated) -> str:
     return f"{value} of {evaluated.label}{against}, on {decision.rows:,} held-out rows"
 
 
+def _drift(drift: Drifted) -> str:
+    return drift.reason if drift.action == "none" else f"{drift.action}: {drift.reason}"
+
+
 def _time(record: RunRecord) -> str:
     seconds: dict[str, float] = {}
     for note in record.steps:
@@ -107,6 +112,8 @@ def status_lines(status: Status) -> list[Line]:
                 f"{champion.name} version {champion.version} of {champion.published:%Y-%m-%d %H:%M}: {metrics}",
             )
         )
+    if status.drift is not None:
+        lines.append(("drift", _drift(status.drift)))
     kept = sum(books.kept for books in status.done)
     lines.append(("done", f"{_span([books.window for books in status.done])}, {kept:,} rows kept"))
     if status.source:

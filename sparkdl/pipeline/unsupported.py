@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparkdl.pipeline.spec import Drift, PipelineSpec, Train
+from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.storage.address import looks_like_a_table
 
 __all__ = ["unsupported"]
@@ -28,7 +28,6 @@ _NOT_BUILT: tuple[tuple[Path, Callable[[PipelineSpec], bool], str], ...] = (
         lambda spec: spec.notify is not None,
         " is not built yet: leave it out, and let whatever starts the run look at its exit code",
     ),
-    (("drift",), lambda spec: spec.drift != Drift(), " is not built yet, nothing looks at it: leave it out"),
     (
         ("score", "target"),
         lambda spec: looks_like_a_table(str(spec.score.target)),

@@ -40,8 +40,6 @@ def folder(tmp_path):
     [
         ("search.space={train.epochs: [1, 2]}", "search is not built yet"),
         ("notify.command=tell", "notify is not built yet"),
-        ("drift.action=fail", "drift is not built yet"),
-        ("drift.psi=0.5", "drift is not built yet"),
         ("score.target=main.sales.predicted", "score.target is a table of a catalog"),
         ("label.grade=regression", "publish.label is missing"),
         ("train.transform_batch_size=7", "train.transform_batch_size has no effect"),
@@ -63,12 +61,14 @@ def test_a_gate_that_nothing_could_pass_is_refused_before_a_training(folder):
 
 
 def test_what_is_not_built_is_told_all_at_once_with_its_lines(folder):
-    (folder / "wine.yaml").write_text(f"{FILE}notify: {{command: tell}}\ndrift: {{action: retrain}}\nmodel: absent:f\n")
+    (folder / "wine.yaml").write_text(
+        f"{FILE}notify: {{command: tell}}\nsearch: {{space: {{train.epochs: [1]}}}}\nmodel: absent:f\n"
+    )
     with pytest.raises(PipelineFileError) as refused:
         Pipeline.load(folder / "wine.yaml")
     assert [problem.split(" is ")[0] for problem in refused.value.problems] == [
         "wine.yaml:6: notify",
-        "wine.yaml:7: drift",
+        "wine.yaml:7: search",
         "wine.yaml:8: model.factory: absent:f names the module absent, which",
     ]
 
@@ -129,6 +129,7 @@ def test_a_plan_says_which_windows_are_due_and_what_follows(folder):
     assert plan.due == {"2026-03-01": "new"}
     assert plan.ahead == ("2026-03-02",)
     assert [(step.name, step.state) for step in plan.steps] == [
+        ("drift", "open"),
         ("features", "done again"),
         ("shards", "done again"),
         ("train", "done again"),

@@ -73,7 +73,7 @@ def test_a_run_ends_after_the_step_that_was_asked_for_and_the_next_goes_on_from_
     assert (cut.outcome, steps(cut)) == ("stopped", {"features": False, "shards": False})
     assert cut.windows["ingested"] == []
     assert cut.rows["train"] == 80
-    assert [step.name for step in plan_of(orders.context(until="shards")).steps] == ["features", "shards"]
+    assert [step.name for step in plan_of(orders.context(until="shards")).steps] == ["drift", "features", "shards"]
     again = orders.run(None, until="shards")  # no session: nothing of Spark is asked
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
 
@@ -103,10 +103,10 @@ def test_a_run_without_training_lets_the_champion_predict_what_is_new_and_learns
 
     assert orders.run(spark).outcome == "promoted"
     orders.day(5)
-    assert [step.name for step in plan_of(orders.context(train=False)).steps] == ["score"]
+    assert [step.name for step in plan_of(orders.context(train=False)).steps] == ["drift", "score"]
     done = orders.run(spark, train=False)
     assert (done.outcome, done.predictions) == ("scored", {"2026-03-05": 40})
-    assert (steps(done), done.trained, done.train) == ({"score": False}, None, False)
+    assert (steps(done), done.trained, done.train) == ({"drift": False, "score": False}, None, False)
     assert orders.run(None, train=False).outcome == "nothing new"
     assert len(ModelRegistry(f"{orders.root}/orders/registry").list("orders")) == 1
 
@@ -119,7 +119,7 @@ def test_a_run_without_training_lets_the_champion_predict_what_is_new_and_learns
     ("asked", "said"),
     [
         ({"until": "shard"}, "until=shard is no step: write shards"),
-        ({"until": "lunch"}, "choose one of ingest, features"),
+        ({"until": "lunch"}, "choose one of ingest, drift, features"),
         ({"until": "train", "train": False}, "until=train is a step of learning, and this run learns nothing"),
     ],
 )

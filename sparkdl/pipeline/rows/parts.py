@@ -49,13 +49,17 @@ class Parts:
         return "test" if self.test else "validate"
 
 
-def parts_of(spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: bool = True) -> Parts:
+def parts_of(
+    spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: bool = True, hold_back: bool = True
+) -> Parts:
     """Divide the windows that have clean rows.
 
     Args:
         spec: the pipeline.
         known: what the ledger knows of each window.
         train: whether the parts to train and to validate are needed.
+        hold_back: whether the windows to score are kept from training and validation, as the split says. Otherwise the
+            newest windows validate, those before them train, and what is scored stays the same.
 
     Raises:
         DataError: a part that is needed is left without a window.
@@ -68,15 +72,16 @@ def parts_of(spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: boo
         tested = everything if spec.split is not None and spec.split.test else ()
         return Parts(train=everything, validate=everything, test=tested, score=everything)
     split = spec.split
-    found: Windows = split_by_time(
-        windows,
-        train=None if split.train == "all" else hours_of(split.train),
-        validate=hours_of(split.validate),
-        score=hours_of(split.score),
-        test=hours_of(split.test) if split.test else 0,
-        needed=("train", "validate", "test", "score") if train else ("score",),
-    )
-    return Parts(train=found.training, validate=found.validation, test=found.testing, score=found.scoring)
+    train_hours = None if split.train == "all" else hours_of(split.train)
+    test_hours = hours_of(split.test) if split.test else 0
+
+    def divided(score: int, *needed: Part) -> Windows:
+        validate = hours_of(split.validate)
+        return split_by_time(windows, train=train_hours, validate=validate, test=test_hours, score=score, needed=needed)
+
+    found = divided(hours_of(split.score), *(PARTS if train else ("score",)))
+    newest = found if hold_back else divided(0, "train", "validate", "test")
+    return Parts(train=newest.training, validate=newest.validation, test=newest.testing, score=found.scoring)
 
 
 def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[str]) -> DataFrame:

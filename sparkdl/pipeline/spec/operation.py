@@ -146,7 +146,8 @@ class Drift(Section, frozen=True, kw_only=True):
     action: Annotated[
         Literal["warn", "retrain", "fail"],
         Meta(
-            description="warn says so; retrain trains although nothing else is due; fail ends the run before scoring."
+            description="warn says so; retrain trains although nothing else is due, with all windows up to the newest "
+            "instead of holding those to score back; fail ends the run before it trains or scores."
         ),
     ] = "warn"
     after: Annotated[int, Meta(ge=1, description="Windows with an alarm, of the last `of`, before the action.")] = 1

@@ -30,7 +30,7 @@ VERSION = 1
 """Of what the steps do; raise it when that changes, and everything is done again."""
 LEARNING = ("features", "shards", "train", "evaluate", "publish")
 """The steps from clean rows to a published model."""
-STEPS = ("ingest", *LEARNING, "score")
+STEPS = ("ingest", "drift", *LEARNING, "score")
 """All of them, in order."""
 
 

@@ -14,14 +14,16 @@ from sparkdl.features.fitted import token_functions
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.rows.windows import NO_TIME
 from sparkdl.pipeline.state.context import VERSION, Context
-from sparkdl.pipeline.state.results import Published, Scored, Shards
+from sparkdl.pipeline.state.results import Published, Scored, Shards, Trained
 from sparkdl.pipeline.state.steps import Steps, content_key
 from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
 __all__ = [
     "bundle_is_whole",
+    "drift_inputs",
     "evaluate_inputs",
     "features_inputs",
     "judged_against",
@@ -32,12 +34,16 @@ __all__ = [
     "shards_are_there",
     "shards_inputs",
     "train_inputs",
+    "trained_on",
 ]
 
-_PREPARE, _SCORE = 1, 1
-"""Versions of what ``prepare.py`` and ``predict.py`` do; raise one when that changes."""
+_PREPARE, _SCORE, _DRIFT = 1, 1, 1
+"""Versions of what ``prepare.py``, ``predict.py`` and ``drift.py`` do; raise one when that changes."""
 Content = Mapping[str, str]
 Inputs = dict[str, Any]
+
+_MOST_WINDOWS = 100
+"""The newest windows that are compared with a champion, unless the file looks back upon more."""
 
 _NOT_DECIDING = {
     *("verbose", "timeout", "max_failures", "checkpoint_every", "keep_checkpoints"),
@@ -130,6 +136,33 @@ def score_inputs(context: Context, champion: ModelVersion, windows: Content) -> 
     return {
         name: {"version": _SCORE, "artifact": champion.artifact, "window": name, "rows": rows, **more}
         for name, rows in windows.items()
+    }
+
+
+def trained_on(context: Context, version: ModelVersion) -> Content:
+    """A hash of the rows of each window that a version was trained on; empty where that is not known any more."""
+    trained = context.steps.result("train", version.publication, Trained) if version.publication else None
+    return {} if trained is None else trained.windows
+
+
+def drift_inputs(context: Context, champion: ModelVersion, parts: Parts, content: Content) -> dict[str, Inputs]:
+    """What decides how each window compares with the champion's training rows, by its name, the oldest first.
+
+    Windows are those that are not older than its training rows, and whose rows it was not trained on; where that is
+    not known, those of the split that are held back from training.
+    """
+    known = trained_on(context, champion) or {name: content[name] for name in parts.train if name in content}
+    first = min(known, default="")
+    names = sorted(
+        name for name, rows in content.items() if rows and name != NO_TIME and name >= first and known.get(name) != rows
+    )
+    given, settings = context.spec.drift, context.settings["drift"]
+    deciding = {name: value for name, value in settings.items() if name not in ("action", "after", "of")}
+    functions = token_functions(context.spec.features)
+    more = {"settings": deciding, "code": {name: context.code[name] for name in functions}}
+    return {
+        name: {"version": _DRIFT, "artifact": champion.artifact, "window": name, "rows": content[name], **more}
+        for name in names[-max(given.of, _MOST_WINDOWS) :]
     }
 
 

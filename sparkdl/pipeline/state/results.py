@@ -52,6 +52,7 @@ class Trained:
         backend: that carried gradients between them.
         seconds: by part of the fit.
         origin: parameters, lineage and metrics that the fit has noted, for the registry.
+        windows: hash of the rows of each window that it was trained on.
     """
 
     bundle: str
@@ -66,6 +67,7 @@ class Trained:
     backend: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
+    windows: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

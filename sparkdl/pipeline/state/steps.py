@@ -80,15 +80,19 @@ class Steps:
             kind: the dataclass of the result.
             holds: whether what the result names is still there.
         """
-        place = self._place(step, content_key(step, inputs))
+        found = self.result(step, content_key(step, inputs), kind)
+        return found if found is not None and holds(found) else None
+
+    def result(self, step: str, key: str, kind: type[T]) -> T | None:
+        """The result of a step by its key; None where there is none that can be read."""
+        place = self._place(step, key)
         if not place.exists():
             return None
         try:
-            result = read(place, kind, "delete it, and the step is done again", _MAX_BYTES)
+            return read(place, kind, "delete it, and the step is done again", _MAX_BYTES)
         except IntegrityError as error:
             logger.warning("%s: the step is done again", error)
             return None
-        return result if holds(result) else None
 
     def known(self, step: str, inputs: Mapping[str, Any]) -> bool:
         """Whether a result for these inputs was kept; ``find`` says, too, whether it holds."""

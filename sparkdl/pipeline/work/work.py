@@ -1,4 +1,4 @@
-"""The work of one run, top to bottom: ingest -> features -> shards -> train -> evaluate -> publish -> score.
+"""The work of one run, top to bottom: ingest, drift, features, shards, train, evaluate, publish, score.
 
 Enters: the context of a run, a Spark session. Leaves: tables, a model in the registry, predictions, and the story of it
 in the record. Each step is found again by everything that decides it (``state/steps.py``), so that what has not
@@ -8,6 +8,7 @@ changed is not done again, also after a kill.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConflictError, DataError
@@ -25,8 +26,9 @@ from sparkdl.pipeline.state.keys import (
     train_inputs,
 )
 from sparkdl.pipeline.state.record import Finished, Outcome
-from sparkdl.pipeline.state.results import Evaluated, Published, Trained
+from sparkdl.pipeline.state.results import Drifted, Evaluated, Published, Trained
 from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.work.drift import look_for_drift
 from sparkdl.pipeline.work.evaluate import evaluate
 from sparkdl.pipeline.work.ingest import Ingested, ingest
 from sparkdl.pipeline.work.labels import check_labels, check_weight
@@ -78,10 +80,14 @@ class _Work:
         yield "ingest"
         known = context.tables.ledger.windows()
         parts = parts_of(spec, known, train=context.train)
-        needed: tuple[Part, ...] = PARTS if context.train else ("score",)
-        record.windows |= {part: list(parts.windows(part)) for part in needed if parts.windows(part)}
         content = {name: books.content for name, books in known.items()}
         clean = context.tables.table("clean").read(self.spark)
+        drifted = self._drift(clean, parts, content)
+        yield "drift"
+        if drifted.action == "retrain" and context.train:
+            parts = parts_of(spec, known, hold_back=False)
+        needed: tuple[Part, ...] = PARTS if context.train else ("score",)
+        record.windows |= {part: list(parts.windows(part)) for part in needed if parts.windows(part)}
         if context.train:
             fitted = fit_features(context, clean, (parts, content))
             yield "features"
@@ -122,6 +128,28 @@ class _Work:
         record.rows |= {f"warning: {name}": count for name, count in ingested.warned.items()}
         record.places |= {name: self.context.tables.table(name).uri for name in ("clean", "quarantine", "ledger")}
 
+    def _drift(self, clean: DataFrame, parts: Parts, content: Mapping[str, str]) -> Drifted:
+        """Compare new windows with the champion's training rows; end the run where the file asks for that."""
+        self.record.drift = drifted = look_for_drift(self.context, clean, parts, content)
+        if drifted.action == "fail":
+            raise DataError(
+                f"drift from version {drifted.against}, {drifted.reason}: nothing was trained or scored; mend the "
+                "source, or go on with drift.action=warn"
+            )
+        return drifted
+
+    def _say_retrained(self, parts: Parts) -> None:
+        """Say what became of the training that drift asked for."""
+        drifted = self.record.drift
+        if drifted is None or drifted.action != "retrain":
+            return
+        newest = (parts.test or parts.validate)[-1]
+        if self.context.steps.notes[-1].kept:
+            what = f"nothing can change, since a model was trained on all rows up to {newest} already"
+        else:
+            what = f"trained again, with all rows up to {newest}"
+        self.record.drift = replace(drifted, reason=f"{drifted.reason}; {what}")
+
     def _learn(self, clean: DataFrame, parts: Parts, content: Mapping[str, str], prepared: Prepared) -> Iterator[str]:
         """Train, evaluate, publish; promote where the gate says so. Tells the name of each step once it is done."""
         spec, record = self.spec, self.record
@@ -130,10 +158,12 @@ class _Work:
         champion = self.context.champion()
 
         def learned() -> Trained:
-            return train(self.spark, spec, prepared, key)
+            windows = {name: content[name] for name in parts.train}
+            return replace(train(self.spark, spec, prepared, key), windows=windows)
 
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
+        self._say_retrained(parts)
         yield "train"
         judged = publish_inputs(self.context, parts, content, key)
         against = judged_against(self.context, judged)

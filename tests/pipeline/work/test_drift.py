@@ -1,0 +1,65 @@
+"""Every setting of drift acts: thresholds on what alarms, the rule on what follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.judging.counts import Categories, Histogram
+from sparkdl.pipeline.judging.drift import compare
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.work.drift import limits_of, look_for_drift, rule_of
+
+TEXT = """
+name: shop
+root: /nowhere
+source: {kind: parquet, path: /nowhere/rows, key: id, time: at}
+features: {x: number, city: category}
+label: {y: regression}
+"""
+EDGES = (1.0, 2.0)
+OLD = {
+    "x": Histogram(edges=EDGES, counts=(1000, 1000, 1000)),
+    "city": Categories(counts={"Bonn": 2000, "Trier": 1000}),
+}
+MOVED = OLD | {"x": Histogram(edges=EDGES, counts=(1600, 1000, 400))}
+LOST = OLD | {"x": Histogram(edges=EDGES, counts=(900, 900, 900), missing=300)}
+STRANGE = OLD | {"city": Categories(counts={"Bonn": 1800, "Trier": 900}, other=300)}
+NOTHING = ["drift.psi=null", "drift.missing=null", "drift.unseen=null"]
+
+
+def drift_of(*overrides):
+    return loads(TEXT, overrides).spec.drift
+
+
+@pytest.mark.parametrize(
+    ("setting", "window"),
+    [
+        ("drift.psi=0.1", MOVED),
+        ("drift.js=0.1", MOVED),
+        ("drift.ks=0.1", MOVED),
+        ("drift.missing=0.05", LOST),
+        ("drift.unseen=0.05", STRANGE),
+    ],
+)
+def test_each_threshold_alarms_by_itself(setting, window):
+    name = setting.partition("=")[0]
+    for overrides, alarm in ((NOTHING, False), ([*NOTHING, setting], True), ([*NOTHING, f"{name}=0.9"], False)):
+        assert compare(OLD, window, limits_of(drift_of(*overrides))).alarm == alarm, overrides
+
+
+@pytest.mark.parametrize("action", ["warn", "retrain", "fail"])
+def test_the_action_waits_for_after_of_windows(action):
+    limits = limits_of(drift_of())
+    quiet, loud = compare(OLD, OLD, limits), compare(OLD, LOST, limits)
+    once = rule_of(drift_of(f"drift.action={action}"))
+    twice = rule_of(drift_of(f"drift={{action: {action}, after: 2, of: 3}}"))
+    assert [once.decide({"a": loud})[0], twice.decide({"a": loud})[0]] == [action, "none"]
+    assert [rule.decide({"a": loud, "b": quiet, "c": loud})[0] for rule in (once, twice)] == [action, action]
+
+
+def test_without_a_champion_there_is_nothing_to_compare_with(tmp_path):
+    context = Context(loads(TEXT.replace("/nowhere", str(tmp_path))))
+    found = look_for_drift(context, None, None, {})
+    assert (found.against, found.action, found.windows) == (None, "none", {})
+    assert found.reason == "there is no champion yet to compare with"

@@ -1,0 +1,111 @@
+"""Windows are compared with what the champion's bundle says of its training rows, each of them once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from torch import nn
+
+from sparkdl.features.fitted import fit
+from sparkdl.features.statistics import statistics_of
+from sparkdl.models.bundle import save_bundle
+from sparkdl.models.preprocessing import preprocessing_of
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.results import Trained
+from sparkdl.pipeline.work.drift import look_for_drift
+
+NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+TRAINED = {"2026-03-01": "one", "2026-03-02": "two"}
+PARTS = Parts(train=("2026-03-01", "2026-03-02"), validate=("2026-03-03",), score=("2026-03-04",))
+CONTENT = TRAINED | {"2026-02-27": "older", "2026-03-03": "three", "2026-03-04": "four", "none": "undated"}
+
+
+def rows_of(day, rows=300, *, shift=0.0, cities=("Bonn", "Trier"), **columns):
+    random = np.random.default_rng(day)
+    frame = pd.DataFrame({"x": random.normal(shift, 1, rows), "city": random.choice(cities, rows), **columns})
+    return frame.assign(_window=f"2026-03-{day:02d}")
+
+
+class Shop:
+    """A pipeline whose champion was trained, so its bundle says, on 1 and 2 March."""
+
+    def __init__(self, root):
+        self.root = root
+        training = pd.concat([rows_of(1), rows_of(2)])
+        spec = self.context().spec
+        statistics = statistics_of(pa.Table.from_pandas(training), spec.features)
+        save_bundle(
+            nn.Linear(1, 1), f"{root}/bundle", preprocessing=preprocessing_of(fit(spec.features, statistics), labels=[])
+        )
+        context = self.context()
+        trained = Trained(
+            bundle=f"{root}/bundle", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1,
+            rows=1, ranks=1, backend="none", windows=TRAINED,
+        )  # fmt: skip
+        context.steps.put("train", {"by": "hand"}, trained, 0.0)
+        key = context.steps.notes[-1].key
+        context.registry.publish("shop", f"{root}/bundle", publication=key)
+        context.registry.set_alias("shop", "champion", 1, expected=None)
+
+    def context(self, *overrides):
+        text = f"""
+        name: shop
+        root: {self.root}
+        source: {{kind: parquet, path: {self.root}/rows, key: id, time: at}}
+        features: {{x: number, city: category}}
+        label: {{y: regression}}
+        """
+        return Context(loads(text, overrides), NOW)
+
+    def look(self, clean, *overrides, content=None):
+        return look_for_drift(self.context(*overrides), clean, PARTS, content or CONTENT)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    return Shop(tmp_path_factory.mktemp("shop"))
+
+
+@pytest.fixture(scope="module")
+def clean(spark):
+    """Two windows that the champion does not know: one like its training rows, and one unlike them."""
+    rows = pd.concat([rows_of(3), rows_of(4, shift=1.5, cities=("Bonn", "Ulm")), rows_of(27), rows_of(1)])
+    return spark.createDataFrame(rows)
+
+
+def test_windows_that_the_champion_was_not_trained_on_are_compared_once(shop, clean):
+    found = shop.look(clean)
+    assert (found.against, found.action, found.looked_at) == (1, "warn", ("2026-03-03", "2026-03-04"))
+    assert {name: one.alarmed for name, one in found.windows.items()} == {
+        "2026-03-03": [], "2026-03-04": ["x", "city"],
+    }  # fmt: skip
+    assert found.windows["2026-03-04"].rows == 300
+    assert "window 2026-03-04: x: psi of " in found.reason
+    assert "is above 0.25 (chance alone: " in found.reason
+    assert "city: new_categories went from 0.00% to " in found.reason
+
+    again = shop.look(None)  # no rows: nothing is read
+    assert (again.looked_at, again.windows, again.reason) == ((), found.windows, found.reason)
+    assert shop.look(None, "drift={action: fail, after: 1, of: 2}").action == "fail"
+
+    changed = shop.look(clean, content=CONTENT | {"2026-03-03": "a late row"})
+    assert changed.looked_at == ("2026-03-03",)
+    other = shop.look(clean, "drift.ignore=[city]")
+    assert other.looked_at == ("2026-03-03", "2026-03-04")
+    assert other.windows["2026-03-04"].alarmed == ["x"]
+
+
+def test_a_champion_that_cannot_be_compared_with_is_one_sentence(shop, clean):
+    found = shop.look(clean.drop("x", "city"), "drift.psi=0.3")
+    assert (found.action, found.windows, found.looked_at) == ("none", {}, ())
+    assert found.reason.startswith("the windows cannot be compared with version 1: its features x, city read columns")
+    some = shop.look(clean.drop("x"), "drift.psi=0.4")
+    assert list(some.windows["2026-03-03"].features) == ["city"]
+    other = shop.look(clean.withColumn("x", clean["city"]), "drift.psi=0.5")
+    assert "column 'x' is string, no number" in other.reason
