@@ -1,4 +1,4 @@
-"""What is left of a run, whatever its end: its report, its record, and its row in the table of runs.
+"""What is left of a run, whatever its end: its report, its record, its row in the table of runs, and who hears of it.
 
 Enters: the context of a run that is over. Leaves: the files, and a line in the log for each that could not be written:
 nothing here changes what came of the run.
@@ -21,7 +21,7 @@ _LIBRARIES = ("sparkdl", "pyspark", "torch", "horovod", "pyarrow", "deltalake", 
 
 
 def leave(context: Context) -> None:
-    """Write report, record and row of a run.
+    """Write report, record and row of a run, and notify whom the file names.
 
     Args:
         context: of the run; its record is complete but for places, versions and, if it was cut short, the champion.
@@ -42,6 +42,11 @@ def leave(context: Context) -> None:
         record.write(folder.child("record.json"))
     with _tried("row of this run was not written"):
         add_run(context.tables.table("runs"), record)
+    if context.spec.notify is not None:
+        with _tried("notice of this run was not given"):
+            from sparkdl.pipeline.notify import notify
+
+            notify(context.spec.notify, record)
 
 
 @contextmanager

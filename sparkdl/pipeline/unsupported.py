@@ -24,11 +24,6 @@ def _differs(name: str) -> Callable[[PipelineSpec], bool]:
 _NOT_BUILT: tuple[tuple[Path, Callable[[PipelineSpec], bool], str], ...] = (
     (("search",), lambda spec: spec.search is not None, " is not built yet: leave it out, and give train one setting"),
     (
-        ("notify",),
-        lambda spec: spec.notify is not None,
-        " is not built yet: leave it out, and let whatever starts the run look at its exit code",
-    ),
-    (
         ("score", "target"),
         lambda spec: looks_like_a_table(str(spec.score.target)),
         " is a table of a catalog, which cannot be written yet: give a path or URI",

@@ -67,7 +67,11 @@ MINIMAL = [
     (["features.numbers={type: ids}"], "features.numbers: the feature 'numbers' has the name of the input"),
     (["features.colour={type: category, buckets: 9, min_count: 3}"], "features.colour.min_count=3 bounds a vocabulary"),
     (["notify={}"], "notify has neither command nor webhook"),
-    (["notify={webhook: 'ftp://x'}"], "notify.webhook='ftp://x' is no http or https address"),
+    (["notify={webhook: 'ftp://x'}"], "notify.webhook is no http or https address, or has"),
+    (["notify={webhook: 'https://user:word@host/x'}"], "notify.webhook is no http or https address, or has a user"),
+    (["notify={webhook: 'https://[host/x'}"], "notify.webhook is no http or https address"),
+    (["notify={webhook: 'https://host:port/x'}"], "notify.webhook is no http or https address"),
+    (["notify={webhook: 'https:///x'}"], "notify.webhook is no http or https address"),
     (['notify={command: "a \'b"}'], "notify.command=\"a 'b\" has a quotation mark that is not closed"),
     (["score.target=sales.predicted"], "score.target='sales.predicted' may be a table without its catalog, or a folder"),
 ]  # fmt: skip

@@ -202,7 +202,7 @@ def test_secrets_are_used_and_never_shown():
         "spark.my.password": "(hidden)",
         "spark.x": 1,
     }
-    assert resolved["notify"]["webhook"] == "https://hooks.example/${HOOK_TOKEN}"
+    assert resolved["notify"]["webhook"] == "hooks.example/(hidden)"
     for shown in (repr(file), json.dumps(resolved)):
         assert secret not in shown
     assert pickle.loads(pickle.dumps(file)).resolved() == resolved

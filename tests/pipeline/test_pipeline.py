@@ -39,7 +39,6 @@ def folder(tmp_path):
     ("override", "said"),
     [
         ("search.space={train.epochs: [1, 2]}", "search is not built yet"),
-        ("notify.command=tell", "notify is not built yet"),
         ("score.target=main.sales.predicted", "score.target is a table of a catalog"),
         ("label.grade=regression", "publish.label is missing"),
         ("train.transform_batch_size=7", "train.transform_batch_size has no effect"),
@@ -62,13 +61,13 @@ def test_a_gate_that_nothing_could_pass_is_refused_before_a_training(folder):
 
 def test_what_is_not_built_is_told_all_at_once_with_its_lines(folder):
     (folder / "wine.yaml").write_text(
-        f"{FILE}notify: {{command: tell}}\nsearch: {{space: {{train.epochs: [1]}}}}\nmodel: absent:f\n"
+        f"{FILE}score: {{target: main.sales.predicted}}\ntrain: {{transform_batch_size: 7}}\nmodel: absent:f\n"
     )
     with pytest.raises(PipelineFileError) as refused:
         Pipeline.load(folder / "wine.yaml")
     assert [problem.split(" is ")[0] for problem in refused.value.problems] == [
-        "wine.yaml:6: notify",
-        "wine.yaml:7: search",
+        "wine.yaml:6: score.target",
+        "wine.yaml:7: train.transform_batch_size has no effect in a pipeline yet: leave it out",
         "wine.yaml:8: model.factory: absent:f names the module absent, which",
     ]
 

@@ -7,13 +7,14 @@ stands in the file itself is hidden.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from sparkdl.pipeline.file.environment import tells_a_secret
 from sparkdl.pipeline.spec.base import Secret
 
-__all__ = ["plain"]
+__all__ = ["host_of", "plain"]
 
 HIDDEN = "(hidden)"
 _FREE_NAMES = ("conf", "options")
@@ -28,7 +29,7 @@ def plain(value: Any, name: str = "", free: bool = False) -> Any:
         name: its key.
         free: whether that key is another system's name.
     """
-    if isinstance(value, Secret):
+    if isinstance(value, Secret) and name != "webhook":
         return value.reference
     if isinstance(value, msgspec.Struct):
         tagged = type(value).__struct_config__
@@ -38,4 +39,16 @@ def plain(value: Any, name: str = "", free: bool = False) -> Any:
         return {key: plain(inner, key, name in _FREE_NAMES) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
+    if name == "webhook" and isinstance(value, str):
+        return "/".join(filter(None, [host_of(value), HIDDEN]))
     return HIDDEN if free and tells_a_secret(name) else value
+
+
+def host_of(address: str) -> str:
+    """The host of an address, as far as the file shows it: whoever knows the rest of a webhook's may post to it."""
+    shown = address.reference if isinstance(address, Secret) else address
+    try:
+        host = urlsplit(shown).hostname
+    except ValueError:  # a reference within brackets
+        return ""
+    return host if host and "$" not in host else ""

@@ -3,7 +3,6 @@
 Enters: what the user wrote. Leaves: frozen values.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -172,22 +171,34 @@ class Report(Section, frozen=True, kw_only=True):
     slices: Annotated[Columns, Meta(description="Columns whose values the error is broken down by.")] = ()
 
 
-_Outcome = Literal["promoted", "scored", "nothing_new", "refused", "lost", "failed"]
+_Outcome = Literal["promoted", "scored", "stopped", "not_promoted", "nothing_new", "refused", "lost", "failed"]
 
 
 class Notify(Section, frozen=True, kw_only=True):
     """Who hears of the end of a run: the run's record, as JSON, goes to a command's input or to a webhook."""
 
-    command: Annotated[Text | None, Meta(description="A command and its words; no shell is involved.")] = None
+    command: Annotated[
+        Text | None,
+        Meta(
+            description="A command and its words; no shell is involved. It has a minute, and the variables "
+            "SPARKDL_OUTCOME, _EXIT_CODE, _MESSAGE, _PIPELINE, _RUN_ID, _RECORD, _REPORT."
+        ),
+    ] = None
     webhook: Annotated[
         Text | None,
-        Meta(description="An http or https address that takes a POST: ${WEBHOOK_TOKEN} in it stays a secret."),
+        Meta(
+            description="An http or https address that takes a POST; a redirect is not followed. Nothing of it but the "
+            "host is shown anywhere."
+        ),
     ] = None
-    when: Annotated[tuple[_Outcome, ...], Meta(min_length=1, description="After which outcomes.")] = (
-        "promoted",
-        "refused",
-        "failed",
-    )
+    when: Annotated[
+        tuple[_Outcome, ...],
+        Meta(
+            min_length=1,
+            description="After which outcomes. The gate refuses with not_promoted; refused is a file or data that will "
+            "not do.",
+        ),
+    ] = ("promoted", "not_promoted", "refused", "failed")
 
     def _misfits(self) -> Iterator[Wrong]:
         if self.command is None and self.webhook is None:
@@ -196,8 +207,21 @@ class Notify(Section, frozen=True, kw_only=True):
             command_words(self.command or "")
         except ValueError:
             yield "command", f"={self.command!r} has a quotation mark that is not closed: close it"
-        if self.webhook is not None and not re.fullmatch(r"https?", urlsplit(self.webhook).scheme):
-            yield "webhook", f"={self.webhook!r} is no http or https address: write it like 'https://host/path'"
+        if self.webhook is not None:
+            yield from _address_misfits(self.webhook)
+
+
+def _address_misfits(address: str) -> Iterator[Wrong]:
+    try:
+        known = urlsplit(address)
+        sound = known.scheme in ("http", "https") and known.hostname and known.port != 0
+    except ValueError:  # brackets that are no IPv6 address, a port that is none
+        known, sound = urlsplit(""), False
+    if not sound or "@" in known.netloc or not address.isprintable() or " " in address:
+        yield (
+            "webhook",
+            " is no http or https address, or has a user before its host: write it like 'https://host/path'",
+        )
 
 
 class SparkSession(Section, frozen=True, kw_only=True):
