@@ -12,7 +12,7 @@ from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.status import status_of
 from sparkdl.tables.table import Table
 
-HERE = Path(__file__).parents[2] / "jobs" / "examples" / "rides"
+HERE = Path(__file__).parents[3] / "jobs" / "examples" / "rides"
 SMALL = ("split={by: time, train: 3 days, validate: 1 day, score: 1 day}", "train.batch_size=64", "train.verbose=0")
 
 
@@ -66,6 +66,7 @@ def test_the_folder_stays_small():
     assert sum(len(path.read_text().splitlines()) for path in HERE.glob("*.py")) <= 300
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_finds_what_was_made_then_nothing_and_then_the_new_day(spark, maker, rides, tmp_path):
     maker.make_rides(tmp_path / "raw", 5, 2000)

@@ -1,0 +1,33 @@
+"""The examples from data to predictions: what they learn comes close to the best that can be reached."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from sparkdl.pipeline import Pipeline
+from sparkdl.tables.table import Table
+
+FOLDER = Path(__file__).resolve().parents[3] / "jobs" / "examples"
+
+
+def run(name, spark, folder, *overrides, **recipe):
+    """Make the data, run the file; return what the data's maker knows, the record, and the predictions."""
+    truth = importlib.import_module(f"jobs.examples.{name}.make_data").make(folder, **recipe)
+    given = [f"root={folder}", f"source.path={folder}/rows", "train.verbose=0", "train.num_proc=2", *overrides]
+    done = Pipeline.load(FOLDER / name / f"{name}.yaml", given).run(spark)
+    assert done.outcome == "promoted", done.message
+    return truth, done, Table(done.places["predictions"]).rows().to_pandas()
+
+
+@pytest.mark.slow
+def test_digits_are_read_as_well_as_by_a_support_vector_machine(spark, tmp_path):
+    truth, done, predictions = run("digits", spark, tmp_path, rows=1797)
+    best = truth["reference"]["accuracy"]
+    assert best > 0.985
+    assert done.evaluated.decision.challenger.values["accuracy"] > best - 0.015
+    unseen = (predictions.prediction.astype(int) == predictions.digit).mean()
+    assert len(predictions) == pytest.approx(270, abs=60)
+    assert unseen > best - 0.025
