@@ -45,6 +45,7 @@ PYSPARK = {
     "launch.daemon",
     "launch.rank.resources",
     "scoring.score",
+    "tables.reading",
     "tables.table",
 } | DRIVER_SIDE
 TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features"} | {

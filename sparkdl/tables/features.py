@@ -41,21 +41,16 @@ def refused_at_opening(cause: Exception, uri: str) -> StorageError | None:
 
 
 def check_readable(table: DeltaTable, uri: str) -> None:
-    """Refuse a table whose files do not say by themselves which rows it has.
+    """Refuse a table that Spark's Parquet reader does not read right, even with its vectors and names.
 
     Raises:
         StorageError: names the features that the table needs.
     """
     lacking = set(table.protocol().reader_features or ()) - _READ
-    if maps_columns(table):
-        lacking.add("columnMapping")
+    if maps_columns(table) == "id":
+        lacking.add("columnMapping by id")
     if lacking:
         raise _refusal(uri, "readers", lacking)
-    if holds_deletion_vectors(table):
-        raise StorageError(
-            f"the Delta table {uri} holds deletion vectors, sparkdl reads and writes files as they are: "
-            f"run REORG TABLE ... APPLY (PURGE) on it first, or {_SPARK}"
-        )
 
 
 def check_scannable(table: DeltaTable, uri: str) -> None:
@@ -82,6 +77,11 @@ def check_writable(table: DeltaTable, uri: str) -> None:
         lacking.add("identityColumns")
     if lacking:
         raise _refusal(uri, "writers", lacking)
+    if holds_deletion_vectors(table):
+        raise StorageError(
+            f"the Delta table {uri} holds deletion vectors, which a writer of plain files would not carry along: "
+            f"run REORG TABLE ... APPLY (PURGE) on it first, or {_SPARK} to write it"
+        )
     promises = _promises(table)
     if promises:
         raise StorageError(
@@ -108,6 +108,8 @@ def _promises(table: DeltaTable) -> list[str]:
     found = [key for key in configuration if key.startswith("delta.constraints.")]
     switches = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
     found += [key for key in switches if configuration.get(key) == "true"]
+    if maps_columns(table):
+        found.append("delta.columnMapping.mode")
     for field in json.loads(table.schema().to_json())["fields"]:
         kept = ("delta.generation", "delta.identity", "delta.invariants")
         found += [f"{key} of {field['name']}" for key in field.get("metadata", {}) if key.startswith(kept)]

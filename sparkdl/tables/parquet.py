@@ -67,7 +67,7 @@ def partition_text(value: Any) -> str | None:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _directory(partition: Mapping[str, str | None]) -> str:
+def directory(partition: Mapping[str, str | None]) -> str:
     """``day=2024-01-01/hour=3``, escaped as Hive and Spark do, so that Spark finds the values in the path again."""
     parts = []
     for name, value in partition.items():
@@ -209,7 +209,7 @@ class _Files:
     def _create(self, partition: tuple[str | None, ...], batch: pa.RecordBatch) -> _OpenFile:
         values = dict(zip(self._task.partition_by, partition, strict=True))
         name = f"part-{self._task.write_id}-{uuid.uuid4().hex}.parquet"
-        path = f"{_directory(values)}/{name}" if values else name
+        path = f"{directory(values)}/{name}" if values else name
         storage = self._root.child(path)
         with storage_errors(storage.uri, "write"), ExitStack() as stack:
             sink = _Counted(stack.enter_context(storage.open_output()))

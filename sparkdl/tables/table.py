@@ -38,6 +38,7 @@ from sparkdl.tables.delta import (
 )
 from sparkdl.tables.features import check_readable, check_scannable, check_writable
 from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask, partition_text
+from sparkdl.tables.reading import frame_of_files, spark_address
 from sparkdl.tables.vacuum import orphans, written_by
 
 if TYPE_CHECKING:
@@ -118,22 +119,15 @@ class Table:
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """Read the table at ``version`` (None: the newest) as Spark reads Parquet, at native speed.
 
-        The files are pinned when this is called, so later writes never change the DataFrame.
+        The files are pinned when this is called, so later writes never change the DataFrame. Rows that a deletion
+        vector hides are left out, and columns have the table's names, whatever the files call them.
 
         Raises:
-            StorageError: there is no such table or version, or it uses features that files alone do not carry.
+            StorageError: there is no such table or version, or it has features that only Spark's Delta reads.
         """
-        from pyspark.sql.types import StructType
-
         table = self._open(version)
         check_readable(table, self.uri)
-        schema = StructType.fromJson(json.loads(table.schema().to_json()))
-        files = [_spark_uri(file) for file in table.file_uris()]
-        if not files:
-            return spark.createDataFrame([], schema)
-        root = _spark_uri(str(table.table_uri).rstrip("/"))
-        frame = spark.read.schema(schema).option("basePath", root).parquet(*files)
-        return frame.select(*["`" + name.replace("`", "``") + "`" for name in schema.names])
+        return frame_of_files(spark, table, spark_address(self._root.spark_uri))
 
     def write(
         self,
@@ -347,12 +341,3 @@ class Table:
 
 def _as_text(partition: Mapping[str, Any]) -> dict[str, str | None]:
     return {name: partition_text(value) for name, value in partition.items()}
-
-
-def _spark_uri(uri: str) -> str:
-    """The address as Hadoop knows it: delta-rs says ``s3://``, and gives plain paths, which Spark may take for HDFS."""
-    if uri.startswith("s3://"):
-        return "s3a://" + uri.removeprefix("s3://")
-    if uri.startswith("/"):
-        return "file://" + uri
-    return uri
