@@ -1,4 +1,4 @@
-"""The command line: ``sparkdl check | plan | run | status | doctor | shards | models``.
+"""The command line: ``sparkdl check | plan | run | status | report | doctor | shards | models``.
 
 Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused or failed) or
 2 (wrong usage). The commands of a pipeline exit with the codes of ``pipeline/record.py``.
@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sparkdl.config import require
 from sparkdl.errors import SparkdlError
 
 __all__ = ["job", "main"]
@@ -88,6 +89,7 @@ def _pipeline_commands(commands: Any) -> None:
         ("plan", _plan, "which windows are due and why, which steps would be kept; runs nothing"),
         ("run", _run, "do what is due, from the source to predictions"),
         ("status", _status, "last run, champion, windows done and due, who runs it now"),
+        ("report", _report, "where the HTML report of the last run lies; written anew if it is gone"),
     ):
         action = _command(commands, name, _with_exit_codes(pipeline_command), text)
         action.add_argument("file", help="the pipeline file, a path or URI")
@@ -95,6 +97,9 @@ def _pipeline_commands(commands: Any) -> None:
             "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
             help="overrides a value of the file, such as train.epochs=5; may be given again",
         )  # fmt: skip
+        if name == "report":
+            action.add_argument("run_id", nargs="?", help="of an earlier run; by default the last that did something")
+            action.add_argument("--open", action="store_true", help="show it in a browser")
         if name == "check":
             action.add_argument(
                 "--offline", action="store_true",
@@ -211,6 +216,22 @@ def _status(options: argparse.Namespace, console: Console) -> int:
     status = Pipeline.load(options.file, options.overrides).status()
     console.print(f"[bold]{status.pipeline}[/bold]", highlight=False, soft_wrap=True)
     _print_lines(console, status_lines(status))
+    return 0
+
+
+def _report(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.pipeline import Pipeline
+
+    place = Pipeline.load(options.file, options.overrides).report(options.run_id)
+    console.print(place, markup=False, highlight=False, soft_wrap=True)
+    if options.open:
+        import webbrowser
+
+        from sparkdl.storage import Storage
+
+        local = Storage.of(place).local_path()
+        require(local is not None, f"no browser opens {place}: copy it from there")
+        require(local is not None and webbrowser.open(local.as_uri()), f"there is no browser here: open {place}")
     return 0
 
 

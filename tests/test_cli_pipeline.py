@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
 from sparkdl.cli import main
+from sparkdl.errors import DataError
+from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.file import load
+from sparkdl.pipeline.report.page import GENERATOR
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
+from sparkdl.storage import Storage
 
 FILE = """\
 name: wine
@@ -123,3 +128,66 @@ def test_a_dry_run_tells_that_nobody_could_predict(file, capsys):
 def test_a_step_that_there_is_not_is_refused_with_the_nearest(file, capsys):
     assert main(["run", file, "--until", "training"]) == 1
     assert "until=training is no step: write train" in capsys.readouterr().err
+
+
+@pytest.fixture
+def refused(file):
+    """The context of a run that was refused, with its record."""
+    context = Context(load(file))
+    context.record.fail(DataError("no row is left"))
+    leave(context)
+    return context
+
+
+def test_the_last_report_is_told_without_torch_and_spark(file, refused):
+    program = (
+        "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
+        "print([m for m in ('torch', 'pyspark', 'pandas', 'matplotlib') if m in sys.modules]); sys.exit(code)"
+    )
+    words = [sys.executable, "-c", program, "report", file]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    place, loaded = done.stdout.splitlines()
+    assert place == refused.record.places["report"]
+    assert loaded == "[]"
+
+
+def test_a_report_that_is_gone_or_of_an_older_version_is_written_anew(file, refused, capsys):
+    path = Storage.of(refused.record.places["report"]).local_path()
+    whole = path.read_text()
+    for spoiled in (None, whole.replace(GENERATOR, "sparkdl report 0")):
+        path.unlink()
+        if spoiled is not None:
+            path.write_text(spoiled)
+        assert main(["report", file, refused.record.run_id]) == 0
+        assert capsys.readouterr().out.strip() == refused.record.places["report"]
+        assert path.read_text() == whole
+
+
+def test_a_report_that_is_there_is_left_as_it_is(file, refused, capsys):
+    path = Storage.of(refused.record.places["report"]).local_path()
+    path.write_text(path.read_text() + "<!-- seen -->")
+    assert main(["report", file]) == 0
+    assert "seen" in path.read_text()
+
+
+def test_a_run_that_found_nothing_new_hides_no_report(file, refused, capsys):
+    later = Context(load(file), refused.now + timedelta(hours=1))
+    later.record.end("nothing new", "as it was")
+    leave(later)
+    assert "report" not in later.record.places
+    assert main(["report", file]) == 0
+    assert capsys.readouterr().out.strip() == refused.record.places["report"]
+
+
+@pytest.mark.parametrize("name", ["20260101T000000-nothin", "../other", "leases"])
+def test_a_run_that_there_is_not_is_refused(file, refused, capsys, name):
+    assert main(["report", file, name]) == 1
+    said = capsys.readouterr().err
+    assert f"has no run {name!r}" in said
+    assert refused.record.run_id in said
+
+
+def test_a_pipeline_that_never_ran_has_no_report(file, capsys):
+    assert main(["report", file]) == 1
+    assert "run it first" in capsys.readouterr().err

@@ -33,11 +33,12 @@ def leave(context: Context) -> None:
         if "champion" not in record.model:
             champion = context.champion()
             record.model["champion"] = champion.version if champion is not None else None
-    if record.outcome in ("refused", "failed") or (record.steps and record.outcome != "nothing new"):
-        with _tried("report of this run was not written"):
-            from sparkdl.pipeline.report import write_report
+    with _tried("report of this run was not written"):
+        if record.outcome != "nothing new":  # what writes it need not be loaded then
+            from sparkdl.pipeline.report import has_report, write_report
 
-            write_report(record, folder.child("report.html"))
+            if has_report(record):
+                write_report(record, folder.child("report.html"))
     with _tried("record of this run was not written"):
         record.write(folder.child("record.json"))
     with _tried("row of this run was not written"):

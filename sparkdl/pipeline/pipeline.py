@@ -145,6 +145,21 @@ class Pipeline:
         with importable(self.spec.code):
             return status_of(self._context())
 
+    def report(self, run_id: str | None = None) -> str:
+        """Where the HTML report of a run lies; written anew from its record if it is gone. Without Spark.
+
+        Args:
+            run_id: of the run; None takes the last one that did something.
+
+        Raises:
+            ConfigError: there is no such run.
+            StorageError: its places cannot be read, or the report cannot be written.
+        """
+        from sparkdl.pipeline.report.last import report_of
+
+        with importable(self.spec.code):
+            return report_of(self._context(), run_id).uri
+
     def _context(self, backfill: tuple[str, str] | None = None, now: datetime | None = None, **asked: Any) -> Context:
         return Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill), **asked)
 

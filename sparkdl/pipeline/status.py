@@ -20,7 +20,7 @@ from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted
 from sparkdl.pipeline.work.ingest import due_windows
 
-__all__ = ["Status", "status_of"]
+__all__ = ["Status", "last_run", "records", "status_of"]
 
 _LOOK_BACK = 10
 """Records that are read: runs with nothing new did not look for drift."""
@@ -68,7 +68,7 @@ def status_of(context: Context) -> Status:
         later = None if context.look.windows is None else ahead(context.look.windows, context.now)
     except SparkdlError as error:  # the rest is worth knowing all the more
         problem = str(error)
-    recent = list(islice(_records(context), _LOOK_BACK))
+    recent = list(islice(records(context), _LOOK_BACK))
     return Status(
         pipeline=str(context.spec.name),
         last_run=recent[0] if recent else None,
@@ -84,11 +84,11 @@ def status_of(context: Context) -> Status:
 
 def last_run(context: Context) -> RunRecord | None:
     """The newest record of a run; one that cannot be read is passed over, with a warning."""
-    return next(_records(context), None)
+    return next(records(context), None)
 
 
-def _records(context: Context) -> Iterator[RunRecord]:
-    """Records, the newest first."""
+def records(context: Context) -> Iterator[RunRecord]:
+    """The records of runs, the newest first; one that cannot be read is passed over, with a warning."""
     names = [entry.name for entry in context.runs.list() if entry.is_dir] if context.runs.exists() else []
     for name in sorted(names, reverse=True):
         file = context.runs.child(name).child("record.json")

@@ -3,6 +3,6 @@
 Enters: a record. Leaves: one page. Start at ``report.py``; ``html.py`` is why no value of the data can become markup.
 """
 
-from sparkdl.pipeline.report.report import report_html, write_report
+from sparkdl.pipeline.report.report import has_report, report_html, write_report
 
-__all__ = ["report_html", "write_report"]
+__all__ = ["has_report", "report_html", "write_report"]

@@ -15,7 +15,7 @@ from sparkdl.pipeline.report.verdict import headline, verdict
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.storage import Storage
 
-__all__ = ["report_html", "write_report"]
+__all__ = ["has_report", "report_html", "write_report"]
 
 
 def report_html(record: RunRecord) -> str:
@@ -36,6 +36,11 @@ def report_html(record: RunRecord) -> str:
         environment(record),
     ]
     return document(f"{record.pipeline}: {headline(record)}", body)
+
+
+def has_report(record: RunRecord) -> bool:
+    """Whether there is anything to tell of a run: it did something, or it was refused or failed."""
+    return record.outcome in ("refused", "failed") or bool(record.steps and record.outcome != "nothing new")
 
 
 def write_report(record: RunRecord, file: Storage) -> None:
