@@ -13,8 +13,10 @@ import pytest
 
 from sparkdl.documents.typed import encode
 from sparkdl.errors import DataError
+from sparkdl.pipeline.judging.drift import Drift, FeatureDrift, Measure
 from sparkdl.pipeline.report import report_html, write_report
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.results import Drifted, Live, LiveError
 from sparkdl.storage import Storage
 
 HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(2)>\" ' & \u202e"
@@ -162,11 +164,105 @@ def test_steps_that_were_kept_are_shown_as_kept(record_of_task):
 def test_a_record_that_an_older_version_wrote_is_shown(record_of_task, tmp_path):
     record = record_of_task("binary")
     old = json.loads(encode(record))
-    for name in ("books", "versions"):
+    for name in ("books", "versions", "drift", "live"):
         del old[name]
+    for name in ("champion_slices", "values", "challenger", "champion"):
+        del old["evaluated"][name]
     file = Storage.of(tmp_path).child("record.json")
     file.write_atomic(json.dumps(old).encode())
     write_report(RunRecord.load(file), Storage.of(tmp_path).child("report.html"))
     said = Page((tmp_path / "report.html").read_text()).text
     assert "770 rows read" in said
     assert "Version 2 is the champion now, the first one" in said
+
+
+@pytest.mark.parametrize(
+    ("task", "shown"),
+    [
+        ("regression", ["Predicted against true", "Residuals", "median"]),
+        ("binary", ["Calibration", "ROC", "By threshold", "recall", "Confusion, challenger", "Confusion, champion"]),
+        ("multiclass", ["Confusion, challenger", "Confusion, champion before", "recognised"]),
+    ],
+)
+def test_what_the_predictions_look_like_is_shown_by_task(record_of_task, task, shown):
+    said = Page(report_html(record_of_task(task, theirs=0.3))).text
+    assert not [text for text in shown if text not in said]
+
+
+def test_the_confusion_table_counts_the_rows(record_of_task):
+    record = record_of_task("multiclass")
+    table = record.evaluated.challenger.confusion.weights
+    text = report_html(record)
+    first = re.search(r'<tr><th scope="row">a</th>(.*?)</tr>', text)[1]
+    assert re.findall(r">(\d+)</td>", first) == [str(round(weight)) for weight in table[0]]
+
+
+def test_by_threshold_tells_precision_and_recall_of_all_rows_from_there_on(record_of_task):
+    record = record_of_task("binary")
+    bins = record.evaluated.challenger.calibration
+    taken = [one for one in bins if one.low >= 0.5]
+    hits = sum(one.weight * one.observed for one in taken)
+    expected = record.evaluated.decision.challenger.values
+    assert hits / sum(one.weight for one in taken) == pytest.approx(expected["precision"])
+    row = re.search(r"<tr><td class=\"n\">0.5</td>(.*?)</tr>", report_html(record))[1]
+    assert re.findall(r">([\d.]+)</td>", row)[-2:] == [f"{expected['precision']:.3f}", f"{expected['recall']:.3f}"]
+
+
+def test_slices_that_are_not_shown_are_counted(record_of_task):
+    record = record_of_task()
+    record.evaluated = replace(record.evaluated, values={"shop": 1234})
+    said = Page(report_html(record)).text
+    assert "1,234 different values" in said
+    assert "the other 1,231 stand together as (others)" in said
+
+
+def measure(value, threshold=0.2, chance=0.01):
+    return Measure(value=value, chance=chance, threshold=threshold)
+
+
+def window(price, colour=None):
+    features = {"price": FeatureDrift(alarm=price > 0.2, reason=f"psi of {price}", measures={"psi": measure(price)})}
+    if colour is not None:
+        features["colour"] = FeatureDrift(alarm=False, reason="no drift", measures={"psi": measure(colour)})
+    alarm = price > 0.2
+    return Drift(reason="1 of 2 drifts", alarm=alarm, judged=True, rows=100, features=features)
+
+
+def test_drift_is_shown_by_window_and_feature_the_strongest_first(record_of_task):
+    record = record_of_task()
+    windows = {"2026-03-01": window(0.1, 0.15), "2026-03-02": window(0.5, 0.02)}
+    record.drift = Drifted(against=3, action="warn", reason="price drifts", windows=windows)
+    said = Page(report_html(record)).text
+    assert "price drifts. Compared with what version 3 was trained on." in said
+    assert re.search(r"feature\s+2026-03-01\s+2026-03-02\s+price\s+0.50\s+2.50\s+colour\s+0.75\s+0.10", said)
+    assert "2026-03-02, price: psi of 0.5" in said
+
+
+def test_features_without_limits_and_windows_without_rows_are_shown(record_of_task):
+    record = record_of_task()
+    empty = Drift(reason="the window has no rows", alarm=False, judged=False, rows=0, features={})
+    free = FeatureDrift(alarm=False, reason="no drift", measures={"ks": measure(0.5, threshold=None)})
+    sound = Drift(reason="none drifts", alarm=False, judged=True, rows=9, features={"price": free})
+    record.drift = Drifted(against=1, action="none", reason="none drifts", windows={"a": sound, "b": empty})
+    said = Page(report_html(record)).text
+    assert "b: the window has no rows" in said
+    assert re.search(r"price\s+0.00\s+-", said)
+
+
+def test_errors_of_predictions_that_came_true_are_shown_over_time(record_of_task):
+    record = record_of_task()
+    measured = record.evaluated.decision.challenger
+    windows = [
+        LiveError(window=f"2026-03-0{day}", version=version, key="k", waiting=day, measured=measured)
+        for day in (1, 2, 3)
+        for version in (1, 2)
+    ]
+    windows.append(LiveError(window="2026-03-04", version=2, key="k", waiting=100, trained_on=True))
+    record.live = Live(label="target", metric="rmse", windows=tuple(windows), reason="one window waits")
+    page = Page(report_html(record))
+    assert "rmse of target as it came true" in page.text
+    assert "version 1" in page.text
+    assert "one window waits." in page.text
+    assert "trained on it, too low" in page.text
+    record.live = Live(label="target", metric="rmse", reason="nothing was predicted yet")
+    assert "nothing was predicted yet." in Page(report_html(record)).text

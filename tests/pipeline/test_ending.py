@@ -1,0 +1,108 @@
+"""Whatever the end of a run, it leaves a record, a row, a report if there is anything to tell, and tells who asks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from sparkdl.errors import SparkdlError
+from sparkdl.pipeline.file import load
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.lease import LeaseTakenError, lease
+from sparkdl.pipeline.state.record import Finished, RunRecord
+from sparkdl.pipeline.state.steps import content_key
+from sparkdl.storage import Storage
+
+TELL = "import json, sys; open(sys.argv[1], 'a').write(json.load(sys.stdin)['outcome'] + chr(10))"
+WHEN = "[promoted, scored, stopped, not_promoted, nothing_new, refused, lost, failed]"
+
+
+@pytest.fixture
+def context(tmp_path):
+    """A function that makes the context of the next run, which tells ``told`` of its end."""
+    (tmp_path / "wine.csv").write_text("alcohol,quality\n12.5,6\n")
+    (tmp_path / "tell.py").write_text(TELL)
+    command = f"{sys.executable} {tmp_path}/tell.py {tmp_path}/told"
+    (tmp_path / "wine.yaml").write_text(
+        "name: wine\nroot: data\nsource: {kind: csv, path: wine.csv}\nfeatures: {alcohol: number}\n"
+        f"label: {{quality: regression}}\nnotify: {{command: {json.dumps(command)}, when: {WHEN}}}\n"
+    )
+
+    def made(*overrides):
+        return Context(load(tmp_path / "wine.yaml", overrides))
+
+    made.told = tmp_path / "told"
+    return made
+
+
+def rows(context):
+    return {row["run_id"]: row for row in context.tables.table("runs").rows().to_pylist()}
+
+
+def test_a_run_that_is_refused_leaves_everything_and_its_own_error(context, caplog):
+    one = context("source.path=gone.csv")
+    with pytest.raises(SparkdlError) as refused:
+        run(one)
+    record = RunRecord.load(Storage.of(one.record.places["record"]))
+    assert (record.outcome, record.exit_code, record.error) == ("refused", 1, type(refused.value).__name__)
+    assert record.model == {"champion": None}
+    assert record.versions["python"]
+    assert record.error in Storage.of(record.places["report"]).read_bytes().decode()
+    row = rows(one)[record.run_id]
+    assert (row["outcome"], row["report"]) == ("refused", record.places["report"])
+    assert context.told.read_text().split() == ["refused"]
+    assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
+
+
+def test_a_run_that_another_was_before_is_a_row_and_told_and_has_no_report(context):
+    first, second = context(), context()
+    with lease(first.runs.child("leases"), first.record.run_id), pytest.raises(LeaseTakenError):
+        run(second)
+    assert (second.record.outcome, second.record.exit_code) == ("lost", 30)
+    assert rows(second)[second.record.run_id]["exit_code"] == 30
+    assert "report" not in second.record.places
+    assert context.told.read_text().split() == ["lost"]
+
+
+def test_a_run_that_finds_nothing_new_is_a_row_and_told_and_has_no_report(context):
+    before = context()
+    done = Finished(inputs=content_key("run", before.whole()), run_id="r", outcome="promoted")
+    before.steps.put("run", {}, done, 0.0)
+    for _ in range(2):
+        one = context()
+        run(one)
+        assert (one.record.outcome, one.record.exit_code) == ("nothing new", 10)
+        assert "report" not in one.record.places
+        assert rows(one)[one.record.run_id]["outcome"] == "nothing new"
+    assert context.told.read_text().splitlines() == ["nothing new"] * 2
+    told_by_another = context("notify.when=[failed]")
+    run(told_by_another)
+    assert told_by_another.record.outcome == "nothing new", "whom a run tells decides nothing of it"
+
+
+@pytest.mark.parametrize("broken", ["report", "runs", "notify"])
+def test_what_goes_wrong_at_the_end_changes_nothing_of_the_run(context, caplog, broken):
+    one = context("source.path=gone.csv", *(["notify.command=no-such-command"] if broken == "notify" else []))
+    folder = one.runs.child(one.record.run_id).local_path()
+    if broken == "report":
+        (folder / "report.html").mkdir(parents=True)
+    if broken == "runs":
+        table = one.tables.table("runs")._root.local_path()
+        table.parent.mkdir(parents=True)
+        table.write_text("no table")
+    with pytest.raises(SparkdlError, match="gone"):
+        run(one)
+    record = RunRecord.load(Storage.of(one.record.places["record"]))
+    assert (record.outcome, record.exit_code) == ("refused", 1)
+    assert ("report" in record.places) == (broken != "report")
+    said = [entry.message for entry in caplog.records]
+    expected = {"report": "report of this run was not written", "runs": "row of this run was not written"}
+    assert len(said) == 1
+    assert expected.get(broken, "notify.command could not be started") in said[0]
+    if broken != "runs":
+        assert rows(one)[record.run_id]["outcome"] == "refused"
+    assert context.told.exists() == (broken != "notify")
