@@ -1,6 +1,6 @@
 """What a person wants to know in ten seconds: the end of a run, and where a pipeline stands, as short lines.
 
-Enters: a ``RunRecord``, a ``Status`` or a ``Plan``. Leaves: pairs of a name and a text; twelve at most.
+Enters: a ``RunRecord``, a ``Status`` or a ``Plan``. Leaves: pairs of a name and a text; a dozen or so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.results import Drifted, Evaluated
+from sparkdl.pipeline.state.results import Drifted, Evaluated, Live
 from sparkdl.pipeline.status import Status
 
 __all__ = ["plan_lines", "status_lines", "summary_lines"]
@@ -32,13 +32,14 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in warned.items())
     parts = [f"{part} {_span(record.windows[part])}" for part in PARTS if part in record.windows]
     yield "windows", "; ".join(parts)
+    yield "live", "" if record.live is None else _live(record.live)
     yield "drift", "" if record.drift is None else _drift(record.drift)
     trained = record.trained
     if trained is not None:
         best = "" if trained.best_epoch is None else f" (best {trained.best_epoch + 1})"
         yield (
             "training",
-            f"{record.rows.get('train', 0):,} rows, {trained.ranks} ranks ({trained.backend}), "
+            f"{record.rows.get('train', 0):,} rows{_unlabelled(record)}, {trained.ranks} ranks ({trained.backend}), "
             f"{trained.epochs} epochs{best}, {trained.steps:,} steps",
         )
     if record.evaluated is not None:
@@ -53,6 +54,11 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     yield "time", _time(record)
     for name in _PLACES:
         yield name, record.places.get(name, "")
+
+
+def _unlabelled(record: RunRecord) -> str:
+    rows = sum(count for name, count in record.rows.items() if name.endswith(" unlabelled"))
+    return f" ({rows:,} of all held-out and training rows have no label yet, and were left out)" if rows else ""
 
 
 def _rows(record: RunRecord) -> str:
@@ -79,6 +85,24 @@ def _quality(evaluated: Evaluated) -> str:
 
 def _drift(drift: Drifted) -> str:
     return drift.reason if drift.action == "none" else f"{drift.action}: {drift.reason}"
+
+
+def _live(live: Live) -> str:
+    """The newest error, and how many windows wait for labels."""
+    parts = []
+    known = [one for one in live.windows if one.measured is not None and live.metric in one.measured.values]
+    if known:
+        last, measured = known[-1], known[-1].measured
+        assert measured is not None
+        value, seen = measured.values[live.metric], ", which was trained on it" if last.trained_on else ""
+        parts.append(
+            f"{live.metric} {value:.4g} of {live.label} on {measured.rows:,} rows of window {last.window} as version "
+            f"{last.version} predicted them{seen}"
+        )
+    waiting = sum(one.waiting > 0 for one in live.windows)
+    if waiting:
+        parts.append(f"{waiting} windows wait for labels" if waiting > 1 else "1 window waits for labels")
+    return "; ".join(filter(None, [*parts, live.reason]))
 
 
 def _time(record: RunRecord) -> str:

@@ -27,12 +27,16 @@ class Shards:
         validate: address of the validation set.
         train_rows: in the first.
         validate_rows: in the second.
+        train_unlabelled: training rows that were left out since they have no label yet.
+        validate_unlabelled: likewise.
     """
 
     train: str
     validate: str
     train_rows: Count
     validate_rows: Count
+    train_unlabelled: Count = 0
+    validate_unlabelled: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +122,13 @@ class Scored:
         inputs: key of what decided them.
         rows: of the window.
         version: of the model.
+        artifact: content hash of the model's bundle.
     """
 
     inputs: str
     rows: Count
     version: Count
+    artifact: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

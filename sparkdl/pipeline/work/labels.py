@@ -2,12 +2,14 @@
 
 Enters: the section ``label`` and the training rows. Leaves: a frozen ``Labels``, which travels with the model, and the
 label columns as numbers: float32 for a regression, 0 or 1 for a binary label, the index of its class otherwise.
+
+Labels may come later than their rows: a row with a label that is null is predicted, and neither trains nor validates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,10 +20,23 @@ from sparkdl.pipeline.spec import Label
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["FittedLabel", "Labels", "check_labels", "check_weight", "encoded", "fit_labels"]
+__all__ = [
+    "FittedLabel",
+    "Labels",
+    "NoLabelsError",
+    "check_labels",
+    "check_weight",
+    "encoded",
+    "fit_labels",
+    "labelled",
+]
 
 _MOST_CLASSES = 10_000
 _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "decimal", "boolean")
+
+
+class NoLabelsError(DataError):
+    """There are rows to learn from, and none of them has a label yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +81,29 @@ class Labels:
 def fit_labels(rows: DataFrame, labels: Mapping[str, Label]) -> Labels:
     """Look at the training rows' labels: their classes, means and deviations.
 
+    Args:
+        rows: those without a label do not count.
+        labels: by column.
+
     Raises:
         SchemaError: a column is missing, or of a type that the label cannot be made of.
-        DataError: a label is missing in some rows, is the same in all, is not finite, or has too many classes.
+        NoLabelsError: no row has a label yet.
+        DataError: there are no rows, or a label is the same in all, is not finite, or has too many classes.
     """
     _check_columns(rows, labels)
-    return Labels(labels=tuple(_fit(rows, name, each) for name, each in labels.items()))
+    known = labelled(rows, labels)
+    if known.isEmpty():
+        raise _no_rows("train", rows.count())
+    return Labels(labels=tuple(_fit(known, name, each) for name, each in labels.items()))
+
+
+def labelled(rows: DataFrame, names: Iterable[str]) -> DataFrame:
+    """The rows that have all labels."""
+    from pyspark.sql import functions as F
+
+    for name in names:
+        rows = rows.where(F.col(quoted(name)).isNotNull())
+    return rows
 
 
 def encoded(name: str, label: FittedLabel) -> Column:
@@ -87,40 +119,45 @@ def encoded(name: str, label: FittedLabel) -> Column:
     return found.cast("float") if label.type == "binary" else found.cast("bigint")
 
 
-def check_labels(rows: DataFrame, labels: Labels, part: str) -> None:
-    """Refuse rows whose label is missing, no number that a loss takes, or no class that training saw.
+def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:
+    """Refuse rows whose label is no number that a loss takes, or no class that training saw.
 
     Args:
         rows: with the label columns as they came.
         labels: as training saw them.
         part: what the rows are for, ``train`` or ``validate``, for the message.
 
+    Returns:
+        rows that lack a label, and are to be left out.
+
     Raises:
-        DataError: names a label, how many rows, and a value.
+        NoLabelsError: all rows lack one.
+        DataError: there are no rows, or labels are refused; names a label, how many rows, and a value.
     """
     from pyspark.sql import functions as F
 
-    counts = []
+    there = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in labels.names])
+    counts = [F.count_if(there).alias("labelled")]
     for n, label in enumerate(labels):
         number = encoded(label.name, label)
         strange = number.isNull()
         if label.type == "regression":
             strange = strange | F.isnan(number) | (F.abs(number) == float("inf"))
-        counts.append(F.count_if(strange).alias(f"n{n}"))
-        counts.append(F.max(F.when(strange, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
+        counts.append(F.count_if(there & strange).alias(f"n{n}"))
+        counts.append(F.max(F.when(there & strange, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
     found = rows.agg(F.count("*").alias("rows"), *counts).first()
     assert found is not None
-    if not found["rows"]:
-        raise _no_rows(part)
+    if not found["labelled"]:
+        raise _no_rows(part, found["rows"])
     for n, label in enumerate(labels):
         if found[f"n{n}"]:
-            value, count = found[f"v{n}"], found[f"n{n}"]
             known = "is no finite float32" if label.type == "regression" else "training never saw"
-            what = "have none" if value is None else f"have one that {known}, such as {value!r}"
-            remedy = ", or name all classes in label" if label.type == "multiclass" and value is not None else ""
+            remedy = ", or name all classes in label" if label.type == "multiclass" else ""
             raise DataError(
-                f"label {label.name!r}: {count} of the rows to {part} {what}: refuse them in expect{remedy}"
+                f"label {label.name!r}: {found[f'n{n}']} of the rows to {part} have one that {known}, such as "
+                f"{found[f'v{n}']!r}: refuse them in expect{remedy}"
             )
+    return int(found["rows"] - found["labelled"])
 
 
 def check_weight(rows: DataFrame, weight: str, part: str) -> None:
@@ -160,7 +197,12 @@ def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:
             raise SchemaError(f"label {name!r} is a {kind}: classes are numbers, texts or booleans")
 
 
-def _no_rows(part: str) -> DataError:
+def _no_rows(part: str, unlabelled: int) -> DataError:
+    if unlabelled:
+        return NoLabelsError(
+            f"none of the {unlabelled:,} rows to {part} has a label yet: wait for labels, or let split.score hold back "
+            "as many days as they take"
+        )
     return DataError(f"split leaves no clean row to {part}: give {part} more, or wait for data")
 
 
@@ -173,17 +215,9 @@ def _fit_number(rows: DataFrame, name: str) -> FittedLabel:
 
     column = F.col(quoted(name)).cast("double")
     found = rows.agg(
-        F.count("*").alias("rows"), F.count(column).alias("there"), F.avg(column).alias("mean"),
-        F.stddev_pop(column).alias("deviation"),
-    ).first()  # fmt: skip
+        F.count("*").alias("rows"), F.avg(column).alias("mean"), F.stddev_pop(column).alias("deviation")
+    ).first()
     assert found is not None
-    if not found["rows"]:
-        raise _no_rows("train")
-    if found["there"] < found["rows"]:
-        raise DataError(
-            f"label {name!r} is missing in {found['rows'] - found['there']} of {found['rows']} training rows: refuse "
-            f"them in expect, with '{name} IS NOT NULL'"
-        )
     if not math.isfinite(found["mean"]) or not math.isfinite(found["deviation"]):
         raise DataError(
             f"label {name!r} is NaN or infinite in some of {found['rows']} training rows: refuse them in expect"
@@ -203,15 +237,7 @@ def _fit_classes(rows: DataFrame, name: str, each: Label) -> FittedLabel:
     found = counted.orderBy("raw").limit(_MOST_CLASSES + 1).collect()
     if len(found) > _MOST_CLASSES:
         raise DataError(f"label {name!r} has more than {_MOST_CLASSES} values: is it a regression?")
-    if not found:
-        raise _no_rows("train")
     total = sum(row["count"] for row in found)
-    missing = sum(row["count"] for row in found if row["value"] is None)
-    if missing:
-        raise DataError(
-            f"label {name!r} is missing in {missing} of {total} training rows: refuse them in expect, with "
-            f"'{name} IS NOT NULL'"
-        )
     values = [row["value"] for row in found]
     if len(values) < 2:
         raise DataError(f"label {name!r} is {values[0]!r} in all {total} training rows: there is nothing to learn")

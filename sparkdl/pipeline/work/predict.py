@@ -81,7 +81,8 @@ def score_windows(
     counted = table.read(rows.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
     found = dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
     for name in todo:
-        done = Scored(inputs=content_key("score", inputs[name]), rows=found[name], version=champion.version)
+        key = content_key("score", inputs[name])
+        done = Scored(inputs=key, rows=found[name], version=champion.version, artifact=champion.artifact)
         steps.put("score", scored_place(table.uri, name), done, time.perf_counter() - started)
     return found
 

@@ -28,7 +28,7 @@ from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import features_inputs, shards_are_there, shards_inputs
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.state.steps import content_key
-from sparkdl.pipeline.work.labels import FittedLabel, Labels, check_labels, check_weight, encoded, fit_labels
+from sparkdl.pipeline.work.labels import FittedLabel, Labels, check_labels, check_weight, encoded, fit_labels, labelled
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
@@ -52,6 +52,8 @@ class Prepared:
         validate: address of the validation shards.
         train_rows: in the first.
         validate_rows: in the second.
+        train_unlabelled: training rows that were left out since they have no label yet.
+        validate_unlabelled: likewise.
         start: address of the bundle that they are from, and that training starts from; None starts from scratch.
         key: of all of it.
     """
@@ -62,6 +64,8 @@ class Prepared:
     validate: str
     train_rows: int
     validate_rows: int
+    train_unlabelled: int
+    validate_unlabelled: int
     start: str | None
     key: str
 
@@ -102,7 +106,8 @@ def cut_shards(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[st
         fitted: that make the inputs of a model.
 
     Raises:
-        DataError: the rows cannot be trained on: labels or weights that are missing or cannot be.
+        NoLabelsError: no row of a part has a label yet.
+        DataError: the rows cannot be trained on: labels that cannot be, weights that are missing or cannot be.
         SchemaError: columns are missing, or of types that their use does not fit.
     """
     (parts, content), spec = rows, context.spec
@@ -110,7 +115,7 @@ def cut_shards(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[st
     own = content_key("shards", inputs)
 
     def work() -> Shards:
-        made: dict[Part, Manifest] = {}
+        made: dict[Part, tuple[Manifest, int]] = {}
         table = context.tables.table("clean")
         version = str(table.version())
         for part in ("train", "validate"):
@@ -118,10 +123,12 @@ def cut_shards(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[st
             source = ShardSource(uri=table.uri, version=version, transformation=f"{own} {part}")
             made[part] = _cut(chosen, spec, fitted, part, (f"{spec.places.shards}/{part}-{own}", source))
         return Shards(
-            train=made["train"].uri,
-            validate=made["validate"].uri,
-            train_rows=made["train"].rows,
-            validate_rows=made["validate"].rows,
+            train=made["train"][0].uri,
+            validate=made["validate"][0].uri,
+            train_rows=made["train"][0].rows,
+            validate_rows=made["validate"][0].rows,
+            train_unlabelled=made["train"][1],
+            validate_unlabelled=made["validate"][1],
         )
 
     shards = context.steps.do("shards", inputs, Shards, work, shards_are_there)
@@ -150,7 +157,8 @@ def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[
         rows: the windows of each part, and a hash of the rows of each window.
 
     Raises:
-        DataError: the rows cannot be learned from: labels that are missing or constant, features without a value.
+        NoLabelsError: no training row has a label yet.
+        DataError: the rows cannot be learned from: labels that are constant, features without a value.
         SchemaError: columns are missing, or of types that their use does not fit.
         ConfigError: the champion was trained with other features.
     """
@@ -166,7 +174,8 @@ def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[
         chosen = rows_of(clean, spec, "train", parts.train).persist()
         try:
             labels = fit_labels(chosen, spec.label)
-            features = fit(spec.features, spark_statistics(chosen, spec.features, functions), functions)
+            known = labelled(chosen, spec.label)
+            features = fit(spec.features, spark_statistics(known, spec.features, functions), functions)
         finally:
             chosen.unpersist()
         return _Fitted(features=features.to_json(), labels=labels.labels)
@@ -204,19 +213,21 @@ def _without_size(options: Any) -> Any:
     return msgspec.structs.replace(options, size=None) if hasattr(options, "size") else options
 
 
-def _cut(rows: DataFrame, spec: PipelineSpec, fitted: Fitted, part: Part, place: tuple[str, ShardSource]) -> Manifest:
+def _cut(
+    rows: DataFrame, spec: PipelineSpec, fitted: Fitted, part: Part, place: tuple[str, ShardSource]
+) -> tuple[Manifest, int]:
     from pyspark.sql import functions as F
 
     uri, source = place
     features, labels = fitted.features, fitted.labels
-    check_labels(rows, labels, part)
+    unlabelled, rows = check_labels(rows, labels, part), labelled(rows, labels.names)
     if spec.weight is not None:
         check_weight(rows, spec.weight, part)
     weight = [spec.weight] if spec.weight else []
     raw = [F.col(quoted(name)) for name in features.columns if name not in labels.names]
     numbers = [encoded(label.name, label).alias(label.name) for label in labels]
     weights = [F.col(quoted(name)).cast("float").alias(name) for name in weight]
-    return write_shards(
+    manifest = write_shards(
         rows.select(*raw, *numbers, *weights),
         uri,
         source=source,
@@ -225,3 +236,4 @@ def _cut(rows: DataFrame, spec: PipelineSpec, fitted: Fitted, part: Part, place:
         config=ShardConfig(seed=spec.train.random_seed or 0),
         overwrite=True,
     )
+    return manifest, unlabelled

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import ConflictError, DataError
 from sparkdl.estimator.publishing import publish_bundle
 from sparkdl.models.registry import ModelVersion
-from sparkdl.pipeline.rows.parts import PARTS, Part, Parts, parts_of, rows_of
+from sparkdl.observe import logger
+from sparkdl.pipeline.rows.parts import PARTS, Parts, parts_of, rows_of
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import (
@@ -31,7 +32,8 @@ from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.drift import look_for_drift
 from sparkdl.pipeline.work.evaluate import evaluate
 from sparkdl.pipeline.work.ingest import Ingested, ingest
-from sparkdl.pipeline.work.labels import check_labels, check_weight
+from sparkdl.pipeline.work.labels import NoLabelsError, check_labels, check_weight, labelled
+from sparkdl.pipeline.work.live import live_errors
 from sparkdl.pipeline.work.predict import score_windows
 from sparkdl.pipeline.work.prepare import Prepared, cut_shards, fit_features
 from sparkdl.pipeline.work.training import train
@@ -56,6 +58,7 @@ class _Work:
         self.context, self.spark = context, spark
         self.spec, self.record = context.spec, context.record
         self.published: Published | None = None
+        self.waits = ""
 
     def all(self) -> None:
         """Do every step that is due, in order, as far as was asked."""
@@ -82,21 +85,37 @@ class _Work:
         parts = parts_of(spec, known, train=context.train)
         content = {name: books.content for name, books in known.items()}
         clean = context.tables.table("clean").read(self.spark)
+        record.live = live_errors(context, clean, content)
         drifted = self._drift(clean, parts, content)
         yield "drift"
+        record.windows["score"] = list(parts.score)
+        choices = [parts] if context.train else []
         if drifted.action == "retrain" and context.train:
-            parts = parts_of(spec, known, hold_back=False)
-        needed: tuple[Part, ...] = PARTS if context.train else ("score",)
-        record.windows |= {part: list(parts.windows(part)) for part in needed if parts.windows(part)}
-        if context.train:
-            fitted = fit_features(context, clean, (parts, content))
-            yield "features"
-            prepared = cut_shards(context, clean, (parts, content), fitted)
-            record.rows |= {"train": prepared.train_rows, "validate": prepared.validate_rows}
-            yield "shards"
-            yield from self._learn(clean, parts, content, prepared)
+            choices.insert(0, parts_of(spec, known, hold_back=False))
+        for number, chosen in enumerate(choices, 1):
+            try:
+                yield from self._prepare_and_learn(clean, chosen, content)
+                break
+            except NoLabelsError as error:  # the champion predicts all the same
+                if number == len(choices) and context.champion() is None:
+                    raise
+                self.waits = f"learning waits: {error}"
+                logger.warning("%s", self.waits)
         self._score(clean, parts, content)
         yield "score"
+
+    def _prepare_and_learn(self, clean: DataFrame, parts: Parts, content: Mapping[str, str]) -> Iterator[str]:
+        record, context = self.record, self.context
+        record.windows |= {part: list(parts.windows(part)) for part in PARTS if parts.windows(part)}
+        fitted = fit_features(context, clean, (parts, content))
+        yield "features"
+        prepared = cut_shards(context, clean, (parts, content), fitted)
+        record.rows |= {"train": prepared.train_rows, "validate": prepared.validate_rows}
+        record.rows |= {"train unlabelled": prepared.train_unlabelled}
+        record.rows |= {"validate unlabelled": prepared.validate_unlabelled}
+        yield "shards"
+        yield from self._learn(clean, parts, content, prepared)
+        self.waits = ""
 
     def _end(self) -> None:
         """Say what came of it: the last that this run itself has done tells."""
@@ -108,16 +127,13 @@ class _Work:
             outcome: Outcome = "promoted" if self.published.promoted else "not promoted"
             record.end(outcome, "; ".join(filter(None, [self.published.reason, asked])))
         elif scored:
-            record.end("scored", f"version {record.model['champion']} scored {scored} rows")
+            said = f"version {record.model['champion']} scored {scored} rows"
+            record.end("scored", "; ".join(filter(None, [said, self.waits])))
         elif asked and (done or record.windows["ingested"]):
             record.end("stopped", asked)
         else:
-            record.end(
-                "nothing new",
-                "every step had been done before"
-                if until is None
-                else f"every step up to {until} had been done before",
-            )
+            upto = "" if until is None else f" up to {until}"
+            record.end("nothing new", self.waits or f"every step{upto} had been done before")
 
     def _describe(self, ingested: Ingested) -> None:
         record = self.record
@@ -187,15 +203,14 @@ class _Work:
     def _judging(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> tuple[DataFrame, int]:
         """The rows that judge champion and challenger, checked as those of shards are, and their number."""
         rows = rows_of(clean, self.spec, parts.judging, parts.windows(parts.judging))
+        known = labelled(rows, prepared.labels.names)
         if parts.judging == "validate":
-            return rows, prepared.validate_rows
-        check_labels(rows, prepared.labels, "test")
+            return known, prepared.validate_rows
+        self.record.rows["test unlabelled"] = check_labels(rows, prepared.labels, "test")
         if self.spec.weight is not None:
-            check_weight(rows, self.spec.weight, "test")
-        self.record.rows["test"] = count = rows.count()
-        if not count:
-            raise DataError("split.test has no rows: hold out more, or leave it out")
-        return rows, count
+            check_weight(known, self.spec.weight, "test")
+        self.record.rows["test"] = count = known.count()
+        return known, count
 
     def _publish(self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str) -> Published:
         spec, name = self.spec, str(self.spec.publish.name)

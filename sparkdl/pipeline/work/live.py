@@ -1,0 +1,208 @@
+"""Live errors: earlier predictions, compared with the labels that have arrived since.
+
+Enters: the table of predictions, clean rows. Leaves: ``Live``, the error of each window by the version that predicted
+it. It is measured before a run predicts anew, so that of a window whose predictions are replaced both errors are known,
+and again only where the rows or the predictions of a window have changed. Labels are found by the key of the source.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.columns.names import quoted
+from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
+from sparkdl.models.registry import ModelVersion
+from sparkdl.observe import logger
+from sparkdl.pipeline.judging.metrics.measure import measure
+from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import scored_place, trained_on
+from sparkdl.pipeline.state.results import Live, LiveError, Scored
+from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.work.labels import FittedLabel, encoded
+from sparkdl.pipeline.work.prepare import labels_of
+from sparkdl.tables.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame
+
+__all__ = ["live_errors"]
+
+_LIVE = 1
+"""Version of what this module does; raise it when that changes."""
+_MOST_WINDOWS = 100
+"""The newest windows with predictions that are looked at."""
+_MOST_KEPT = 400
+"""Errors that are kept, of the newest windows."""
+_MOST_ROWS = 2_000_000
+"""Rows that the driver holds at once; of a window with more a share is drawn by a hash of the key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Due:
+    """Predictions of one window that are to be compared."""
+
+    window: str
+    scored: Scored
+    key: str
+
+
+def live_errors(context: Context, clean: DataFrame, content: Mapping[str, str]) -> Live:
+    """Compare what was predicted with the labels that are there now.
+
+    Args:
+        context: of the run.
+        clean: the clean rows.
+        content: a hash of the rows of each window.
+    """
+    spec, target = context.spec, str(context.spec.score.target)
+    name = spec.publish.label or next(iter(spec.label))
+    metric = spec.publish.metric or DEFAULT_METRICS[spec.label[name].type]
+    nothing = Live(label=name, metric=metric)
+    if not spec.source.key:
+        return Live(label=name, metric=metric, reason="without source.key no label can be joined to its prediction")
+    if not Table(target).exists():
+        return nothing
+    place = {"target": target, "label": name}
+    before = context.steps.find("live", place, Live) or nothing
+    known = {(one.window, one.version): one for one in before.windows}
+    due = [each for each in _predicted(context, content, name) if _differs(known, each)]
+    if not due:
+        return Live(label=name, metric=metric, windows=before.windows)
+    started, reasons = time.perf_counter(), []
+    for version in sorted({each.scored.version for each in due}):
+        try:
+            found = _of_version(context, clean, name, [each for each in due if each.scored.version == version])
+            known |= {(one.window, one.version): one for one in found}
+        except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
+            reasons.append(f"the predictions of version {version} cannot be compared: {error}")
+            logger.warning("live error: %s", reasons[-1])
+    newest = tuple(known[each] for each in sorted(known)[-_MOST_KEPT:])
+    context.steps.put("live", place, Live(label=name, metric=metric, windows=newest), time.perf_counter() - started)
+    return Live(label=name, metric=metric, windows=newest, reason="; ".join(reasons))
+
+
+def _predicted(context: Context, content: Mapping[str, str], label: str) -> Iterator[_Due]:
+    """The newest windows with predictions, and what decides how good those were."""
+    target, settings = str(context.spec.score.target), context.settings
+    for window in sorted(name for name, rows in content.items() if rows)[-_MOST_WINDOWS:]:
+        scored = context.steps.find("score", scored_place(Table(target).uri, window), Scored)
+        if scored is not None:
+            inputs = {
+                "version": _LIVE,
+                "predictions": scored.inputs,
+                "rows": content[window],
+                "label": settings["label"][label],
+                "weight": context.spec.weight,
+            }
+            yield _Due(window=window, scored=scored, key=content_key("live", inputs))
+
+
+def _differs(known: Mapping[tuple[str, int], LiveError], each: _Due) -> bool:
+    found = known.get((each.window, each.scored.version))
+    return found is None or found.key != each.key
+
+
+def _of_version(context: Context, clean: DataFrame, name: str, due: list[_Due]) -> list[LiveError]:
+    """The errors of some windows that one version predicted, a few windows at a time."""
+    spec, version = context.spec, due[0].scored.version
+    model = context.registry.get(str(spec.publish.name), version)
+    artifacts = {each.scored.artifact for each in due} - {"", model.artifact}
+    if artifacts:
+        raise ConfigError(f"another model than {spec.publish.name} has made them")
+    labels = labels_of(model.uri)
+    if name not in labels.names:
+        raise BundleError(f"it predicts {', '.join(labels.names)}, and {name!r} is compared")
+    label = labels.labels[labels.names.index(name)]
+    column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
+    output = column if len(labels.names) == 1 else f"{name}_{column}"
+    found: list[LiveError] = []
+    chunk: list[_Due] = []
+    for each in due:
+        if chunk and sum(one.scored.rows for one in (*chunk, each)) > _MOST_ROWS:
+            found += _measured(context, clean, (label, output), chunk, model)
+            chunk = []
+        chunk.append(each)
+    return found + _measured(context, clean, (label, output), chunk, model)
+
+
+def _measured(
+    context: Context, clean: DataFrame, what: tuple[FittedLabel, str], due: list[_Due], model: ModelVersion
+) -> list[LiveError]:
+    label, spec = what[0], context.spec
+    rows = _joined(clean, spec, what, due, model.version).toPandas()
+    of_window = dict(tuple(rows.groupby("_window", sort=False)))
+    seen = trained_on(context, model)
+    by_time = isinstance(spec.split, TimeSplit)
+    return [
+        _error(
+            each,
+            label,
+            of_window.get(each.window, rows.head(0)),
+            each.window in seen if by_time else spec.score.window == "all",
+        )
+        for each in due
+    ]
+
+
+def _joined(
+    clean: DataFrame, spec: PipelineSpec, what: tuple[FittedLabel, str], due: list[_Due], version: int
+) -> DataFrame:
+    """Predicted rows with what came of them: ``_window``, ``_missing``, ``_label``, ``_output``, ``_weight``."""
+    from pyspark.sql import functions as F
+
+    label, output = what
+    windows, key = [each.window for each in due], spec.source.key
+    predictions = Table(str(spec.score.target)).read(clean.sparkSession)
+    absent = [name for name in (*key, output, "model_version") if name not in predictions.columns]
+    if absent:
+        raise SchemaError(f"the table of predictions has no column {absent[0]!r}, but {predictions.columns}")
+    if label.name not in clean.columns:
+        raise SchemaError(f"the rows have no label {label.name!r}, but {clean.columns}")
+    made = predictions.where(F.col(WINDOW).isin(*windows) & (F.col("model_version") == version))
+    most = max(each.scored.rows for each in due)
+    if most > _MOST_ROWS:
+        hashed = F.xxhash64(*[F.col(quoted(name)) for name in key])
+        made = made.where(F.pmod(hashed, F.lit(most)) < _MOST_ROWS)
+    keys = [f"_key_{place}" for place in range(len(key))]
+    columns = [F.col(quoted(name)).alias(as_) for name, as_ in zip(key, keys, strict=True)]
+    made = made.select(WINDOW, *columns, F.col(quoted(output)).alias("_output"))
+    weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
+    actual = clean.where(F.col(WINDOW).isin(*windows)).select(
+        WINDOW,
+        *columns,
+        F.col(quoted(label.name)).isNull().alias("_missing"),
+        encoded(label.name, label).cast("double").alias("_label"),
+        weight.alias("_weight"),
+    )
+    return made.join(actual, on=[WINDOW, *keys]).drop(*keys)
+
+
+def _error(each: _Due, label: FittedLabel, rows: pd.DataFrame, seen: bool) -> LiveError:
+    missing = rows["_missing"].to_numpy(dtype=bool)
+    numbers = rows["_label"].to_numpy(dtype=np.float64)
+    there = ~missing & np.isfinite(numbers)
+    measured = None
+    if there.any():
+        outputs: Any = rows["_output"][there]
+        outputs = np.stack(outputs.to_list()) if label.type == "multiclass" else outputs.to_numpy(dtype=np.float64)
+        weights = rows["_weight"][there].to_numpy(dtype=np.float64)
+        measured = measure(Rows.of(label.type, numbers[there], outputs, weights=weights, label=label.name))
+    return LiveError(
+        window=each.window,
+        version=each.scored.version,
+        key=each.key,
+        waiting=int(missing.sum()),
+        unknown=int((~missing & ~there).sum()),
+        measured=measured,
+        trained_on=seen,
+    )

@@ -1,0 +1,112 @@
+"""Labels that come a day after their rows: the rows are predicted, learn later, and show how good that was."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.judging.metrics.measure import measure
+from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.summary import summary_lines
+from sparkdl.tables.table import Table
+
+NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+D2, D3, D4, D5, D6 = (f"2026-03-{day:02d}" for day in range(2, 7))
+
+
+class Trips:
+    """A source that grows by days, whose labels come later, and its pipeline."""
+
+    def __init__(self, root):
+        self.root, self.days, self.now = root, root / "driven", NOW
+        self.days.mkdir()
+
+    def day(self, day, labels=True, missing=0, rows=40):
+        x = np.random.default_rng(day).normal(size=rows)
+        y = pd.Series(2 * x + 1).where((np.arange(rows) >= missing) & labels)
+        frame = pd.DataFrame({"trip": [f"{day}-{n}" for n in range(rows)], "x": x, "y": y})
+        frame["at"] = pd.Timestamp(2026, 3, day, 10, tz="UTC")
+        frame.to_parquet(self.days / f"{day:02d}.parquet", coerce_timestamps="us")
+        return frame
+
+    def context(self, *overrides):
+        self.now += timedelta(minutes=1)  # records sort by time
+        text = f"""
+        name: trips
+        root: {self.root}
+        source: {{kind: parquet, path: {self.days}, key: trip, time: at}}
+        features: {{x: number}}
+        label: {{y: regression}}
+        split: {{by: time, train: 2 days, validate: 1 day, score: 1 day}}
+        model: {{arguments: {{width: 8, depth: 1, dropout: 0}}}}
+        train: {{epochs: 1, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
+        publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
+        """
+        return Context(loads(text, overrides), self.now)
+
+    @property
+    def predicted(self):
+        return Table(f"{self.root}/trips/tables/predictions").rows().to_pandas()
+
+
+@pytest.fixture
+def trips(tmp_path):
+    return Trips(tmp_path)
+
+
+def done_steps(record):
+    return [note.name for note in record.steps if not note.kept]
+
+
+def test_rows_without_a_label_are_predicted_learn_nothing_and_are_compared_once_it_is_there(spark, trips):
+    for day, missing in ((1, 0), (2, 5), (3, 3)):
+        trips.day(day, missing=missing)
+    trips.day(4, labels=False)
+    first = run(trips.context(), spark)
+    assert (first.outcome, first.predictions, first.live.windows) == ("promoted", {D4: 40}, ())
+    assert (first.rows["train"], first.rows["train unlabelled"]) == (75, 5)
+    assert (first.rows["validate"], first.rows["validate unlabelled"], first.evaluated.decision.rows) == (37, 3, 37)
+    assert "8 of all held-out and training rows have no label yet" in dict(summary_lines(first))["training"]
+
+    made = trips.predicted
+    truth = trips.day(4).merge(made, on="trip")
+    trips.day(5, labels=False)
+    second = run(trips.context(), spark)
+    assert (second.outcome, second.predictions) == ("promoted", {D5: 40})
+    [error] = second.live.windows
+    assert (error.window, error.version, error.waiting, error.trained_on) == (D4, 1, 0, False)
+    expected = measure(Rows.of("regression", truth.y.astype(np.float32), truth.prediction))
+    assert error.measured.values == pytest.approx(expected.values)
+    assert dict(summary_lines(second))["live"].startswith(f"rmse {error.measured.values['rmse']:.4g} of y on 40 rows")
+
+    trips.day(6, labels=False)
+    third = run(trips.context(), spark)  # the labels of the day that is to validate did not come
+    assert (third.outcome, third.exit_code, third.predictions) == ("scored", 0, {D6: 40})
+    assert "learning waits: none of the 40 rows to validate has a label yet: wait for labels" in third.message
+    assert third.live.windows[0] == error
+    assert (third.live.windows[1].waiting, third.live.windows[1].measured) == (40, None)
+    assert set(trips.predicted._window) == {D4, D5, D6}
+
+
+@pytest.mark.slow
+def test_without_any_label_there_is_no_first_model_and_without_a_key_no_live_error(spark, trips):
+    from sparkdl.errors import DataError
+
+    for day in range(1, 5):
+        trips.day(day, labels=day < 3)
+    with pytest.raises(DataError, match="none of the 40 rows to validate has a label yet"):
+        run(trips.context(), spark)
+    trips.day(3)
+    text = ["source.key=[]"]
+    assert run(trips.context(*text), spark).outcome == "promoted"
+    trips.day(4)
+    trips.day(5)
+    again = run(trips.context(*text), spark)
+    assert again.live.reason == "without source.key no label can be joined to its prediction"
+    assert again.live.windows == ()

@@ -1,0 +1,43 @@
+"""What labels may be: missing ones are left out and counted, impossible ones are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.errors import DataError
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.work.labels import NoLabelsError, check_labels, fit_labels, labelled
+
+
+def labels_of(**types):
+    named = ", ".join(f"{name}: {kind}" for name, kind in types.items())
+    text = f"name: a\nroot: b\nsource: {{kind: csv, path: c}}\nfeatures: {{x: number}}\nlabel: {{{named}}}\n"
+    return loads(text, ["publish.label=y"] if len(types) > 1 else []).spec.label
+
+
+def test_rows_without_a_label_do_not_count_in_any_label(spark):
+    rows = spark.createDataFrame([(1.0, "a"), (3.0, "b"), (None, "c"), (5.0, None)], "y double, z string")
+    fitted = fit_labels(rows, labels_of(y="regression", z="binary") | {"z": labels_of(z="multiclass")["z"]})
+    number, classes = fitted
+    assert (number.mean, number.deviation, classes.classes) == (2.0, 1.0, ("a", "b"))
+    assert check_labels(rows, fitted, "train") == 2
+    assert labelled(rows, fitted.names).count() == 2
+    with pytest.raises(NoLabelsError, match="none of the 1 rows to validate has a label yet: wait for labels"):
+        check_labels(rows.where("y IS NULL"), fitted, "validate")
+    with pytest.raises(NoLabelsError, match="none of the 1 rows to train has a label yet"):
+        fit_labels(rows.where("y IS NULL"), labels_of(y="regression"))
+    with pytest.raises(DataError, match="split leaves no clean row to validate") as refused:
+        check_labels(rows.where("y < 0"), fitted, "validate")
+    assert not isinstance(refused.value, NoLabelsError)
+
+
+def test_labels_that_a_loss_cannot_take_are_refused_by_name_and_value(spark):
+    rows = spark.createDataFrame([(1.0, "a"), (3.0, "b"), (None, "c")], "y double, z string")
+    fitted = fit_labels(rows, {"y": labels_of(y="regression")["y"], "z": labels_of(z="multiclass")["z"]})
+    later = spark.createDataFrame([(1.0, "x"), (float("nan"), "a"), (None, "y")], "y double, z string")
+    with pytest.raises(DataError, match="label 'y': 1 of the rows to validate have one that is no finite float32"):
+        check_labels(later, fitted, "validate")
+    with pytest.raises(
+        DataError, match="label 'z': 1 of the rows to validate have one that training never saw, such as 'x'"
+    ):
+        check_labels(later.where("y = 1"), fitted, "validate")
