@@ -111,6 +111,9 @@ def _time(record: RunRecord) -> str:
         if not note.kept and note.name != "run":
             seconds[note.name] = max(seconds.get(note.name, 0.0), note.seconds)  # windows are scored together
     kept = [note.name for note in record.steps if note.kept]
+    other = record.seconds - sum(seconds.values())
+    if seconds and other >= 0.05:
+        seconds["Spark's start and the rest"] = other
     parts = [f"{name} {spent:.1f} s" for name, spent in seconds.items()]
     return " · ".join(parts) + (f"{'; ' if parts else ''}kept: {', '.join(dict.fromkeys(kept))}" if kept else "")
 

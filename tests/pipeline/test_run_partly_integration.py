@@ -60,7 +60,7 @@ def orders(tmp_path):
 
 
 def steps(done):
-    return {note.name: note.kept for note in done.steps if note.name != "run"}
+    return {note.name: note.kept for note in done.steps if note.name not in ("ingest", "run")}
 
 
 def test_a_run_ends_after_the_step_that_was_asked_for_and_the_next_goes_on_from_there(spark, orders):

@@ -47,7 +47,7 @@ class StepNote:
 
     Attributes:
         name: of the step.
-        key: of its result.
+        key: of its result; empty where a step keeps it elsewhere.
         kept: whether an earlier run's result was taken.
         seconds: it took, wall-clock.
     """
@@ -133,6 +133,10 @@ class Steps:
         key = content_key(step, inputs)
         self._place(step, key).write_atomic(encode(result))
         self._note(step, key, False, seconds)
+
+    def timed(self, step: str, kept: bool, seconds: float) -> None:
+        """Note a step that keeps its results itself, as ingestion does in the ledger."""
+        self._note(step, "", kept, seconds)
 
     def _note(self, step: str, key: str, kept: bool, seconds: float) -> None:
         self.notes.append(StepNote(name=step, key=key, kept=kept, seconds=seconds))

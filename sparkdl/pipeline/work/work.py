@@ -7,6 +7,7 @@ changed is not done again, also after a kill.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -79,7 +80,10 @@ class _Work:
     def _steps(self) -> Iterator[str]:
         """Do one step after the other, and tell the name of each once it is done: a run may end there."""
         spec, record, context = self.spec, self.record, self.context
-        self._describe(ingest(self.spark, context))
+        started = time.perf_counter()
+        ingested = ingest(self.spark, context)
+        context.steps.timed("ingest", not ingested.done, time.perf_counter() - started)
+        self._describe(ingested)
         yield "ingest"
         known = context.tables.ledger.windows()
         parts = parts_of(spec, known, train=context.train)
