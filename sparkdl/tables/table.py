@@ -20,6 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from sparkdl.compat.column_names import named_columns
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
 from sparkdl.storage import Storage, check_places
@@ -93,6 +94,14 @@ class Table:
     def schema(self, version: int | None = None) -> pa.Schema:
         """The columns' names and Arrow types in order."""
         return pa.schema(self._open(version).schema().to_arrow())
+
+    def check_readable(self) -> None:
+        """Refuse a table whose files alone do not carry its rows.
+
+        Raises:
+            StorageError: names the feature, or there is no table.
+        """
+        check_readable(self._open(), self.uri)
 
     def partition_columns(self) -> list[str]:
         """The partition columns' names in order."""
@@ -314,7 +323,8 @@ class Table:
         """Let Spark's tasks write the files; if one fails for good, remove what the others wrote."""
         try:
             with task_errors():
-                return [FileRow(*row) for row in frame.mapInArrow(task, FILE_ROW_DDL).collect()]
+                plain, named = named_columns(frame, task)
+                return [FileRow(*row) for row in plain.mapInArrow(named, FILE_ROW_DDL).collect()]
         except BaseException:
             self._remove_written(task)
             raise

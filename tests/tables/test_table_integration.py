@@ -49,6 +49,16 @@ def test_every_type_comes_back_as_spark_wrote_it(spark, table):
     assert str(rows_of(again)) == str(rows_of(frame))  # as text, where NaN equals NaN
 
 
+def test_columns_with_dots_and_backticks_in_their_names_come_back(spark, table):
+    names = ["a.b", "in `mm`", "größe, x", "day"]
+    frame = spark.createDataFrame(
+        [(1, 2.5, "x", DAYS[0]), (2, None, "y", DAYS[1])], "a long, b double, c string, d date"
+    )
+    assert table.write(frame.toDF(*names), partition_by=["day"]).rows == 2
+    assert table.columns() == names
+    assert rows_of(table.read(spark)) == rows_of(frame)
+
+
 def test_a_rerun_of_a_day_replaces_that_day_and_nothing_else(spark, table):
     table.write(days_frame(spark), partition_by=["day"])
     before = {day: table.rows(where=f"day = '{day}'").num_rows for day in DAYS}
