@@ -1,4 +1,4 @@
-"""The command line: ``sparkdl check | plan | run | status | report | doctor | shards | models``.
+"""The command line: ``sparkdl init | check | plan | run | status | report | doctor | shards | models``.
 
 Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused or failed) or
 2 (wrong usage). The commands of a pipeline exit with the codes of ``pipeline/record.py``.
@@ -7,6 +7,7 @@ Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fi
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -84,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pipeline_commands(commands: Any) -> None:
+    begin = _command(commands, "init", _with_exit_codes(_init), "look at a table, and write a pipeline for it")
+    begin.add_argument("name", help="the pipeline's name, or the folder to make, whose last part it is")
+    begin.add_argument(
+        "--from", required=True, dest="table", metavar="TABLE",
+        help="a Delta table, a file or folder of Parquet, CSV or JSON, or catalog.schema.table (which starts Spark)",
+    )  # fmt: skip
+    begin.add_argument("--label", help="the column to predict; guessed if it is left out")
     for name, pipeline_command, text in (
         ("check", _check, "whether a pipeline file is sound, and its source has the columns; starts nothing"),
         ("plan", _plan, "which windows are due and why, which steps would be kept; runs nothing"),
@@ -154,6 +162,14 @@ def _with_exit_codes(
             return code
 
     return run
+
+
+def _init(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.pipeline.init import init
+
+    done = init(options.name, options.table, options.label)
+    _print_lines(console, [*done.lines(), ("next", f"sparkdl check {shlex.quote(done.path)}, then plan and run")])
+    return 0
 
 
 def _check(options: argparse.Namespace, console: Console) -> int:

@@ -7,7 +7,7 @@ reached from here, why.
 
 from __future__ import annotations
 
-from sparkdl.errors import SparkdlError
+from sparkdl.errors import SchemaError, SparkdlError
 from sparkdl.pipeline.rows.columns import Columns, columns_of
 from sparkdl.pipeline.state.context import Context
 
@@ -24,9 +24,12 @@ def check_source(context: Context) -> str:
 
     Raises:
         PipelineFileError: columns are missing, or have types that their use does not fit.
+        SchemaError: Spark cannot read them, or the source has no such partitions.
     """
     try:
         found: Columns = columns_of(context.spec.source, context.look)
+    except SchemaError:
+        raise
     except SparkdlError as error:
         return f"the columns of the source were not looked at: {error}"
     if found.why_not:

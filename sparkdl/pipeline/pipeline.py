@@ -29,6 +29,8 @@ from sparkdl.pipeline.unsupported import unsupported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sparkdl.pipeline.init.made_up import Example
+
 __all__ = ["Pipeline"]
 
 _WINDOW = {"day": r"\d{4}-\d{2}-\d{2}", "hour": r"\d{4}-\d{2}-\d{2}(T\d{2})?"}
@@ -65,6 +67,38 @@ class Pipeline:
             StorageError: the file cannot be read.
         """
         return Pipeline(load(path, overrides))
+
+    @staticmethod
+    def init(
+        place: str | os.PathLike[str], table: str, label: str | None = None, spark: SparkSession | None = None
+    ) -> Pipeline:
+        """Look at a table, write the folder of a pipeline for it, and read its file.
+
+        Args:
+            place: the folder to make; its last part is the pipeline's name.
+            table: a path or URI of a Delta table or of Parquet, CSV or JSON files, or ``catalog.schema.table``.
+            label: the column to predict; None guesses.
+            spark: the session to read a table of a catalog with; None opens one for it.
+
+        Raises:
+            ConfigError: the name cannot be one, the folder is there already, or there is no table.
+            SchemaError: there is no such label, or Spark could not tell or read some columns.
+            DataError: there are no rows, or nothing that can be predicted.
+            StorageError: the table cannot be read, or the folder not be written.
+        """
+        from sparkdl.pipeline.init import init
+
+        return Pipeline(init(os.fspath(place), table, label, spark).file)
+
+    def example(self, rows: int = 4) -> Example:
+        """What a model of the pipeline is made with and called with, made up: to try a factory before any run.
+
+        Args:
+            rows: of the inputs.
+        """
+        from sparkdl.pipeline.init.made_up import example_of
+
+        return example_of(self.spec, rows)
 
     @property
     def spec(self) -> PipelineSpec:

@@ -20,14 +20,25 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.rows.source import Look
 from sparkdl.pipeline.spec import CsvSource, DeltaSource, JsonSource, ParquetSource, Source
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.table import Table
 
-__all__ = ["Columns", "columns_of", "columns_of_ddl", "first_lines", "header_names", "partition_values", "separator"]
+__all__ = [
+    "Columns",
+    "columns_of",
+    "columns_of_ddl",
+    "first_lines",
+    "header_names",
+    "partition_types",
+    "partition_values",
+    "readable_by_spark",
+    "separator",
+    "unpacked",
+]
 
 _HEAD = 256 << 10
 """Bytes of a text file that are looked at."""
@@ -71,6 +82,7 @@ def columns_of(source: Source, look: Look) -> Columns:
     Raises:
         StorageError: it cannot be read.
         DataError: a file is not what the source says it is.
+        SchemaError: a column is of a type that Spark does not read.
     """
     if isinstance(source, DeltaSource) and not looks_like_a_table(source.table):
         return Columns(types={field.name: field.type for field in Table(source.table).schema(look.version)})
@@ -89,7 +101,7 @@ def partition_values(file: str) -> dict[str, str]:
     return {name: unquote(value) for name, equals, value in pairs if equals and name}
 
 
-def _of_partitions(files: Sequence[str]) -> dict[str, pa.DataType | None]:
+def partition_types(files: Sequence[str]) -> dict[str, pa.DataType]:
     """Types of partition columns as Spark infers them of all values."""
     seen: dict[str, set[str]] = {}
     for file in files:
@@ -113,10 +125,11 @@ def _of_parquet(files: Sequence[str]) -> Columns:
     with ThreadPoolExecutor(16) as pool:
         schemas = list(pool.map(_parquet_schema, chosen))
     found: dict[str, pa.DataType | None] = {}
-    for schema in schemas:
+    for schema, file in zip(schemas, chosen, strict=True):
+        readable_by_spark(schema, file)
         for field in schema:
             found.setdefault(field.name, field.type)
-    return Columns(types={**found, **_of_partitions(files)})
+    return Columns(types={**found, **partition_types(files)})
 
 
 def _parquet_schema(file: str) -> pa.Schema:
@@ -127,19 +140,40 @@ def _parquet_schema(file: str) -> pa.Schema:
         raise DataError(f"{file} is no Parquet file ({error}): remove it, or correct source.kind") from error
 
 
+def readable_by_spark(schema: pa.Schema, file: str) -> None:
+    """Refuse a file with a column of a type that Spark does not read: it would not read the others either.
+
+    Raises:
+        SchemaError: names the column, its type and what to write instead.
+    """
+    for field in schema:
+        nanoseconds = pa.types.is_timestamp(field.type) and field.type.unit == "ns"
+        if nanoseconds or pa.types.is_time(field.type) or pa.types.is_float16(field.type):
+            instead = (
+                "microseconds (pandas: to_parquet(..., coerce_timestamps='us'))" if nanoseconds else "another type"
+            )
+            raise SchemaError(
+                f"the column {field.name!r} of {file} is {field.type}, which Spark does not read: write it in {instead}"
+            )
+
+
 def first_lines(file: str, most: int = _HEAD) -> tuple[bytes, bool]:
     """The first whole lines of a text file, within ``most`` bytes, and whether they are all."""
-    suffix = next((end for end in _COMPRESSED if file.endswith(end)), None)
     with Storage.of(file).open_input() as stream:
-        plain: Any = stream if suffix is None else pa.input_stream(stream, compression=_COMPRESSED[suffix])
         try:
-            data = bytes(plain.read(most + 1))
+            data = bytes(unpacked(stream, file).read(most + 1))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file} cannot be unpacked ({error}): write it again") from error
     if len(data) <= most:
         return data, True
     cut = data[:most].rfind(b"\n")
     return data[: cut + 1], False
+
+
+def unpacked(stream: Any, file: str) -> Any:
+    """What a stream of ``file`` holds, unpacked if its name says that it is packed."""
+    packed = next((kind for end, kind in _COMPRESSED.items() if file.endswith(end)), None)
+    return stream if packed is None else pa.input_stream(stream, compression=packed)
 
 
 def header_names(cells: Sequence[str]) -> list[str]:
@@ -158,7 +192,7 @@ def separator(options: Mapping[str, Any]) -> str:
 
 
 def _of_csv(source: CsvSource, files: Sequence[str]) -> Columns:
-    partitions = _of_partitions(files)
+    partitions = partition_types(files)
     if source.schema is not None:
         return Columns(types={**columns_of_ddl(source.schema), **partitions})
     options = {name.lower(): value for name, value in source.options.items()}
@@ -197,7 +231,7 @@ def _plain_texts(names: Sequence[str], rows: list[list[str]], nothing: set[str])
 
 
 def _of_json(source: JsonSource, files: Sequence[str]) -> Columns:
-    partitions = _of_partitions(files)
+    partitions = partition_types(files)
     if source.schema is not None:
         return Columns(types={**columns_of_ddl(source.schema), **partitions})
     if source.options:

@@ -1,0 +1,241 @@
+"""What becomes of each column: a feature of a type with options, or nothing, and why.
+
+Enters: profiles of the columns, the sample, and the roles that some of them have. Leaves: a ``Choice`` a column.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.features.spec import CATEGORIES, NUMBERS
+from sparkdl.pipeline.init.profile import Profile, count_of
+from sparkdl.pipeline.init.roles import Label, looks_like_an_id
+
+__all__ = ["MAX_FEATURES", "Choice", "choose"]
+
+MAX_FEATURES = 2000
+_CODE = re.compile(r"(code|type|kind|class|category|status|zip|plz|postcode|channel|region|country|store|group)", re.I)
+_VOCABULARY = 10_000
+_SKEWED = 2.0
+_LONG = 3
+"""Words from which on a text is more than a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What becomes of a column.
+
+    Attributes:
+        column: its name.
+        name: of the feature.
+        options: as the file has them; empty where it is left out.
+        why: in words.
+        suspect: whether it is left out since it tells the label.
+    """
+
+    column: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+    suspect: bool = False
+
+
+def choose(
+    profiles: Mapping[str, Profile], sample: pa.Table, label: Label, taken: Mapping[str, str], time: str | None
+) -> list[Choice]:
+    """Choose for every column but the label.
+
+    Args:
+        profiles: of the columns, in order.
+        sample: rows of the table.
+        label: what is predicted.
+        taken: why a column is no feature, by column, for those that have another role.
+        time: the column that says when a row happened; its parts are features.
+    """
+    found: list[Choice] = []
+    names: set[str] = set()
+    for one in profiles.values():
+        if one.name == label.name:
+            continue
+        options, why = ({}, taken[one.name]) if one.name in taken else _chosen(one)
+        tells = _tells(one, profiles[label.name], sample) if options else ""
+        if tells:
+            found.append(Choice(column=one.name, name=one.name, why=tells, suspect=True, options=options))
+            continue
+        if options and len(names) >= MAX_FEATURES:
+            options, why = {}, f"the first {MAX_FEATURES:,} columns are taken"
+        if options and one.name == time:
+            why = f"{why}; the split is by this column"
+        name = _name(one.name, options, names) if options else one.name
+        names |= {name} if options else set()
+        found.append(Choice(column=one.name, name=name, options=options, why=why))
+    return found
+
+
+def _name(column: str, options: Mapping[str, Any], names: Collection[str]) -> str:
+    """The feature's name: the column's, unless the file or the model means something else by it."""
+    special = "," in column or ".." in column or column != column.strip() or not column
+    shared = column in (NUMBERS, CATEGORIES) and options["type"] in ("ids", "text", "vector", "image")
+    if not special and not shared and column not in names:
+        return column
+    plain = re.sub(r"\W+", "_", column).strip("_") or "column"
+    number = 1
+    while f"{plain}_{number}" in names:
+        number += 1
+    return f"{plain}_{number}"
+
+
+def _chosen(one: Profile) -> tuple[dict[str, Any], str]:
+    if not one.there:
+        return {}, "missing in every row that was looked at"
+    if one.missing > 0.99 * one.rows:
+        return {}, one.gap
+    if one.distinct == 1:
+        gap = f", {one.gap}" if one.gap else ""
+        return {}, f"one value, {str(one.top[0][0])[:40]!r}, in every row that was looked at{gap}"
+    makers: dict[str, Callable[[Profile], tuple[dict[str, Any], str]]] = {
+        "number": _number, "bool": _bool, "text": _text, "when": _when, "list": _list, "vector": _vector,
+        "bytes": _image, "other": lambda one: ({}, f"{one.type}: take what you need of it in transform"),
+    }  # fmt: skip
+    options, why = makers[one.kind](one)
+    return options, ", ".join(filter(None, [one.gap, why]))
+
+
+def _number(one: Profile) -> tuple[dict[str, Any], str]:
+    integer = pa.types.is_integer(one.type)
+    repeated = one.there / max(1, one.distinct)
+    if integer and looks_like_an_id(one.name):
+        if repeated < 2:
+            return {}, f"an id by its name: {count_of(one.distinct, 'value')} in {one.there:,} rows"
+        return _category(one, f"an id by its name, {count_of(one.distinct, 'value')}")
+    running = integer and one.distinct == one.there and one.high - one.low == one.there - 1 and one.there > 20
+    if running:
+        return {}, f"counts the rows, {one.span}"
+    if integer and _CODE.search(one.name) and one.distinct <= 1000 and repeated >= 5:
+        return _category(one, f"a code by its name, {count_of(one.distinct, 'value')}")
+    options: dict[str, Any] = {"type": "number"}
+    why = [one.span]
+    if abs(one.skew) > _SKEWED and abs(one.log_skew) < abs(one.skew) / 2:
+        options["log"] = True
+        why.append(f"skewed ({one.skew:.1f}): log")
+    elif abs(one.skew) > 10 * _SKEWED:
+        options["clip"] = "quantiles"
+        why.append(f"a few values far out (skew {one.skew:.0f}): clipped at 1 % and 99 %")
+    if one.missing:
+        options["fill"] = "median" if abs(one.skew) > _SKEWED else "mean"
+        if one.missing > 0.01 * one.rows:
+            options["missing_indicator"] = True
+    return options, ", ".join(why)
+
+
+def _bool(one: Profile) -> tuple[dict[str, Any], str]:
+    return {"type": "category"}, "true or false"
+
+
+def _category(one: Profile, why: str) -> tuple[dict[str, Any], str]:
+    if one.distinct > _VOCABULARY:
+        buckets = 1 << min(20, max(14, int(one.distinct - 1).bit_length()))
+        return {"type": "category", "buckets": buckets}, f"{why} in these rows alone: hashed"
+    least = 2 if one.rows < 10_000 else 5 if one.rows < 50_000 else 10
+    rare = sum(rows < least for _, rows in one.top)
+    options: dict[str, Any] = {"type": "category"} | ({"min_count": least} if least != 2 else {})
+    return options, why + (f", {rare:,} of them in fewer than {least} rows: unknown" if rare else "")
+
+
+def _text(one: Profile) -> tuple[dict[str, Any], str]:
+    least, median, most, _ = one.lengths
+    values = count_of(one.distinct, "value")
+    dates = sum(rows for text, rows in one.top if re.fullmatch(r"\d{4}-\d{2}-\d{2}.*", str(text)))
+    if dates and dates == sum(rows for _, rows in one.top):
+        return {}, "dates as text: cast it to a date in transform, for date_parts"
+    if median >= _LONG and one.distinct > 0.2 * one.there:
+        length = min(256, max(8, -(-most // 8) * 8))
+        return {"type": "text", "max_length": length}, f"texts of {least} to {most} words, {values}"
+    if one.distinct > 0.9 * one.there and one.there > 20:
+        return {}, f"nearly every row has its own, {values} in {one.there:,} rows: an id"
+    shown = ", ".join(f"{text!s:.20}" for text, _ in one.top[:3])
+    return _category(one, f"{values}: {shown}{', ...' if one.distinct > 3 else ''}")
+
+
+def _when(one: Profile) -> tuple[dict[str, Any], str]:
+    timed = pa.types.is_timestamp(one.type)
+    years = one.high - one.low >= timedelta(days=365)
+    hours = timed and any(value.hour for value, _ in one.top)
+    parts = [*(["month"] if years else []), "weekday", *(["hour"] if hours else [])]
+    why = f"{one.span}{'' if years else ', less than a year: no month'}"
+    return {"type": "date_parts", "parts": parts}, why
+
+
+def _list(one: Profile) -> tuple[dict[str, Any], str]:
+    inner = one.type.value_type
+    least, median, most, longest = one.lengths
+    same = least == longest
+    if pa.types.is_floating(inner) or pa.types.is_decimal(inner) or (pa.types.is_integer(inner) and same and least > 7):
+        if not same:
+            return {}, f"lists of {least} to {longest} numbers: a vector needs one length"
+        holes = pc.any(pc.is_null(pc.list_flatten(one.values), nan_is_null=pa.types.is_floating(inner))).as_py()
+        fill = {"fill": 0.0} if holes or one.missing else {}
+        return {"type": "vector", "size": least, **fill}, f"{least} numbers in each row"
+    if pa.types.is_integer(inner) or pa.types.is_string(inner) or pa.types.is_large_string(inner):
+        distinct = len(pc.unique(pc.list_flatten(one.values)))
+        hashed = {"buckets": 1 << min(20, int(distinct).bit_length())} if distinct > _VOCABULARY else {}
+        length = max(4, 1 << max(0, most - 1).bit_length())
+        why = f"lists of {least} to {longest} ids, {median} in the middle, {count_of(distinct, 'different one')}"
+        return {"type": "ids", "max_length": length, **hashed}, why
+    return {}, f"lists of {inner}: take what you need of them in transform"
+
+
+def _vector(one: Profile) -> tuple[dict[str, Any], str]:
+    return {"type": "vector"}, "vectors of Spark ML"
+
+
+def _image(one: Profile) -> tuple[dict[str, Any], str]:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        return {}, "bytes; whether they are pictures cannot be told without pillow: pip install 'sparkdl[images]'"
+    sizes, grey = [], True
+    for value in one.values[:20].to_pylist():
+        try:
+            with Image.open(io.BytesIO(value)) as picture:
+                sizes.append(picture.size)
+                grey = grey and picture.mode in ("1", "L", "LA")
+        except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+            return {}, "bytes that are no pictures, at least not all of them"
+    width, height = (int(min(64, np.median(side))) for side in zip(*sizes, strict=True))
+    shown = ", ".join(sorted({f"{w} x {h}" for w, h in sizes})[:3])
+    options = {"type": "image", "height": height, "width": width, "channels": 1 if grey else 3}
+    return options, f"pictures of {shown} pixels, {'grey' if grey else 'in colour'}"
+
+
+def _tells(one: Profile, label: Profile, sample: pa.Table) -> str:
+    """Why a column is suspected to hold the answer; empty if it is not."""
+    if one.kind not in ("number", "bool", "text") or one.there < 20:
+        return ""
+    column, answer = sample.column(one.name), sample.column(label.name)
+    if one.distinct == label.distinct <= one.there / 5:  # values that stand there once prove nothing
+        pairs = pa.table({"a": column, "b": answer}).drop_null().group_by(["a", "b"]).aggregate([]).num_rows
+        if pairs == one.distinct and one.missing == label.missing:
+            return f"has one value for each value of {label.name}: is it the answer in other words?"
+    if label.distinct == 2 and 0.02 * one.rows < one.missing < 0.98 * one.rows:
+        there = pc.is_valid(column)
+        pairs = pa.table({"a": there, "b": answer}).drop_null().group_by(["a", "b"]).aggregate([]).num_rows
+        if pairs == 2:
+            return f"is there for one value of {label.name} alone: is it known only afterwards?"
+    if one.kind == label.kind == "number":
+        first, second = (np.asarray(each.cast(pa.float64(), safe=False), np.float64) for each in (column, answer))
+        both = np.isfinite(first) & np.isfinite(second)
+        if both.sum() > 20 and first[both].std() and second[both].std():
+            like = abs(float(np.corrcoef(first[both], second[both])[0, 1]))
+            if like > 0.9995:
+                return f"correlates with {label.name} by {like:.4f}: is it the answer in other words?"
+    return ""

@@ -1,0 +1,166 @@
+"""From a table to the folder of a pipeline, top to bottom.
+
+Enters: where the folder is to be, and what a user calls the table. Leaves: the folder, whose file was read back and is
+sound. Spark is started only for a table of its catalog.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import SchemaError
+from sparkdl.pipeline.file import PipelineFile, loads
+from sparkdl.pipeline.init.features import Choice, choose
+from sparkdl.pipeline.init.folder import module_of, new_folder, write_folder
+from sparkdl.pipeline.init.profile import Profile, profile_of
+from sparkdl.pipeline.init.roles import Key, Label, When, find_key, find_label, find_time, in_time
+from sparkdl.pipeline.init.split import plan_for
+from sparkdl.pipeline.init.table import CatalogRows, ParquetRows, Rows, Sample, kind_of
+from sparkdl.pipeline.init.text import CsvRows, JsonRows
+from sparkdl.pipeline.init.write import Draft, pipeline_text
+from sparkdl.pipeline.rows.expect import OWN
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Initialised", "init"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initialised:
+    """What was written.
+
+    Attributes:
+        folder: that it lies in.
+        files: their names.
+        file: the pipeline file, read back.
+        seen: what was looked at, in words.
+        label: what is predicted, and why, in words.
+        suspects: columns that were left out since they may hold the answer.
+    """
+
+    folder: str
+    files: Sequence[str]
+    file: PipelineFile
+    seen: str
+    label: str
+    suspects: Sequence[str]
+
+    @property
+    def path(self) -> str:
+        """Of the pipeline file."""
+        return f"{self.folder}/{self.files[0]}"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What a person wants to know at once: a name and a text each."""
+        spec = self.file.spec
+        may_tell = f"{', '.join(self.suspects)} may hold the answer, and are left out"
+        return [
+            ("looked at", self.seen),
+            ("label", self.label),
+            ("key", ", ".join(spec.source.key) or "none: see the file"),
+            ("features", f"{len(spec.features)}; what was left out, and why, stands in the file"),
+            *([("WARNING", may_tell)] if self.suspects else []),
+            ("written", f"{self.folder}: {', '.join(self.files)}"),
+        ]
+
+
+def init(
+    place: str, table: str, label: str | None = None, spark: SparkSession | None = None, now: datetime | None = None
+) -> Initialised:
+    """Look at a table and write a pipeline for it.
+
+    Args:
+        place: the folder to make; its last part is the pipeline's name.
+        table: a path or URI of a Delta table or of Parquet, CSV or JSON files, or ``catalog.schema.table``.
+        label: the column to predict; None guesses.
+        spark: the session to read a table of a catalog with; None opens one for it.
+        now: the time that it is.
+
+    Raises:
+        ConfigError: the name cannot be one, the folder is there already, or the table is of no kind that is known.
+        SchemaError: there is no such label, or Spark could not tell or read some columns.
+        DataError: there are no rows, or nothing that can be predicted.
+        StorageError: the table cannot be read, or the folder not be written.
+    """
+    folder, name = new_folder(place)
+    rows = _opened(table, spark)
+    sample = rows.sample()
+    _check_names(sample.rows.column_names)
+    profiles = {column: profile_of(column, sample.rows.column(column)) for column in sample.rows.column_names}
+    chosen = find_label(profiles, label)
+    when = find_time(profiles, rows.partitions, chosen.name)
+    present = in_time(when.windows, now or datetime.now(UTC))
+    if when.column is not None and len(present) < len(when.windows):
+        early = When(why=f"{when.column} has {len(when.windows) - len(present)} windows that are yet to come")
+        when = early if len(present) < 0.9 * len(when.windows) else _without_future(when, present)
+    key = find_key(rows, profiles, when, chosen.name)
+    draft = Draft(
+        name=name, table=table, seen=sample.seen, source=rows.source, notes=rows.notes, profiles=profiles,
+        choices=_features(profiles, sample, chosen, key, when), key=key, when=when, label=chosen,
+        plan=plan_for(sample.total or _about(rows, sample), when), factory=f"{module_of(name)}:network",
+    )  # fmt: skip
+    text = pipeline_text(draft)
+    read = loads(text, name=f"{name}.yaml", folder=str(folder.local_path()))
+    return Initialised(
+        folder=folder.uri,
+        files=write_folder(folder, name, text),
+        file=read,
+        seen=sample.seen,
+        label=f"{chosen.name}, {chosen.type}, {chosen.why}",
+        suspects=[choice.column for choice in draft.choices if choice.suspect],
+    )
+
+
+def _opened(table: str, spark: SparkSession | None) -> Rows:
+    kind, files = kind_of(table)
+    if kind == "catalog":
+        if spark is None:
+            from sparkdl.pipeline.session import open_session
+
+            only = f"source: {{kind: delta, table: {table}}}\nfeatures: {{x: number}}\nlabel: {{y: binary}}"
+            spark = open_session(loads(only, name="init.yaml").spec)
+        return CatalogRows(table, spark)
+    if kind == "csv":
+        return CsvRows(table, files)
+    return JsonRows(table, files) if kind == "json" else ParquetRows(kind, table, files)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    double = [name for name, count in Counter(name.lower() for name in names).items() if count > 1]
+    if double:
+        same = [name for name in names if name.lower() == double[0]]
+        raise SchemaError(f"the columns {same} differ by case alone, which Spark does not tell apart: rename one")
+    taken = sorted(OWN & set(names))
+    if taken:
+        raise SchemaError(f"the table has a column {taken[0]!r}, a name that pipelines use themselves: rename it")
+
+
+def _without_future(when: When, present: dict[str, int]) -> When:
+    ahead = len(when.windows) - len(present)
+    why = f"{when.why}; {ahead} of them are yet to come and left alone until then"
+    return When(column=when.column, partition=when.partition, every=when.every, windows=present, why=why)
+
+
+def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: Key, when: When) -> list[Choice]:
+    taken = {name: "part of the key" if len(key.columns) > 1 else "the key" for name in key.columns}
+    if when.column is not None and profiles[when.column].kind != "when":
+        taken[when.column] = "says when a row happened"
+    if when.column in taken and profiles[str(when.column)].kind == "when":
+        del taken[str(when.column)]  # part of the key, and its weekday may say something all the same
+    choices = choose(profiles, sample.rows, label, taken, when.column)
+    if not any(choice.options and not choice.suspect for choice in choices):
+        raise SchemaError(
+            f"no column can tell anything about {label.name!r}: "
+            + "; ".join(f"{choice.column}: {choice.why}" for choice in choices[:5])
+        )
+    return choices
+
+
+def _about(rows: Rows, sample: Sample) -> int:
+    """How many rows a table has, about, whose rows nobody has counted."""
+    return max(int(sample.rows.num_rows), rows.about)

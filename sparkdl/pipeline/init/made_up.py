@@ -1,0 +1,94 @@
+"""What a model factory is called with, and rows that its model could be: made up from a pipeline file alone.
+
+Enters: a pipeline file. Leaves: an ``Example``, so that a model of one's own is tried in a second, before any row was
+read; the real numbers (vocabularies, means, classes) come from the training rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparkdl.features.fitted import Features, fit
+from sparkdl.features.spec import DateParts, Encoded, Feature, Vector
+from sparkdl.features.statistics import PROBABILITIES, Statistics
+from sparkdl.pipeline.spec import Label, PipelineSpec
+from sparkdl.pipeline.work.labels import FittedLabel, Labels
+from sparkdl.pipeline.work.network import described
+
+__all__ = ["Example", "example_of"]
+
+_LENGTH = 3
+"""Of vectors, lists, vocabularies and classes that the file leaves open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A made-up call of a model.
+
+    Attributes:
+        features: what the factory gets as ``features``.
+        inputs: what the model gets: one tensor an input, with ``<name>_mask`` beside lists.
+        outputs: numbers that the model has to say of a row, by label.
+    """
+
+    features: dict[str, Any]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, int]
+
+
+def example_of(spec: PipelineSpec, rows: int = 4) -> Example:
+    """Make one up.
+
+    Args:
+        spec: of the pipeline.
+        rows: of the inputs.
+    """
+    fitted = fit(spec.features, {name: _statistics(options) for name, options in spec.features.items()})
+    labels = Labels(labels=tuple(_label(name, each) for name, each in spec.label.items()))
+    return Example(
+        features=described(fitted, labels),
+        inputs=_inputs(fitted, rows),
+        outputs={label.name: label.outputs for label in labels},
+    )
+
+
+def _statistics(options: Feature) -> Statistics:
+    """Of training rows that may have been."""
+    plain: dict[str, Any] = {"rows": 2, "count": 2, "mean": 0.5, "variance": 0.25}
+    if isinstance(options, DateParts):
+        return Statistics(**plain, minimum=2020, maximum=2026)
+    if isinstance(options, Encoded):
+        words = tuple(f"value {number}" for number in range(_LENGTH)) if options.buckets is None else ()
+        return Statistics(**plain, values=words, value_counts=(options.least_count,) * len(words))
+    if isinstance(options, Vector):
+        return Statistics(**plain, minimum=0, maximum=1, total=2 * (options.size or _LENGTH))
+    return Statistics(
+        **plain, minimum=0, maximum=1, scaled_mean=0.5, scaled_variance=0.25, quantiles=(0.5,) * len(PROBABILITIES)
+    )
+
+
+def _label(name: str, label: Label) -> FittedLabel:
+    classes = tuple(map(str, label.classes)) or tuple(str(number) for number in range(_LENGTH))
+    known = {"regression": (), "binary": ("0", "1"), "multiclass": classes}[label.type]
+    return FittedLabel(name=name, type=label.type, classes=known, mean=0.5 if label.type == "binary" else 0.0)
+
+
+def _inputs(features: Features, rows: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    found: dict[str, Tensor] = {}
+    for each in features.inputs:
+        shape = (rows, *(each.shape or (_LENGTH,)))
+        if each.cardinalities:
+            most = torch.tensor(each.cardinalities)
+            found[each.name] = (torch.rand(shape, generator=draw) * most).long()
+            if not each.shape:
+                found[f"{each.name}_mask"] = torch.arange(_LENGTH) < torch.arange(rows).unsqueeze(1) % (_LENGTH + 1)
+        elif each.dtype == "uint8":
+            found[each.name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw)
+        else:
+            found[each.name] = torch.randn(shape, generator=draw)
+    return found

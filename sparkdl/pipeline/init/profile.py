@@ -1,0 +1,180 @@
+"""What the values of a column look like, in a sample of a table's rows.
+
+Enters: a column of Arrow. Leaves: a ``Profile``: plain numbers that choices are made of, and the words for them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
+
+__all__ = ["Kind", "Profile", "count_of", "profile_of", "share_of"]
+
+Kind = Literal["number", "bool", "text", "when", "list", "vector", "bytes", "other"]
+_TOP = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One column of a sample.
+
+    Attributes:
+        name: of it.
+        type: of its values.
+        kind: of it.
+        rows: looked at.
+        missing: rows without a value, NaN and infinities among them.
+        distinct: different values; 0 where they cannot be told apart.
+        low: the least number or time.
+        high: the greatest.
+        whole: whether all numbers are whole.
+        skew: of the numbers; 0 where there is no spread.
+        log_skew: of their logarithms, as the option ``log`` takes them.
+        top: the most frequent values with their rows, at most a thousand.
+        lengths: of texts in words, of lists in elements: least, median, 99 %, greatest.
+        values: those that are there, as they came.
+    """
+
+    name: str
+    type: pa.DataType
+    kind: Kind
+    rows: int
+    missing: int
+    distinct: int = 0
+    low: Any = None
+    high: Any = None
+    whole: bool = False
+    skew: float = 0.0
+    log_skew: float = 0.0
+    top: tuple[tuple[Any, int], ...] = ()
+    lengths: tuple[int, int, int, int] = (0, 0, 0, 0)
+    values: pa.Array = field(default_factory=lambda: pa.nulls(0), repr=False)
+
+    @property
+    def there(self) -> int:
+        """Rows with a value."""
+        return self.rows - self.missing
+
+    @property
+    def gap(self) -> str:
+        """How much is missing, in words; empty if nothing is."""
+        return f"{share_of(self.missing, self.rows)} missing" if self.missing else ""
+
+    @property
+    def span(self) -> str:
+        """The least and the greatest value."""
+        return f"{_shown(self.low)}..{_shown(self.high)}" if self.low is not None else ""
+
+
+def share_of(part: int, whole: int) -> str:
+    """A share in percent, as people write it; never 0 % of something nor 100 % of less than all."""
+    percent = 100 * part / max(1, whole)
+    if 0 < percent < 0.1 or 99.9 < percent < 100:
+        return "under 0.1 %" if percent < 50 else "over 99.9 %"
+    return f"{percent:.3g} %"
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def profile_of(name: str, column: pa.ChunkedArray) -> Profile:
+    """Look at one column."""
+    values = column.combine_chunks()
+    if isinstance(values, pa.ChunkedArray):  # without a row
+        values = pa.array([], column.type)
+    kind = _kind(column.type)
+    there = values.drop_null()
+    common: dict[str, Any] = {"name": name, "type": column.type, "kind": kind, "rows": len(values)}
+    if kind == "number":
+        return _numbers(common, there)
+    missing = len(values) - len(there)
+    common |= {"missing": missing, "values": there}
+    if kind in ("bool", "text", "when"):
+        common |= _counted(there)
+    if kind == "when":
+        found = pc.min_max(there).as_py()
+        common |= {"low": found["min"], "high": found["max"]}
+    if kind == "text":
+        words = pc.list_value_length(pc.utf8_split_whitespace(there.cast(pa.string())))
+        common |= {"lengths": _lengths(words)}
+    if kind == "list":
+        common |= {"lengths": _lengths(pc.list_value_length(there))}
+    return Profile(**common)
+
+
+def _kind(kind: pa.DataType) -> Kind:
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if is_text(kind):
+        return "text"
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return "when"
+    if is_vector(kind):
+        return "vector"
+    if is_list(kind):
+        return "list"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return "bytes"
+    return "number" if number_dtype(kind) is not None else "other"
+
+
+def _counted(there: pa.Array) -> dict[str, Any]:
+    counts = there.value_counts()
+    values, numbers = counts.field("values"), counts.field("counts")
+    order = np.argsort(-np.asarray(numbers), kind="stable")[:_TOP]
+    top = tuple((values[int(at)].as_py(), int(numbers[int(at)].as_py())) for at in order)
+    return {"distinct": len(counts), "top": top}
+
+
+def _numbers(common: dict[str, Any], there: pa.Array) -> Profile:
+    numbers = np.asarray(there.cast(pa.float64(), safe=False), dtype=np.float64)
+    finite = np.isfinite(numbers)
+    there, numbers = there.filter(pa.array(finite)), numbers[finite]
+    common |= {"missing": common["rows"] - len(numbers), "values": there}
+    if not len(numbers):
+        return Profile(**common)
+    low, high = float(numbers.min()), float(numbers.max())
+    whole = bool(np.all(numbers == np.round(numbers))) and max(abs(low), abs(high)) < 2**53
+    return Profile(
+        **common,
+        **_counted(there),
+        low=int(low) if whole else low,
+        high=int(high) if whole else high,
+        whole=whole,
+        skew=_skew(numbers),
+        log_skew=_skew(np.sign(numbers) * np.log1p(np.abs(numbers))),
+    )
+
+
+def _skew(numbers: Any) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread = numbers - numbers.mean()
+        deviation = math.sqrt(float(np.mean(spread**2)))
+        skew = float(np.mean((spread / deviation) ** 3)) if deviation > 0 else 0.0
+    return skew if math.isfinite(skew) else 0.0
+
+
+def _lengths(lengths: pa.Array) -> tuple[int, int, int, int]:
+    found = np.asarray(lengths.drop_null(), dtype=np.int64)
+    if not len(found):
+        return (0, 0, 0, 0)
+    median, most = np.quantile(found, (0.5, 0.99), method="higher")
+    return int(found.min()), int(median), int(most), int(found.max())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, datetime):
+        return (value.astimezone(UTC) if value.tzinfo else value).strftime("%Y-%m-%d %H:%M")
+    if isinstance(value, date):
+        return value.isoformat()
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

@@ -1,0 +1,103 @@
+"""How rows are divided, and how long a model of so many rows is trained.
+
+Enters: how many rows there are and when they happened. Leaves: the sections ``split``, ``train`` and the gate's least
+number of rows, each with what they were made of in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.errors import DataError
+from sparkdl.pipeline.init.profile import count_of
+from sparkdl.pipeline.init.roles import When
+from sparkdl.pipeline.rows.windows import split_by_time
+
+__all__ = ["Plan", "plan_for"]
+
+_ENOUGH = 100
+"""Held-out rows that the gate asks for by default."""
+_STEPS = 1200
+"""Steps that even a small table's training takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The sections.
+
+    Attributes:
+        split: as the file has it.
+        why: of the split.
+        train: as the file has it.
+        train_notes: by key.
+        min_rows: of the gate; None leaves its default.
+        held_out: rows that judge, about.
+    """
+
+    split: Mapping[str, Any]
+    why: str
+    train: Mapping[str, Any]
+    train_notes: Mapping[str, str]
+    min_rows: int | None
+    held_out: int
+
+
+def plan_for(rows: int, when: When) -> Plan:
+    """Divide ``rows`` rows, about, of which the sample's ``when`` says how they lie in time."""
+    by_time = _by_time(rows, when) if when.column is not None else None
+    split, held, why = by_time if by_time is not None else _by_hash(rows, when)
+    train_rows = max(1, rows - 2 * held)
+    train, notes = _training(train_rows)
+    least = None if held >= 2 * _ENOUGH else max(5, held // 2)
+    return Plan(split=split, why=why, train=train, train_notes=notes, min_rows=least, held_out=held)
+
+
+def _by_hash(rows: int, when: When) -> tuple[dict[str, Any], int, str]:
+    small = rows < 2000
+    shares = {"train": 0.6, "validate": 0.2, "score": 0.2} if small else {"train": 0.8, "validate": 0.1, "score": 0.1}
+    few = f"{rows:,} rows are few, so more of them are held out: " if small else ""
+    reason = when.why if when.column is None else f"{when.column}: {when.why}, too few to hold some out"
+    return {"by": "hash", **shares}, int(rows * shares["validate"]), f"{few}{reason}"
+
+
+def _by_time(rows: int, when: When) -> tuple[dict[str, Any], int, str] | None:
+    """Windows in time that fit the span; None where one of them would be empty."""
+    count = len(when.windows)
+    validate, score = max(1, round(0.15 * count)), max(1, round(0.05 * count))
+    if when.every == "day":
+        validate, score = _whole_weeks(min(28, validate)), _whole_weeks(min(7, score))
+    hours = 24 if when.every == "day" else 1
+    try:
+        found = split_by_time(list(when.windows), train=None, validate=validate * hours, score=score * hours)
+    except DataError:
+        return None
+    share = sum(when.windows[name] for name in found.validation) / max(1, sum(when.windows.values()))
+    split = {"by": "time", "train": "all", "validate": _said(validate, when), "score": _said(score, when)}
+    return split, int(share * rows), f"{when.why}: the newest are scored, those before judge"
+
+
+def _whole_weeks(days: int) -> int:
+    return days - days % 7 if days >= 7 else days
+
+
+def _said(number: int, when: When) -> str:
+    return f"{number} {when.every}{'' if number == 1 else 's'}"
+
+
+def _training(rows: int) -> tuple[dict[str, Any], dict[str, str]]:
+    batch = 1 << min(10, max(4, round(math.log2(max(1, rows / 40)))))
+    steps = max(1, math.ceil(rows / batch))
+    epochs = min(60, max(5, math.ceil(_STEPS / steps)))
+    train: dict[str, Any] = {"epochs": epochs, "batch_size": batch, "early_stopping_patience": 6}
+    notes = {
+        "epochs": f"at most, of about {count_of(steps, 'step')} each",
+        "batch_size": f"for about {rows:,} training rows",
+        "early_stopping_patience": "epochs without a better loss on the held-out rows; the best one's weights are kept",
+    }
+    if rows < 50_000:
+        train["num_proc"] = 1
+        notes["num_proc"] = "so few rows are trained on sooner by one process; leave it out for all that Spark has"
+    return train, notes

@@ -1,0 +1,373 @@
+"""A table that nobody has described: what it is, a sample of its rows, and how many different values a key has.
+
+Enters: what a user calls the table: a path or URI, or the name of a table in Spark's catalog. Leaves: a ``Sample``
+within bounds of memory, spread over the whole table, with the section ``source`` that a pipeline file needs for it;
+and counts over all rows, within bounds of memory, too. Spark is asked for a table of its catalog alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.columns.names import quoted
+from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.pipeline.rows.columns import partition_types, partition_values, readable_by_spark
+from sparkdl.pipeline.rows.source import look_at
+from sparkdl.pipeline.spec import ParquetSource
+from sparkdl.storage import Storage
+from sparkdl.storage.address import looks_like_a_table
+from sparkdl.tables.table import Table
+
+__all__ = ["SAMPLE_ROWS", "CatalogRows", "Counted", "Kind", "ParquetRows", "Rows", "Sample", "count_values", "kind_of"]
+
+SAMPLE_ROWS, SAMPLE_BYTES = 100_000, 128 << 20
+"""Of a sample; the second in memory."""
+_PARTS = 32
+"""Files that a sample of a large table is taken from."""
+_DECODED_ROWS = 2_000_000
+"""Rows that are unpacked for a sample."""
+_FOOTERS = 512
+COUNTED_ROWS, _AT_ONCE = 64_000_000, 16_000_000
+"""Rows of a table whose keys are counted, and hashes that are kept in memory at a time."""
+
+Kind = Literal["delta", "parquet", "csv", "json", "catalog"]
+_ENDINGS: Mapping[str, Kind] = {
+    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json",
+    ".ndjson": "json",
+}  # fmt: skip
+_PACKED = (".gz", ".bz2", ".zst", ".lz4", ".snappy")
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What was looked at.
+
+    Attributes:
+        rows: some of the table's, with all columns.
+        total: rows of the table; None where nobody has counted.
+        whole: whether these are all.
+        seen: how they were chosen, in words.
+    """
+
+    rows: pa.Table
+    total: int | None
+    whole: bool
+    seen: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Values of one or several columns together, over all rows.
+
+    Attributes:
+        rows: of the table.
+        distinct: different values.
+        missing: rows without one.
+    """
+
+    rows: int
+    distinct: int
+    missing: int
+
+    @property
+    def unique(self) -> bool:
+        """Whether no two rows have the same, and none has none."""
+        return self.distinct == self.rows and not self.missing
+
+
+class Rows(ABC):
+    """A table.
+
+    Attributes:
+        source: the section of a pipeline file, without key and time.
+        notes: by key of the section, what was seen.
+        partitions: columns that the table is partitioned by.
+        about: rows of the table, estimated; 0 where there is nothing to estimate by.
+    """
+
+    source: dict[str, Any]
+    notes: dict[str, str]
+    partitions: tuple[str, ...] = ()
+    about: int = 0
+
+    @abstractmethod
+    def sample(self) -> Sample:
+        """Some of its rows."""
+
+    @abstractmethod
+    def count(self, columns: Sequence[str]) -> Counted | None:
+        """Count the different values of columns together, over all rows; None where that would take too long."""
+
+
+def kind_of(table: str) -> tuple[Kind, list[str]]:
+    """What a table is, and the addresses of its files.
+
+    Raises:
+        ConfigError: there is nothing of the name, or its files are of several kinds or of none that is known.
+        StorageError: the place cannot be read.
+    """
+    if looks_like_a_table(table) and not Storage.of(f"./{table}").exists():
+        return "catalog", []
+    place = Storage.of(f"./{table}" if looks_like_a_table(table) else table)
+    if set(table) & set("*?["):
+        if place.exists():
+            raise ConfigError(f"{table} has a character in its name that patterns are made of, *, ? or [: rename it")
+    elif not place.exists():
+        raise ConfigError(
+            f"{table} is not there: give a Delta table, a file or folder of Parquet, CSV or JSON, or "
+            "catalog.schema.table"
+        )
+    elif place.child("_delta_log").exists():
+        return "delta", []
+    try:
+        files = list(look_at(ParquetSource(path=place.uri)).files)
+    except DataError as error:
+        raise ConfigError(f"{table} holds no files: give a folder with rows, or wait for them") from error
+    found = Counter(_ending_of(file) for file in files)
+    kind = next(iter(found))
+    if len(found) > 1 or kind is None:
+        shown = ", ".join(f"{count} of {one or 'a kind that is not known'}" for one, count in found.most_common())
+        raise ConfigError(
+            f"{table} holds files that are not all of one kind, {shown}: name a folder or file of .parquet, .csv, "
+            ".tsv, .json or .jsonl alone, or a pattern such as *.csv"
+        )
+    return kind, files
+
+
+def _ending_of(file: str) -> Kind | None:
+    name = file.rpartition("/")[2].lower()
+    for packed in _PACKED:
+        name = name.removesuffix(packed)
+    return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A Parquet file, and the values of the partitions that it lies in."""
+
+    place: Storage
+    partition: Mapping[str, pa.Scalar] = field(default_factory=dict)
+
+    @contextmanager
+    def opened(self) -> Iterator[pq.ParquetFile]:
+        """The file, closed again afterwards."""
+        with self.place.open_input() as stream:
+            try:
+                yield pq.ParquetFile(stream)
+            except pa.ArrowInvalid as error:
+                raise DataError(f"{self.place.uri} cannot be read as Parquet ({error}): remove it") from error
+
+    def with_partition(self, rows: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
+        """The rows with the columns of the folder that they lie in, or exactly with those that are wanted."""
+        for name, value in self.partition.items():
+            if name not in rows.column_names and (wanted is None or name in wanted):
+                rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        if wanted is None:
+            return rows
+        for name in wanted:
+            if name not in rows.column_names:  # a file from before the column was added
+                rows = rows.append_column(name, pa.nulls(rows.num_rows))
+        return rows.select(list(wanted))
+
+
+class ParquetRows(Rows):
+    """Parquet files, or those of a Delta table."""
+
+    def __init__(self, kind: Kind, table: str, files: Sequence[str]) -> None:
+        place = Storage.of(f"./{table}" if looks_like_a_table(table) else table)
+        self.notes = {}
+        if kind == "delta":
+            delta = Table(place.uri)
+            self.source = {"kind": "delta", "table": place.uri}
+            self._files, self.partitions = _delta_files(delta), tuple(delta.partition_columns())
+        else:
+            types = partition_types(files)
+            self.source = {"kind": "parquet", "path": place.uri}
+            self._files = [_File(Storage.of(file), _typed(partition_values(file), types)) for file in files]
+            self.partitions = tuple(types)
+
+    @cached_property
+    def _rows_by_file(self) -> dict[int, int]:
+        """Rows of each file, by its place in the list; of some of them where there are very many."""
+        step = max(1, -(-len(self._files) // _FOOTERS))
+        found = {}
+        for place in range(0, len(self._files), step):
+            with self._files[place].opened() as file:
+                readable_by_spark(file.schema_arrow, self._files[place].place.uri)
+                found[place] = int(file.metadata.num_rows)
+        return found
+
+    def sample(self) -> Sample:
+        """Rows of evenly spaced files, evenly spaced in each."""
+        rows = self._rows_by_file
+        known = sum(rows.values())
+        total = known if len(rows) == len(self._files) else None
+        self.about = known * len(self._files) // max(1, len(rows))
+        chosen = [place for place in rows if rows[place]]
+        if not chosen:
+            raise DataError(f"{next(reversed(self.source.values()))} has no rows: wait for data, or name another table")
+        if total is None or total > SAMPLE_ROWS:
+            count = int(max(1, min(_PARTS, _DECODED_ROWS // max(1, known // len(chosen)), len(chosen))))
+            chosen = [chosen[at * len(chosen) // count] for at in range(count)]
+        most = _DECODED_ROWS // len(chosen)
+        share = max(1, -(-sum(min(most, rows[place]) for place in chosen) // SAMPLE_ROWS))
+        tables, room = [], SAMPLE_BYTES
+        for at, place in enumerate(chosen):
+            found = _sampled(self._files[place], share, most, room // (len(chosen) - at))
+            tables.append(found)
+            room -= found.nbytes
+        sampled = pa.concat_tables(tables, promote_options="permissive")
+        whole = sampled.num_rows == total
+        of = f"{total:,} rows" if total is not None else f"about {self.about:,} rows"
+        parts = f"{len(chosen):,} of {len(self._files):,} files"
+        seen = f"all {of}" if whole else f"{sampled.num_rows:,} of {of}, from {parts}"
+        return Sample(rows=sampled, total=total, whole=whole, seen=seen)
+
+    def count(self, columns: Sequence[str]) -> Counted | None:
+        """Read these columns of every file."""
+        return None if self.about > COUNTED_ROWS else count_values(lambda: self._batches(columns))
+
+    def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        for each in self._files:
+            with each.opened() as file:
+                names = [name for name in columns if name in file.schema_arrow.names]
+                for batch in file.iter_batches(batch_size=1 << 18, columns=names):
+                    yield each.with_partition(pa.Table.from_batches([batch]), columns)
+
+
+def _delta_files(table: Table) -> list[_File]:
+    table.check_readable()
+    schema, place = table.schema(), Storage.of(table.uri)
+    types = {name: schema.field(name).type for name in table.partition_columns()}
+    found = []
+    for file in table.files():
+        values = {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in file.partition.items()}
+        found.append(_File(Storage.of(file.path) if "://" in file.path else place.child(file.path), values))
+    return found
+
+
+def _typed(values: Mapping[str, str], types: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
+    known = {name: None if value == _NO_VALUE else value for name, value in values.items()}
+    return {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in known.items()}
+
+
+def _sampled(each: _File, share: int, most: int, room: int) -> pa.Table:
+    """One row in ``share`` of the first ``most`` rows of a file, drawn at random, within ``room`` bytes."""
+    kept: list[pa.Table] = []
+    draw = np.random.default_rng(0)  # every n-th row would see one weekday, or one of two alternating classes
+    passed = 0
+    with each.opened() as file:
+        size = 8192
+        if file.metadata.num_rows:  # rows with pictures in them are large
+            unpacked = sum(file.metadata.row_group(at).total_byte_size for at in range(file.metadata.num_row_groups))
+            size = int(min(size, max(16, (16 << 20) // max(1, unpacked // file.metadata.num_rows))))
+        for batch in file.iter_batches(batch_size=size):
+            rows = pa.Table.from_batches([batch])
+            kept.append(_plain(rows if share == 1 else rows.filter(draw.random(rows.num_rows) * share < 1)))
+            passed, room = passed + rows.num_rows, room - kept[-1].nbytes
+            if passed >= most or room <= 0:
+                break
+        found = pa.concat_tables(kept) if kept else _plain(file.schema_arrow.empty_table())
+    return each.with_partition(found)
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The table with dictionaries as the values that they stand for."""
+    for place, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(place, column.name, table.column(place).cast(column.type.value_type))
+    return table
+
+
+def count_values(read: Callable[[], Iterable[pa.Table]]) -> Counted | None:
+    """Count rows, different values and rows without one; None above ``COUNTED_ROWS`` rows.
+
+    Values are told apart by a hash of 64 bits: two that share one, which is unlikelier than one in 8,000 for 64 million
+    rows, would make a key look like none, never the other way round.
+
+    Args:
+        read: reads the columns from the beginning, as tables of them alone.
+    """
+    rows = missing = 0
+    kept: list[Any] = []
+    for table in read():
+        hashes, there = _hashes(table)
+        rows, missing = rows + table.num_rows, missing + int(table.num_rows - there.sum())
+        kept = [*kept, hashes[there]] if rows <= _AT_ONCE else []
+        if rows > COUNTED_ROWS:
+            return None
+    turns = -(-rows // _AT_ONCE)
+    if turns <= 1:
+        return Counted(rows=rows, distinct=_distinct(kept), missing=missing)
+    distinct = 0
+    for turn in range(turns):
+        kept = []
+        for table in read():
+            hashes, there = _hashes(table)
+            kept.append(hashes[there & (hashes % np.uint64(turns) == np.uint64(turn))])
+        distinct += _distinct(kept)
+    return Counted(rows=rows, distinct=distinct, missing=missing)
+
+
+def _distinct(kept: list[Any]) -> int:
+    return len(np.unique(np.concatenate(kept))) if kept else 0
+
+
+def _hashes(table: pa.Table) -> tuple[Any, Any]:
+    """A hash of 64 bits a row, and whether the row has a value in every column."""
+    found, there = np.zeros(table.num_rows, np.uint64), np.ones(table.num_rows, bool)
+    for column in table.columns:
+        whole = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
+        there &= whole.is_valid().to_numpy(zero_copy_only=False)
+        integer = pa.types.is_integer(whole.type)
+        filled = whole.fill_null(0) if integer else whole.cast(pa.large_string()).fill_null("")
+        hashed = pd.util.hash_array(filled.to_numpy(zero_copy_only=False), categorize=False)
+        found = found * np.uint64(1_000_003) ^ hashed
+    return found, there
+
+
+class CatalogRows(Rows):
+    """A table of Spark's catalog."""
+
+    def __init__(self, table: str, spark: Any) -> None:
+        from pyspark.errors import PySparkException
+
+        self.source, self.notes = {"kind": "delta", "table": table}, {}
+        try:
+            self._frame = spark.read.table(table)
+            self._names = self._frame.columns
+        except PySparkException as error:
+            reason = str(error).partition("\n")[0]
+            raise SchemaError(f"Spark cannot read the table {table}: {reason}") from error
+
+    def sample(self) -> Sample:
+        """A share of its rows, drawn at random."""
+        total = self.about = self._frame.count()
+        if not total:
+            raise DataError(f"{self.source['table']} has no rows: wait for data, or name another table")
+        whole = total <= SAMPLE_ROWS
+        drawn = self._frame if whole else self._frame.sample(min(1.0, 1.1 * SAMPLE_ROWS / total), seed=0)
+        rows = drawn.limit(SAMPLE_ROWS).toArrow()
+        seen = f"all {total:,} rows" if whole else f"{rows.num_rows:,} of {total:,} rows, drawn at random"
+        return Sample(rows=_plain(rows), total=total, whole=whole, seen=seen)
+
+    def count(self, columns: Sequence[str]) -> Counted:
+        """Let Spark count."""
+        from pyspark.sql import functions as F
+
+        named = [F.col(quoted(name)) for name in columns]
+        keyed = self._frame.where(~F.greatest(F.lit(False), F.lit(False), *[column.isNull() for column in named]))
+        there = keyed.agg(F.count("*").alias("rows"), F.count_distinct(F.struct(*named)).alias("distinct")).first()
+        return Counted(rows=self.about, distinct=there["distinct"], missing=self.about - there["rows"])

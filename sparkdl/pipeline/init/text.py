@@ -1,0 +1,358 @@
+"""CSV and JSON files that nobody has described: how they are written, and a sample of their rows with types.
+
+Enters: addresses of files. Leaves: ``Rows`` whose section ``source`` holds the options and the schema that Spark needs
+to read the same. Blocks all over the files are read, never a whole large file but to count a key.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from sparkdl.columns.names import quoted
+from sparkdl.errors import DataError
+from sparkdl.pipeline.init.table import SAMPLE_ROWS, Counted, Rows, Sample, count_values
+from sparkdl.pipeline.rows.columns import first_lines, header_names, partition_types, partition_values, unpacked
+from sparkdl.storage import Storage
+
+__all__ = ["CsvRows", "JsonRows", "ddl", "typed"]
+
+_BLOCK, _BLOCKS = 1 << 20, 32
+_WHOLE = 32 << 20
+"""Bytes of files that are read whole."""
+_COUNTED = 4 << 30
+"""Bytes of text in which a key is counted."""
+_PACKED = (".gz", ".bz2", ".zst", ".lz4")
+_NOTHING = ("NA", "N/A", "NULL", "null", "NaN", "nan", "None", "?", "-", "\\N")
+"""Texts that often stand for a value that is not there."""
+_ROW = ".row of its file"
+
+
+class _TextRows(Rows):
+    def __init__(self, path: str, files: Sequence[str]) -> None:
+        self.source, self.notes = {"path": Storage.of(path).uri}, {}
+        self._files = list(files)
+        self._read = 0
+        self._bytes = sum(Storage.of(file).size() for file in files)
+        self._packed = any(file.endswith(_PACKED) for file in files)
+        self.partitions = tuple(partition_types(files))
+
+    def _blocks(self) -> Iterator[tuple[str, bytes, bool]]:
+        """Whole lines from all over the files: the file, the lines, whether they are its first."""
+        for file, lines, first in self._chosen_blocks():
+            self._read += len(lines)
+            yield file, lines, first
+
+    def _chosen_blocks(self) -> Iterator[tuple[str, bytes, bool]]:
+        if self._packed or self._bytes <= _WHOLE:
+            left = _WHOLE
+            for file in self._files[:: max(1, len(self._files) // (4 * _BLOCKS))]:
+                lines, _ = first_lines(file, left if not self._packed else max(_BLOCK, left // len(self._files)))
+                left -= len(lines)
+                yield file, lines, True
+                if left <= 0:
+                    return
+            return
+        step = max(1, len(self._files) // _BLOCKS)
+        chosen = self._files[::step][:_BLOCKS]
+        each = max(1, _BLOCKS // len(chosen))
+        for file in chosen:
+            size = Storage.of(file).size()
+            for place in range(each):
+                start = place * size // each
+                data = Storage.of(file).read_bytes(start, min(_BLOCK, size - start))
+                first, last = 0 if start == 0 else data.find(b"\n") + 1, data.rfind(b"\n") + 1
+                yield file, data[first : last or len(data)], start == 0
+
+    @property
+    def _whole(self) -> bool:
+        return not self._packed and self._bytes <= _WHOLE and len(self._files) <= 4 * _BLOCKS
+
+    def _as_sample(self, tables: list[pa.Table]) -> Sample:
+        found = pa.concat_tables(tables, promote_options="permissive")
+        if not found.num_rows:
+            raise DataError(f"{self.source['path']} has no rows: wait for data, or name another table")
+        read = found.num_rows
+        self.about = int(read * max(1.0, self._bytes / max(1, self._read)))
+        if read > SAMPLE_ROWS:
+            drawn = np.random.default_rng(0).choice(read, SAMPLE_ROWS, replace=False)
+            found = found.take(np.sort(drawn))
+        whole = self._whole and found.num_rows == read
+        total = read if self._whole else None
+        of = f"{total:,} rows" if total is not None else f"{self._bytes >> 20:,} MiB in {len(self._files):,} files"
+        seen = f"all {of}" if whole else f"{found.num_rows:,} rows, from places all over the {of}"
+        return Sample(rows=found, total=total, whole=whole, seen=seen)
+
+    def _with_partitions(self, table: pa.Table, file: str) -> pa.Table:
+        for name, value in partition_values(file).items():
+            if name not in table.column_names:
+                kind = partition_types(self._files)[name]
+                table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()).cast(kind), table.num_rows))
+        return table
+
+
+class CsvRows(_TextRows):
+    """CSV files."""
+
+    def __init__(self, path: str, files: Sequence[str]) -> None:
+        super().__init__(path, files)
+        self.source = {"kind": "csv", **self.source}
+        head, _ = first_lines(self._files[0])
+        self._encoding = _encoding_of(head)
+        lines = head.decode(self._encoding, errors="replace").removeprefix("\ufeff")
+        self._sep = _separator_of(lines)
+        first = next(csv.reader(io.StringIO(lines, newline=""), delimiter=self._sep), [])
+        if not first:
+            raise DataError(f"{self._files[0]} has no line: remove it, or write it again")
+        self._headed = not any(re.fullmatch(r"\s*-?\d+([.,]\d+)?\s*", cell) or not cell for cell in first[1:] or first)
+        self._names = header_names(first) if self._headed else [f"_c{place}" for place in range(len(first))]
+
+    def sample(self) -> Sample:
+        """Rows of blocks from all over the files, with the types that their texts show."""
+        blocks = [(file, self._parsed(data, begins)) for file, data, begins in self._blocks()]
+        texts = pa.concat_tables([block for _, block in blocks])
+        self._describe(texts)
+        found = typed(texts, self.source["options"].get("nullValue"))
+        self.source["schema"] = ddl(found.schema)
+        self.notes["schema"] = "so that a column has one type whatever comes; a row that does not fit is put aside"
+        parts, start = [], 0
+        for file, block in blocks:
+            parts.append(self._with_partitions(found.slice(start, block.num_rows), file))
+            start += block.num_rows
+        return self._as_sample(parts)
+
+    def _parsed(self, data: bytes, begins: bool) -> pa.Table:
+        text = data.decode(self._encoding, errors="replace").removeprefix("\ufeff")
+        try:
+            return pacsv.read_csv(
+                pa.BufferReader(text.encode()),
+                pacsv.ReadOptions(
+                    column_names=self._names, skip_rows=int(begins and self._headed), block_size=_WHOLE * 2
+                ),
+                pacsv.ParseOptions(delimiter=self._sep, newlines_in_values=True, invalid_row_handler=lambda _: "skip"),
+                pacsv.ConvertOptions(
+                    column_types=dict.fromkeys(self._names, pa.string()), null_values=[""], strings_can_be_null=True
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            if "Empty CSV" in str(error):
+                return pa.table({name: pa.array([], pa.string()) for name in self._names})
+            raise DataError(f"{self.source['path']} is no CSV file ({error}): give a Parquet file instead") from error
+
+    def _describe(self, texts: pa.Table) -> None:
+        """Options that Spark needs to read the same."""
+        options: dict[str, Any] = {}
+        if self._sep != ",":
+            options["sep"] = self._sep
+        if not self._headed:
+            options["header"] = False
+        else:
+            options["enforceSchema"] = False  # else the columns of another file are taken by their order
+        if self._encoding != "utf-8":
+            options["encoding"] = self._encoding
+        values = [column.combine_chunks().drop_null() for column in texts.columns]
+        if any('"' in name for name in self._names) or any(_any(pc.match_substring(each, '"')) for each in values):
+            options["escape"] = '"'
+        if any(_any(pc.match_substring_regex(each, r"[\r\n]")) for each in values):
+            options["multiLine"] = True
+        nothing = _nothing_of(values)
+        if nothing is not None:
+            options["nullValue"] = nothing
+            self.notes["options"] = f"{nothing!r} stands where a number is missing"
+        self.source["options"] = options
+
+    def count(self, columns: Sequence[str]) -> Counted | None:
+        """Read these columns of every file."""
+        return None if self._bytes > _COUNTED else count_values(lambda: self._batches(columns))
+
+    def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        own = [name for name in columns if name in self._names]
+        for file in self._files:
+            with Storage.of(file).open_input() as stream:
+                reader = pacsv.open_csv(
+                    unpacked(stream, file),
+                    pacsv.ReadOptions(
+                        column_names=self._names, skip_rows=int(self._headed), encoding=self._encoding,
+                        block_size=1 << 24,
+                    ),
+                    pacsv.ParseOptions(
+                        delimiter=self._sep, newlines_in_values=True, invalid_row_handler=lambda _: "skip"
+                    ),
+                    pacsv.ConvertOptions(
+                        column_types=dict.fromkeys(own, pa.string()), include_columns=own or self._names[:1],
+                        null_values=[""], strings_can_be_null=True,
+                    ),
+                )  # fmt: skip
+                for batch in reader:
+                    yield self._with_partitions(pa.Table.from_batches([batch]), file).select(list(columns))
+
+
+class JsonRows(_TextRows):
+    """Files with one JSON object a line."""
+
+    def __init__(self, path: str, files: Sequence[str]) -> None:
+        super().__init__(path, files)
+        self.source = {"kind": "json", **self.source}
+
+    def sample(self) -> Sample:
+        """Rows of blocks from all over the files."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        for file, data, _ in self._blocks():
+            found += [(file, row) for row in _objects(file, data)]
+        if not found:
+            raise DataError(f"{self.source['path']} has no rows: wait for data, or name another table")
+        names = dict.fromkeys(name for _, row in found for name in row)
+        table = typed(pa.table({name: _column([row.get(name) for _, row in found]) for name in names}), None)
+        self.source["schema"] = ddl(table.schema)
+        self.notes["schema"] = "so that a column has one type whatever comes"
+        parts, start = [], 0
+        for file, rows in Counter(file for file, _ in found).items():
+            parts.append(self._with_partitions(table.slice(start, rows), file))
+            start += rows
+        return self._as_sample(parts)
+
+    def count(self, columns: Sequence[str]) -> Counted | None:
+        """Read every file."""
+        return None if self._bytes > _COUNTED else count_values(lambda: self._batches(columns))
+
+    def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        for file in self._files:
+            with Storage.of(file).open_input() as stream:
+                plain, rest = unpacked(stream, file), b""
+                while data := plain.read(1 << 24):
+                    whole, _, rest = (rest + bytes(data)).rpartition(b"\n")
+                    yield self._table(file, whole, columns)
+                if rest.strip():
+                    yield self._table(file, rest, columns)
+
+    def _table(self, file: str, data: bytes, columns: Sequence[str]) -> pa.Table:
+        rows = list(_objects(file, data))
+        own = {
+            name: pa.array([None if row.get(name) is None else str(row[name]) for row in rows], pa.string())
+            for name in columns
+            if name not in partition_values(file)
+        }
+        table = pa.table(own) if own else pa.table({_ROW: pa.nulls(len(rows))})
+        return self._with_partitions(table, file).select(list(columns))
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """Values of one type as they are; of several, a column that nothing is made of."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.nulls(len(values), pa.struct([]))
+
+
+def _objects(file: str, data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.splitlines():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file} has a line that is no JSON ({error}): write one object a line") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{file} has a line that is no JSON object: write one object a line")
+        yield row
+
+
+def _encoding_of(head: bytes) -> str:
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError:
+        return "ISO-8859-1"
+    return "utf-8"
+
+
+def _separator_of(text: str) -> str:
+    """What parts the cells: it parts every line into the same number of them, and into most."""
+    lines = text.splitlines()[:200]
+
+    def cells(sep: str) -> tuple[float, int]:
+        counts = Counter(len(row) for row in csv.reader(lines, delimiter=sep) if row)
+        common, rows = counts.most_common(1)[0] if counts else (0, 0)
+        return (rows / max(1, sum(counts.values())) if common > 1 else 0.0), common
+
+    return max((",", ";", "\t", "|"), key=cells)
+
+
+def _any(mask: Any) -> bool:
+    return bool(pc.any(mask).as_py())
+
+
+def _nothing_of(columns: Sequence[pa.Array]) -> str | None:
+    """The text that stands for missing numbers; Spark takes one."""
+    found: Counter[str] = Counter()
+    for column in columns:
+        number = pc.match_substring_regex(column, _NUMBER)
+        other = pc.unique(column.filter(pc.invert(number))) if _any(number) else pa.array([], pa.string())
+        if len(other) == 1 and other[0].as_py() in _NOTHING:
+            found[other[0].as_py()] += 1
+    return found.most_common(1)[0][0] if found else None
+
+
+_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+_FORMS: tuple[tuple[str, pa.DataType], ...] = (
+    (r"^(true|false|True|False|TRUE|FALSE)$", pa.bool_()),
+    (r"^[-+]?(0|[1-9]\d{0,17})$", pa.int64()),
+    (r"^([-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?|NaN|nan)$", pa.float64()),
+    (r"^\d{4}-\d{2}-\d{2}$", pa.date32()),
+    (r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?(Z|[-+]\d{2}:?\d{2})?$", pa.timestamp("us", "UTC")),
+)
+"""Types that all texts of a column may have; numbers with zeros before them are codes."""
+
+
+def typed(table: pa.Table, nothing: str | None) -> pa.Table:
+    """The table with columns of texts as the types that all their texts have."""
+    for place, field in enumerate(table.schema):
+        if not pa.types.is_string(field.type):
+            continue
+        column = table.column(place).combine_chunks()
+        if nothing is not None:
+            column = pc.if_else(pc.equal(column, nothing), None, column)
+        table = table.set_column(place, field.name, _as_its_type(column))
+    return table
+
+
+def _as_its_type(column: pa.Array) -> pa.Array:
+    there = column.drop_null()
+    for form, kind in _FORMS if len(there) else ():
+        if pc.all(pc.match_substring_regex(there, form)).as_py():
+            try:
+                if pa.types.is_timestamp(kind):
+                    zoned = _any(pc.match_substring_regex(there, r"(Z|[-+]\d{2}:?\d{2})$"))
+                    return column.cast(kind) if zoned else column.cast(pa.timestamp("us")).cast(kind)
+                return column.cast(kind)
+            except pa.ArrowInvalid:
+                return column
+    return column
+
+
+def ddl(schema: pa.Schema) -> str:
+    """A schema as Spark's SQL; columns of types that it does not write are left out."""
+    parts = ((field.name, _sql(field.type)) for field in schema)
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in parts if kind)
+
+
+_SQL: Mapping[pa.DataType, str] = {
+    pa.bool_(): "BOOLEAN", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "STRING", pa.null(): "STRING",
+    pa.date32(): "DATE", pa.timestamp("us", "UTC"): "TIMESTAMP",
+}  # fmt: skip
+
+
+def _sql(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        inner = _sql(kind.value_type)
+        return f"ARRAY<{inner}>" if inner else ""
+    return _SQL.get(kind, "")

@@ -1,0 +1,383 @@
+"""A pipeline for a table that nobody has described: every choice, its reason, and a file that is sound as it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from sparkdl.cli import main
+from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.features.spec import Category, DateParts, Ids, Image, Number, Text, Vector
+from sparkdl.pipeline import Pipeline
+from sparkdl.pipeline.init import init
+from sparkdl.pipeline.spec import HashSplit, TimeSplit
+from sparkdl.tables.table import Table
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+ROWS = 400
+
+
+def png(value):
+    import io
+
+    from PIL import Image as Pictures
+
+    stream = io.BytesIO()
+    Pictures.fromarray(np.full((12, 10), value, np.uint8)).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def customers(rows=ROWS):
+    """A column of every kind, some of which tell nothing or too much."""
+    random = np.random.default_rng(0)
+    days = np.datetime64("2026-03-01T08") + (np.arange(rows) * 60 // rows * 24).astype("timedelta64[h]")
+    churned = random.random(rows) < 0.3
+    words = np.array(["the", "service", "was", "slow", "and", "good", "very", "bad", "fine", "thanks"])
+    return {
+        "customer_id": np.arange(rows) + 1000,
+        "age": pa.array([None if n % 50 == 0 else float(n % 60 + 18) for n in range(rows)]),
+        "account_age": random.lognormal(4, 1.5, rows).astype(np.int64),
+        "country": random.choice(["DE", "FR", "PT"], rows, p=[0.8, 0.15, 0.05]),
+        "store_id": random.integers(0, 12, rows),
+        "zip_code": random.integers(10, 20, rows),
+        "is_member": random.random(rows) < 0.5,
+        "bought": [[int(n) for n in random.integers(0, 90, random.integers(0, 6))] for _ in range(rows)],
+        "place": [[float(n) for n in random.normal(size=3)] for _ in range(rows)],
+        "picture": [png(n % 250) for n in range(rows)],
+        "review": [" ".join(random.choice(words, 7)) for _ in range(rows)],
+        "seen_at": pa.array(days.astype("datetime64[us]"), pa.timestamp("us", "UTC")),
+        "token": [f"t{n:x}x{n * 7919 % 1009}" for n in range(rows)],
+        "source": ["web"] * rows,
+        "nothing": pa.nulls(rows, pa.string()),
+        "nested": [{"a": 1}] * rows,
+        "churn_text": np.where(churned, "left", "stayed"),
+        "left_because": pa.array([random.choice(["price", "move"]) if gone else None for gone in churned]),
+        "churned": churned.astype(np.int64),
+    }
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The pipeline of all kinds of columns, and the text of its file."""
+    folder = tmp_path_factory.mktemp("init")
+    pq.write_table(pa.table(customers()), folder / "customers.parquet")
+    done = init(str(folder / "churn"), str(folder / "customers.parquet"), now=NOW)
+    return done, (folder / "churn" / "churn.yaml").read_text()
+
+
+def features_of(done):
+    return done.file.spec.features
+
+
+def test_every_kind_of_column_becomes_a_feature_of_its_type(written):
+    found = features_of(written[0])
+    assert found["age"] == Number(fill="mean", missing_indicator=True)
+    assert found["account_age"] == Number(log=True)
+    assert found["country"] == found["store_id"] == found["zip_code"] == found["is_member"] == Category()
+    assert found["bought"] == Ids(max_length=8)
+    assert found["place"] == Vector(size=3)
+    assert found["picture"] == Image(height=12, width=10, channels=1)
+    assert found["review"] == Text(max_length=8)
+    assert found["seen_at"] == DateParts(parts=("weekday", "hour"))
+
+
+def test_columns_that_tell_nothing_or_too_much_are_left_out_with_the_reason(written):
+    done, text = written
+    assert list(done.suspects) == ["churn_text", "left_because"]
+    left = ["customer_id", "token", "source", "nothing", "nested", *done.suspects]
+    assert not set(left) & set(features_of(done))
+    for name, reason in {
+        "customer_id": "the key",
+        "token": "nearly every row has its own, 400 values in 400 rows: an id",
+        "source": "one value, 'web', in every row that was looked at",
+        "nothing": "missing in every row that was looked at",
+        "nested": "struct<a: int64>: take what you need of it in transform",
+        "churn_text: category": "WARNING, has one value for each value of churned",
+        "left_because: category": "WARNING, is there for one value of churned alone",
+    }.items():
+        assert any(line.startswith(f"  # {name}  # {reason}") for line in text.splitlines()), (name, text)
+
+
+def test_key_time_label_and_split_are_found_and_explained(written):
+    done, text = written
+    spec = done.file.spec
+    assert spec.source.key == ("customer_id",)
+    assert "key: customer_id  # counted: 400 rows, 400 different values, none missing" in text
+    assert spec.source.time == "seen_at"
+    assert isinstance(spec.split, TimeSplit)
+    assert (spec.split.validate, spec.split.score) == ("7 days", "3 days")
+    assert spec.label["churned"].type == "binary"
+    assert set(spec.expect) == {"key is there"}
+    assert spec.report.slices == ("country", "is_member")
+    assert "account_age: {type: number, log: true}  # " in text
+    assert "skewed (" in text
+
+
+def test_what_was_written_is_sound_and_is_planned_without_a_change(written, capsys):
+    done, _ = written
+    file = f"{done.folder}/churn.yaml"
+    assert main(["check", file]) == 0
+    assert main(["plan", file]) == 0
+    assert "note" not in capsys.readouterr().out
+    assert sorted(path.name for path in Path(done.folder).iterdir()) == sorted(done.files)
+
+
+def test_the_stub_works_as_it_is_and_its_test_passes(written):
+    done, _ = written
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", done.folder]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=done.folder)
+    assert ran.returncode == 0, ran.stdout
+    assert "2 passed" in ran.stdout
+    Pipeline.load(f"{done.folder}/churn.yaml", ["model=churn_model:network"])
+
+
+def test_nothing_that_is_there_is_touched(written, tmp_path, capsys):
+    (tmp_path / "churn").mkdir()
+    table = f"{written[0].folder}/../customers.parquet"
+    assert main(["init", str(tmp_path / "churn"), "--from", table]) == 1
+    assert "is there already, and init overwrites nothing" in capsys.readouterr().err
+    assert list((tmp_path / "churn").iterdir()) == []
+    for name in ("no name", "..", "-x"):
+        with pytest.raises(ConfigError, match=r"cannot be the name|is there already"):
+            init(str(tmp_path / name), table)
+
+
+HOSTILE = [
+    "a: b", "- x", "#c", "ü ö", "key", "y", "no", "1e3", "null", "a, b", "I1..I3", "`tick`", 'q"uote', "it's",
+    "new\nline", "${HOME}", "{x: 1}", "a.b", "\\", "  padded", "@at", "numbers", "x] }\nmodel: os:system", "%TAG",
+    "!!python/name:a", "emoji 🙂", "tab\tbed", "\u2028",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "delta", "json"])
+def test_names_that_a_stranger_chose_stay_names(tmp_path, kind):
+    random = np.random.default_rng(1)
+    own = [name for name in HOSTILE if not (kind == "delta" and set(name) & set(" ,;{}()\n\t="))]
+    own = own if kind != "csv" else [name for name in own if "\n" not in name and name != "  padded"]
+    columns = {name: random.normal(size=120).round(3) for name in own}
+    columns["${la'b`el: x}" if kind != "delta" else "${la'b`el}"] = random.normal(size=120)
+    label = list(columns)[-1]
+    place = str(tmp_path / f"rows.{kind}")
+    if kind == "parquet":
+        pq.write_table(pa.table(columns), place)
+    elif kind == "csv":
+        pd.DataFrame(columns).to_csv(place, index=False)
+    elif kind == "json":
+        rows = pd.DataFrame(columns).to_dict("records")
+        Path(place).write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    else:
+        Table(place).append(pa.table(columns))
+    done = init(str(tmp_path / "hostile"), place, label)
+    spec = done.file.spec
+    assert {options.source(name) for name, options in spec.features.items()} == set(own)
+    assert list(spec.label) == [label]
+    assert spec.model.factory is None
+    text = (tmp_path / "hostile" / "hostile.yaml").read_text()
+    assert yaml.safe_load(text).keys() <= {
+        "name", "root", "source", "expect", "features", "label", "split", "train", "publish", "score", "report",
+    }  # fmt: skip
+    assert Pipeline.load(tmp_path / "hostile" / "hostile.yaml").check() == ""
+    assert f"isnan(`{label.replace('`', '``')}`)" in spec.expect["label is a number"].check
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "options"),
+    [
+        ([True, False], "binary", {}),
+        ([0, 1], "binary", {}),
+        ([1, 2], "binary", {"positive": 2}),
+        (["yes", "no"], "binary", {"positive": "yes"}),
+        (["a", "b", "a"], "binary", {"positive": "b"}),
+        ([0, 1, 2], "multiclass", {"classes": (0, 1, 2)}),
+        (["a", "b", "c"], "multiclass", {"classes": ("a", "b", "c")}),
+        ([3, 5, 9, 11], "regression", {}),
+        ([0.25, 1.5, 2.5], "regression", {}),
+        ([0.0, 1.0], "binary", {}),
+    ],
+)
+def test_the_type_of_a_label_is_that_of_its_values(tmp_path, values, kind, options):
+    rows = (values * 200)[:300]
+    pq.write_table(pa.table({"x": np.random.default_rng(0).normal(size=300), "result": rows}), tmp_path / "t.parquet")
+    spec = init(str(tmp_path / "p"), str(tmp_path / "t.parquet")).file.spec
+    label = spec.label["result"]
+    assert label.type == kind
+    for name, value in options.items():
+        assert getattr(label, name) == value
+    assert (spec.transform is not None) == (kind == "binary" and isinstance(values[0], float))
+
+
+def test_a_label_is_guessed_by_name_then_by_place_and_what_is_said_wins(tmp_path):
+    random = np.random.default_rng(0)
+    columns = {name: random.normal(size=50) for name in ("a", "Target", "b")}
+    pq.write_table(pa.table({**columns, "id": np.arange(50)}), tmp_path / "t.parquet")
+    table = str(tmp_path / "t.parquet")
+    assert list(init(str(tmp_path / "p1"), table).file.spec.label) == ["Target"]
+    assert list(init(str(tmp_path / "p2"), table, "b").file.spec.label) == ["b"]
+    with pytest.raises(SchemaError, match="--label targt: there is no such column: write Target"):
+        init(str(tmp_path / "p3"), table, "targt")
+    del columns["Target"]
+    pq.write_table(pa.table({**columns, "id": np.arange(50)}), tmp_path / "t.parquet")
+    assert list(init(str(tmp_path / "p4"), table).file.spec.label) == ["b"]
+    pq.write_table(pa.table({**columns, "y": [1] * 50}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="the label 'y' is 1 in every row"):
+        init(str(tmp_path / "p5"), table, "y")
+    assert not list(tmp_path.glob("p[35]"))
+
+
+def test_a_key_is_counted_over_all_rows_and_not_guessed_from_a_sample(tmp_path, monkeypatch):
+    from sparkdl.pipeline.init import table
+
+    monkeypatch.setattr(table, "SAMPLE_ROWS", 100)
+    monkeypatch.setattr(table, "_AT_ONCE", 256)  # several turns over the rows
+    rows = {"order_id": np.arange(1000), "x": np.random.default_rng(0).normal(size=1000), "y": np.arange(1000) % 2}
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet")
+    done = init(str(tmp_path / "p1"), str(tmp_path / "t.parquet"))
+    assert done.file.spec.source.key == ("order_id",)
+    assert done.seen == "89 of 1,000 rows, from 1 of 1 files"
+    rows["order_id"][999] = 998  # a sample does not see it
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet")
+    done = init(str(tmp_path / "p2"), str(tmp_path / "t.parquet"))
+    assert done.file.spec.source.key == ()
+    text = (tmp_path / "p2" / "p2.yaml").read_text()
+    assert "# no key: order_id has 999 different values in 1,000 rows: without a key no row is a duplicate" in text
+    monkeypatch.setattr(table, "COUNTED_ROWS", 500)
+    done = init(str(tmp_path / "p3"), str(tmp_path / "t.parquet"))
+    assert done.file.spec.source.key == ()
+    assert "there are too many to count them all" in (tmp_path / "p3" / "p3.yaml").read_text()
+
+
+def test_two_columns_tell_rows_apart_together(tmp_path):
+    days = np.repeat(np.arange("2026-01-01", "2026-03-02", dtype="datetime64[D]"), 5)
+    rows = {"customer_id": np.tile(np.arange(5), 60), "day": days, "x": np.random.default_rng(0).normal(size=300)}
+    pq.write_table(pa.table({**rows, "y": rows["x"] * 2 + rows["customer_id"]}), tmp_path / "t.parquet")
+    spec = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), now=NOW).file.spec
+    assert spec.source.key == ("customer_id", "day")
+    assert spec.source.time == "day"
+    assert "customer_id" not in spec.features
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "split"),
+    [
+        ("2026-01-01", "2026-01-03", HashSplit),  # too few days
+        ("1950-01-01", "2020-01-01", HashSplit),  # far too many
+        ("2026-05-20", "2027-05-20", HashSplit),  # most of them in the future
+        ("2026-01-01", "2026-05-20", TimeSplit),
+    ],
+)
+def test_the_split_is_by_time_only_where_windows_fit_the_span(tmp_path, first, last, split):
+    days = np.linspace(np.datetime64(first, "s").astype(float), np.datetime64(last, "s").astype(float), 3000)
+    when = days.astype("datetime64[s]").astype("datetime64[D]")
+    x = np.random.default_rng(0).normal(size=3000)
+    pq.write_table(pa.table({"day": when, "x": x, "y": x > 0}), tmp_path / "t.parquet")
+    assert isinstance(init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), now=NOW).file.spec.split, split)
+
+
+def test_folders_by_day_become_windows(tmp_path):
+    for day in range(1, 21):
+        (tmp_path / "t" / f"day=2026-03-{day:02d}").mkdir(parents=True)
+        rows = pa.table({"x": np.random.default_rng(day).normal(size=20), "y": np.arange(20) % 2})
+        pq.write_table(rows, tmp_path / "t" / f"day=2026-03-{day:02d}" / "rows.parquet")
+    file = init(str(tmp_path / "p"), str(tmp_path / "t"), now=NOW).file
+    assert (file.spec.source.partition, file.spec.source.time) == ("day", None)
+    assert (file.spec.split.validate, file.spec.split.score) == ("3 days", "1 day")
+    file.check_columns({"x": pa.float64(), "y": pa.int64(), "day": pa.date32()})
+
+
+def test_a_csv_file_is_read_as_it_is_written(tmp_path):
+    lines = ["id;zip;amount;when;said;y"]
+    for n in range(200):
+        amount = "NA" if n % 10 == 0 else f"{n * 1.5}"
+        day = f"2026-03-{n % 28 + 1:02d} 10:00:00"
+        lines.append(f'{n};0{n % 7}123;{amount};{day};"good; ""fine"" Gr\xf6\xdfe {n % 9}";{n % 3}')
+    (tmp_path / "t.csv").write_bytes("\n".join(lines).encode("latin-1"))
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.csv"), now=NOW)
+    source = done.file.spec.source
+    assert source.options == {
+        "sep": ";", "enforceSchema": False, "encoding": "ISO-8859-1", "escape": '"', "nullValue": "NA",
+    }  # fmt: skip
+    assert source.schema == "`id` BIGINT, `zip` STRING, `amount` DOUBLE, `when` TIMESTAMP, `said` STRING, `y` BIGINT"
+    assert features_of(done)["zip"] == Category()
+    assert features_of(done)["amount"] == Number(missing_indicator=True)
+    assert source.time == "when"
+
+
+def test_lines_of_json_are_read_with_types(tmp_path):
+    rows = [
+        {
+            "id": n,
+            "day": f"2026-03-{n % 28 + 1:02d}",
+            "tags": ["a", "b"][: n % 3],
+            "odd": n if n % 2 else "x",
+            "y": n % 2,
+        }
+        for n in range(100)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.jsonl"), now=NOW)
+    assert done.file.spec.source.schema == "`id` BIGINT, `day` DATE, `tags` ARRAY<STRING>, `y` BIGINT"
+    assert features_of(done)["tags"] == Ids(max_length=4)
+    assert "odd" not in features_of(done)
+    assert done.file.spec.source.key == ("id",)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "is not there"),
+        ({"a.txt": b"x"}, "1 of a kind that is not known"),
+        ({"a.csv": b"x,y\n1,2\n", "b.parquet": b""}, "1 of csv, 1 of parquet"),
+        ({"a.parquet": b"no"}, "cannot be read as Parquet"),
+        ({"a.csv": b""}, "has no line"),
+        ({"a.csv": b"x,y\n"}, "has no rows"),
+        ({"a.json": b"[1, 2]\n"}, "no JSON object"),
+        ({"a.csv": b"a,A,y\n1,2,3\n2,3,4\n"}, ""),
+    ],
+)
+def test_what_is_no_table_is_refused_in_one_sentence(tmp_path, capsys, files, said):
+    for name, data in files.items():
+        (tmp_path / "t").mkdir(exist_ok=True)
+        (tmp_path / "t" / name).write_bytes(data)
+    code = main(["init", str(tmp_path / "p"), "--from", str(tmp_path / "t")])
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == ((1, 1) if said else (0, 0)), error
+    assert said in error
+    assert (tmp_path / "p").exists() == (not said)
+
+
+def test_types_that_spark_does_not_read_are_refused_before_anything_is_written(tmp_path):
+    rows = {"t": pa.array([1, 2], pa.timestamp("ns")), "y": [0, 1]}
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet")
+    with pytest.raises(
+        SchemaError, match=r"'t' of .* is timestamp\[ns\], which Spark does not read: write it in micro"
+    ):
+        init(str(tmp_path / "p"), str(tmp_path / "t.parquet"))
+    pq.write_table(pa.table({"a": [1, 2], "A": [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
+    with pytest.raises(SchemaError, match=r"\['a', 'A'\] differ by case alone"):
+        init(str(tmp_path / "p"), str(tmp_path / "t.parquet"))
+    pq.write_table(pa.table({"_window": [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
+    with pytest.raises(SchemaError, match="'_window', a name that pipelines use themselves"):
+        init(str(tmp_path / "p"), str(tmp_path / "t.parquet"))
+    assert not (tmp_path / "p").exists()
+
+
+def test_no_spark_is_started_for_files(written, tmp_path):
+    program = (
+        "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
+        "print([m for m in ('torch', 'pyspark') if m in sys.modules]); sys.exit(code)"
+    )
+    table = f"{written[0].folder}/../customers.parquet"
+    command = [sys.executable, "-c", program, "init", str(tmp_path / "p"), "--from", table, "--label", "age"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
