@@ -161,4 +161,5 @@ def _tint(weight: float, whole: float) -> int:
 def _quantiles(both: Both) -> Html:
     names = ("5 %", "25 %", "median", "75 %", "95 %")
     lines = [(name, *map(number, one.quantiles)) for name, _, one in both if one.quantiles]
-    return table(("residuals of", *names), lines)
+    note = "In the figures the outermost bars and fields hold what lies beyond them, too."
+    return table(("residuals of", *names), lines, note=note)

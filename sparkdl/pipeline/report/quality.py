@@ -13,7 +13,7 @@ from sparkdl.pipeline.judging.metrics.measure import Measured
 from sparkdl.pipeline.judging.metrics.slices import LEAST_ROWS, OTHERS
 from sparkdl.pipeline.report.charts import Axis, Plot, bar, span_mark
 from sparkdl.pipeline.report.html import Child, Html, tag
-from sparkdl.pipeline.report.tables import cards, figures, number, section, table
+from sparkdl.pipeline.report.tables import figures, number, section, table
 from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Evaluated, Trained
@@ -30,16 +30,16 @@ def learned(trained: Trained | None) -> Html | None:
     if trained is None:
         return None
     best = "" if trained.best_epoch is None else f", the best was epoch {trained.best_epoch + 1}"
+    spent = trained.seconds.get("fit", 0.0)
+    pace = f", {trained.rows / spent:,.0f} rows a second" if spent > 0 else ""
     text = (
-        f"{trained.epochs:,} epochs{best}; {trained.steps:,} steps over {trained.rows:,} rows, on {trained.ranks} "
-        f"ranks ({trained.backend})."
+        f"{trained.epochs:,} epochs{best}; {trained.steps:,} steps over {trained.rows:,} rows{pace}, on "
+        f"{trained.ranks} ranks ({trained.backend})."
     )
-    spent = trained.seconds.get("train") or sum(trained.seconds.values())
-    known = cards([(f"{trained.rows / spent:,.0f}", "rows a second in training")]) if spent > 0 else None
     names = list(dict.fromkeys(name for row in trained.history for name in row if name != "epoch"))
     lines = [(number(at + 1), *(number(row.get(name)) for name in names)) for at, row in enumerate(trained.history)]
     epochs = tag("details", tag("summary", "Every epoch"), table(("epoch", *names), lines)) if lines else None
-    return section("Training", tag("p", text), known, figures(list(_curves(trained))), epochs)
+    return section("Training", tag("p", text), figures(list(_curves(trained))), epochs)
 
 
 def _curves(trained: Trained) -> Iterator[Html]:

@@ -62,9 +62,12 @@ def _why(record: RunRecord) -> str:
 
 def _sentences(record: RunRecord) -> Iterator[str]:
     if record.outcome in ("refused", "failed"):
-        done = list(dict.fromkeys(note.name for note in record.steps))
-        reached = f"It came as far as {', '.join(done)}" if done else "It ended before any step was done"
-        yield f"{reached}; what these left is kept, and the next run goes on from there."
+        ingested = ["ingest"] if "ingested" in record.windows else []
+        done = [*ingested, *dict.fromkeys(note.name for note in record.steps)]
+        if done:
+            yield f"It came as far as {', '.join(done)}; what they left is kept, and the next run goes on from there."
+        else:
+            yield "It ended before any step was done."
     if "champion" in record.model and record.outcome != "promoted":
         champion = record.model["champion"]
         yield "There is no champion." if champion is None else f"The champion is version {champion}, as before."

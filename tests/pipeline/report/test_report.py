@@ -125,7 +125,7 @@ def test_a_run_that_failed_tells_the_error_and_how_far_it_came(record_of_task):
     record.predictions, record.model = {}, {"champion": 1}
     record.fail(DataError("no row is left"))
     said = Page(report_html(record)).text
-    for text in ("The run was refused", "DataError: no row is left.", "It came as far as features, train", "version 1"):
+    for text in ("The run was refused", "DataError: no row is left.", "It came as far as ingest, features, train", "version 1"):
         assert text in said
 
 
