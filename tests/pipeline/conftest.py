@@ -72,6 +72,7 @@ def record_of_task():
         record.model = {"name": "shop", "version": 2, "champion": 2 if decision.promote else 1}
         record.predictions = {"2026-03-08": 100}
         record.steps = [
+            StepNote(name="ingest", key="", kept=False, seconds=2.0),
             StepNote(name="features", key="k", kept=True, seconds=0.01),
             StepNote(name="train", key="k", kept=False, seconds=4.0),
         ]

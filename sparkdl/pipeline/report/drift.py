@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sparkdl.pipeline.judging.drift import Drift, FeatureDrift, Measure
 from sparkdl.pipeline.report.charts import Axis, Plot
 from sparkdl.pipeline.report.html import Child, Html, tag
-from sparkdl.pipeline.report.tables import NONE, chosen, figures, number, section, table
+from sparkdl.pipeline.report.tables import NONE, chosen, figures, number, section, sentence, table
 from sparkdl.pipeline.state.results import Drifted, Live, LiveError
 
 __all__ = ["came_true", "drifted"]
@@ -24,7 +24,7 @@ def drifted(found: Drifted | None) -> Html | None:
     if found is None:
         return None
     against = "" if found.against is None else f" Compared with what version {found.against} was trained on."
-    told = tag("p", f"{found.reason.rstrip('.')}.{against}")
+    told = tag("p", f"{sentence(found.reason)}{against}")
     windows, note = chosen(list(found.windows), _WINDOWS)
     if not windows:
         return section("Drift", told)
@@ -85,7 +85,7 @@ def came_true(live: Live | None) -> Html | None:
     """The error of predictions whose labels have arrived, over time."""
     if live is None:
         return None
-    told = tag("p", f"{live.reason.rstrip('.')}.") if live.reason else None
+    told = tag("p", sentence(live.reason)) if live.reason else None
     if not live.windows:
         return section("Live error", told)
     names = list(dict.fromkeys(each.window for each in live.windows))

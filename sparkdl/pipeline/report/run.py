@@ -35,7 +35,7 @@ def steps(record: RunRecord) -> Html | None:
     ]
     other = record.seconds - sum(spent.values())
     if other >= 0.05:
-        words = "Spark's start, reading, counting, writing"
+        words = "Spark's start, looking around, records"
         lines.append(("everything else", words, f"{other:.1f} s", bar(other / most)))
     return section("Steps", table(("step", "", "time", ""), lines))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from sparkdl.pipeline.report.html import Child, Html, shown, tag
 
-__all__ = ["MOST_WINDOWS", "cards", "chosen", "facts", "figures", "number", "section", "share", "table"]
+__all__ = ["MOST_WINDOWS", "cards", "chosen", "facts", "figures", "number", "section", "sentence", "share", "table"]
 
 NONE = "-"
 """Where there is no number."""
@@ -75,6 +75,11 @@ def share(part: float, whole: float) -> str:
         return NONE
     percent = 100 * part / whole
     return f"{percent:.0f} %" if percent in (0, 100) else f"{percent:.2g} %" if percent < 10 else f"{percent:.1f} %"
+
+
+def sentence(text: str) -> str:
+    """A reason as a sentence of its own."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def chosen(windows: Sequence[str], most: int = MOST_WINDOWS) -> tuple[Sequence[str], str]:

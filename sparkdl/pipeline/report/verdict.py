@@ -62,8 +62,7 @@ def _why(record: RunRecord) -> str:
 
 def _sentences(record: RunRecord) -> Iterator[str]:
     if record.outcome in ("refused", "failed"):
-        ingested = ["ingest"] if "ingested" in record.windows else []
-        done = [*ingested, *dict.fromkeys(note.name for note in record.steps)]
+        done = list(dict.fromkeys(note.name for note in record.steps))
         if done:
             yield f"It came as far as {', '.join(done)}; what they left is kept, and the next run goes on from there."
         else:

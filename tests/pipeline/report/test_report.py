@@ -125,7 +125,12 @@ def test_a_run_that_failed_tells_the_error_and_how_far_it_came(record_of_task):
     record.predictions, record.model = {}, {"champion": 1}
     record.fail(DataError("no row is left"))
     said = Page(report_html(record)).text
-    for text in ("The run was refused", "DataError: no row is left.", "It came as far as ingest, features, train", "version 1"):
+    for text in (
+        "The run was refused",
+        "DataError: no row is left.",
+        "It came as far as ingest, features, train",
+        "version 1",
+    ):
         assert text in said
 
 
@@ -233,7 +238,7 @@ def test_drift_is_shown_by_window_and_feature_the_strongest_first(record_of_task
     windows = {"2026-03-01": window(0.1, 0.15), "2026-03-02": window(0.5, 0.02)}
     record.drift = Drifted(against=3, action="warn", reason="price drifts", windows=windows)
     said = Page(report_html(record)).text
-    assert "price drifts. Compared with what version 3 was trained on." in said
+    assert "Price drifts. Compared with what version 3 was trained on." in said
     assert re.search(r"feature\s+2026-03-01\s+2026-03-02\s+price\s+0.50\s+2.50\s+colour\s+0.75\s+0.10", said)
     assert "2026-03-02, price: psi of 0.5" in said
 
@@ -262,7 +267,7 @@ def test_errors_of_predictions_that_came_true_are_shown_over_time(record_of_task
     page = Page(report_html(record))
     assert "rmse of target as it came true" in page.text
     assert "version 1" in page.text
-    assert "one window waits." in page.text
+    assert "One window waits." in page.text
     assert "trained on it, too low" in page.text
     record.live = Live(label="target", metric="rmse", reason="nothing was predicted yet")
-    assert "nothing was predicted yet." in Page(report_html(record)).text
+    assert "Nothing was predicted yet." in Page(report_html(record)).text
