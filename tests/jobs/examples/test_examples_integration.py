@@ -31,3 +31,22 @@ def test_digits_are_read_as_well_as_by_a_support_vector_machine(spark, tmp_path)
     unseen = (predictions.prediction.astype(int) == predictions.digit).mean()
     assert len(predictions) == pytest.approx(270, abs=60)
     assert unseen > best - 0.025
+
+
+@pytest.mark.slow
+def test_clicks_are_predicted_nearly_as_well_as_by_the_probabilities_they_were_drawn_with(spark, tmp_path):
+    truth, done, predictions = run("clicks", spark, tmp_path, rows=40_000, days=8)
+    best, reached = truth["days"]["2024-01-07"], done.evaluated.decision.challenger.values
+    assert done.rows["quarantined"] == done.rows["read"] - sum(day["sound"] for day in truth["days"].values())
+    assert reached["auc"] > best["auc"] - 0.04
+    assert reached["log_loss"] < best["log_loss"] + 0.02
+    assert abs(predictions.probability.mean() - predictions.label.mean()) < 0.03
+    assert len(predictions) == truth["days"]["2024-01-08"]["sound"]
+
+
+@pytest.mark.slow
+def test_what_goes_with_a_basket_is_known_nearly_as_well_as_can_be(spark, tmp_path):
+    truth, done, _ = run("baskets", spark, tmp_path, rows=200_000)
+    reached = done.evaluated.decision.challenger.values
+    assert reached["auc"] > truth["best"]["auc"] - 0.03
+    assert reached["log_loss"] < truth["best"]["log_loss"] + 0.03
