@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,10 +23,11 @@ from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
 
-__all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "WriteTask", "partition_text"]
+__all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "Files", "WriteTask", "partition_text"]
 
 _CODECS = ("snappy", "zstd", "lz4", "none")
 _ROW_GROUP_BYTES = 32 << 20
+_HELD_BYTES = 128 << 20  # of all files of one task that are open
 _OPEN_FILES = 32
 _STATISTICS_COLUMNS = 32  # Delta's own default for the number of columns that get minima and maxima
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -118,6 +119,14 @@ class _OpenFile:
     writer: pq.ParquetWriter
     collected: list[pq.FileMetaData]
     rows: int = 0
+    held: list[pa.RecordBatch] = field(default_factory=list)
+    held_bytes: int = 0
+
+    def write(self) -> None:
+        """Write what is held as one row group."""
+        if self.held:
+            self.writer.write_table(pa.Table.from_batches(self.held), row_group_size=1 << 20)
+            self.held, self.held_bytes = [], 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,16 +163,22 @@ class WriteTask:
         Raises:
             StorageError: the table's place cannot be written.
         """
-        with _Files(self) as files:
+        with self.open() as files:
             for batch in promptly(batches):
-                if batch.num_rows:
-                    for partition, part in split(normalised(batch), self.partition_by):
-                        files.append(partition, part)
+                files.write(batch)
             return files.finish()
 
+    def open(self) -> Files:
+        """The files of this task, for batches that come one by one; a context manager, on failure none is left."""
+        return Files(self)
 
-class _Files:
-    """The files that one task has open, at most ``_OPEN_FILES`` at once, and those it has finished."""
+
+class Files:
+    """The files that one task has open, at most ``_OPEN_FILES`` at once, and those it has finished.
+
+    Args:
+        task: whose they are.
+    """
 
     def __init__(self, task: WriteTask) -> None:
         self._task = task
@@ -171,7 +186,7 @@ class _Files:
         self._open: dict[tuple[str | None, ...], _OpenFile] = {}
         self._done: list[tuple[Storage, FileRow]] = []
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> Files:
         return self
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
@@ -187,24 +202,46 @@ class _Files:
             with suppress(Exception):
                 storage.delete()
 
-    def append(self, partition: tuple[str | None, ...], batch: pa.RecordBatch) -> None:
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch to the files of their partitions.
+
+        Raises:
+            StorageError: the table's place cannot be written.
+        """
+        if batch.num_rows:
+            for partition, part in split(normalised(batch), self._task.partition_by):
+                self._append(partition, part)
+
+    def finish(self) -> list[FileRow]:
+        """Close all files; return a row for each.
+
+        Raises:
+            StorageError: the table's place cannot be written.
+        """
+        for partition in list(self._open):
+            self._close(partition)
+        return [row for _, row in self._done]
+
+    def _append(self, partition: tuple[str | None, ...], batch: pa.RecordBatch) -> None:
         file = self._open.pop(partition, None)
         if file is None:
             if len(self._open) >= _OPEN_FILES:  # the one that was not written to for longest
                 self._close(next(iter(self._open)))
             file = self._create(partition, batch)
         self._open[partition] = file
-        with storage_errors(file.storage.uri, "write"):
-            per_row = max(1, batch.nbytes // batch.num_rows)
-            file.writer.write_batch(batch, row_group_size=max(8192, _ROW_GROUP_BYTES // per_row))
+        file.held.append(batch)
+        file.held_bytes += batch.nbytes
         file.rows += batch.num_rows
+        if file.held_bytes >= min(_ROW_GROUP_BYTES, self._task.file_bytes):
+            self._flush(file)
+        elif sum(one.held_bytes for one in self._open.values()) >= _HELD_BYTES:
+            self._flush(max(self._open.values(), key=lambda one: one.held_bytes))
         if file.sink.bytes >= self._task.file_bytes:
             self._close(partition)
 
-    def finish(self) -> list[FileRow]:
-        for partition in list(self._open):
-            self._close(partition)
-        return [row for _, row in self._done]
+    def _flush(self, file: _OpenFile) -> None:
+        with storage_errors(file.storage.uri, "write"):
+            file.write()
 
     def _create(self, partition: tuple[str | None, ...], batch: pa.RecordBatch) -> _OpenFile:
         values = dict(zip(self._task.partition_by, partition, strict=True))
@@ -226,6 +263,7 @@ class _Files:
     def _close(self, partition: tuple[str | None, ...]) -> None:
         file = self._open[partition]
         with storage_errors(file.storage.uri, "write"):
+            file.write()
             file.writer.close()
             file.stack.close()
         del self._open[partition]

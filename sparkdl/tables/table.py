@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.compat.column_names import named_columns
 from sparkdl.compat.spark_errors import task_errors
-from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
+from sparkdl.errors import ConflictError, StorageError
 from sparkdl.storage import Storage, check_places
 from sparkdl.tables.commit import TableFile, WritePlan, WriteResult, active_files, has_committed
 from sparkdl.tables.delta import (
@@ -40,7 +40,8 @@ from sparkdl.tables.delta import (
 from sparkdl.tables.features import check_readable, check_scannable, check_writable
 from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask, partition_text
 from sparkdl.tables.reading import frame_of_files, spark_address
-from sparkdl.tables.vacuum import orphans, written_by
+from sparkdl.tables.staged import StagedWrite
+from sparkdl.tables.vacuum import orphans
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -167,28 +168,67 @@ class Table:
             ConflictError: other writers committed first, again and again.
             StorageError: the place cannot be written, or the table has features that this writer would break.
         """
+        before = open_table(self.uri, self.storage_options)
+        if before is not None and has_committed(before, transaction):
+            return WriteResult(version=before.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
+        staged = self.stage(
+            frame.schema.json(),
+            mode,
+            partition_by=partition_by,
+            partitions=partitions,
+            transaction=transaction,
+            overwrite_schema=overwrite_schema,
+            compression=compression,
+        )
+        check_places({"table": self._root}, frame.sparkSession)
+        try:
+            with task_errors():
+                plain, named = named_columns(frame, staged.task)
+                files = [FileRow(*row) for row in plain.mapInArrow(named, FILE_ROW_DDL).collect()]
+        except BaseException:  # a task failed for good: remove what the others wrote
+            staged.abandon()
+            raise
+        return staged.commit(files)
+
+    def stage(
+        self,
+        schema: str,
+        mode: Mode = "append",
+        *,
+        partition_by: Sequence[str] = (),
+        partitions: Sequence[Mapping[str, Any]] | None = None,
+        transaction: AppTransaction | None = None,
+        overwrite_schema: bool = False,
+        compression: str = "snappy",
+    ) -> StagedWrite:
+        """Begin what ``write`` does as a whole: the caller lets tasks write files, then commits or abandons them.
+
+        Args:
+            schema: of the rows, as ``df.schema.json()``.
+            mode: as the others, see ``write``.
+            partition_by: see there.
+            partitions: see there.
+            transaction: see there.
+            overwrite_schema: see there.
+            compression: see there.
+
+        Raises:
+            SchemaError: the columns are not the table's, or of a type that Delta cannot hold.
+            StorageError: the table has features that this writer would break.
+        """
         plan = WritePlan(
             uri=self.uri,
             options=self.storage_options,
             mode=mode,
-            schema=delta_schema(frame.schema.json()),
+            schema=delta_schema(schema),
             partition_by=tuple(partition_by),
             partitions=None if partitions is None else tuple(_as_text(partition) for partition in partitions),
             transaction=transaction,
             overwrite_schema=overwrite_schema,
         )
-        before = open_table(self.uri, self.storage_options)
-        if before is not None and has_committed(before, transaction):
-            return WriteResult(version=before.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
-        layout = plan.layout(before)
-        task = WriteTask(
-            root=self._root,
-            write_id=uuid.uuid4().hex[:12],
-            partition_by=layout,
-            compression=compression,
-        )
-        check_places({"table": self._root}, frame.sparkSession)
-        return self._commit(plan, task, self._stage(frame, task))
+        layout = plan.layout(open_table(self.uri, self.storage_options))
+        task = WriteTask(root=self._root, write_id=uuid.uuid4().hex[:12], partition_by=layout, compression=compression)
+        return StagedWrite(root=self._root, plan=plan, task=task)
 
     def append(
         self,
@@ -318,35 +358,6 @@ class Table:
         return ConflictError(
             f"the Delta table {self.uri} is at version {newest}, this commit was made for {expected}: read it again"
         )
-
-    def _stage(self, frame: DataFrame, task: WriteTask) -> list[FileRow]:
-        """Let Spark's tasks write the files; if one fails for good, remove what the others wrote."""
-        try:
-            with task_errors():
-                plain, named = named_columns(frame, task)
-                return [FileRow(*row) for row in plain.mapInArrow(named, FILE_ROW_DDL).collect()]
-        except BaseException:
-            self._remove_written(task)
-            raise
-
-    def _commit(self, plan: WritePlan, task: WriteTask, files: list[FileRow]) -> WriteResult:
-        try:
-            result = optimistic(self.uri, lambda: plan.commit(files, task.write_id))
-        except (
-            ConfigError,
-            SchemaError,
-            DataError,
-            ConflictError,
-        ):  # refused: after any other error it may have landed
-            self._remove_written(task)
-            raise
-        if files and not result.committed:  # another writer committed the same piece of work meanwhile
-            self._remove_written(task)
-        return result
-
-    def _remove_written(self, task: WriteTask) -> None:
-        for storage in written_by(self._root, task.write_id, len(task.partition_by)):
-            storage.delete()
 
 
 def _as_text(partition: Mapping[str, Any]) -> dict[str, str | None]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from datetime import date, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -184,6 +185,20 @@ def test_large_files_are_cut_and_many_partitions_do_not_stay_open(table, tmp_pat
     small = WriteTask(root=Storage.of(table.uri), write_id="v", file_bytes=1)
     big = pa.RecordBatch.from_pydict({"x": pa.array(range(200_000))})
     assert len(small.write(iter([big, big, big]))) == 3
+
+
+def test_small_batches_become_large_row_groups(table, tmp_path):
+    task = WriteTask(root=Storage.of(str(tmp_path)), write_id="w", partition_by=("day",))
+    days = np.array(["1", "2"])
+    batches = [pa.record_batch({"day": days[np.arange(1000) % 2], "n": np.arange(1000) + k}) for k in range(30)]
+    files = task.write(iter(batches))
+    assert [file.rows for file in files] == [15_000, 15_000]
+    for file in files:
+        read = pq.ParquetFile(tmp_path / file.path)
+        assert read.metadata.num_row_groups == 1  # a reader pays for each, and each has its own dictionary
+        assert json.loads(file.statistics)["numRecords"] == 15_000
+    found = pq.read_table(tmp_path / files[0].path, partitioning=None).column("n").to_pylist()
+    assert found == [n + k for k in range(30) for n in range(0, 1000, 2)]  # in the order they came in
 
 
 def test_a_batch_is_split_by_every_combination_of_partition_values():
