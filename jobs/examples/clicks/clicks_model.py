@@ -80,7 +80,7 @@ class LazyAdam(optim.Optimizer):
         table_lr: of the tables, whose rows take fewer steps.
     """
 
-    def __init__(self, model: nn.Module, lr: float = 0.001, table_lr: float = 0.003) -> None:
+    def __init__(self, model: nn.Module, lr: float, table_lr: float) -> None:
         tables = [one.weight for one in model.modules() if isinstance(one, nn.Embedding) and one.sparse]
         layers = [one for one in model.parameters() if not any(one is table for table in tables)]
         self.parts = (optim.Adam(layers, lr=lr), optim.SparseAdam(tables, lr=table_lr))
@@ -94,3 +94,8 @@ class LazyAdam(optim.Optimizer):
             part.param_groups, part.state = [group], self.state
             part.step()
         return loss
+
+
+def lazy_adam(model: nn.Module) -> optim.Optimizer:
+    """What the file names as ``optimizer``."""
+    return LazyAdam(model, lr=0.001, table_lr=0.003)

@@ -138,7 +138,7 @@ def make(folder: Path, rows: int = 30_000, days: int = 10, seed: int = 0, zipped
         place = folder / "rows" / f"day={_date(day)}" / f"day_{day}{'.gz' if zipped else ''}"
         place.parent.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f"{place.name}.tmp"
-        with unfinished.open("wb") as raw, _stream(raw, zipped) as stream:
+        with unfinished.open("wb") as raw, gzip.GzipFile("", "wb", 1, raw, mtime=0) if zipped else raw as stream:
             truth["days"][_date(day)] = _day(world, day, rows, stream)
         unfinished.replace(place)
         file.write_text(json.dumps(truth, indent=1))
@@ -161,10 +161,6 @@ def _day(world: World, day: int, rows: int, stream: Any) -> dict[str, float]:
         "auc": round(float(roc_auc_score(clicked, chance)), 5),
         "log_loss": round(float(log_loss(clicked, chance)), 5),
     }
-
-
-def _stream(raw: Any, zipped: bool) -> Any:
-    return gzip.GzipFile("", "wb", 1, raw, mtime=0) if zipped else raw
 
 
 def _date(day: int) -> str:

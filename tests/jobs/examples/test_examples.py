@@ -104,7 +104,7 @@ def test_only_the_rows_that_a_batch_names_move():
     model = module.build(
         {"inputs": [{"name": "numbers", "shape": [3]}, {"name": "categories", "cardinalities": [5, 7]}]}
     )
-    optimizer = module.LazyAdam(model)
+    optimizer = module.lazy_adam(model)
     row = {"numbers": torch.randn(4, 3), "categories": torch.tensor([[1, 2], [1, 3], [4, 2], [1, 2]])}
     before = model.table.weight.detach().clone()
     model(row).sum().backward()
@@ -112,7 +112,7 @@ def test_only_the_rows_that_a_batch_names_move():
     optimizer.step()
     moved = (model.table.weight.detach() != before).any(1).nonzero().ravel().tolist()
     assert moved == [1, 4, 5 + 2, 5 + 3]  # of the first category, then of the second
-    again = module.LazyAdam(model)
+    again = module.lazy_adam(model)
     again.load_state_dict(optimizer.state_dict())
     assert len(again.state) == len(list(model.parameters()))
 
