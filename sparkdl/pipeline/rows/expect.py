@@ -1,7 +1,7 @@
 """What becomes of each row: kept, quarantined for a reason, or dropped as a duplicate.
 
 Enters: rows with their windows, the expectations of a pipeline file, the key. Leaves: the same rows, none fewer and
-none more, with the column ``_outcome``; and, from one pass over them, the books of each window.
+none more, with the column ``_outcome``. Their books are made where they are written, see ``sift.py``.
 
 Every condition is evaluated once, and what is not true is broken, NULL included: so a row is never in both tables and
 never in neither. Of rows with one key in one window one stays: a sound one before a broken one, the newest by the
@@ -24,12 +24,23 @@ from sparkdl.pipeline.spec import Expectation
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["DUPLICATE", "KEPT", "OUTCOME", "Outcomes", "check_shares", "content_hash", "judged", "outcomes_of"]
+__all__ = [
+    "DUPLICATE",
+    "KEPT",
+    "OUTCOME",
+    "OWN",
+    "SALT",
+    "WARNED",
+    "Outcomes",
+    "check_shares",
+    "content_hash",
+    "judged",
+]
 
-OUTCOME, WARNED = "_outcome", "_warned"
+OUTCOME, WARNED, SALT = "_outcome", "_warned", "_salt"
 KEPT, DUPLICATE = "", "duplicate"
 """Outcomes of rows that are sound, and of rows whose key another row has; every other outcome is a reason."""
-OWN = frozenset({WINDOW, MALFORMED, OUTCOME, WARNED})
+OWN = frozenset({WINDOW, MALFORMED, OUTCOME, WARNED, SALT})
 """The columns that the pipeline adds."""
 NOT_DATED, NOT_WHOLE = "no time that can be read", "malformed in its file"
 
@@ -40,7 +51,8 @@ def judged(
     """Add ``_outcome`` and ``_warned`` (the names of warnings that a row broke) to every row.
 
     Args:
-        frame: rows with ``_window``.
+        frame: rows with ``_window``; with ``_salt``, too, which then follows from the key, where those of a window are
+            gathered in several parts.
         expectations: by name.
         key: columns that tell rows apart; without, no row is a duplicate.
         newest: the column by which the newest of rows with one key stays.
@@ -68,7 +80,8 @@ def judged(
     order = [F.col(OUTCOME) != KEPT, content_hash(frame)]
     if newest is not None:
         order.insert(1, F.col(quoted(newest)).desc_nulls_last())
-    same = Window.partitionBy(WINDOW, *[F.col(quoted(name)) for name in key]).orderBy(*order)
+    gathered = [name for name in (WINDOW, SALT) if name in frame.columns]  # so that rows are not moved once more
+    same = Window.partitionBy(*gathered, *[F.col(quoted(name)) for name in key]).orderBy(*order)
     keyed = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in key])
     copy = keyed & (F.row_number().over(same) > 1)
     return rows.withColumn(OUTCOME, F.when(copy, F.lit(DUPLICATE)).otherwise(F.col(OUTCOME)))
@@ -111,28 +124,6 @@ class Outcomes:
     def quarantined(self) -> dict[str, int]:
         """Rows by the reason that they were refused for."""
         return {reason: rows for reason, rows in self.rows.items() if reason not in (KEPT, DUPLICATE)}
-
-
-def outcomes_of(rows: DataFrame) -> dict[str, Outcomes]:
-    """Count judged rows, by window, in one pass."""
-    from pyspark.sql import functions as F
-
-    hashed = content_hash(rows)
-    sums = rows.groupBy(WINDOW, OUTCOME, WARNED).agg(
-        F.count("*").alias("rows"),
-        F.bit_xor(hashed).alias("mixed"),
-        F.sum(F.pmod(hashed, F.lit(2**31 - 1))).alias("added"),
-    )
-    found: dict[str, Outcomes] = {}
-    for row in sums.orderBy(WINDOW, OUTCOME, WARNED).collect():
-        into = found.setdefault(row[WINDOW], Outcomes())
-        into.rows[row[OUTCOME]] = into.rows.get(row[OUTCOME], 0) + row["rows"]
-        if row[OUTCOME] == KEPT:
-            for name in row[WARNED]:
-                into.warned[name] = into.warned.get(name, 0) + row["rows"]
-            mixed, added, count = map(int, into.content.split(".") if into.content else ("0", "0", "0"))
-            into.content = f"{mixed ^ row['mixed']}.{added + row['added']}.{count + row['rows']}"
-    return found
 
 
 def check_shares(found: Mapping[str, Outcomes], expectations: Mapping[str, Expectation]) -> None:

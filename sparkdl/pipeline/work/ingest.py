@@ -6,14 +6,15 @@ Enters: a source, its transform and expectations, and what the ledger knows. Lea
     quarantine   each refused row as JSON, with the one reason it was refused for
     ledger       one row a window, see ledger.py; committed last
 
-Each due window replaces its own partition and nothing else. The rows pass once: one job judges, counts and keeps
-them; an independent count of the source must agree before anything is written, and what was written must agree with
-both. A run that is cut short between the commits leaves windows that are due again, and are replaced again.
+Each due window replaces its own partition and nothing else. The rows pass once: one job judges, writes and counts
+them. An independent count of the source must agree, and every expectation hold, before anything is committed: until
+then nobody sees the files, and they are removed if it is not so. A run that is cut short between the commits leaves
+windows that are due again, and are replaced again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -27,19 +28,23 @@ from sparkdl.pipeline.rows.expect import (
     DUPLICATE,
     KEPT,
     OUTCOME,
-    OWN,
+    SALT,
+    WARNED,
     Outcomes,
     check_shares,
     content_hash,
     judged,
-    outcomes_of,
 )
 from sparkdl.pipeline.rows.ledger import Tables, WindowBooks
-from sparkdl.pipeline.rows.source import MALFORMED, WINDOW, Look, frame_of, read_rows, source_identity, window_column
+from sparkdl.pipeline.rows.sift import QUARANTINE, clean_columns, sift
+from sparkdl.pipeline.rows.source import WINDOW, Look, frame_of, read_rows, source_identity, window_column
 from sparkdl.pipeline.rows.windows import due
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.steps import content_key
+from sparkdl.storage import Storage, check_places
+from sparkdl.tables.parquet import FileRow
+from sparkdl.tables.staged import StagedWrite
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["Ingested", "due_windows", "ingest", "rules_of"]
 
 _ROWS_PER_FILE = 1_000_000
+_HASHED = {"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz", "boolean", "binary"}
+"""Types of which equal values have equal hashes, whatever the session's settings."""
 _RULES = 1
 """Version of what this module does to rows; raise it when that changes, and every window is due again."""
 
@@ -129,7 +136,7 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
     context.file.check_columns(_types(source), None if spec.transform is None else _types(rows))
     if not todo:
         return Ingested(done=(), warned={}, version=-1)
-    return _ingest(spec, tables, rows, {name: found[name] for name in todo}, context.record.run_id)
+    return _ingest(spark, spec, tables, rows, {name: found[name] for name in todo}, context.record.run_id)
 
 
 def _fingerprints(source: DataFrame) -> dict[str, str]:
@@ -160,30 +167,46 @@ def _types(rows: DataFrame) -> dict[str, pa.DataType]:
     return found
 
 
-def _ingest(spec: PipelineSpec, tables: Tables, prepared: DataFrame, todo: Mapping[str, str], run_id: str) -> Ingested:
+def _ingest(
+    spark: SparkSession, spec: PipelineSpec, tables: Tables, prepared: DataFrame, todo: Mapping[str, str], run_id: str
+) -> Ingested:
+    taken = sorted({OUTCOME, WARNED, SALT} & set(prepared.columns))
+    if taken:
+        raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
+    counts = {row[WINDOW]: row["count"] for row in prepared.groupBy(WINDOW).count().collect()}
+    strangers = sorted(set(counts) - set(todo))
+    if strangers:
+        raise DataError(
+            f"the transform moved {counts[strangers[0]]} rows into the window {strangers[0]}, which is not due: change "
+            "the column that says when a row happened in the source, not in the transform"
+        )
     newest = spec.source.time if spec.source.time in prepared.columns else None
-    rows = judged(prepared, spec.expect, spec.source.key, newest).persist()
+    rows = judged(_gathered(prepared, spec, max(counts.values(), default=0)), spec.expect, spec.source.key, newest)
+    clean, quarantine = _staged(spark, tables, rows, todo)
     try:
-        found = outcomes_of(rows)
-        counts = {row[WINDOW]: row["count"] for row in prepared.groupBy(WINDOW).count().collect()}
-        _check_counts(spec, todo, counts, found)
+        sound, refused, found = sift(rows, clean.task, quarantine.task)
+        _check_counts(todo, counts, found)
         check_shares(found, spec.expect)
-        whole = set(tables.ledger.windows()) <= set(todo)
-        version = _write(tables, rows, todo, found, whole=whole)
-    finally:
-        rows.unpersist()
-    rules = rules_of(spec)
+        _check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
+        _check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
+    except BaseException:
+        clean.abandon()
+        quarantine.abandon()
+        raise
+    quarantine.commit(refused)
+    version = clean.commit(sound).version
+    rules, nothing = rules_of(spec), Outcomes()
     books = tuple(
         WindowBooks(
             window=name,
             fingerprint=fingerprint,
             rules=rules,
             read=counts.get(name, 0),
-            kept=found[name].rows.get(KEPT, 0) if name in found else 0,
-            quarantined=sum(found[name].quarantined.values()) if name in found else 0,
-            duplicates=found[name].rows.get(DUPLICATE, 0) if name in found else 0,
-            outcomes=found[name].quarantined if name in found else {},
-            content=found[name].content if name in found else "",
+            kept=found.get(name, nothing).rows.get(KEPT, 0),
+            quarantined=sum(found.get(name, nothing).quarantined.values()),
+            duplicates=found.get(name, nothing).rows.get(DUPLICATE, 0),
+            outcomes=found.get(name, nothing).quarantined,
+            content=found.get(name, nothing).content,
             version=version,
             run_id=run_id,
         )
@@ -195,6 +218,57 @@ def _ingest(spec: PipelineSpec, tables: Tables, prepared: DataFrame, todo: Mappi
         for name, count in outcomes.warned.items():
             warned[name] = warned.get(name, 0) + count
     return Ingested(done=books, warned=warned, version=version)
+
+
+def _gathered(rows: DataFrame, spec: PipelineSpec, most: int) -> DataFrame:
+    """The rows with those of a window, and of a key in it, in few tasks, so that a window becomes few files.
+
+    Where partition folders already hold each window by itself, and no keys are compared, rows stay where they are read.
+
+    Args:
+        rows: with their window.
+        spec: the pipeline.
+        most: rows of the largest window.
+    """
+    from pyspark.sql import functions as F
+
+    if spec.source.partition is not None and not spec.source.key and spec.transform is None:
+        return rows
+    files = 1 + most // _ROWS_PER_FILE
+    if files == 1:
+        return rows.repartition(WINDOW)
+    plain = [F.col(quoted(name)) for name in spec.source.key if rows.schema[name].dataType.simpleString() in _HASHED]
+    hashed = F.xxhash64(*plain) if plain else content_hash(rows)
+    if spec.source.key and not plain:  # values of these types may be equal and have different hashes
+        return rows.repartition(WINDOW)
+    return rows.withColumn(SALT, F.pmod(hashed, F.lit(files))).repartition(WINDOW, SALT)
+
+
+def _staged(
+    spark: SparkSession, tables: Tables, rows: DataFrame, todo: Mapping[str, str]
+) -> tuple[StagedWrite, StagedWrite]:
+    """The replacement of the windows in both tables.
+
+    Where all windows there are are replaced, the clean rows may have other columns than before.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    check_places({"places.tables": Storage.of(tables.folder)}, spark)
+    partitions = [{WINDOW: name} for name in todo]
+    table, whole = tables.table("clean"), set(tables.ledger.windows()) <= set(todo)
+    schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
+    if whole and table.exists():
+        clean = table.stage(schema, "overwrite", partition_by=[WINDOW], overwrite_schema=True)
+    else:
+        clean = table.stage(schema, "replace", partition_by=[WINDOW], partitions=partitions)
+    texts = StructType([StructField(name, StringType()) for name in QUARANTINE]).json()
+    return clean, tables.table("quarantine").stage(texts, "replace", partition_by=[WINDOW], partitions=partitions)
+
+
+def _check_files(files: Sequence[FileRow], expected: int, uri: str) -> None:
+    written = sum(file.rows for file in files)
+    if written != expected:
+        raise DataError(f"{uri} got {written} rows and {expected} were counted: its place loses rows, so run again")
 
 
 def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> DataFrame:
@@ -216,17 +290,9 @@ def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> Da
     return frame.withColumn(WINDOW, window_column(frame, spec.source))
 
 
-def _check_counts(
-    spec: PipelineSpec, todo: Mapping[str, str], counts: Mapping[str, int], found: Mapping[str, Outcomes]
-) -> None:
-    """Refuse rows that were lost or multiplied between two readings, that left their window, and days without a row."""
-    strangers = sorted(set(counts) - set(todo))
-    if strangers:
-        raise DataError(
-            f"the transform moved {counts[strangers[0]]} rows into the window {strangers[0]}, which is not due: change "
-            "the column that says when a row happened in the source, not in the transform"
-        )
-    for name in todo:
+def _check_counts(todo: Mapping[str, str], counts: Mapping[str, int], found: Mapping[str, Outcomes]) -> None:
+    """Refuse rows that were lost or multiplied between two readings, and windows without a sound row."""
+    for name in sorted({*todo, *found}):
         judged_rows = found[name].total if name in found else 0
         if counts.get(name, 0) != judged_rows:
             raise DataError(
@@ -239,41 +305,3 @@ def _check_counts(
                 f"all {judged_rows} rows of window {name} are refused, {rows} of them for {reason!r}: deliver the "
                 "window again, or correct the expectation"
             )
-
-
-def _write(
-    tables: Tables, rows: DataFrame, todo: Mapping[str, str], found: Mapping[str, Outcomes], *, whole: bool
-) -> int:
-    """Replace the windows in both tables, one commit each, and return the version of the clean rows.
-
-    Where all windows there are are replaced, the clean rows may have other columns than before.
-    """
-    from pyspark.sql import functions as F
-
-    columns = [name for name in rows.columns if name not in OWN]
-    bad = rows.where(~F.col(OUTCOME).isin(KEPT, DUPLICATE))
-    garbled = F.col(MALFORMED) if MALFORMED in rows.columns else F.lit(None).cast("string")
-    raw = F.to_json(F.struct(*[F.col(quoted(name)) for name in columns]), {"ignoreNullFields": "false"})
-    quarantine = bad.select(WINDOW, F.col(OUTCOME).alias("reason"), F.coalesce(garbled, raw).alias("row"))
-    clean = rows.where(F.col(OUTCOME) == KEPT).select(WINDOW, *[quoted(name) for name in columns])
-    expected = {
-        "quarantine": sum(sum(each.quarantined.values()) for each in found.values()),
-        "clean": sum(each.rows.get(KEPT, 0) for each in found.values()),
-    }
-    partitions, version = [{WINDOW: name} for name in todo], -1
-    for name, frame in (("quarantine", quarantine), ("clean", clean)):
-        table = tables.table(name)
-        files = 1 + expected[name] // (_ROWS_PER_FILE * len(todo))  # a window becomes one file, a large one several
-        salt = [F.pmod(content_hash(frame), F.lit(files))] if files > 1 else []
-        spread = frame.repartition(WINDOW, *salt)
-        if whole and name == "clean" and table.exists():
-            written = table.write(spread, "overwrite", partition_by=[WINDOW], overwrite_schema=True)
-        else:
-            written = table.write(spread, "replace", partition_by=[WINDOW], partitions=partitions)
-        if written.rows != expected[name]:
-            raise DataError(
-                f"{table.uri} got {written.rows} rows and {expected[name]} were counted: the source changed meanwhile, "
-                "so run again"
-            )
-        version = written.version
-    return version

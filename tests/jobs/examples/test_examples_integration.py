@@ -35,7 +35,7 @@ def test_digits_are_read_as_well_as_by_a_support_vector_machine(spark, tmp_path)
 
 @pytest.mark.slow
 def test_clicks_are_predicted_nearly_as_well_as_by_the_probabilities_they_were_drawn_with(spark, tmp_path):
-    truth, done, predictions = run("clicks", spark, tmp_path, rows=40_000, days=8)
+    truth, done, predictions = run("clicks", spark, tmp_path, rows=60_000, days=8)
     best, reached = truth["days"]["2024-01-07"], done.evaluated.decision.challenger.values
     assert done.rows["quarantined"] == done.rows["read"] - sum(day["sound"] for day in truth["days"].values())
     assert reached["auc"] > best["auc"] - 0.04

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,6 @@ from sparkdl.pipeline.spec import (
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.work.ingest import due_windows
 from sparkdl.pipeline.work.ingest import ingest as ingested
-from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
@@ -282,7 +282,7 @@ def test_a_transform_is_a_function_or_sql(spark, tables, transform):
         (
             {"expect": {"paid": Expectation(check="amout > 0")}},
             ConfigError,
-            r"expect\.paid: 'amout > 0' cannot be asked",
+            r"expect\.paid.*'amout > 0' reads 'amout', which is no column",
         ),
         ({"expect": {"paid": Expectation(check="amount >")}}, ConfigError, r"expect\.paid"),
         ({"expect": {"paid": Expectation(check="amount")}}, ConfigError, "is a double: write a condition"),
@@ -302,7 +302,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(spark, tables, more, e
     source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=("order_id",))
     with pytest.raises(error, match=words):
         ingest(spark, spec_of(source, **more), tables, "run", NOW)
-    assert not Storage.of(tables.folder).exists()
+    assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]
 
 
 def test_a_transform_cannot_move_rows_into_windows_that_are_not_due(spark, tables):
@@ -353,3 +353,64 @@ def test_a_renamed_column_makes_every_window_due(spark, tables):
     ingest(spark, spec_of(SqlSource(query=query.format("store"))), tables, "two", NOW)
     assert tables.table("clean").columns() == ["_window", "order_id", "amount", "store"]
     assert tables.ledger.windows()["all"].fingerprint != first[0].fingerprint
+
+
+def test_books_do_not_depend_on_how_rows_are_gathered(spark, orders, tables, tmp_path, monkeypatch):
+    folder, write = orders
+    write("2026-03-02", rows=5, start=3, name="again")
+    write("2026-03-02", rows=1, start=60, amount="-1.0D", name="bad")
+    checks = {"paid": Expectation(check="amount >= 0"), "large": Expectation(check="amount > 4", action="warn")}
+    spec = spec_of(ParquetSource(path=str(folder), key=("order_id",), time="bought_at"), expect=checks)
+    first = ingest(spark, spec, tables, "one", NOW)
+    monkeypatch.setattr("sparkdl.pipeline.work.ingest._ROWS_PER_FILE", 7)
+    others = Tables(folder=str(tmp_path / "small"))
+    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # which would join parts so small
+    try:
+        second = ingest(spark, spec, others, "one", NOW)
+    finally:
+        spark.conf.unset("spark.sql.adaptive.coalescePartitions.enabled")
+    assert second == first
+    assert first.warned == {"large": 15}
+    assert clean_rows(others) == clean_rows(tables)
+    files = [file.partition["_window"] for file in others.table("clean").files()]
+    assert len(files) > len(set(files)) == 3  # several of a window, and no more than there are parts
+    assert len(tables.table("clean").files()) == 3
+
+
+def test_rows_of_partition_folders_are_not_moved(spark, tables, tmp_path):
+    (tmp_path / "raw").mkdir()
+    for day in ("2026-03-01", "2026-03-02"):
+        folder = tmp_path / "raw" / f"day={day}"
+        folder.mkdir()
+        (folder / "rows.csv").write_text("1,1.5\n2,0.5\n3,\n4\n")
+    source = CsvSource(
+        path=str(tmp_path / "raw"), schema="order_id BIGINT, amount DOUBLE", partition="day", options={"header": False}
+    )
+    made = ingest(spark, spec_of(source, expect={"paid": Expectation(check="amount > 0")}), tables, "run", NOW)
+    assert [(books.read, books.kept, books.outcomes) for books in made.done] == [
+        (4, 2, {"paid": 1, "malformed in its file": 1})] * 2  # fmt: skip
+    refused = tables.table("quarantine").rows().to_pylist()
+    assert sorted(row["row"] for row in refused if row["reason"] != "paid") == ["4", "4"]
+    assert {json.loads(row["row"])["order_id"] for row in refused if row["reason"] == "paid"} == {3}
+    assert len(tables.table("clean").files()) == 2
+
+
+@pytest.mark.parametrize("name", ["_outcome", "_warned", "_salt"])
+def test_columns_that_the_pipeline_adds_are_refused_in_the_source(spark, tables, name):
+    query = f"SELECT 1 AS order_id, 2.0D AS amount, 3 AS {name}"
+    with pytest.raises(SchemaError, match=f"the rows have a column {name}, which the pipeline adds"):
+        ingest(spark, spec_of(SqlSource(query=query)), tables, "run", NOW)
+
+
+def test_columns_of_any_other_name_are_kept_as_they_are(spark, tables):
+    query = "SELECT 1 AS order_id, 2.0D AS amount, 'x' AS _hash, 'y' AS _row, 5 AS `a.b`, 6 AS `c``d`, 7 AS `_c`"
+    ingest(spark, spec_of(SqlSource(query=query)), tables, "run", NOW)
+    (row,) = clean_rows(tables)
+    assert (row["_hash"], row["_row"], row["a.b"], row["c`d"], row["_c"]) == ("x", "y", 5, 6, 7)
+
+
+def test_a_run_that_fails_while_it_writes_leaves_no_file(spark, tables):
+    source = SqlSource(query="SELECT id AS order_id, IF(id = 3, raise_error('lost'), 1.0D) AS amount FROM range(5)")
+    with pytest.raises(Exception, match="lost"):
+        ingest(spark, spec_of(source), tables, "run", NOW)
+    assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]

@@ -1,0 +1,162 @@
+"""Judged rows to the files of two tables, and to their counts, in one pass.
+
+Enters: judged rows (``expect.judged``), and a task for each table. Leaves: files of sound rows, files of refused ones,
+none of them committed, and the books of each window, from one report a task. What is counted is what is written, row
+by row: there is no second reading that could differ.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.columns.names import quoted
+from sparkdl.columns.numpy_arrow import one_value, to_numpy
+from sparkdl.compat.quick_ack import promptly
+from sparkdl.compat.spark_errors import task_errors
+from sparkdl.pipeline.rows.expect import DUPLICATE, KEPT, OUTCOME, OWN, WARNED, Outcomes, content_hash
+from sparkdl.pipeline.rows.source import MALFORMED, WINDOW
+from sparkdl.tables.parquet import FileRow, WriteTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["QUARANTINE", "clean_columns", "sift"]
+
+QUARANTINE = (WINDOW, "reason", "row")
+"""The columns of the table of refused rows, all of them texts."""
+_MODULUS = 2**31 - 1
+
+Sums = dict[tuple[str, str], list[int]]
+"""By window and outcome: rows, their hashes exclusive-ored, and the sum of their hashes modulo ``_MODULUS``."""
+
+
+def clean_columns(rows: DataFrame) -> list[str]:
+    """The columns of the table of clean rows, as ``judged`` leaves them."""
+    return [WINDOW, *(name for name in rows.columns if name not in OWN)]
+
+
+def sift(
+    rows: DataFrame, clean: WriteTask, quarantine: WriteTask
+) -> tuple[list[FileRow], list[FileRow], dict[str, Outcomes]]:
+    """Write judged rows, and count them by window.
+
+    Args:
+        rows: as ``judged`` leaves them.
+        clean: writes the sound ones.
+        quarantine: writes the refused ones, each as JSON or as the line that could not be read.
+
+    Returns:
+        the files of both, and the books of each window.
+
+    Raises:
+        StorageError: files cannot be written.
+    """
+    from pyspark.sql import functions as F
+
+    columns = clean_columns(rows)
+    whole = F.to_json(F.struct(*[F.col(quoted(name)) for name in columns[1:]]), {"ignoreNullFields": "false"})
+    line = F.coalesce(F.col(MALFORMED), whole) if MALFORMED in rows.columns else whole
+    own = [F.col(OUTCOME), F.col(WARNED), content_hash(rows), F.when(~F.col(OUTCOME).isin(KEPT, DUPLICATE), line)]
+    selected = rows.select(*[F.col(quoted(name)) for name in columns], *own)
+    # Spark's mapInArrow takes a dot in a name for a path into a struct, and a backtick for a quote.
+    plain = selected.toDF(*(f"column_{number}" for number in range(len(columns) + len(own))))
+    task = _Sift(columns=tuple(columns), clean=clean, quarantine=quarantine)
+    with task_errors():
+        found = plain.mapInArrow(task, "report binary").collect()
+    reports = [json.loads(zlib.decompress(bytes(row["report"]))) for row in found]
+    sound, bad = ([FileRow(**file) for one in reports for file in one[part]] for part in ("clean", "quarantine"))
+    return sound, bad, _books(reports)
+
+
+def _books(reports: Sequence[Mapping[str, Any]]) -> dict[str, Outcomes]:
+    """The books of each window from the counts of all tasks; of rows that are kept with a hash of all of them."""
+    found: dict[str, Outcomes] = {}
+    hashes: dict[str, tuple[int, int]] = {}
+    for window, outcome, rows, mixed, added in (line for report in reports for line in report["sums"]):
+        into = found.setdefault(window, Outcomes())
+        into.rows[outcome] = into.rows.get(outcome, 0) + rows
+        if outcome == KEPT:
+            before = hashes.get(window, (0, 0))
+            hashes[window] = (before[0] ^ mixed, before[1] + added)
+    for window, (mixed, added) in hashes.items():
+        found[window].content = f"{mixed}.{added}.{found[window].rows[KEPT]}"
+    for window, name, rows in (line for report in reports for line in report["warned"]):
+        found[window].warned[name] = found[window].warned.get(name, 0) + rows
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sift:
+    """The function that every task of the pass runs.
+
+    Attributes:
+        columns: of sound rows, the window first.
+        clean: writes these.
+        quarantine: writes window, reason and text of refused ones.
+    """
+
+    columns: tuple[str, ...]
+    clean: WriteTask
+    quarantine: WriteTask
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sums: Sums = {}
+        warned: dict[tuple[str, str], int] = {}
+        with self.clean.open() as clean, self.quarantine.open() as quarantine:
+            for batch in promptly(batches):
+                judged = _Judged(batch, self.columns)
+                judged.count(sums, warned)
+                clean.write(judged.sound())
+                quarantine.write(judged.refused())
+            report = {
+                "clean": [asdict(file) for file in clean.finish()],
+                "quarantine": [asdict(file) for file in quarantine.finish()],
+                "sums": [[*key, *counts] for key, counts in sums.items()],
+                "warned": [[*key, rows] for key, rows in warned.items()],
+            }
+        yield pa.RecordBatch.from_arrays([one_value(zlib.compress(json.dumps(report).encode(), level=1))], ["report"])
+
+
+class _Judged:
+    """A batch: columns of sound rows, the window first; then outcome, warnings, hash, and the text of a refused row."""
+
+    def __init__(self, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
+        self.rows = pa.RecordBatch.from_arrays(batch.columns[: len(columns)], list(columns))
+        self.outcomes, self.warned, self.hashes, self.texts = batch.columns[len(columns) :]
+        self.windows = batch.column(0)
+        self.kept = pc.equal(self.outcomes, KEPT)
+
+    def sound(self) -> pa.RecordBatch:
+        return self.rows if self.kept.true_count == len(self.kept) else self.rows.filter(self.kept)
+
+    def refused(self) -> pa.RecordBatch:
+        there = pc.is_valid(self.texts)
+        columns = [column.filter(there) for column in (self.windows, self.outcomes, self.texts)]
+        return pa.RecordBatch.from_arrays(columns, list(QUARANTINE))
+
+    def count(self, sums: Sums, warned: dict[tuple[str, str], int]) -> None:
+        """Add the rows of the batch."""
+        windows, outcomes = self.windows.dictionary_encode(), self.outcomes.dictionary_encode()
+        codes = to_numpy(windows.indices).astype(np.int64) * len(outcomes.dictionary) + to_numpy(outcomes.indices)
+        hashes, groups = to_numpy(self.hashes), np.unique(codes)
+        for code in groups.tolist():
+            window, outcome = divmod(code, len(outcomes.dictionary))
+            key = windows.dictionary[window].as_py(), outcomes.dictionary[outcome].as_py()
+            into = sums.setdefault(key, [0, 0, 0])
+            chosen = hashes if len(groups) == 1 else hashes[codes == code]
+            into[0] += len(chosen)
+            into[1] ^= int(np.bitwise_xor.reduce(chosen))
+            into[2] += int(np.mod(chosen, _MODULUS).sum())
+        broken = self.warned.filter(self.kept)
+        if len(broken.flatten()):
+            parents = self.windows.filter(self.kept).take(pc.list_parent_indices(broken))
+            for name in zip(parents.to_pylist(), broken.flatten().to_pylist(), strict=True):
+                warned[name] = warned.get(name, 0) + 1
