@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.judging.metrics.measure import Measured
-from sparkdl.pipeline.judging.metrics.slices import LEAST_ROWS, OTHERS
+from sparkdl.pipeline.judging.metrics.slices import LEAST_ROWS, MISSING, OTHERS
 from sparkdl.pipeline.report.charts import Axis, Plot, bar, span_mark
 from sparkdl.pipeline.report.html import Child, Html, tag
 from sparkdl.pipeline.report.tables import figures, number, section, table
@@ -123,7 +123,7 @@ def sliced(record: RunRecord) -> Html | None:
 
 
 def _slices(evaluated: Evaluated, column: str) -> list[Html]:
-    mine, theirs = evaluated.slices[column], evaluated.champion_slices.get(column, {})
+    mine, theirs = _in_order(evaluated.slices[column]), evaluated.champion_slices.get(column, {})
     metric = evaluated.decision.gate.metric
     more = [name for name in _BESIDE if name != metric and any(name in one.values for one in mine.values())]
     axis = _bias_axis(mine)
@@ -139,6 +139,17 @@ def _slices(evaluated: Evaluated, column: str) -> list[Html]:
     header = [column, "rows", metric, "", *(["champion before"] if theirs else []), *more]
     header += ["bias", "with 95 % interval"] if axis is not None else []
     return [tag("h3", column), table(header, lines, note=_left_out(evaluated, column))]
+
+
+def _in_order(slices: Mapping[str, Measured]) -> Mapping[str, Measured]:
+    """Numbers, such as the hours of a day, in their order; whatever else the largest first, as it is."""
+    places: dict[str, float] = {}
+    for name in slices:
+        try:
+            places[name] = math.inf if name in (MISSING, OTHERS) else float(name)
+        except ValueError:
+            return slices
+    return {name: slices[name] for name in sorted(slices, key=lambda name: (places[name], name == OTHERS))}
 
 
 def _left_out(evaluated: Evaluated, column: str) -> str:

@@ -221,6 +221,14 @@ def test_slices_that_are_not_shown_are_counted(record_of_task):
     assert "the other 1,231 stand together as (others)" in said
 
 
+def test_slices_that_are_numbers_stand_in_their_order(record_of_task):
+    record = record_of_task()
+    [one, *_] = record.evaluated.slices["shop"].values()
+    hours = dict.fromkeys(["17", "8", "(missing)", "10", "(others)"], one)
+    record.evaluated = replace(record.evaluated, slices={"hour": hours}, champion_slices={})
+    assert re.search(r">8<.*>10<.*>17<.*>\(missing\)<.*>\(others\)<", report_html(record))
+
+
 def measure(value, threshold=0.2, chance=0.01):
     return Measure(value=value, chance=chance, threshold=threshold)
 
