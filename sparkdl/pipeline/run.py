@@ -18,6 +18,7 @@ from sparkdl.pipeline.state.record import Finished, RunRecord
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.ingest import due_windows
 from sparkdl.storage import Storage, check_places
+from sparkdl.storage.address import looks_like_a_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
     """
     started, record = time.perf_counter(), context.record
     try:
-        check_places({"places.runs": context.runs, "places.tables": Storage.of(context.tables.folder)})
+        check_places(_written(context))
         check_champion(context)
         if nothing_new(context):
             record.end("nothing new", "source, file, code and champion are as they were")
@@ -59,6 +60,15 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         record.seconds, record.steps = time.perf_counter() - started, context.steps.notes
         leave(context)
     return record
+
+
+def _written(context: Context) -> dict[str, Storage]:
+    """The places that a run writes to, by their keys in the file."""
+    places, target = context.spec.places, str(context.spec.score.target)
+    found = {
+        f"places.{name}": Storage.of(str(getattr(places, name))) for name in ("runs", "tables", "shards", "registry")
+    }
+    return found if looks_like_a_table(target) else {**found, "score.target": Storage.of(target)}
 
 
 def nothing_new(context: Context) -> bool:

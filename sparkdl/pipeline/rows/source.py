@@ -21,6 +21,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.pipeline.code import code_hash, imported
+from sparkdl.pipeline.rows.failures import source_errors
 from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE
 from sparkdl.pipeline.spec import CsvSource, DeltaSource, FunctionSource, JsonSource, ParquetSource, Source, SqlSource
 from sparkdl.storage import Entry, Storage, sha256_hex
@@ -84,11 +85,13 @@ def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
     Raises:
         SchemaError: the column that says when a row happened is not there, or is no date.
         ConfigError: the function cannot be called, or returns no DataFrame.
+        DataError: a file that was there is gone.
     """
     from pyspark.errors import PySparkException
 
     try:
-        frame = _frame(spark, source, look)
+        with source_errors():
+            frame = _frame(spark, source, look)
     except PySparkException as error:
         reason = str(error).partition("\n")[0]
         raise SchemaError(f"the source cannot be read: {reason}; correct source, or how it is written") from error

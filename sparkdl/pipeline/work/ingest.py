@@ -35,6 +35,7 @@ from sparkdl.pipeline.rows.expect import (
     content_hash,
     judged,
 )
+from sparkdl.pipeline.rows.failures import source_errors
 from sparkdl.pipeline.rows.ledger import Tables, WindowBooks
 from sparkdl.pipeline.rows.sift import QUARANTINE, clean_columns, sift
 from sparkdl.pipeline.rows.source import WINDOW, Look, frame_of, read_rows, source_identity, window_column
@@ -121,6 +122,11 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
         ConfigError: a condition, query or function is wrong.
         StorageError: source or tables cannot be read or written.
     """
+    with source_errors():
+        return _ingest_due(spark, context)
+
+
+def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     from pyspark.sql import functions as F
 
     spec, tables, look, now, again = context.spec, context.tables, context.look, context.now, context.again

@@ -1,0 +1,157 @@
+"""Sources that change, vanish or have a gap, and places that are read-only: one sentence, and nothing is half-done."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from sparkdl.errors import DataError, SparkdlError, StorageError
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.work import ingest
+from sparkdl.tables.table import Table
+
+NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+
+
+class Shop:
+    """A pipeline over days of orders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rows, self.root = folder / "rows", folder / "root"
+        self.rows.mkdir()
+
+    def deliver(self, *days: int) -> None:
+        for day in days:
+            x = np.random.default_rng(day).normal(size=60)
+            frame = pd.DataFrame({"id": np.arange(60) + 100 * day, "x": x, "y": 2 * x + 1})
+            frame["at"] = pd.Timestamp(2026, 3, day, 9)
+            frame.to_parquet(self.rows / f"{day:02d}.parquet", coerce_timestamps="us")
+
+    def context(self, *overrides: str) -> Context:
+        text = f"""
+        name: shop
+        root: {self.root}
+        source: {{kind: parquet, path: {self.rows}, key: id, time: at}}
+        features: {{x: number}}
+        label: {{y: regression}}
+        split: {{by: time, validate: 1 day, score: 1 day}}
+        train: {{epochs: 1, batch_size: 32, num_proc: 1, verbose: 0}}
+        publish: {{gate: {{min_rows: 20}}}}
+        """
+        return Context(loads(text, overrides), NOW)
+
+    def left(self):
+        """What a run that was refused must not have changed."""
+        registry, tables = ModelRegistry(f"{self.root}/shop/registry"), f"{self.root}/shop/tables"
+        kept = {name: Table(f"{tables}/{name}") for name in ("clean", "quarantine", "ledger", "predictions")}
+        return (
+            registry.aliases("shop") if "shop" in registry.models() else None,
+            {name: table.version() for name, table in kept.items() if table.exists()},
+        )
+
+
+@pytest.fixture
+def shop(tmp_path):
+    return Shop(tmp_path)
+
+
+def refused(context, spark, kind=SparkdlError):
+    """The one sentence of a run that ends with exit code 1."""
+    with pytest.raises(kind) as caught:
+        run(context, spark)
+    assert context.record.exit_code == 1, context.record
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_a_file_that_vanishes_while_the_source_is_read_is_named(spark, shop):
+    shop.deliver(1, 2, 3)
+    context = shop.context()
+    assert context.look.files
+    (shop.rows / "02.parquet").unlink()
+    assert "02.parquet was there when the run began and is gone" in refused(context, spark, DataError)
+    assert shop.left() == (None, {})
+
+
+def test_a_file_that_is_no_parquet_is_named(spark, shop):
+    shop.deliver(1, 2, 3)
+    (shop.rows / "04.parquet").write_bytes(b"PAR1 but nothing else of it PAR1" * 9)
+    assert "04.parquet cannot be read: " in refused(shop.context("source.options={mergeSchema: false}"), spark)
+    assert shop.left() == (None, {})
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(spark, shop, monkeypatch):
+    shop.deliver(1, 2, 3)
+    judge = ingest.outcomes_of
+
+    def judged_before_another_delivery(rows):
+        found = judge(rows)
+        frame = pd.read_parquet(shop.rows / "02.parquet")
+        pd.concat([frame, frame]).to_parquet(shop.rows / "02.parquet", coerce_timestamps="us")
+        return found
+
+    monkeypatch.setattr(ingest, "outcomes_of", judged_before_another_delivery)
+    said = refused(shop.context(), spark, DataError)
+    assert "the source changed meanwhile" in said or "02.parquet cannot be read" in said
+    assert shop.left() == (None, {})
+
+
+@pytest.mark.slow
+def test_a_table_that_vanished_leaves_champion_and_predictions_as_they_were(spark, shop):
+    frame = pd.DataFrame({"id": range(200), "x": np.random.default_rng(0).normal(size=200)})
+    table = Table(f"{shop.rows}/table")
+    table.append(pa.Table.from_pandas(frame.assign(y=2 * frame.x + 1), preserve_index=False).replace_schema_metadata())
+    own = [f"source={{kind: delta, table: {shop.rows}/table, key: id}}", "split={by: hash, validate: 0.2}"]
+    assert run(shop.context(*own, "split.train=0.6"), spark).outcome == "promoted"
+    before = shop.left()
+    shutil.rmtree(f"{shop.rows}/table")
+    said = refused(shop.context(*own, "split.train=0.6"), spark, StorageError)
+    assert f"{shop.rows}/table" in said
+    assert shop.left() == before
+    assert before[0] == {"champion": 1}
+
+
+@pytest.mark.parametrize(
+    ("days", "split", "said"),
+    [
+        ((1, 2, 5), "split.validate=2 days", "split.validate has no window with rows"),
+        ((1, 2), "split.validate=1 day", "split.train has no window with rows"),
+        ((1, 2, 4, 5), "split.train=1 day", "split.train has no window with rows"),
+    ],
+)
+def test_a_part_without_rows_is_refused_and_no_model_is_made(spark, shop, days, split, said):
+    shop.deliver(*days)
+    assert said in refused(shop.context(split), spark, DataError)
+    aliases, tables = shop.left()
+    assert aliases is None
+    assert "predictions" not in tables
+
+
+def test_every_place_that_is_read_only_is_named_before_a_row_is_read(spark, shop, tmp_path):
+    shop.deliver(1, 2, 3)
+    place = tmp_path / "fixed"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=256k", "tmpfs", str(place)], check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        for key in ("places.tables", "places.shards", "places.registry", "score.target"):
+            said = refused(shop.context(f"{key}={place}/{key}"), spark, StorageError)
+            assert said.startswith(f"{key}: cannot write")
+            assert "ead-only" in said
+            assert shop.left() == (None, {})
+        context = shop.context(f"root={place}/root")
+        with pytest.raises(StorageError, match=r"places\.runs: cannot write.*places\.tables.*places\.registry"):
+            run(context, spark)
+        assert context.record.exit_code == 1
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
