@@ -233,7 +233,8 @@ def _of_files(spark: SparkSession, source: _FILES, look: Look) -> DataFrame:
     places = [Storage.of(file).spark_uri for file in look.files]
     root = source.path.split("*")[0].split("?")[0].split("[")[0]
     folder = root if root == source.path else root.rpartition("/")[0]
-    reader = spark.read.option("basePath", Storage.of(folder).spark_uri) if len(places) > 1 else spark.read
+    alone = places == [Storage.of(source.path).spark_uri]  # a file is no base of partitions
+    reader = spark.read if alone else spark.read.option("basePath", Storage.of(folder).spark_uri)
     if isinstance(source, ParquetSource):
         return reader.options(**{"mergeSchema": True, **source.options}).parquet(*places)
     form = "csv" if isinstance(source, CsvSource) else "json"

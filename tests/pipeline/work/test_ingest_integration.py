@@ -196,6 +196,13 @@ def test_garbled_rows_of_text_files_are_quarantined_as_they_are(spark, tables, t
     assert [row["row"] for row in refused] == [bad[form].strip()]
 
 
+def test_the_first_file_of_all_lies_in_its_partition_as_those_after_it(spark, tables, tmp_path):
+    (tmp_path / "rows" / "day=2026-03-01").mkdir(parents=True)
+    (tmp_path / "rows" / "day=2026-03-01" / "a.csv").write_text("order_id,amount,y\n1,2.5,0\n")
+    spec = spec_of(CsvSource(path=str(tmp_path / "rows"), key=("order_id",), partition="day"))
+    assert [books.window for books in ingest(spark, spec, tables, "r1", NOW).done] == ["2026-03-01"]
+
+
 def test_partition_folders_tell_what_is_due_without_spark(spark, tables, tmp_path):
     folder = tmp_path / "raw"
     frame = spark.range(6).selectExpr(
