@@ -42,8 +42,8 @@ _PREPARE, _SCORE, _DRIFT = 1, 1, 1
 Content = Mapping[str, str]
 Inputs = dict[str, Any]
 
-_MOST_WINDOWS = 100
-"""The newest windows that are compared with a champion, unless the file looks back upon more."""
+_MOST_WINDOWS = 48
+"""The newest windows that are compared with a champion, two days of hours; more where the file looks back upon more."""
 
 _NOT_DECIDING = {
     *("verbose", "timeout", "max_failures", "checkpoint_every", "keep_checkpoints"),
