@@ -22,7 +22,7 @@ from typing import Any
 from sparkdl.errors import ConfigError
 from sparkdl.storage import sha256_hex
 
-__all__ = ["code_folder", "code_hash", "importable", "imported", "split_target"]
+__all__ = ["arguments_of", "code_folder", "code_hash", "importable", "imported", "split_target"]
 
 
 def code_folder(code: str) -> str | None:
@@ -130,6 +130,35 @@ def code_hash(target: str) -> str:
             _check_bound(parsed, target)
         todo += [each for each in _imports(parsed, name, source) if _same_project(each, module)]
     return sha256_hex(json.dumps([function, sorted(found.items())]).encode())
+
+
+def arguments_of(target: str) -> dict[str, str | None] | None:
+    """What the function or class ``module:function`` can be called with by keyword, with the text of each annotation.
+
+    Returns:
+        None where only a call can tell: it takes any, or its source defines it in some other way.
+
+    Raises:
+        ConfigError: there is no such module, or it is no Python.
+    """
+    module, function = split_target(target)
+    source = _source(module)
+    if source is None:
+        raise ConfigError(f"{target} names the module {module}, which is not there")
+    try:
+        body = ast.parse(source.read_bytes()).body
+    except SyntaxError as error:
+        raise ConfigError(f"{module} ({source}) is no Python: {error.msg} in line {error.lineno}") from error
+    found = [node for node in body if getattr(node, "name", None) == function]
+    node = found[-1] if found else None
+    if isinstance(node, ast.ClassDef):
+        made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+        node = made[-1] if made and not node.decorator_list else None
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.args.kwarg is not None:
+        return None
+    named = [*node.args.args, *node.args.kwonlyargs]
+    notes = {one.arg: None if one.annotation is None else ast.unparse(one.annotation) for one in named}
+    return {name: note for name, note in notes.items() if name != "self"}
 
 
 def _source(name: str) -> Path | None:

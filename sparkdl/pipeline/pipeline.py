@@ -24,6 +24,7 @@ from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.status import Status, status_of
+from sparkdl.pipeline.trials import search_problems
 from sparkdl.pipeline.unsupported import unsupported
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Pipeline:
 
     def __init__(self, file: PipelineFile) -> None:
         with importable(file.spec.code):
-            found = [*unsupported(file.spec), *_functions_not_found(file.spec)]
+            found = [*unsupported(file.spec), *_functions_not_found(file.spec), *search_problems(file.spec)]
         if found:
             raise file.refused(found)
         self.file = file

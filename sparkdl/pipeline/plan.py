@@ -29,10 +29,12 @@ from sparkdl.pipeline.state.keys import (
     shards_are_there,
     shards_inputs,
     train_inputs,
+    trial_inputs,
 )
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.results import Shards, Trained
 from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.trials import trials_of
 from sparkdl.pipeline.work.drift import kept_drift, rule_of
 from sparkdl.pipeline.work.ingest import due_windows, rules_of
 
@@ -200,9 +202,10 @@ def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Itera
         return
     inputs = shards_inputs(context, parts, content, key)
     yield _kept(steps.find("shards", inputs, Shards, shards_are_there) is not None, "windows, weight or seed differ")
-    inputs = train_inputs(context, content_key("shards", inputs))
+    shards = inputs
+    inputs = train_inputs(context, content_key("shards", shards))
     trained = steps.find("train", inputs, Trained, lambda done: bundle_is_whole(done.bundle))
-    yield _kept(trained is not None, "model, train, label or their code differ")
+    yield _kept(trained is not None, _untrained(context, content_key("shards", shards)))
     fresh = [name for name in parts.test if name not in content]
     if fresh:
         yield "done again", f"of the test windows {_count(fresh)}"
@@ -230,6 +233,15 @@ def _scoring(context: Context, parts: Parts, content: Mapping[str, str]) -> Iter
     else:
         why = f"version {champion.version} has scored them all; another champion would score again"
         yield PlannedStep(name="score", state="kept", why=why)
+
+
+def _untrained(context: Context, shards: str) -> str:
+    """Why a training is due; of a search, how much of it was done."""
+    if context.spec.search is None:
+        return "model, train, label or their code differ"
+    trials = trials_of(context.spec)
+    done = sum(context.steps.known("trial", trial_inputs(context, shards, each)) for each in trials)
+    return f"{done} of {len(trials)} trials of the search are done"
 
 
 def _kept(known: bool, otherwise: str) -> tuple[State, str]:

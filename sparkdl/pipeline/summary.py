@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.results import Drifted, Evaluated, Live
+from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
 
 __all__ = ["plan_lines", "status_lines", "summary_lines"]
@@ -42,6 +42,7 @@ def _summary(record: RunRecord) -> Iterator[Line]:
             f"{record.rows.get('train', 0):,} rows{_unlabelled(record)}, {trained.ranks} ranks ({trained.backend}), "
             f"{trained.epochs} epochs{best}, {trained.steps:,} steps",
         )
+        yield from _trials(trained)
     if record.evaluated is not None:
         yield "quality", _quality(record.evaluated)
     if "version" in record.model:
@@ -59,6 +60,29 @@ def _summary(record: RunRecord) -> Iterator[Line]:
 def _unlabelled(record: RunRecord) -> str:
     rows = sum(count for name, count in record.rows.items() if name.endswith(" unlabelled"))
     return f" ({rows:,} of all held-out and training rows have no label yet, and were left out)" if rows else ""
+
+
+def _trials(trained: Trained) -> Iterator[Line]:
+    """A search: how many trials, and what each came to."""
+    if not trained.trials:
+        return
+    failed = sum(bool(trial.failed) for trial in trained.trials)
+    more = f", {failed} failed" if failed else ""
+    yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{more}; trial {_place(trained)} is the best"
+    for place, trial in list(enumerate(trained.trials))[:_SHOWN]:
+        settings = ", ".join(f"{name}={_short(value)}" for name, value in trial.settings.items())
+        came_to = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
+        yield f"trial {place + 1}", f"{settings}: {came_to}"
+    if len(trained.trials) > _SHOWN:
+        yield "trials", f"{len(trained.trials) - _SHOWN} more are in the record"
+
+
+def _place(trained: Trained) -> int:
+    return 1 + (trained.chosen or 0)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _rows(record: RunRecord) -> str:

@@ -22,7 +22,6 @@ def _differs(name: str) -> Callable[[PipelineSpec], bool]:
 
 
 _NOT_BUILT: tuple[tuple[Path, Callable[[PipelineSpec], bool], str], ...] = (
-    (("search",), lambda spec: spec.search is not None, " is not built yet: leave it out, and give train one setting"),
     (
         ("score", "target"),
         lambda spec: looks_like_a_table(str(spec.score.target)),

@@ -38,7 +38,6 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("search.space={train.epochs: [1, 2]}", "search is not built yet"),
         ("score.target=main.sales.predicted", "score.target is a table of a catalog"),
         ("label.grade=regression", "publish.label is missing"),
         ("train.transform_batch_size=7", "train.transform_batch_size has no effect"),

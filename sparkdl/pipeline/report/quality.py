@@ -18,7 +18,7 @@ from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Evaluated, Trained
 
-__all__ = ["compared", "learned", "sliced"]
+__all__ = ["compared", "learned", "sliced", "tried"]
 
 _BESIDE = ("mae", "log_loss")
 """Metrics that a slice shows beside the one that is judged by."""
@@ -40,6 +40,29 @@ def learned(trained: Trained | None) -> Html | None:
     lines = [(number(at + 1), *(number(row.get(name)) for name in names)) for at, row in enumerate(trained.history)]
     epochs = tag("details", tag("summary", "Every epoch"), table(("epoch", *names), lines)) if lines else None
     return section("Training", tag("p", text), figures(list(_curves(trained))), epochs)
+
+
+def tried(trained: Trained | None) -> Html | None:
+    """The trials of a search: every setting, what it came to, and which was chosen."""
+    if trained is None or not trained.trials:
+        return None
+    names = list(trained.trials[0].settings)
+    lines = [
+        (
+            number(at + 1),
+            *(str(trial.settings[name]) for name in names),
+            trial.failed or number(trial.value),
+            number(trial.epochs),
+            number(trial.seconds),
+            "chosen" if at == trained.chosen else "",
+        )
+        for at, trial in enumerate(trained.trials)
+    ]
+    failed = sum(bool(trial.failed) for trial in trained.trials)
+    text = f"{len(lines)} trials on the same shards, compared by {trained.chosen_by}; {failed} failed."
+    return section(
+        "Search", tag("p", text), table(("trial", *names, trained.chosen_by, "epochs", "seconds", ""), lines)
+    )
 
 
 def _curves(trained: Trained) -> Iterator[Html]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sparkdl.pipeline.report.drift import came_true, drifted
 from sparkdl.pipeline.report.figures import diagnosed
 from sparkdl.pipeline.report.page import document
-from sparkdl.pipeline.report.quality import compared, learned, sliced
+from sparkdl.pipeline.report.quality import compared, learned, sliced, tried
 from sparkdl.pipeline.report.rows import rows_in, rows_predicted, rows_refused
 from sparkdl.pipeline.report.run import environment, places, steps
 from sparkdl.pipeline.report.verdict import headline, verdict
@@ -28,6 +28,7 @@ def report_html(record: RunRecord) -> str:
         came_true(record.live),
         drifted(record.drift),
         learned(record.trained),
+        tried(record.trained),
         rows_in(record),
         rows_refused(record),
         rows_predicted(record),

@@ -14,7 +14,7 @@ from sparkdl.estimator.params.spec import SPECS
 from sparkdl.pipeline.spec.base import Count, Function, Section, Wrong
 from sparkdl.pipeline.spec.data import Scalar
 
-__all__ = ["ESTIMATOR_NAMES", "OPTIMIZERS", "Model", "Range", "Search", "Train"]
+__all__ = ["ESTIMATOR_NAMES", "NOT_DECIDING", "OPTIMIZERS", "Model", "Range", "Search", "Train"]
 
 _PARAMETERS = {spec.name: spec for spec in SPECS}
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -139,6 +139,13 @@ ESTIMATOR_NAMES = tuple(name for name in Train.__struct_fields__ if name in _PAR
 """The names in ``train`` that are handed to TorchEstimator as they are."""
 
 
+NOT_DECIDING = (
+    *("verbose", "timeout", "max_failures", "checkpoint_every", "keep_checkpoints"),
+    *("train_reader_num_workers", "val_reader_num_workers"),
+)
+"""Names in ``train`` that leave the weights as they are."""
+
+
 class Range(Section, frozen=True, kw_only=True):
     """Numbers between two limits, drawn at random."""
 
@@ -154,7 +161,7 @@ class Range(Section, frozen=True, kw_only=True):
 
 
 class Search(Section, frozen=True, kw_only=True):
-    """Several settings, of which the best on the validation rows becomes the challenger."""
+    """Several settings, of which the best by publish.metric on the validation rows becomes the challenger."""
 
     space: Annotated[
         dict[str, tuple[Scalar | None, ...] | Range],
@@ -170,7 +177,10 @@ class Search(Section, frozen=True, kw_only=True):
     trials: Annotated[Count | None, Meta(description="How many settings random draws.")] = None
     slots: Annotated[
         Count | None,
-        Meta(description="Slots of the cluster that trials side by side may fill; all of them by default."),
+        Meta(
+            description="Slots of the cluster that trials side by side may fill; all of them by default. Each trial "
+            "takes train.num_proc of them, one if that is left out."
+        ),
     ] = None
     seed: Annotated[int, Meta(ge=0, description="Of what random draws.")] = 0
 

@@ -15,9 +15,11 @@ from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.windows import NO_TIME
+from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.context import VERSION, Context
 from sparkdl.pipeline.state.results import Published, Scored, Shards, Trained
 from sparkdl.pipeline.state.steps import Steps, content_key
+from sparkdl.pipeline.trials import chosen_by, chosen_settings
 from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
@@ -35,6 +37,7 @@ __all__ = [
     "shards_inputs",
     "train_inputs",
     "trained_on",
+    "trial_inputs",
 ]
 
 _PREPARE, _SCORE, _DRIFT = 1, 1, 1
@@ -44,12 +47,6 @@ Inputs = dict[str, Any]
 
 _MOST_WINDOWS = 48
 """The newest windows that are compared with a champion, two days of hours; more where the file looks back upon more."""
-
-_NOT_DECIDING = {
-    *("verbose", "timeout", "max_failures", "checkpoint_every", "keep_checkpoints"),
-    *("train_reader_num_workers", "val_reader_num_workers"),
-}
-"""Names of ``train`` that leave the weights as they are."""
 
 
 def features_inputs(context: Context, parts: Parts, content: Content) -> Inputs:
@@ -84,9 +81,18 @@ def shards_are_there(found: Shards) -> bool:
 
 
 def train_inputs(context: Context, shards: str) -> Inputs:
-    """What decides a training on the shards of that key; how it is watched and kept alive does not."""
-    settings = context.settings
-    deciding = {name: value for name, value in settings["train"].items() if name not in _NOT_DECIDING}
+    """What decides a training on the shards of that key, or a search among several."""
+    inputs, search = trial_inputs(context, shards, {}), context.spec.search
+    if search is None:
+        return inputs
+    space = {name: context.settings["search"][name] for name in ("space", "method", "trials", "seed")}
+    return {**inputs, "search": space, "chosen by": [chosen_by(context.spec), context.spec.publish.label]}
+
+
+def trial_inputs(context: Context, shards: str, trial: Mapping[str, Any]) -> Inputs:
+    """What decides one training, with the settings of a trial; how it is watched and kept alive does not."""
+    settings = {**context.settings, **chosen_settings(context.settings, trial)} if trial else context.settings
+    deciding = {name: value for name, value in settings["train"].items() if name not in NOT_DECIDING}
     return {
         "version": VERSION,
         "shards": shards,

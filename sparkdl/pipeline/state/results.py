@@ -15,7 +15,7 @@ from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.judging.metrics.diagnostics import Diagnostics
 from sparkdl.pipeline.judging.metrics.measure import Measured
 
-__all__ = ["Drifted", "Evaluated", "Live", "LiveError", "Published", "Scored", "Shards", "Trained"]
+__all__ = ["Drifted", "Evaluated", "Live", "LiveError", "Published", "Scored", "Shards", "Trained", "Trial", "Tried"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,25 @@ class Shards:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One setting of a search.
+
+    Attributes:
+        settings: by ``train.NAME`` or ``model.ARGUMENT``.
+        value: of the metric that trials are compared by; None where it failed.
+        epochs: that were trained.
+        seconds: of its training, whenever that was.
+        failed: why; empty where it did not.
+    """
+
+    settings: Mapping[str, Any]
+    value: float | None
+    epochs: Count = 0
+    seconds: float = 0.0
+    failed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trained:
     """A model that was trained and is not published yet.
 
@@ -57,6 +76,9 @@ class Trained:
         seconds: by part of the fit.
         origin: parameters, lineage and metrics that the fit has noted, for the registry.
         windows: hash of the rows of each window that it was trained on.
+        trials: of the search that chose it, in order; none without a search.
+        chosen: its place among them.
+        chosen_by: the column of the history that they were compared by.
     """
 
     bundle: str
@@ -72,6 +94,29 @@ class Trained:
     seconds: Mapping[str, float] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
     windows: Mapping[str, str] = field(default_factory=dict)
+    trials: tuple[Trial, ...] = ()
+    chosen: Count | None = None
+    chosen_by: str = ""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the trial that was chosen; empty without a search."""
+        return {} if self.chosen is None else self.trials[self.chosen].settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What one trial came to.
+
+    Attributes:
+        trained: its model; None where it failed.
+        failed: why, for a reason that another attempt would meet again.
+        seconds: it took.
+    """
+
+    trained: Trained | None
+    failed: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,10 @@ from sparkdl.features.fitted import Features
 from sparkdl.models.importing import makes_a_model
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.spec import Model
+from sparkdl.pipeline.trials import OWN_NETWORK
 from sparkdl.pipeline.work.labels import Labels
 
-__all__ = ["OWN_NETWORK", "described", "factory_of", "make_network"]
-
-OWN_NETWORK = "sparkdl.models.networks:TabularNet"
-"""The network where the file names none."""
+__all__ = ["described", "factory_of", "make_network"]
 
 
 def described(features: Features, labels: Labels) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from sparkdl.storage import Storage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["train"]
+__all__ = ["checkpoints_of", "network_of", "train"]
 
 _LOSSES: Mapping[str, Callable[[], nn.Module]] = {
     "mse": nn.MSELoss,
@@ -45,7 +45,20 @@ _LOSSES: Mapping[str, Callable[[], nn.Module]] = {
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
-def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str) -> Trained:
+def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
+    """The network that a training starts from: made by its factory, with the champion's weights where it starts there.
+
+    Raises:
+        ConfigError: the factory fails, or the champion's weights do not fit what it makes.
+    """
+    description = described(prepared.features, prepared.labels)
+    network = make_network(spec.model, description, spec.train.random_seed or 0)
+    if prepared.start is not None:
+        _start_from(network, prepared.start, _trusted(spec))
+    return network
+
+
+def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str, network: nn.Module) -> Trained:
     """Train on shard sets.
 
     Args:
@@ -53,6 +66,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str)
         spec: the pipeline.
         prepared: shards, the features and labels that they were cut with, and the bundle to start from, if any.
         key: of this training: another one has another key.
+        network: to start from.
 
     Raises:
         ConfigError: factory, optimizer, loss and settings do not fit each other.
@@ -62,20 +76,15 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str)
     """
     features, labels = prepared.features, prepared.labels
     settings, description = spec.train, described(features, labels)
-    network = make_network(spec.model, description, settings.random_seed or 0)
-    trusted = [split_target(factory_of(spec.model))[0]] if spec.model.factory else []
-    if prepared.start is not None:
-        _start_from(network, prepared.start, trusted)
     ranks = settings.num_proc or slots_of(spark)
     steps = settings.epochs * math.ceil(prepared.train_rows / (settings.batch_size * ranks))
-    store = Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never")
     estimator = TorchEstimator(
         model=network,
         optimizer=_optimizer(settings),
         loss=[_loss(spec, label.name) for label in labels],
         feature_cols=[one.name for one in features.inputs],
         label_cols=list(labels.names),
-        store=store,
+        store=Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never"),
         run_id=key,
         **_optional(spec, steps, labels),
         **{**settings.parameters(), "num_proc": ranks},
@@ -84,13 +93,13 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str)
     folder = f"{spec.places.runs}/models/{key}"
     try:
         content_hash = _saved(model.setFeatures(features), folder, spec, description, labels)
-        load_bundle(folder, trusted=trusted)  # what cannot be loaded again is not published
+        load_bundle(folder, trusted=_trusted(spec))  # what cannot be loaded again is not published
     except BundleError as error:
         raise ConfigError(
             f"model.factory={factory_of(spec.model)} made a model that cannot be loaded again, so it is not "
             f"published: {error}"
         ) from error
-    Storage.of(f"{store.prefix_path}/runs/{key}").delete(recursive=True)
+    checkpoints_of(spec, key).delete(recursive=True)
     return _trained(model, folder, content_hash)
 
 
@@ -113,6 +122,11 @@ def _trained(model: TorchModel, folder: str, content_hash: str) -> Trained:
     )
 
 
+def _trusted(spec: PipelineSpec) -> list[str]:
+    """The module of the file's own factory, which whoever runs the file trusts."""
+    return [split_target(factory_of(spec.model))[0]] if spec.model.factory else []
+
+
 def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict[str, Any], labels: Labels) -> str:
     """Save the model as a bundle with the features and labels it was trained on; return its content hash."""
     try:
@@ -125,6 +139,11 @@ def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict
     except ConflictError:  # an earlier run was killed between this and its result
         info = read_bundle(folder)
     return info.content_hash
+
+
+def checkpoints_of(spec: PipelineSpec, key: str) -> Storage:
+    """The folder of the checkpoints of the training with that key."""
+    return Storage.of(f"{spec.places.runs}/training/runs/{key}")
 
 
 def _optional(spec: PipelineSpec, steps: int, labels: Labels) -> dict[str, Any]:

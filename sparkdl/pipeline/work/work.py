@@ -30,6 +30,7 @@ from sparkdl.pipeline.state.keys import (
 from sparkdl.pipeline.state.record import Finished, Outcome
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Published, Trained
 from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.trials import chosen_settings
 from sparkdl.pipeline.work.drift import look_for_drift
 from sparkdl.pipeline.work.evaluate import evaluate
 from sparkdl.pipeline.work.ingest import Ingested, ingest
@@ -37,7 +38,8 @@ from sparkdl.pipeline.work.labels import NoLabelsError, check_labels, check_weig
 from sparkdl.pipeline.work.live import live_errors
 from sparkdl.pipeline.work.predict import score_windows
 from sparkdl.pipeline.work.prepare import Prepared, cut_shards, fit_features
-from sparkdl.pipeline.work.training import train
+from sparkdl.pipeline.work.search import search
+from sparkdl.pipeline.work.training import network_of, train
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,7 +181,10 @@ class _Work:
 
         def learned() -> Trained:
             windows = {name: content[name] for name in parts.train}
-            return replace(train(self.spark, spec, prepared, key), windows=windows)
+            if spec.search is not None:
+                return replace(search(self.context, self.spark, prepared), windows=windows)
+            trained = train(self.spark, spec, prepared, key, network_of(spec, prepared))
+            return replace(trained, windows=windows)
 
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
@@ -225,7 +230,7 @@ class _Work:
             trained.bundle,
             trained.origin,
             metrics=evaluated.decision.challenger.values,
-            parameters={"train": self.context.settings["train"], "model": self.context.settings["model"]},
+            parameters=chosen_settings(self.context.settings, trained.settings),
             publication=key,
         )
         decision = evaluated.decision

@@ -16,7 +16,7 @@ from sparkdl.errors import DataError
 from sparkdl.pipeline.judging.drift import Drift, FeatureDrift, Measure
 from sparkdl.pipeline.report import report_html, write_report
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.results import Drifted, Live, LiveError
+from sparkdl.pipeline.state.results import Drifted, Live, LiveError, Trial
 from sparkdl.storage import Storage
 
 HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(2)>\" ' & \u202e"
@@ -279,3 +279,19 @@ def test_errors_of_predictions_that_came_true_are_shown_over_time(record_of_task
     assert "trained on it, too low" in page.text
     record.live = Live(label="target", metric="rmse", reason="nothing was predicted yet")
     assert "Nothing was predicted yet." in Page(report_html(record)).text
+
+
+def test_every_trial_of_a_search_is_told_with_its_settings_and_what_it_came_to(record_of_task):
+    record = record_of_task()
+    assert "Search" not in Page(report_html(record)).text
+    trials = (
+        Trial(settings={"train.learning_rate": 0.25}, value=0.125, epochs=3, seconds=2.0),
+        Trial(settings={"train.learning_rate": 1e30}, value=None, failed="the loss is <b>nan</b>"),
+    )
+    record.trained = replace(record.trained, trials=trials, chosen=0, chosen_by="val_rmse")
+    text = report_html(record)
+    said = Page(text).text
+    for one in ("2 trials", "compared by val_rmse", "1 failed", "train.learning_rate", "0.125", "1e+30", "chosen"):
+        assert one in said
+    assert "the loss is <b>nan</b>" in said
+    assert "<b>nan" not in text

@@ -1,0 +1,205 @@
+"""The settings that a search tries, and what speaks against its space.
+
+Enters: a sound file with a section ``search``. Leaves: the settings of each trial, in order: of a grid all
+combinations, the last name changing fastest; at random as many as were asked for, drawn from the seed and therefore the
+same each time. Neither Spark nor torch is loaded: arguments of a model are read from its source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from sparkdl.errors import ConfigError
+from sparkdl.pipeline.code import arguments_of
+from sparkdl.pipeline.file.problems import choices
+from sparkdl.pipeline.spec import PipelineSpec, Range, Search, Train
+from sparkdl.pipeline.spec.training import NOT_DECIDING
+
+__all__ = ["OWN_NETWORK", "chosen_by", "chosen_settings", "search_problems", "trials_of", "with_settings"]
+
+OWN_NETWORK = "sparkdl.models.networks:TabularNet"
+"""The network where the file names none."""
+MAX_TRIALS = 1000
+_FIXED = {
+    "start": "it decides what all trials have in common",
+    "num_proc": "all trials run on as many ranks",
+    "min_num_proc": "all trials run on as many ranks",
+    **dict.fromkeys(NOT_DECIDING, "it changes no weights"),
+}
+_TRIES = 50
+Path = tuple[str | int, ...]
+Settings = dict[str, Any]
+
+
+def trials_of(spec: PipelineSpec) -> list[Settings]:
+    """The settings of every trial, by ``train.NAME`` or ``model.ARGUMENT``; one without any where nothing is searched.
+
+    Raises:
+        ConfigError: the space has fewer settings than are to be drawn.
+    """
+    search = spec.search
+    if search is None:
+        return [{}]
+    kinds = {name: _kind(spec, name) for name in search.space}
+    if search.method == "grid":
+        lists = [[_typed(value, kinds[name]) for value in _values(search, name)] for name in search.space]
+        return [dict(zip(search.space, values, strict=True)) for values in itertools.product(*lists)]
+    found: list[Settings] = []
+    generator = random.Random(search.seed)
+    for _ in range(_TRIES * (search.trials or 0)):
+        drawn = {name: _drawn(generator, values, kinds[name]) for name, values in search.space.items()}
+        if drawn not in found:
+            found.append(drawn)
+        if len(found) == search.trials:
+            return found
+    raise ConfigError(f"={search.trials}, and the space has no more than {len(found)} settings: give so many, or grid")
+
+
+def with_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> PipelineSpec:
+    """The pipeline of one trial: the file with the trial's settings, and nothing to search.
+
+    Raises:
+        ConfigError: the settings do not fit each other.
+    """
+    parts: dict[str, dict[str, Any]] = {"train": {}, "model": {}}
+    for name, value in settings.items():
+        section, _, parameter = name.partition(".")
+        parts[section][parameter] = value
+    replaced = msgspec.structs.replace
+    model = replaced(spec.model, arguments={**spec.model.arguments, **parts["model"]})
+    return replaced(spec, train=replaced(spec.train, **parts["train"]), model=model, search=None)
+
+
+def chosen_by(spec: PipelineSpec) -> str:
+    """The column of a training's history by whose value trials are compared: of ``publish.metric`` where it has one.
+
+    A training computes no other metric of several labels than ``train.metrics`` names.
+    """
+    metric = spec.publish.metric
+    if len(spec.label) == 1:
+        return f"val_{metric}" if metric else "val_loss"
+    judged = spec.publish.label or next(iter(spec.label))
+    return f"val_{judged}_{metric}" if metric in spec.train.metrics else "val_loss"
+
+
+def chosen_settings(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections ``train`` and ``model`` of resolved settings, with those of a trial in their place."""
+    train, model = dict(settings["train"]), dict(settings["model"])
+    model["arguments"] = dict(model.get("arguments") or {})
+    for name, value in chosen.items():
+        section, _, parameter = name.partition(".")
+        (train if section == "train" else model["arguments"])[parameter] = value
+    return {"train": train, "model": model}
+
+
+def search_problems(spec: PipelineSpec) -> list[tuple[Path, str]]:
+    """Arguments that the model's function does not take, and what makes a search impossible: path and sentence."""
+    found = list(_unknown_arguments(spec))
+    search = spec.search
+    if search is None or found:
+        return found
+    for name, values in search.space.items():
+        if (why := _FIXED.get(name.removeprefix("train."))) and name.startswith("train."):
+            found.append((("search", "space", name), f" is nothing to search, as {why}: leave it out"))
+        elif isinstance(values, Range):
+            ends = {end: _typed(getattr(values, end), _kind(spec, name)) for end in ("low", "high")}
+            found += [
+                (("search", "space", name, end), sentence)
+                for end, value in ends.items()
+                if (sentence := _refused(spec, {name: value}))
+            ]
+    if search.slots is not None and search.slots < (spec.train.num_proc or 1):
+        sentence = f"={search.slots} has no room for one trial, train.num_proc={spec.train.num_proc}: give at least so"
+        found.append((("search", "slots"), f"{sentence} many"))
+    return found or list(_impossible(spec, search))
+
+
+def _impossible(spec: PipelineSpec, search: Search) -> Iterator[tuple[Path, str]]:
+    sizes = [len(values) for values in search.space.values() if not isinstance(values, Range)]
+    count = search.trials or math.prod(sizes)
+    if count > MAX_TRIALS:
+        key = "trials" if search.trials else "space"
+        yield ("search", key), f" makes {count} trials, and {MAX_TRIALS} is the most: search fewer"
+        return
+    try:
+        settings = trials_of(spec)
+    except ConfigError as error:
+        yield ("search", "trials"), str(error)
+        return
+    for each in settings:
+        if sentence := _refused(spec, each):
+            told = ", ".join(f"{name}={value}" for name, value in each.items())
+            yield ("search", "space"), f" holds {told}, which cannot be: {sentence.lstrip()}"
+            return
+
+
+def _unknown_arguments(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
+    """Arguments that the function does not take, as far as its source tells."""
+    target = spec.model.factory or OWN_NETWORK
+    try:
+        known = arguments_of(target)
+    except ConfigError:  # said of model.factory already
+        return
+    searched = [name for name in (spec.search.space if spec.search else ()) if name.startswith("model.")]
+    given: list[tuple[Path, str]] = [(("model", "arguments", name), name) for name in spec.model.arguments]
+    given += [(("search", "space", name), name.removeprefix("model.")) for name in searched]
+    for path, name in given:
+        if known is not None and name not in known:
+            takes = [one for one in known if one != "features"]
+            yield path, f" is no argument of {target}: {choices(name, takes)}"
+        elif name == "features":
+            yield path, " is what the pipeline itself gives: leave it out"
+
+
+def _kind(spec: PipelineSpec, name: str) -> type | None:
+    """The kind of number that a parameter takes, as its annotation says; None where that is none, or says nothing."""
+    section, _, parameter = name.partition(".")
+    if section == "train":
+        kind: Any = {field.name: field.type for field in msgspec.structs.fields(Train)}.get(parameter)
+        while hasattr(kind, "__metadata__"):
+            kind = kind.__origin__
+        members = set(getattr(kind, "__args__", (kind,))) - {type(None)}
+        return next(iter(members)) if members in ({int}, {float}) else None
+    try:
+        known = arguments_of(spec.model.factory or OWN_NETWORK) or {}
+    except ConfigError:
+        return None
+    return {"int": int, "float": float}.get((known.get(parameter) or "").replace(" ", "").removesuffix("|None"))
+
+
+def _values(search: Search, name: str) -> tuple[Any, ...]:
+    values = search.space[name]
+    assert not isinstance(values, Range)
+    return values
+
+
+def _typed(value: Any, kind: type | None) -> Any:
+    """The value as its parameter takes it: in a file, 2 and 2.0 are the same."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return kind(value) if kind is not None and number and value == kind(value) else value
+
+
+def _drawn(generator: random.Random, values: tuple[Any, ...] | Range, kind: type | None) -> Any:
+    if not isinstance(values, Range):
+        return _typed(generator.choice(values), kind)
+    low, high = (math.log(values.low), math.log(values.high)) if values.log else (values.low, values.high)
+    drawn = low + (high - low) * generator.random()
+    number = min(max(math.exp(drawn) if values.log else drawn, values.low), values.high)
+    return round(number) if kind is int else number
+
+
+def _refused(spec: PipelineSpec, settings: Mapping[str, Any]) -> str | None:
+    """What the sections say against a trial's settings."""
+    try:
+        with_settings(spec, settings)
+    except ConfigError as error:
+        text = str(error)
+        first = next(iter(settings)).partition(".")[2]
+        return text.removeprefix(first) if len(settings) == 1 else text
+    return None

@@ -1,0 +1,145 @@
+"""A search: trials on the same shards, the best becomes the challenger, and what was tried is not tried again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.models.bundle import load_bundle
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.plan import plan_of
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.status import last_run
+from sparkdl.pipeline.summary import summary_lines
+from sparkdl.pipeline.work import search as searching
+
+NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    x = np.random.default_rng(0).normal(size=240)
+    folder = tmp_path_factory.mktemp("rows")
+    pd.DataFrame({"id": range(240), "x": x, "y": 3 * x + 1}).to_parquet(folder / "rows.parquet")
+    return folder
+
+
+@pytest.fixture
+def shop(spark, rows, tmp_path):
+    """A function that runs a pipeline below a folder of this test."""
+
+    def context(*overrides, root="p"):
+        text = f"""
+        name: shop
+        root: {tmp_path}/{root}
+        source: {{kind: parquet, path: {rows}, key: id}}
+        features: {{x: number}}
+        label: {{y: regression}}
+        split: {{by: hash, train: 0.6, validate: 0.2, score: 0.2}}
+        model: {{arguments: {{width: 4, depth: 1, dropout: 0}}}}
+        train: {{epochs: 2, batch_size: 24, optimizer: sgd, verbose: 0}}
+        publish: {{metric: rmse, gate: {{min_rows: 20}}}}
+        """
+        return Context(loads(text, overrides), NOW)
+
+    def go(*overrides, session=spark, root="p"):
+        return run(context(*overrides, root=root), session)
+
+    go.context = context
+    go.registry = ModelRegistry(f"{tmp_path}/p/shop/registry")
+    return go
+
+
+def kept(done):
+    return [note.kept for note in done.steps if note.name == "trial"]
+
+
+def weights(bundle):
+    return load_bundle(bundle).model.state_dict()
+
+
+@pytest.mark.slow
+def test_the_best_trial_becomes_the_challenger_and_a_larger_space_tries_what_is_new(spark, shop):
+    space = "search.space={train.learning_rate: [1.0e-6, 0.01, 1.0e+10], model.width: [4, 8]}"
+    first = shop(space, "search.slots=2")
+    assert first.outcome == "promoted", first.message
+    trials = first.trained.trials
+    assert [tuple(trial.settings.values()) for trial in trials] == [
+        (rate, width) for rate in (1e-6, 0.01, 1e10) for width in (4, 8)
+    ]
+    assert [bool(trial.failed) for trial in trials] == [False, False, False, False, True, True]
+    assert "the loss of rank 0 is" in trials[4].failed
+    values = [trial.value for trial in trials[:4]]
+    assert first.trained.chosen == values.index(min(values))
+    assert first.trained.chosen in (2, 3)
+    assert first.trained.metrics["val_rmse"] == min(values)
+    assert (first.trained.ranks, first.trained.chosen_by, kept(first)) == (1, "val_rmse", [False] * 6)
+    version = shop.registry.get("shop", "champion")
+    assert version.parameters["train"]["learning_rate"] == 0.01
+    assert version.parameters["model"]["arguments"]["width"] == trials[first.trained.chosen].settings["model.width"]
+    lines = dict(summary_lines(first))
+    assert lines["search"] == f"6 trials by val_rmse, 2 failed; trial {first.trained.chosen + 1} is the best"
+    assert lines["trial 1"].startswith("train.learning_rate=1e-06, model.width=4: val_rmse ")
+    assert last_run(shop.context()).trained.trials == trials
+
+    assert shop(space, "search.slots=2", session=None).outcome == "nothing new"
+    fewer = "search.space={train.learning_rate: [0.01, 0.005], model.width: [4, 8]}"
+    (planned,) = [step for step in plan_of(shop.context(fewer)).steps if step.name == "train"]
+    assert planned.why == "2 of 4 trials of the search are done"
+    second = shop(fewer)
+    assert sorted(kept(second)) == [False, False, True, True]
+
+
+@pytest.mark.slow
+def test_trials_side_by_side_and_one_by_one_are_the_same_trials(spark, shop, monkeypatch):
+    rooms = []
+    room = searching._room
+    monkeypatch.setattr(searching, "_room", lambda *given: rooms.append(room(*given)) or rooms[-1])
+    space = "search={method: random, trials: 3, seed: 5, space: {train.learning_rate: {low: 0.001, high: 0.1}}}"
+    found = [shop(space, f"search.slots={slots}", root=f"slots{slots}").trained for slots in (1, 2)]
+    assert rooms == [1, 2]
+    one, two = found
+    assert [trial.value for trial in one.trials] == [trial.value for trial in two.trials]
+    assert (one.chosen, one.content_hash) == (two.chosen, two.content_hash)
+    first, second = weights(one.bundle), weights(two.bundle)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_equal_trials_choose_the_first_and_a_search_where_all_fail_is_refused(shop):
+    same = shop("search.space={train.max_grad_norm: [1.0e+6, 1.0e+7]}").trained
+    assert same.trials[0].value == same.trials[1].value
+    assert same.chosen == 0
+    with pytest.raises(
+        ConfigError, match=r"all 2 trials of the search failed, the first \(train.learning_rate=1e\+30\)"
+    ):
+        shop("search.space={train.learning_rate: [1.0e+30, 1.0e+31]}", root="q")
+    refused = last_run(shop.context(root="q"))
+    assert (refused.outcome, refused.exit_code) == ("refused", 1)
+
+
+def test_a_search_that_was_cut_short_goes_on_where_it_was(shop, monkeypatch):
+    space = "search.space={train.learning_rate: [0.01, 0.02, 0.03]}"
+    done, real = [], searching.train
+
+    def lost_at_the_second(*given):
+        if done:
+            raise ClusterError("the cluster went away")
+        done.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(searching, "train", lost_at_the_second)
+    with pytest.raises(ClusterError, match="went away"):
+        shop(space, "search.slots=1")
+    lost = last_run(shop.context())
+    assert (lost.exit_code, kept(lost)) == (2, [False])
+    monkeypatch.setattr(searching, "train", real)
+    again = shop(space)
+    assert kept(again) == [True, False, False]
+    assert again.outcome == "promoted"
