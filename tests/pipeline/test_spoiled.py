@@ -1,5 +1,7 @@
 """Every key of a whole pipeline file, spoiled one at a time, is told in one sentence with its line and what was meant.
 
+The same holds of every key and every column of the files that `sparkdl init` writes.
+
 Also holds the JSON schema against the same files: what the reader takes, editors take, and a misspelt key they mark.
 """
 
@@ -13,18 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from msgspec import inspect
 
+from sparkdl.cli import main
 from sparkdl.errors import PipelineFileError
-from sparkdl.pipeline import schema
+from sparkdl.pipeline import schema, session
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.file.kinds import alternatives, fields_of, sections_of, whole_file
 from sparkdl.pipeline.file.problems import Problems
 from sparkdl.pipeline.file.tree import Listing, Scalar, parse
+from sparkdl.pipeline.init import init
 from sparkdl.pipeline.spec.base import known_sections, plain_type
 from sparkdl.pipeline.spec.training import ESTIMATOR_NAMES
+from sparkdl.tables.table import Table
 
 FILES = Path(__file__).parent / "files"
 ENVIRONMENT = {"S3_SECRET_KEY": "hunter2"}
@@ -176,43 +185,157 @@ def test_every_key_spoiled_is_one_sentence_with_its_line(name):
     said = variant(name)
     loads(yaml.safe_dump(said, sort_keys=False), (), ENVIRONMENT)
     for place in keys_to_spoil(name):
-        dotted, key = str(place), place.path[-1]
-        text, line = spoiled(said, place, misspelt)
-        (sentence,) = told(text)
-        assert sentence.startswith(f"p.yaml:{line}: {dotted}{key[-1]} is not a key of "), sentence
-        assert sentence.endswith(f": write {key}"), sentence
+        check_keys(said, place)
 
-        text, line = spoiled(said, place, of_another_type)
-        (sentence,) = told(text)
-        assert sentence.startswith(f"p.yaml:{line}: {dotted}"), sentence
 
-        if place.required:
-            text, line = spoiled(said, place, removed)
-            (sentence,) = told(text)
-            assert sentence.startswith(f"p.yaml:{line}: " if len(place.path) > 1 else "p.yaml: "), sentence
-            assert f"{dotted} is missing: " in sentence
+def check_keys(said: dict[str, Any], place: Place) -> None:
+    """Misspell a key, give it a value of another type, remove it: one sentence each, with its line."""
+    dotted, key = str(place), place.path[-1]
+    text, line = spoiled(said, place, misspelt)
+    (sentence,) = told(text)
+    assert sentence.startswith(f"p.yaml:{line}: {dotted}{key[-1]} is not a key of "), sentence
+    assert sentence.endswith(f": write {key}"), sentence
+
+    text, line = spoiled(said, place, of_another_type)
+    (sentence,) = told(text)
+    assert sentence.startswith(f"p.yaml:{line}: {dotted}"), sentence
+
+    if place.required:
+        text, line = spoiled(said, place, removed)
+        (sentence,) = told(text)
+        assert sentence.startswith(f"p.yaml:{line}: " if len(place.path) > 1 else "p.yaml: "), sentence
+        assert f"{dotted} is missing: " in sentence
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_value_out_of_range_is_one_sentence_with_its_line(name):
     said = variant(name)
-    tried = 0
-    for place in keys_to_spoil(name):
-        around: Any = said
-        for part in place.path[:-1]:
-            around = around[part]
-        now = around[place.path[-1]]
-        value = impossible_value(place, now)
-        if value is None:
-            continue
-        tried += 1
-        text, line = spoiled(said, place, impossible)
-        (sentence,) = told(text)
-        assert sentence.startswith(f"p.yaml:{line}: {place}"), sentence
-        assert (f"{value!r}" if value != "" else "''") in sentence
-        literal = isinstance(now, str) and value == now + now[-1]
-        assert not literal or sentence.endswith(f"write {now}"), sentence
+    tried = sum(check_range(said, place) for place in keys_to_spoil(name))
     assert tried > (60 if name == "full" else 0)
+
+
+def check_range(said: dict[str, Any], place: Place) -> bool:
+    """Give a key a value of its type that cannot be: one sentence, with its line; False if every value can be."""
+    around: Any = said
+    for part in place.path[:-1]:
+        around = around[part]
+    now = around[place.path[-1]]
+    value = impossible_value(place, now)
+    if value is None:
+        return False
+    text, line = spoiled(said, place, impossible)
+    (sentence,) = told(text)
+    assert sentence.startswith(f"p.yaml:{line}: {place}"), sentence
+    assert (f"{value!r}" if value != "" else "''") in sentence
+    literal = isinstance(now, str) and value == now + now[-1]
+    assert not literal or sentence.endswith(f"write {now}"), sentence
+    return True
+
+
+TABLES = ("by day", "csv", "delta")
+
+
+@pytest.fixture(scope="module", params=TABLES)
+def inits(request, tmp_path_factory):
+    """What `sparkdl init` wrote for a table: the folder, and the values of its file."""
+    folder, random = tmp_path_factory.mktemp("spoiled"), np.random.default_rng(0)
+    days = np.datetime64("2026-01-01") + np.arange(400) // 10
+    columns = {
+        "order_id": np.arange(400), "amount": random.lognormal(4, 2, 400),
+        "colour": random.choice(["red", "blue"], 400), "note": [f"a note of {n} words" for n in range(400)],
+        "seen": days, "returned": random.integers(0, 2, 400),
+    }  # fmt: skip
+    place = f"{folder}/rows.csv" if request.param == "csv" else f"{folder}/rows"
+    if request.param == "csv":
+        pd.DataFrame(columns).drop(columns=["seen", "order_id"]).to_csv(place, index=False)
+    elif request.param == "delta":
+        Table(place).append(pa.table({**columns, "returned": random.normal(size=400)}))
+    else:
+        pq.write_table(pa.table(columns), f"{place}.parquet")
+    init(f"{folder}/orders", place if request.param != "by day" else f"{place}.parquet", "returned")
+    file = folder / "orders" / "orders.yaml"
+    return file, plain(parse(file.read_bytes(), "orders", Problems("orders")))
+
+
+def test_every_key_that_init_writes_spoiled_is_one_sentence_with_its_line(inits):
+    _, said = inits
+    places = list(keys_of(said, whole_file()))
+    assert len(places) > 25
+    for place in places:
+        check_keys(said, place)
+        check_range(said, place)
+
+
+def test_every_value_that_init_writes_left_empty_is_one_sentence_with_its_line(inits):
+    _, said = inits
+    tried = 0
+    for place in keys_of(said, whole_file()):
+        kinds = [plain_type(one)[0] for one in alternatives(place.kind)]
+        if not any(isinstance(one, inspect.NoneType) for one in kinds):  # else it says that there is none
+            text, line = spoiled(said, place, emptied)
+            (sentence,) = told(text)
+            assert sentence.startswith(f"p.yaml:{line}: {place}=null is "), sentence
+            tried += 1
+    assert tried > 15
+
+
+def emptied(around, key, place):
+    around[key] = None
+    return place.path
+
+
+def columns_in(said: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Where a file of init's names a column: as a key, as a value, as an element of a list, within a condition."""
+    yield from (("features", name) for name in said["features"])
+    yield from (("label", name) for name in said["label"])
+    for section, name in (("source", "key"), ("source", "time"), ("score", "keep"), ("report", "slices")):
+        if name in said.get(section, {}):
+            yield section, name
+    yield from (("expect", name) for name in said.get("expect", {}))
+
+
+def other_column(said: dict[str, Any], path: tuple[str, ...]) -> tuple[dict[str, Any], str, str]:
+    """The file with one column misspelt, the right word and the wrong one."""
+    said = copy.deepcopy(said)
+    around, key = said[path[0]], path[1]
+    if path[0] in ("features", "label"):
+        right, wrong = key, f"{key}{key[-1]}"
+        said[path[0]] = {wrong if name == key else name: value for name, value in around.items()}
+    elif path[0] == "expect":
+        right = around[key].split("`")[1]
+        wrong = f"{right}{right[-1]}"
+        around[key] = around[key].replace(f"`{right}`", f"`{wrong}`")
+    else:
+        right = around[key][0] if isinstance(around[key], list) else around[key]
+        wrong = f"{right}{right[-1]}"
+        around[key] = [wrong, *around[key][1:]] if isinstance(around[key], list) else wrong
+    return said, right, wrong
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_every_column_that_init_writes_misspelt_is_told_before_spark_starts(inits, command, capsys, monkeypatch):
+    def started(spec):
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(session, "open_session", started)
+    file, whole = inits
+    paths = list(columns_in(whole))
+    assert len(paths) > 4
+    for path in paths:
+        said, right, wrong = other_column(whole, path)
+        spoiled_file = file.with_name("spoiled.yaml")
+        spoiled_file.write_text(yaml.safe_dump(said, sort_keys=False, width=1000))
+        assert main([command, str(spoiled_file)]) == 1
+        error = capsys.readouterr().err
+        sentences = [line for line in error.splitlines() if wrong in line]
+        assert len(sentences) >= 1, (path, error)
+        name = path[1] if path[0] not in ("features", "label") else wrong
+        assert f": {path[0]}.{name}" in sentences[0], (path, error)
+        assert sentences[0].endswith(f"write {right}"), (path, error)
+        lines = spoiled_file.read_text().splitlines()
+        number = int(sentences[0].split("spoiled.yaml:")[1].split(":")[0])
+        assert wrong in lines[number - 1], (path, error)
+        assert "Traceback" not in error
 
 
 def declared(section: type, field: str) -> str:
