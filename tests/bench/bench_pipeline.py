@@ -1,0 +1,282 @@
+"""A pipeline over 0.2, 2 and 20 million clicks: seconds and peak memory of each step, and the same ETL by hand.
+
+The clicks are those of ``jobs/examples/clicks`` on eight days, with a number of their own behind each line; one in 500
+lines repeats the one before. ``ingest`` is measured as the example has it, and once more with that number as the key.
+``by hand`` is Spark SQL over the same files in the same session: read, filter, drop duplicates and write Parquet by
+day; then the features, by aggregations and broadcast joins, to Parquet. Both ways run on 20,000 rows first, unmeasured.
+
+Each size is a process of its own. Memory is the resident set, sampled every 50 ms: of the driver's Python, of the JVM,
+and of all Python workers and ranks together, without the pages that they share. One JSON line a measurement:
+
+    python tests/bench/bench_pipeline.py 200000 2000000 --folder /somewhere/with/space
+
+20 million rows take 7 GB of text and about as much again for tables, shards and what is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = (200_000, 2_000_000, 20_000_000)
+DAYS, WARM_UP = 8, 20_000
+TRAINING = DAYS - 2
+ETL = ("ingest", "features", "shards")
+NUMBERS = [f"I{n}" for n in range(1, 14)]
+HASHED = ["C3", "C12", "C16", "C21"]
+LOOKED_UP = [f"C{n}" for n in range(1, 27) if f"C{n}" not in HASHED]
+
+
+def make_clicks(folder, rows):
+    """Write the clicks, each line with a number behind it, one in 500 as the line before."""
+    sys.path.insert(0, str(ROOT))
+    from jobs.examples.clicks import make_data
+
+    plain = make_data.World
+
+    class Numbered(plain):
+        def chunk(self, day, part, rows):
+            line, *known = super().chunk(day, part, rows)
+            digits = ((day * 100 + part) * make_data.CHUNK + np.arange(rows))[:, None] // 10 ** np.arange(9, -1, -1)
+            number = (digits % 10 + ord("0")).astype(np.uint8)
+            tab = np.full((rows, 1), ord("\t"), np.uint8)
+            line = np.hstack([line[:, :-1], tab, number, line[:, -1:]])
+            line[499::500] = line[498::500]
+            return line, *known
+
+    make_data.World = Numbered
+    try:
+        return make_data.make(folder, rows // DAYS, DAYS)
+    finally:
+        make_data.World = plain
+
+
+class Sampler(threading.Thread):
+    """Resident memory of this process, its JVM and all below that, every 50 ms."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.me, self.samples, self.over = psutil.Process(), [], threading.Event()
+
+    def run(self):
+        while not self.over.wait(0.05):
+            found = {"driver": self.me.memory_info().rss, "jvm": 0, "workers": 0}
+            for child in self.me.children(recursive=True):
+                try:
+                    memory = child.memory_info()
+                    jvm = child.name() == "java"
+                except psutil.Error:
+                    continue
+                found["jvm" if jvm else "workers"] += memory.rss - (0 if jvm else memory.shared)
+            self.samples.append((time.time(), found))
+
+    def peak_mib(self, since, until):
+        """The most of each between two times."""
+        within = [found for at, found in self.samples if since - 0.1 <= at <= until + 0.1]
+        return {who: round(max(found[who] for found in within) / 2**20) for who in ("driver", "jvm", "workers")}
+
+
+def by_hand(spark, source, schema, folder, keyed):
+    """Seconds of the clean table, and of its features."""
+    from pyspark.sql import functions as F
+
+    clean, start = f"{folder}/clean", time.perf_counter()
+    rows = spark.read.schema(schema).options(sep="\t", mode="DROPMALFORMED").csv(source).where("label IN (0, 1)")
+    if keyed:
+        rows = rows.dropDuplicates(["day", "id"])
+    rows.write.partitionBy("day").parquet(clean)
+    took = [time.perf_counter() - start]
+    if not keyed:
+        start = time.perf_counter()
+        rows = spark.read.parquet(clean)
+        days = sorted(str(row["day"]) for row in rows.select("day").distinct().collect())
+        train, validate = (rows.where(F.col("day").isin(part)) for part in (days[:TRAINING], days[TRAINING:-1]))
+        encode = encoder(train)
+        for name, part in (("train", train), ("validate", validate)):
+            encode(part).write.parquet(f"{folder}/{name}")
+        took.append(time.perf_counter() - start)
+    shutil.rmtree(folder)
+    return took
+
+
+def encoder(train):
+    """From raw rows to encoded ones, with moments and vocabularies of the training rows."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    scaled = {name: F.signum(name) * F.log1p(F.abs(F.coalesce(F.col(name), F.lit(0)))) for name in NUMBERS}
+    moments = [f(column).alias(f"{name}_{f.__name__}") for name, column in scaled.items() for f in (F.mean, F.stddev)]
+    [moment] = train.agg(*moments).collect()
+    pairs = F.explode(F.array(*[F.struct(F.lit(name).alias("name"), F.col(name).alias("value")) for name in LOOKED_UP]))
+    counted = train.select(pairs.alias("pair")).groupBy("pair.name", "pair.value").count().where("count >= 15")
+    order = Window.partitionBy("name").orderBy(F.desc("count"), "value")
+    ids = counted.where("value IS NOT NULL").withColumn("id", F.row_number().over(order)).persist()
+    known = {name: F.broadcast(ids.where(F.col("name") == name).select("value", "id")) for name in LOOKED_UP}
+
+    def encode(rows):
+        for name, table in known.items():
+            one = table.toDF(f"{name}_value", f"{name}_id")
+            rows = rows.join(one, rows[name] == one[f"{name}_value"], "left")
+        numbers = [
+            ((column - moment[f"{name}_mean"]) / moment[f"{name}_stddev"]).cast("float").alias(name)
+            for name, column in scaled.items()
+        ]
+        missing = [F.col(name).isNull().cast("float").alias(f"{name}_missing") for name in NUMBERS]
+        looked_up = [F.coalesce(f"{name}_id", F.lit(0)).cast("long").alias(name) for name in LOOKED_UP]
+        hashed = [
+            F.when(F.col(name).isNull(), 0).otherwise(F.pmod(F.xxhash64(name), F.lit(20_000)) + 1).alias(name)
+            for name in HASHED
+        ]
+        return rows.select("label", *numbers, *missing, *looked_up, *hashed)
+
+    return encode
+
+
+def pipeline_of(source, root, *more):
+    """The example over these files, with the number as a column."""
+    from sparkdl.pipeline import Pipeline
+
+    place = ROOT / "jobs" / "examples" / "clicks" / "clicks.yaml"
+    schema = Pipeline.load(place).spec.source.schema + ", id BIGINT"
+    gate = {"publish.gate.floors": "[]", "train.verbose": 0, "train.num_proc": 2, "spark.master": "local[2]"}
+    given = [f"source.path={source}", f"source.schema={schema}", f"root={root}", *(f"{k}={v}" for k, v in gate.items())]
+    return Pipeline.load(place, [*given, *more]), schema
+
+
+def measured(rows, folder):
+    """Print the lines of one size."""
+    from sparkdl.observe import set_sink
+    from sparkdl.pipeline.session import open_session
+
+    for name, count in (("small", WARM_UP), ("large", rows)):
+        start = time.perf_counter()
+        truth = make_clicks(folder / name, count)
+        made = time.perf_counter() - start
+    os.environ["SPARK_LOCAL_DIRS"] = str(folder)
+    spark = open_session(pipeline_of("/none", folder)[0].spec)
+    ends, sampler = {}, Sampler()
+
+    def listen(event):
+        if event["kind"] == "step" and event["state"] != "started":
+            ends[event["name"]] = event["time"]
+
+    set_sink(listen)
+    seconds = {}
+    for name in ("small", "large"):
+        source, root = f"{folder}/{name}/rows", f"{folder}/{name}/p"
+        pipeline, schema = pipeline_of(source, root)
+        if name == "large":
+            sampler.start()
+        ends.clear()
+        done = pipeline.run(spark)
+        steps = {note.name: note.seconds for note in done.steps if note.seconds > 0.001}
+        shutil.rmtree(f"{root}/clicks/shards")
+        seconds["hand"] = by_hand(spark, source, schema, f"{folder}/{name}/hand", False)
+        keyed, _ = pipeline_of(source, f"{root}-keyed", "source.key=[id]", "name=keyed")
+        only = keyed.run(spark, until="ingest")
+        seconds["keyed"] = next(note.seconds for note in only.steps if note.name == "ingest")
+        assert only.rows["duplicates"] > 0, only.rows
+        seconds["hand keyed"] = by_hand(spark, source, schema, f"{folder}/{name}/hand", True)
+    sampler.over.set()
+    common = stamp(rows)
+    say("make the data", common, seconds=round(made, 2), gib=round(size_of(folder / "large" / "rows") / 2**30, 2))
+    for name, took in steps.items():
+        end = ends.get(name)
+        peak = sampler.peak_mib(end - took, end) if end else {}
+        say(name, common, seconds=round(took, 2), krows_per_s=round(rows / took / 1e3, 1), peak_mib=peak)
+    of_day = truth["days"][done.windows["validate"][-1]]
+    reached = done.evaluated.decision.challenger.values
+    quality = {name: {"model": round(reached[name], 4), "best": of_day[name]} for name in ("auc", "log_loss")}
+    say("quality", common, **quality)
+    ours = {"ingest": steps["ingest"], "ETL": sum(steps[name] for name in ETL), "keyed ingest": seconds["keyed"]}
+    theirs = {"ingest": seconds["hand"][0], "ETL": sum(seconds["hand"]), "keyed ingest": seconds["hand keyed"][0]}
+    for name in ours:
+        both = {"pipeline": round(ours[name], 2), "by hand": round(theirs[name], 2)}
+        say(f"{name} by hand", common, ratio=round(theirs[name] / ours[name], 2), seconds=both)
+    spark.stop()
+
+
+def size_of(folder):
+    """Bytes of all files below."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def stamp(rows):
+    """What every line says."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
+    versions = {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("pyspark", "torch", "pyarrow")},
+    }
+    return {"rows": rows, "git": head.strip(), "versions": versions, "cores": os.cpu_count()}
+
+
+def say(workload, common, **figures):
+    """Print one line."""
+    print(json.dumps({"workload": f"clicks: {workload}", **figures, **common}), flush=True)
+
+
+def lines_of(sizes, folder):
+    """Measure the sizes, each in a process and a folder of its own; yield their lines, and how they grow."""
+    found = {}
+    for rows in sizes:
+        place = Path(tempfile.mkdtemp(prefix="clicks-", dir=folder))
+        try:
+            command = [sys.executable, __file__, "--alone", str(rows), "--folder", str(place)]
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+            lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"workload"')]
+            yield from lines
+            assert done.returncode == 0, f"{rows} rows: exit code {done.returncode}"
+        finally:
+            shutil.rmtree(place)
+        found[rows] = {line["workload"]: line for line in lines}
+    for less, more in pairwise(sizes):
+        small, large = found[less], found[more]
+        steps = [name for name in small if "peak_mib" in small[name] and name in large]
+        growth = {name: round(large[name]["seconds"] / small[name]["seconds"] / (more / less), 2) for name in steps}
+        driver = {name: [one[name]["peak_mib"].get("driver") for one in (small, large)] for name in steps}
+        yield {"workload": "clicks: growth", "rows": [less, more], "seconds_over_rows": growth, "driver_mib": driver}
+
+
+@pytest.mark.bench
+def test_clicks(tmp_path, capsys):
+    """The sizes of SPARKDL_BENCH_ROWS, or all three."""
+    sizes = [int(size) for size in os.environ.get("SPARKDL_BENCH_ROWS", "").split()] or SIZES
+    for line in lines_of(sizes, tmp_path):
+        with capsys.disabled():
+            print("\n" + json.dumps(line), flush=True)
+
+
+def main():
+    """Read the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("sizes", type=int, nargs="*", default=SIZES, help="rows")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where to write")
+    parser.add_argument("--alone", type=int, help="measure this size in this process")
+    given = parser.parse_args()
+    if given.alone:
+        measured(given.alone, given.folder)
+        return
+    for line in lines_of(given.sizes, given.folder):
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
