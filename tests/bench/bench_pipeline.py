@@ -126,7 +126,7 @@ def encoder(train):
     pairs = F.explode(F.array(*[F.struct(F.lit(name).alias("name"), F.col(name).alias("value")) for name in LOOKED_UP]))
     counted = train.select(pairs.alias("pair")).groupBy("pair.name", "pair.value").count().where("count >= 15")
     order = Window.partitionBy("name").orderBy(F.desc("count"), "value")
-    ids = counted.where("value IS NOT NULL").withColumn("id", F.row_number().over(order)).persist()
+    ids = counted.where("value IS NOT NULL").withColumn("id", F.row_number().over(order)).coalesce(1).persist()
     known = {name: F.broadcast(ids.where(F.col("name") == name).select("value", "id")) for name in LOOKED_UP}
 
     def encode(rows):

@@ -171,13 +171,11 @@ def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[
         if champion is not None:
             kept = _champions(spec, champion, functions)
             return _Fitted(features=kept[0].to_json(), labels=kept[1].labels, start=champion.uri)
-        chosen = rows_of(clean, spec, "train", parts.train).persist()
-        try:
-            labels = fit_labels(chosen, spec.label)
-            known = labelled(chosen, spec.label)
-            features = fit(spec.features, spark_statistics(known, spec.features, functions), functions)
-        finally:
-            chosen.unpersist()
+        # Not kept in memory: each of the three passes reads its own columns of the table, at a pinned version.
+        chosen = rows_of(clean, spec, "train", parts.train)
+        labels = fit_labels(chosen, spec.label)
+        known = labelled(chosen, spec.label)
+        features = fit(spec.features, spark_statistics(known, spec.features, functions), functions)
         return _Fitted(features=features.to_json(), labels=labels.labels)
 
     def there(found: _Fitted) -> bool:

@@ -70,10 +70,13 @@ def spark_statistics(
     with task_errors():
         rows = _bounded(_raw(df, features).mapInArrow(task, _SCHEMA), features).collect()
     running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
+    counted: list[list[tuple[str, int]]] = [[] for _ in features]
+    for _, place, value, times, _ in rows:
+        if place != _REPORT:
+            counted[place].append((value, times))
     found = {}
     for place, (name, options) in enumerate(features.items()):
-        counted = [(row["value"], row["times"]) for row in rows if row["feature"] == place]
-        values = top_values(counted, options) if isinstance(options, Encoded) else []
+        values = top_values(counted[place], options) if isinstance(options, Encoded) else []
         found[name] = running.get("", _none(features))[name].result(quantiles.get(name, ()), values)
     return found
 
