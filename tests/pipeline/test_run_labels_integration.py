@@ -27,8 +27,8 @@ class Trips:
         self.root, self.days, self.now = root, root / "driven", NOW
         self.days.mkdir()
 
-    def day(self, day, labels=True, missing=0, rows=40):
-        x = np.random.default_rng(day).normal(size=rows)
+    def day(self, day, labels=True, missing=0, rows=40, shift=0.0):
+        x = np.random.default_rng(day).normal(shift, 1, rows)
         y = pd.Series(2 * x + 1).where((np.arange(rows) >= missing) & labels)
         frame = pd.DataFrame({"trip": [f"{day}-{n}" for n in range(rows)], "x": x, "y": y})
         frame["at"] = pd.Timestamp(2026, 3, day, 10, tz="UTC")
@@ -110,3 +110,16 @@ def test_without_any_label_there_is_no_first_model_and_without_a_key_no_live_err
     again = run(trips.context(*text), spark)
     assert again.live.reason == "without source.key no label can be joined to its prediction"
     assert again.live.windows == ()
+
+
+@pytest.mark.slow
+def test_a_training_that_drift_asks_for_leaves_days_without_labels_alone(spark, trips):
+    for day in range(1, 5):
+        trips.day(day)
+    assert run(trips.context(), spark).outcome == "promoted"
+    trips.day(5, labels=False, shift=5.0)
+    done = run(trips.context("drift.action=retrain"), spark)
+    assert (done.outcome, done.drift.action) == ("promoted", "retrain")
+    assert (done.windows["train"], done.windows["validate"], done.windows["score"]) == ([D2, D3], [D4], [D5])
+    assert done.drift.reason.endswith(f"; trained again, with all rows up to {D4}")
+    assert "waits" not in done.message

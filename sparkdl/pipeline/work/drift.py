@@ -2,7 +2,8 @@
 
 Enters: clean rows, the champion's bundle with the statistics of its training rows. Leaves: ``Drifted``, which says what
 was found and what to do about it. Each window is looked at once for each champion and each set of thresholds; a rule
-then decides over the last of them, so that a run with nothing new to look at decides as the run before it did.
+then decides over the last of them, so that a run with nothing new to look at decides as the run before it did. The
+champion is the one that a run begins with; another that it promotes is compared with from the next run on.
 
 Numbers, categories, ids and texts are compared by their values, lists and texts by their lengths as well; of vectors,
 images and date parts, and of lists and texts whose values are hashed, only whether they are missing or how long they

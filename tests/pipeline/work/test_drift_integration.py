@@ -109,3 +109,17 @@ def test_a_champion_that_cannot_be_compared_with_is_one_sentence(shop, clean):
     assert list(some.windows["2026-03-03"].features) == ["city"]
     other = shop.look(clean.withColumn("x", clean["city"]), "drift.psi=0.5")
     assert "column 'x' is string, no number" in other.reason
+
+
+def test_a_champion_that_no_pipeline_has_trained_is_one_sentence(tmp_path, clean):
+    shop = Shop(tmp_path)
+    save_bundle(nn.Linear(1, 1), f"{tmp_path}/other")
+    registry = shop.context().registry
+    registry.publish("shop", f"{tmp_path}/other")
+    registry.set_alias("shop", "champion", 2, expected=1)
+    found = shop.look(clean, "drift.action=fail")
+    assert (found.against, found.action, found.windows) == (2, "none", {})
+    assert found.reason == (
+        "the windows cannot be compared with version 2: it carries no statistics of its training rows, so no pipeline "
+        "has trained it"
+    )

@@ -1,0 +1,143 @@
+"""Predictions are compared with labels that arrived, for each type of label, and again only where something changed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch import nn
+
+from sparkdl.models.bundle import save_bundle
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.judging.metrics.measure import measure
+from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import scored_place
+from sparkdl.pipeline.state.results import Scored, Trained
+from sparkdl.pipeline.work.labels import FittedLabel
+from sparkdl.pipeline.work.live import live_errors
+from sparkdl.tables.table import Table
+
+NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+A, B = "2026-03-01", "2026-03-02"
+PRICE = FittedLabel(name="price", type="regression", mean=1.0)
+SOLD = FittedLabel(name="sold", type="binary", classes=("no", "yes"))
+KIND = FittedLabel(name="kind", type="multiclass", classes=("a", "b", "c"))
+
+
+class Shop:
+    """A pipeline with a published version, and predictions that it is said to have made."""
+
+    def __init__(self, root, spark, label, *others):
+        self.root, self.spark, self.label = root, spark, label
+        labels = [vars(one) for one in (label, *others)]
+        self.types = ", ".join(f"{one['name']}: {one['type']}" for one in labels)
+        save_bundle(nn.Linear(1, 1), f"{root}/bundle", preprocessing={"labels": labels})
+        context = self.context()
+        trained = Trained(
+            bundle="", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1, rows=1, ranks=1,
+            backend="none", windows={A: "old rows"},
+        )  # fmt: skip
+        context.steps.put("train", {"by": "hand"}, trained, 0.0)
+        self.version = context.registry.publish("shop", f"{root}/bundle", publication=context.steps.notes[-1].key)
+
+    def context(self, *overrides):
+        text = f"""
+        name: shop
+        root: {self.root}
+        source: {{kind: parquet, path: {self.root}/rows, key: [shop, "order.id"], time: at}}
+        features: {{x: number}}
+        label: {{{self.types}}}
+        weight: trust
+        publish: {{label: {self.label.name}}}
+        """
+        return Context(loads(text, overrides), NOW)
+
+    def predict(self, frame, artifact=None):
+        context = self.context()
+        target = Table(str(context.spec.score.target))
+        target.write(self.spark.createDataFrame(frame.assign(model_version=1)), "overwrite", partition_by=["_window"])
+        for name, rows in frame.groupby("_window").size().items():
+            artifact = self.version.artifact if artifact is None else artifact
+            done = Scored(inputs=f"made {name}", rows=int(rows), version=1, artifact=artifact)
+            context.steps.put("score", scored_place(target.uri, name), done, 0.0)
+
+    def look(self, clean, content, *overrides):
+        frame = None if clean is None else self.spark.createDataFrame(clean)
+        return live_errors(self.context(*overrides), frame, content)
+
+
+def keyed(rows=40):
+    return pd.DataFrame({"_window": np.repeat([A, B], rows // 2), "shop": "s", "order.id": np.arange(rows)})
+
+
+def truth_of(label, random, rows=40):
+    if label is PRICE:
+        return random.normal(size=rows), random.normal(size=rows)
+    if label is SOLD:
+        return np.array(["no", "yes"])[random.integers(0, 2, rows)], random.uniform(size=rows)
+    shares = random.dirichlet([1, 1, 1], rows)
+    return np.array(["a", "b", "c"])[random.integers(0, 3, rows)], list(shares)
+
+
+@pytest.mark.parametrize("label", [PRICE, SOLD, KIND], ids=lambda one: one.type)
+def test_every_type_of_label_is_compared_by_key_and_weight(spark, tmp_path, label):
+    random, shop = np.random.default_rng(0), Shop(tmp_path, spark, label)
+    actual, output = truth_of(label, random)
+    column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
+    shop.predict(keyed().assign(**{column: output}))
+    clean = (
+        keyed().assign(trust=random.uniform(0.5, 2, 40), x=0.0, **{label.name: actual}).sample(frac=1, random_state=1)
+    )
+    found = shop.look(clean, {A: "rows of a", B: "rows of b"})
+    assert [(one.window, one.version, one.waiting, one.unknown) for one in found.windows] == [
+        (A, 1, 0, 0),
+        (B, 1, 0, 0),
+    ]
+    assert [one.trained_on for one in found.windows] == [True, False]
+    codes = actual.astype(np.float32) if label is PRICE else [label.classes.index(value) for value in actual]
+    weights = clean.sort_index()["trust"].to_numpy()
+    for place, one in enumerate(found.windows):
+        here = slice(20 * place, 20 * place + 20)
+        expected = measure(Rows.of(label.type, codes[here], output[here], weights=weights[here]))
+        assert one.measured.values == pytest.approx(expected.values)
+
+
+def test_only_what_has_changed_is_compared_again_and_older_versions_stay(spark, tmp_path):
+    shop = Shop(tmp_path, spark, KIND)
+    shop.predict(keyed().assign(probabilities=[[0.2, 0.3, 0.5]] * 40))
+    clean = keyed().assign(trust=1.0, kind=["b"] * 20 + [None] * 15 + ["z"] * 2 + ["c"] * 3)
+    first = shop.look(clean, {A: "one", B: "two"})
+    assert [(one.waiting, one.unknown, one.measured.rows) for one in first.windows] == [(0, 0, 20), (15, 2, 3)]
+    assert first.windows[1].measured.values["accuracy"] == 1
+    assert shop.look(None, {A: "one", B: "two"}) == first  # no rows: nothing is read
+
+    later = clean.assign(kind=clean["kind"].fillna("a"))
+    second = shop.look(later, {A: "one", B: "two, with labels"})
+    assert second.windows[0] == first.windows[0]
+    assert (second.windows[1].waiting, second.windows[1].measured.rows) == (0, 18)
+
+    shop.predict(keyed().assign(probabilities=[[0.2, 0.3, 0.5]] * 40), artifact="of another model")
+    context = shop.context()
+    context.steps.put(
+        "score",
+        scored_place(Table(str(context.spec.score.target)).uri, B),
+        Scored(inputs="made anew", rows=20, version=1, artifact="of another model"),
+        0.0,
+    )
+    strange = shop.look(later, {A: "one", B: "two, with labels"})
+    assert strange.reason == "the predictions of version 1 cannot be compared: another model than shop has made them"
+    assert strange.windows == second.windows
+
+
+def test_one_label_of_several_is_compared_and_a_column_that_is_gone_is_one_sentence(spark, tmp_path):
+    shop = Shop(tmp_path, spark, PRICE, SOLD)
+    shop.predict(keyed().assign(price_prediction=1.0, sold_probability=0.5, sold_prediction="no"))
+    clean = keyed().assign(trust=1.0, price=3.0, sold="no")
+    found = shop.look(clean, {A: "one", B: "two"})
+    assert (found.label, found.metric) == ("price", "rmse")
+    assert [one.measured.values["rmse"] for one in found.windows] == [2.0, 2.0]
+    gone = shop.look(clean.drop(columns="price"), {A: "other", B: "two"})
+    assert "the rows have no label 'price'" in gone.reason
