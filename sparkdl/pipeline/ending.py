@@ -7,11 +7,14 @@ nothing here changes what came of the run.
 from __future__ import annotations
 
 import platform
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 
+from sparkdl.errors import ConfigError
 from sparkdl.observe import logger
+from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.runs import add_run
 
@@ -37,6 +40,7 @@ def leave(context: Context) -> None:
         if record.outcome != "nothing new":  # what writes it need not be loaded then
             from sparkdl.pipeline.report import has_report, write_report
 
+            record.versions |= _commit(context.spec.code)
             if has_report(record):
                 write_report(record, folder.child("report.html"))
     with _tried("record of this run was not written"):
@@ -68,3 +72,16 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _commit(code: str) -> dict[str, str]:
+    """What git calls the state of the folder that the file's modules lie in; nothing outside of a repository."""
+    try:
+        folder = code_folder(code)
+        if folder is None:
+            return {}
+        command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=5)
+    except (ConfigError, OSError, subprocess.SubprocessError):
+        return {}
+    return {"code": done.stdout.strip()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -106,3 +107,18 @@ def test_what_goes_wrong_at_the_end_changes_nothing_of_the_run(context, caplog, 
     if broken != "runs":
         assert rows(one)[record.run_id]["outcome"] == "refused"
     assert context.told.exists() == (broken != "notify")
+
+
+def test_the_state_of_the_code_is_told_where_git_knows_it(context, tmp_path):
+    before = context("source.path=gone.csv")
+    with pytest.raises(SparkdlError):
+        run(before)
+    assert "code" not in before.record.versions
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "wine.yaml"], ["commit", "-q", "-m", "wine"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    after = context("source.path=gone.csv")
+    with pytest.raises(SparkdlError):
+        run(after)
+    assert after.record.versions["code"] == commit[:12]

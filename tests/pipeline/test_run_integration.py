@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -31,8 +32,9 @@ def cancer(spark, tmp_path_factory):
     table.columns = [name.replace(" ", "_") for name in table.columns]
     table.insert(0, "patient", range(len(table)))
     folder = tmp_path_factory.mktemp("cancer")
+    table["clinic"] = np.where(table.patient % 3 == 0, None, "north")
     table.to_parquet(folder / "rows.parquet")
-    return folder, [name for name in table.columns if name not in ("patient", "target")]
+    return folder, [name for name in table.columns if name not in ("patient", "target", "clinic")]
 
 
 def pipeline(cancer, root, *overrides):
@@ -47,6 +49,7 @@ def pipeline(cancer, root, *overrides):
     split: {{by: hash, train: 0.6, validate: 0.1, test: 0.15, score: 0.15}}
     train: {{epochs: 8, batch_size: 32, learning_rate: 0.003, num_proc: 2, verbose: 0}}
     publish: {{metric: auc, gate: {{floors: [auc >= 0.9], min_rows: 50}}}}
+    report: {{slices: [clinic]}}
     """
     return loads(text, overrides)
 
@@ -83,8 +86,16 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert (by_hand.prediction == by_hand.prediction_table.astype(float)).all()
     assert len(loaded.history) == 8
 
+    assert "Version 1 is the champion now, the first one" in Path(first.places["report"]).read_text()
+    assert sum(one.rows for one in first.evaluated.challenger.calibration) == first.evaluated.decision.rows
+    assert sum(map(sum, first.evaluated.challenger.confusion.weights)) == first.evaluated.decision.rows
+    clinics = first.evaluated.slices["clinic"]
+    assert set(clinics) == {"north", "(missing)"}
+    assert sum(one.rows for one in clinics.values()) == first.evaluated.decision.rows
+
     again = run(Context(file, NOW))  # no session: nothing of Spark is asked
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
+    assert "report" not in again.places
 
     other = run(Context(pipeline(cancer, tmp_path / "p", "train.epochs=9"), NOW), spark)
     kept = {note.name: note.kept for note in other.steps}

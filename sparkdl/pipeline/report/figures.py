@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from sparkdl.pipeline.judging.metrics.diagnostics import Confusion, Diagnostics, Histogram, Plane
 from sparkdl.pipeline.judging.metrics.measure import CalibrationBin
 from sparkdl.pipeline.report.charts import Axis, Plot
-from sparkdl.pipeline.report.html import Child, Html, tag
+from sparkdl.pipeline.report.html import Child, Html, shown, tag
 from sparkdl.pipeline.report.tables import NONE, figures, number, section, share, table
 from sparkdl.pipeline.state.results import Evaluated
 
@@ -135,15 +135,16 @@ def _thresholds(bins: Sequence[CalibrationBin]) -> Html:
 
 def _matrix(confusion: Confusion, name: str) -> Iterator[Html]:
     yield tag("h3", f"Confusion, {name}")
-    heads = [tag("th", "true \\ predicted", scope="col"), *[tag("th", one, scope="col") for one in confusion.classes]]
+    names = [shown(one, 40) for one in confusion.classes]
+    heads = [tag("th", "true \\ predicted", scope="col"), *[tag("th", one, scope="col") for one in names]]
     lines = []
-    for at, (label, row) in enumerate(zip(confusion.classes, confusion.weights, strict=True)):
+    for at, (label, row) in enumerate(zip(names, confusion.weights, strict=True)):
         whole = sum(row)
         cells = [
             tag("td", number(round(weight)), class_=f"n {'right' if at == to else 'wrong'}{_tint(weight, whole)}")
             for to, weight in enumerate(row)
         ]
-        right = NONE if label == confusion.classes[-1] and confusion.others else share(row[at], whole)
+        right = NONE if at == len(names) - 1 and confusion.others else share(row[at], whole)
         lines.append(tag("tr", tag("th", label, scope="row"), cells, tag("td", right, class_="n")))
     heads.append(tag("th", "recognised", scope="col", class_="n"))
     note = "A row a true class, a column a predicted one."

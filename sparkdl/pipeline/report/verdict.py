@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkdl.pipeline.judging.gate import Decision
-from sparkdl.pipeline.report.html import Child, Html, tag
+from sparkdl.pipeline.report.html import Child, Html, shown, tag
 from sparkdl.pipeline.report.tables import cards, number
 from sparkdl.pipeline.state.record import RunRecord
 
@@ -56,7 +56,8 @@ def verdict(record: RunRecord) -> Html:
 
 
 def _why(record: RunRecord) -> str:
-    text = f"{record.error}: {record.message}" if record.error else record.message
+    message = shown(record.message, 2000)
+    text = f"{record.error}: {message}" if record.error else message
     return text if text.endswith((".", "!", "?")) or not text else f"{text}."
 
 

@@ -78,7 +78,7 @@ class RunRecord:
         predictions: rows by window that this run scored.
         places: address by what lies there.
         error: type of the error that ended it.
-        versions: of Python and of the libraries that decide results.
+        versions: of Python and of the libraries that decide results, and of the file's modules where git knows them.
     """
 
     pipeline: str
