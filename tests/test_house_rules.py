@@ -45,7 +45,10 @@ PYSPARK = {
     "launch.daemon",
     "launch.rank.resources",
     "scoring.score",
+    "tables.delta_rs",
+    "tables.engine",
     "tables.reading",
+    "tables.spark_delta",
     "tables.table",
 } | DRIVER_SIDE
 TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features"} | {

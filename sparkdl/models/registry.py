@@ -316,7 +316,7 @@ class ModelRegistry:
 
     @cached_property
     def _events(self) -> Table:
-        return Table(self._root.child("events").spark_uri, self.storage_options)
+        return Table(self._root.child("events").spark_uri, self.storage_options, engine="delta-rs")
 
     def _artifact(self, content_hash: str) -> Storage:
         return self._root.child("artifacts").child(content_hash)

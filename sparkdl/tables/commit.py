@@ -16,10 +16,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from sparkdl.config import require
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.tables.delta import (
-    AppTransaction,
     check_same_schema,
     commit_properties,
     creating,
@@ -27,34 +25,14 @@ from sparkdl.tables.delta import (
     delta_options,
     open_table,
 )
+from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
 from sparkdl.tables.features import check_writable
 from sparkdl.tables.parquet import FileRow, partition_text
 from sparkdl.tables.record import Filter, Partition, TableFile, commit_facts, partition_predicate, removal_filter
 
-__all__ = ["TableFile", "WritePlan", "WriteResult", "active_files", "has_committed"]
+__all__ = ["WritePlan", "active_files", "has_committed"]
 
 _PARTITION_TYPES = ("string", "long", "integer", "short", "byte", "date", "boolean")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteResult:
-    """What a write did.
-
-    Attributes:
-        version: the version it made, or the newest one where it committed nothing.
-        rows: rows written.
-        files: files added.
-        bytes: their size.
-        partitions: the partitions that got rows, values as text.
-        committed: False if the same transaction had committed before, or there was nothing to do.
-    """
-
-    version: int
-    rows: int
-    files: int
-    bytes: int
-    partitions: tuple[Partition, ...]
-    committed: bool
 
 
 def has_committed(table: DeltaTable, transaction: AppTransaction | None) -> bool:
@@ -85,36 +63,14 @@ class WritePlan:
     Attributes:
         uri: the table.
         options: delta-rs's storage options.
-        mode: ``"append"``, ``"overwrite"`` or ``"replace"``.
         schema: of the rows.
-        partition_by: asked for by the caller; empty takes an existing table's.
-        partitions: those to replace; None means those that got rows.
-        transaction: identity of the piece of work.
-        overwrite_schema: whether ``"overwrite"`` may change the columns.
+        request: what the caller asked for.
     """
 
     uri: str
     options: Mapping[str, str] | None = field(repr=False)
-    mode: str
     schema: Schema
-    partition_by: tuple[str, ...]
-    partitions: tuple[Partition, ...] | None
-    transaction: AppTransaction | None
-    overwrite_schema: bool
-
-    def __post_init__(self) -> None:
-        require(
-            self.mode in ("append", "overwrite", "replace"),
-            f"mode={self.mode!r} is not one of 'append', 'overwrite', 'replace': choose one of these",
-        )
-        require(
-            self.partitions is None or self.mode == "replace",
-            f"partitions are given with mode={self.mode!r}: they only say what mode='replace' replaces",
-        )
-        require(
-            not self.overwrite_schema or self.mode == "overwrite",
-            f"overwrite_schema=True is given with mode={self.mode!r}: only mode='overwrite' can change the columns",
-        )
+    request: WriteRequest
 
     def layout(self, table: DeltaTable | None) -> tuple[str, ...]:
         """Check the plan against the table before any row is written; return the partition columns to write by.
@@ -124,26 +80,12 @@ class WritePlan:
             ConfigError: the table is partitioned by other columns than asked for.
             StorageError: the table must not be written by sparkdl.
         """
-        layout = self.partition_by
+        layout = self.request.layout(self.uri, None if table is None else table.metadata().partition_columns)
         if table is not None:
-            layout = tuple(table.metadata().partition_columns)
-            require(
-                not self.partition_by or self.partition_by == layout,
-                f"partition_by={list(self.partition_by)} is asked for, the Delta table {self.uri} is partitioned by "
-                f"{list(layout)}: leave partition_by out, or write to another table",
-            )
             check_writable(table, self.uri)
-            if not self.overwrite_schema:
-                check_same_schema(self.uri, table.schema(), self.schema)
+            if not self.request.overwrite_schema:
+                check_same_schema(self.uri, table.schema().to_json(), self.schema.to_json())
         self._check_partition_columns(layout)
-        require(
-            self.mode != "replace" or bool(layout),
-            f"mode='replace' needs a partitioned table, {self.uri} has no partition columns: use mode='overwrite'",
-        )
-        unknown = sorted({name for partition in self.partitions or () for name in partition} - set(layout))
-        require(
-            not unknown, f"partitions name {unknown}, {self.uri} is partitioned by {list(layout)}: use these columns"
-        )
         return layout
 
     def commit(self, files: Sequence[FileRow], write_id: str) -> WriteResult:
@@ -156,7 +98,7 @@ class WritePlan:
         written = [json.loads(file.partition) for file in files]
         self._check_inside(written)
         table = open_table(self.uri, self.options)
-        if table is not None and has_committed(table, self.transaction):
+        if table is not None and has_committed(table, self.request.transaction):
             return self._result(table.version(), ())
         layout = self.layout(table)
         adds = [
@@ -177,13 +119,13 @@ class WritePlan:
             return self._result(0, files, committed=True)
         self._check_nulls(table, files)
         active = active_files(table)
-        replaced = written if self.partitions is None else self.partitions
+        replaced = written if self.request.partitions is None else self.request.partitions
         removed = [file for file in active if self._replaces(file, replaced)]
-        if not adds and not removed and self.mode != "overwrite" and self.transaction is None:
+        if not adds and not removed and self.request.mode != "overwrite" and self.request.transaction is None:
             return self._result(table.version(), ())
-        schema = self.schema if self.overwrite_schema else table.schema()
+        schema = self.schema if self.request.overwrite_schema else table.schema()
         mode, filters, actions = self._recorded_as(active, removed, layout)
-        predicate = partition_predicate(replaced) if self.mode == "replace" else None
+        predicate = partition_predicate(replaced) if self.request.mode == "replace" else None
         properties = self._properties(table.version(), files, removed, predicate, write_id)
         table.create_write_transaction(
             [*actions, *adds], mode, schema, list(layout), filters, commit_properties=properties
@@ -191,16 +133,16 @@ class WritePlan:
         return self._result(table.version() + 1, files, committed=True)
 
     def _replaces(self, file: TableFile, replaced: Sequence[Partition]) -> bool:
-        if self.mode == "replace":
+        if self.request.mode == "replace":
             return any(_inside(file.partition, one) for one in replaced)
-        return self.mode == "overwrite"
+        return self.request.mode == "overwrite"
 
     def _recorded_as(
         self, active: Sequence[TableFile], removed: Sequence[TableFile], layout: Sequence[str]
     ) -> tuple[str, Filter | None, list[RemoveAction]]:
         """The mode in delta-rs's words, the filter that finds the files to remove, or else their removal by name."""
-        if self.mode != "replace":
-            return self.mode, None, []
+        if self.request.mode != "replace":
+            return self.request.mode, None, []
         filters = removal_filter(active, removed, layout)
         if filters is not None:
             return "overwrite", filters, []
@@ -217,12 +159,14 @@ class WritePlan:
     ) -> CommitProperties:
         facts = commit_facts(
             read_version=read_version,
-            blind=self.mode == "append",
+            blind=self.request.mode == "append",
             predicate=predicate,
             added=files,
             removed=removed,
         )
-        return commit_properties(self.transaction, **facts, **{"sparkdl.write": write_id, "sparkdl.mode": self.mode})
+        return commit_properties(
+            self.request.transaction, **facts, **{"sparkdl.write": write_id, "sparkdl.mode": self.request.mode}
+        )
 
     def _check_partition_columns(self, layout: Sequence[str]) -> None:
         types = {field["name"]: field["type"] for field in json.loads(self.schema.to_json())["fields"]}
@@ -239,8 +183,10 @@ class WritePlan:
 
     def _check_inside(self, written: Sequence[Partition]) -> None:
         for partition in written:
-            if self.partitions is not None and not any(_inside(partition, one) for one in self.partitions):
-                wanted = [dict(one) for one in self.partitions]
+            if self.request.partitions is not None and not any(
+                _inside(partition, one) for one in self.request.partitions
+            ):
+                wanted = [dict(one) for one in self.request.partitions]
                 raise DataError(
                     f"rows lie in the partition {dict(partition)}, only {wanted} are to be replaced: "
                     "filter the rows, or name that partition too"
@@ -253,7 +199,7 @@ class WritePlan:
             partition = json.loads(file.partition)
             for name in strict:
                 nulls = counts.get(name, 0) or (file.rows if partition.get(name, "") is None else 0)
-                if nulls and not self.overwrite_schema:
+                if nulls and not self.request.overwrite_schema:
                     raise DataError(
                         f"column {name!r} of the Delta table {self.uri} forbids nulls, {nulls} rows of this write have "
                         "one: drop or fill them"

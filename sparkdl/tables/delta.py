@@ -12,25 +12,23 @@ neither writer found a file to remove, which delta-rs's own conflict check does 
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import fsspec.config
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
+from sparkdl.errors import ConflictError, SchemaError, StorageError
 from sparkdl.storage import RemoteStorage, Storage, options_for
+from sparkdl.tables.engine import AppTransaction
 from sparkdl.tables.features import refused_at_opening
 
 __all__ = [
-    "AppTransaction",
     "check_same_schema",
     "commit_properties",
     "creating",
@@ -40,12 +38,10 @@ __all__ = [
     "open_table",
     "optimistic",
     "storage_of",
-    "table_of",
 ]
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*){1,2}")  # schema.table, catalog.schema.table
 _S3_NAMES = {
     "key": "AWS_ACCESS_KEY_ID",
     "secret": "AWS_SECRET_ACCESS_KEY",
@@ -56,19 +52,6 @@ _PRIMITIVES = (
     *("string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date"),
     *("timestamp", "timestamp_ntz"),
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AppTransaction:
-    """The identity of one write, kept in the table: the same one never commits twice.
-
-    Attributes:
-        application: who writes, e.g. ``"etl/features"``.
-        version: a number that grows with every new piece of work of this application.
-    """
-
-    application: str
-    version: int
 
 
 def delta_options(uri: str, options: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -105,21 +88,6 @@ def storage_of(uri: str, options: Mapping[str, str] | None) -> Storage:
     if "AWS_REGION" in upper:
         theirs["client_kwargs"] = {"region_name": upper["AWS_REGION"]}
     return replace(place, options=theirs)
-
-
-def table_of(uri: str, options: Mapping[str, str] | None) -> Storage:
-    """The files of a table, from what the user gave.
-
-    Raises:
-        ConfigError: it looks like a name in a catalog.
-    """
-    text = os.fspath(uri)
-    if _NAME.fullmatch(text):
-        raise ConfigError(
-            f"{text} looks like the name of a table in a catalog, and sparkdl reads and writes tables by their path: "
-            f"give the table's folder or URI, ./{text} for a folder of that name"
-        )
-    return storage_of(uri, options)
 
 
 def delta_address(uri: str) -> str:
@@ -234,20 +202,20 @@ def _delta_type(kind: Any, column: str) -> Any:
     raise SchemaError(f"column {column!r} has the type {name}, which a Delta table cannot hold: {remedy}")
 
 
-def check_same_schema(uri: str, table: Schema, data: Schema, *, shared: bool = False) -> None:
+def check_same_schema(uri: str, table: str, data: str, *, shared: bool = False) -> None:
     """Refuse data whose columns are not the table's, in any order.
 
     Args:
         uri: the table, for the message.
-        table: its schema.
+        table: its schema as JSON.
         data: that of the data.
         shared: look at the columns alone that both have.
 
     Raises:
         SchemaError: names the first column that differs, with both types.
     """
-    there = {field["name"]: field["type"] for field in json.loads(table.to_json())["fields"]}
-    here = {field["name"]: field["type"] for field in json.loads(data.to_json())["fields"]}
+    there = {field["name"]: field["type"] for field in json.loads(table)["fields"]}
+    here = {field["name"]: field["type"] for field in json.loads(data)["fields"]}
     for name in [name for name in here if name in there] if shared else [*here, *there]:
         remedy = "change the data, or overwrite with overwrite_schema=True"
         if name not in there:

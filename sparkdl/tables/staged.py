@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
 from sparkdl.storage import Storage
-from sparkdl.tables.commit import WritePlan, WriteResult
+from sparkdl.tables.commit import WritePlan
 from sparkdl.tables.delta import optimistic
+from sparkdl.tables.engine import WriteResult
 from sparkdl.tables.parquet import FileRow, WriteTask
 from sparkdl.tables.vacuum import written_by
 

@@ -50,7 +50,7 @@ def test_a_mounted_path_of_databricks_is_local():
 @pytest.mark.parametrize("name", ["main.sales.orders", "a.b.c"])
 def test_a_name_of_a_catalog_is_no_path_anywhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for make in (Storage.of, Table, Store.create, ModelRegistry):
+    for make in (Storage.of, Store.create, ModelRegistry):
         with pytest.raises(ConfigError, match=rf"{name} looks like the name of a table in a catalog"):
             make(name)
     assert Storage.of(f"./{name}").local_path() == tmp_path / name
@@ -58,7 +58,7 @@ def test_a_name_of_a_catalog_is_no_path_anywhere(name, tmp_path, monkeypatch):
 
 
 def test_a_table_of_a_schema_is_no_folder():
-    with pytest.raises(ConfigError, match=r"sales\.orders looks like the name of a table"):
+    with pytest.raises(ConfigError, match=r"'sales\.orders' is neither an address.*nor a name catalog\.schema\.table"):
         Table("sales.orders")
     assert Storage.of("model.bin").local_path() == Path("model.bin").absolute()
 

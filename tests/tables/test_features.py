@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 from delta_log import commit, protocol
 
 from sparkdl.errors import ConflictError, StorageError
 from sparkdl.tables import delta
+from sparkdl.tables.delta import open_table
 from sparkdl.tables.features import check_readable, check_writable
 from sparkdl.tables.table import Table
 
@@ -50,7 +53,7 @@ def table(tmp_path):
 def tries(monkeypatch):
     """How often a commit was tried."""
     seen = []
-    monkeypatch.setattr(delta.time, "sleep", seen.append)
+    monkeypatch.setattr(delta, "time", SimpleNamespace(sleep=seen.append))  # and not the sleep of all threads
     return seen
 
 
@@ -62,7 +65,10 @@ def changes(table):
 def test_a_feature_for_readers_is_read_or_refused_by_name(table, feature):
     by_files, by_scan = READERS[feature]
     commit(table.uri, 1, protocol([feature], []))
-    for works, read in ((by_files, lambda: check_readable(table._open(), table.uri)), (by_scan, table.rows)):
+    for works, read in (
+        (by_files, lambda: check_readable(open_table(table.uri, None), table.uri)),
+        (by_scan, table.rows),
+    ):
         if works:
             read()
         else:
@@ -117,6 +123,6 @@ def test_identity_columns_of_an_older_protocol_are_refused_at_once(table, tries)
 def test_every_feature_at_once_names_all_that_are_lacking(table):
     commit(table.uri, 1, protocol([], [*WRITTEN, *NOT_WRITTEN]))
     with pytest.raises(StorageError) as refusal:
-        check_writable(table._open(), table.uri)
+        check_writable(open_table(table.uri, None), table.uri)
     assert all(f"'{feature}'" in str(refusal.value) for feature in NOT_WRITTEN)
     assert not any(f"'{feature}'" in str(refusal.value) for feature in WRITTEN)

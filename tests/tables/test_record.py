@@ -12,6 +12,7 @@ from deltalake import DeltaTable, Schema
 from sparkdl.storage import Storage
 from sparkdl.tables.commit import WritePlan
 from sparkdl.tables.delta import optimistic
+from sparkdl.tables.engine import WriteRequest
 from sparkdl.tables.parquet import WriteTask, partition_text
 from sparkdl.tables.record import partition_predicate
 
@@ -21,12 +22,8 @@ def write(path, rows, mode, by, partitions=None):
     plan = WritePlan(
         uri=str(path),
         options=None,
-        mode=mode,
         schema=Schema.from_arrow(rows.schema),
-        partition_by=by,
-        partitions=partitions,
-        transaction=None,
-        overwrite_schema=False,
+        request=WriteRequest(mode=mode, partition_by=by, partitions=partitions),
     )
     files = WriteTask(root=Storage.of(str(path)), write_id=mode, partition_by=by).write(iter(rows.to_batches()))
     return optimistic(str(path), lambda: plan.commit(files, mode))

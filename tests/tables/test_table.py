@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from datetime import date, timedelta
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,8 @@ from delta_log import HIDDEN, commit, edited_metadata, hide_rows, map_columns, p
 
 from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
 from sparkdl.storage import Storage
-from sparkdl.tables import table as tables
-from sparkdl.tables.delta import delta_schema
+from sparkdl.tables import delta_rs as tables
+from sparkdl.tables.delta import delta_schema, open_table
 from sparkdl.tables.features import check_readable, check_writable
 from sparkdl.tables.parquet import WriteTask, partition_text, split, statistics
 from sparkdl.tables.table import AppTransaction, Table
@@ -253,9 +254,9 @@ def test_a_table_whose_promises_plain_files_would_break_is_not_written(table, se
     table.append(numbers(1))
     older = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}
     commit(table.uri, 1, older, edited_metadata(table.uri, lambda metadata: metadata.update(configuration=setting)))
-    check_readable(table._open(), table.uri)
+    check_readable(open_table(table.uri, None), table.uri)
     with pytest.raises(StorageError, match=next(iter(setting))):
-        check_writable(table._open(), table.uri)
+        check_writable(open_table(table.uri, None), table.uri)
     with pytest.raises(StorageError, match="Spark session with Delta"):
         table.append(numbers(2))
 
@@ -265,3 +266,64 @@ def test_types_that_delta_cannot_hold_are_refused_by_name():
         spark = {"type": "struct", "fields": [{"name": "c", "type": kind, "nullable": True, "metadata": {}}]}
         with pytest.raises(SchemaError, match="column 'c'"):
             delta_schema(json.dumps(spark))
+
+
+@pytest.mark.parametrize("text", ["features", "sales.orders", "a.b.c.d", "a b", "", ".", "1.2.3"])
+def test_what_is_neither_an_address_nor_a_name_is_refused_and_makes_no_folder(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"neither an address.*\./"):
+        Table(text)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", ["./a.b.c", "{}/a.b.c", "file://{}/a.b.c", "file:{}/a.b.c"])
+def test_an_address_has_a_slash_or_a_scheme(tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    Table(form.format(tmp_path)).append(numbers(1))
+    assert (tmp_path / "a.b.c" / "_delta_log").is_dir()
+
+
+def test_a_path_of_python_is_an_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Table(Path("a.b.c")).append(numbers(1))
+    assert (tmp_path / "a.b.c" / "_delta_log").is_dir()
+
+
+def test_a_name_is_for_a_session_alone():
+    code = """
+from sparkdl.errors import ConfigError
+from sparkdl.tables.table import Table
+table = Table("main.sales.orders")
+assert table.uri == "main.sales.orders"
+for touch in (table.exists, table.rows, table.history, table.files, table.compact, table.snapshot, table.vacuum):
+    try:
+        touch()
+    except ConfigError as error:
+        assert "is the name of a table in a catalog" in str(error), error
+    else:
+        raise AssertionError(touch)
+for text, engine in (("main.sales.orders", "delta-rs"), ("./orders", "jvm")):
+    try:
+        Table(text, engine=engine)
+    except ConfigError as error:
+        assert "delta-rs" in str(error), error
+    else:
+        raise AssertionError(engine)
+try:
+    Table("./orders", engine="spark").version()
+except ConfigError as error:
+    assert "needs a session with Delta's extension" in str(error), error
+import sys
+assert "pyspark" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_which_engine_a_table_has_is_said_once(table, caplog):
+    with caplog.at_level("INFO", logger="sparkdl"):
+        table.append(numbers(1))
+        table.append(numbers(2))
+        assert table.rows().num_rows == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the Delta table {table.uri} is read and written by delta-rs: the session has no Delta extension"
+    ]

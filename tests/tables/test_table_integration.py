@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.errors import ConfigError, DataError, SchemaError, StorageError
+from sparkdl.tables.delta import open_table
 from sparkdl.tables.table import AppTransaction, Table
 
 DAYS = [dt.date(2024, 1, day) for day in (1, 2, 3)]
@@ -180,7 +181,7 @@ def test_statistics_let_readers_skip_files_and_never_wrongly(spark, table):
         [(i, nan if i == 3 else float(i), "a" * 40 + str(i)) for i in range(9)], "i int, x double, s string"
     )
     table.write(frame.coalesce(1))
-    added = pa.table(table._open().get_add_actions(flatten=True)).to_pylist()[0]
+    added = pa.table(open_table(table.uri, None).get_add_actions(flatten=True)).to_pylist()[0]
     assert (added["min.i"], added["max.i"], added["null_count.x"], added["num_records"]) == (0, 8, 0, 9)
     assert added["max.s"] > "a" * 40 + "8" > added["min.s"]
     assert table.rows(where="i = 4").num_rows == 1

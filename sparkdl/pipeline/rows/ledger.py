@@ -136,7 +136,7 @@ class Tables:
 
     def table(self, name: str) -> Table:
         """One of them: ``clean``, ``quarantine``, ``ledger``, ``predictions``."""
-        return Table(f"{self.folder}/{name}")
+        return Table(f"{self.folder}/{name}", engine="delta-rs")  # nobody else writes them, and one engine is to
 
     @property
     def ledger(self) -> Ledger:

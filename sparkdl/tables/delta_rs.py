@@ -1,0 +1,240 @@
+"""The engine without a JAR: tables written by a Spark stage in one commit, read by Spark at a pinned version.
+
+Enters: a Spark DataFrame, or a small Arrow table. Leaves: committed versions of a Delta table; DataFrames and Arrow
+tables of any version. The files are written and read by Spark's own tasks, the log by delta-rs on the driver.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from sparkdl.compat.column_names import named_columns
+from sparkdl.compat.spark_errors import task_errors
+from sparkdl.errors import ConflictError, StorageError
+from sparkdl.storage import Storage, check_places
+from sparkdl.tables.commit import WritePlan, active_files, has_committed
+from sparkdl.tables.delta import (
+    check_same_schema,
+    commit_properties,
+    creating,
+    delta_address,
+    delta_options,
+    delta_schema,
+    open_table,
+    optimistic,
+)
+from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
+from sparkdl.tables.features import check_readable, check_scannable, check_writable
+from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask
+from sparkdl.tables.reading import frame_of_files, spark_address
+from sparkdl.tables.record import TableFile
+from sparkdl.tables.staged import StagedWrite
+from sparkdl.tables.vacuum import orphans
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["DeltaRs"]
+
+
+@dataclass(frozen=True)
+class DeltaRs:
+    """One table by its address; the engine of ``Table`` where no JAR is, and for what Arrow tables are enough for.
+
+    Attributes:
+        root: its files.
+        options: delta-rs's own for the store; None takes fsspec's configuration.
+    """
+
+    root: Storage
+    options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    @property
+    def uri(self) -> str:
+        """The table's address."""
+        return self.root.uri
+
+    def exists(self) -> bool:
+        """Whether a table is there."""
+        return open_table(self.uri, self.options) is not None
+
+    def version(self) -> int:
+        """The newest version.
+
+        Raises:
+            StorageError: there is no table.
+        """
+        return self._open().version()
+
+    def schema_json(self, version: int | None = None) -> str:
+        """The schema as JSON; Spark's ``StructType.fromJson`` and Delta spell it alike."""
+        return str(self._open(version).schema().to_json())
+
+    def check_readable(self) -> None:
+        """Refuse a table that Spark's Parquet reader does not read right, even with its vectors and names."""
+        check_readable(self._open(), self.uri)
+
+    def partition_columns(self) -> list[str]:
+        """The partition columns' names in order."""
+        return list(self._open().metadata().partition_columns)
+
+    def files(self, version: int | None = None) -> list[TableFile]:
+        """The files that a version is made of."""
+        return active_files(self._open(version))
+
+    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """The commits, newest first: version, timestamp (ms), operation, and what the writer added."""
+        return list(self._open().history(limit))
+
+    def transaction_version(self, application: str) -> int | None:
+        """The last version that ``application`` committed; None if it never did, or there is no table."""
+        table = open_table(self.uri, self.options)
+        return None if table is None else table.transaction_version(application)
+
+    def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """The rows of a version as Spark reads Parquet, its files pinned."""
+        table = self._open(version)
+        check_readable(table, self.uri)
+        return frame_of_files(spark, table, spark_address(self.root.spark_uri))
+
+    def write(self, frame: DataFrame, request: WriteRequest) -> WriteResult:
+        """One commit of files that Spark's tasks write; nothing is left of one that fails."""
+        before = open_table(self.uri, self.options)
+        if before is not None and has_committed(before, request.transaction):
+            return WriteResult(version=before.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
+        staged = self.stage(frame.schema.json(), request)
+        check_places({"table": self.root}, frame.sparkSession)
+        try:
+            with task_errors():
+                plain, named = named_columns(frame, staged.task)
+                files = [FileRow(*row) for row in plain.mapInArrow(named, FILE_ROW_DDL).collect()]
+        except BaseException:  # a task failed for good: remove what the others wrote
+            staged.abandon()
+            raise
+        return staged.commit(files)
+
+    def stage(self, schema: str, request: WriteRequest) -> StagedWrite:
+        """The first half of a write: the caller lets tasks write files, then commits or abandons them."""
+        plan = WritePlan(uri=self.uri, options=self.options, schema=delta_schema(schema), request=request)
+        task = WriteTask(
+            root=self.root,
+            write_id=uuid.uuid4().hex[:12],
+            partition_by=plan.layout(open_table(self.uri, self.options)),
+            compression=request.compression,
+        )
+        return StagedWrite(root=self.root, plan=plan, task=task)
+
+    def append(
+        self,
+        rows: pa.Table,
+        *,
+        expected_version: int | None = None,
+        transaction: AppTransaction | None = None,
+        metadata: Mapping[str, str] | None = None,
+        new_columns: bool = False,
+    ) -> int:
+        """Append a small table; return the version that holds it."""
+        properties = commit_properties(transaction, **{**(metadata or {}), "isBlindAppend": expected_version is None})
+
+        def attempt() -> int:
+            table = open_table(self.uri, self.options)
+            newest = -1 if table is None else table.version()
+            if transaction and table is not None and has_committed(table, transaction):
+                return newest
+            if expected_version is not None and newest != expected_version:
+                raise self._moved_on(expected_version, newest)
+            if table is not None:
+                check_writable(table, self.uri)
+                check_same_schema(
+                    self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json(), shared=new_columns
+                )
+                how: Literal["merge"] | None = "merge" if new_columns else None
+                write_deltalake(table, rows, mode="append", schema_mode=how, commit_properties=properties)
+            else:
+                address, options = delta_address(self.uri), delta_options(self.uri, self.options)
+                with creating(self.uri, self.options):
+                    write_deltalake(address, rows, mode="error", storage_options=options, commit_properties=properties)
+            return newest + 1
+
+        return optimistic(self.uri, attempt)
+
+    def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
+        """Update the rows that agree in the columns ``on`` and insert the others; return the version."""
+        match = " AND ".join(f"old.`{name}` = new.`{name}`" for name in on)
+
+        def attempt() -> int:
+            table = self._open()
+            check_writable(table, self.uri)
+            check_scannable(table, self.uri)
+            check_same_schema(self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json())
+            merger = table.merge(
+                rows, match, source_alias="new", target_alias="old", commit_properties=commit_properties()
+            )
+            merger.when_matched_update_all().when_not_matched_insert_all().execute()
+            return int(table.version())
+
+        return optimistic(self.uri, attempt)
+
+    def rows(
+        self, columns: Sequence[str] | None = None, where: str | None = None, version: int | None = None
+    ) -> pa.Table:
+        """A small table, or a small part of one, in Arrow without Spark."""
+        table = self._open(version)
+        check_scannable(table, self.uri)
+        try:
+            # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
+            return pa.table(table.scan(list(columns) if columns else None, where))
+        except DeltaError as cause:
+            raise StorageError(
+                f"cannot read from the Delta table {self.uri}: {cause}; check columns and predicate"
+            ) from cause
+
+    def snapshot(self) -> tuple[int, pa.Table | None]:
+        """The newest version with its rows, for a decision that ``append(expected_version=...)`` commits.
+
+        Returns:
+            ``(-1, None)`` where there is no table.
+        """
+        table = open_table(self.uri, self.options)
+        if table is None:
+            return -1, None
+        check_scannable(table, self.uri)
+        return table.version(), pa.table(table.scan())
+
+    def compact(self) -> None:
+        """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error."""
+        table = self._open()
+        check_writable(table, self.uri)
+        with suppress(CommitFailedError):
+            table.optimize.compact(commit_properties=commit_properties())
+
+    def vacuum(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
+        """Delete files of writes that never committed; return their paths.
+
+        Args:
+            older_than: younger files may belong to a write that is still running.
+        """
+        removed = orphans(self._open(), self.root, older_than)
+        for storage in removed:
+            storage.delete()
+        return [storage.uri for storage in removed]
+
+    def _open(self, version: int | None = None) -> DeltaTable:
+        table = open_table(self.uri, self.options, version)
+        if table is None:
+            raise StorageError(f"there is no Delta table at {self.uri}: check the path, or write the table first")
+        return table
+
+    def _moved_on(self, expected: int, newest: int) -> ConflictError:
+        return ConflictError(
+            f"the Delta table {self.uri} is at version {newest}, this commit was made for {expected}: read it again"
+        )

@@ -1,0 +1,228 @@
+"""The one interface of both engines, and the rule by which a table gets one of them.
+
+Enters: an address or a name, a session. Leaves: which engine reads and writes that table here. A name of a catalog goes
+to Spark's catalog. An address goes to Spark's Delta where the session has its extension and catalog, and to delta-rs
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import pyarrow as pa
+
+from sparkdl.config import require
+from sparkdl.errors import ConfigError
+from sparkdl.observe import logger
+from sparkdl.storage.address import looks_like_a_table
+from sparkdl.tables.record import Partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "AppTransaction",
+    "Engine",
+    "EngineName",
+    "WriteRequest",
+    "WriteResult",
+    "has_delta",
+    "is_name",
+    "said",
+    "spark_session",
+]
+
+EngineName = Literal["auto", "delta-rs", "spark"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AppTransaction:
+    """The identity of one write, kept in the table: the same one never commits twice.
+
+    Attributes:
+        application: who writes, e.g. ``"etl/features"``.
+        version: a number that grows with every new piece of work of this application.
+    """
+
+    application: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteRequest:
+    """What ``Table.write`` was asked for.
+
+    Attributes:
+        mode: ``"append"``, ``"overwrite"`` or ``"replace"``.
+        partition_by: asked for by the caller; empty takes an existing table's.
+        partitions: those to replace; None means those that got rows.
+        transaction: identity of the piece of work.
+        overwrite_schema: whether ``"overwrite"`` may change the columns.
+        compression: Parquet codec.
+    """
+
+    mode: str
+    partition_by: tuple[str, ...] = ()
+    partitions: tuple[Partition, ...] | None = None
+    transaction: AppTransaction | None = None
+    overwrite_schema: bool = False
+    compression: str = "snappy"
+
+    def __post_init__(self) -> None:
+        require(
+            self.mode in ("append", "overwrite", "replace"),
+            f"mode={self.mode!r} is not one of 'append', 'overwrite', 'replace': choose one of these",
+        )
+        require(
+            self.partitions is None or self.mode == "replace",
+            f"partitions are given with mode={self.mode!r}: they only say what mode='replace' replaces",
+        )
+        require(
+            not self.overwrite_schema or self.mode == "overwrite",
+            f"overwrite_schema=True is given with mode={self.mode!r}: only mode='overwrite' can change the columns",
+        )
+
+    def layout(self, uri: str, existing: Sequence[str] | None) -> tuple[str, ...]:
+        """The partition columns to write by.
+
+        Args:
+            uri: the table, for messages.
+            existing: its partition columns; None where there is no table, or its columns are to change.
+
+        Raises:
+            ConfigError: they are not those asked for, or not those that ``partitions`` names.
+        """
+        layout = self.partition_by
+        if existing is not None:
+            layout = tuple(existing)
+            require(
+                not self.partition_by or self.partition_by == layout,
+                f"partition_by={list(self.partition_by)} is asked for, the Delta table {uri} is partitioned by "
+                f"{list(layout)}: leave partition_by out, or write to another table",
+            )
+        require(
+            self.mode != "replace" or bool(layout),
+            f"mode='replace' needs a partitioned table, {uri} has no partition columns: use mode='overwrite'",
+        )
+        unknown = sorted({name for partition in self.partitions or () for name in partition} - set(layout))
+        require(not unknown, f"partitions name {unknown}, {uri} is partitioned by {list(layout)}: use these columns")
+        return layout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteResult:
+    """What a write did.
+
+    Attributes:
+        version: the version it made, or the newest one where it committed nothing.
+        rows: rows written.
+        files: files added.
+        bytes: their size.
+        partitions: the partitions that got rows, values as text; empty where Spark's Delta wrote, which does not tell.
+        committed: False if the same transaction had committed before, or there was nothing to do.
+    """
+
+    version: int
+    rows: int
+    files: int
+    bytes: int
+    partitions: tuple[Partition, ...]
+    committed: bool
+
+
+class Engine(Protocol):
+    """What a table needs; each engine raises the errors that ``Table`` has in its docstrings."""
+
+    def exists(self) -> bool:
+        """Whether a table is there."""
+
+    def version(self) -> int:
+        """The newest version."""
+
+    def schema_json(self, version: int | None) -> str:
+        """The schema of a version as JSON."""
+
+    def check_readable(self) -> None:
+        """Refuse a table that this engine does not read."""
+
+    def partition_columns(self) -> list[str]:
+        """The partition columns' names in order."""
+
+    def history(self, limit: int | None) -> list[dict[str, Any]]:
+        """The commits, newest first."""
+
+    def transaction_version(self, application: str) -> int | None:
+        """The last version that an application committed."""
+
+    def read(self, spark: SparkSession, version: int | None) -> DataFrame:
+        """The rows of a version, pinned."""
+
+    def write(self, frame: DataFrame, request: WriteRequest) -> WriteResult:
+        """One commit."""
+
+    def append(
+        self,
+        rows: pa.Table,
+        *,
+        expected_version: int | None,
+        transaction: AppTransaction | None,
+        metadata: Mapping[str, str] | None,
+        new_columns: bool,
+    ) -> int:
+        """Append a small table; return the version that holds it."""
+
+    def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
+        """Update and insert; return the version."""
+
+    def rows(self, columns: Sequence[str] | None, where: str | None, version: int | None) -> pa.Table:
+        """A small table, or a small part of one."""
+
+
+def is_name(text: str | os.PathLike[str]) -> bool:
+    """Whether a text is the name of a table in a catalog, and not an address.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(text, str) or "/" in text or _SCHEME.match(text):
+        return False
+    if looks_like_a_table(text):
+        return True
+    raise ConfigError(
+        f"{text!r} is neither an address, which has a slash or a scheme, nor a name catalog.schema.table: "
+        f"write ./{text} for a folder, or spark_catalog.schema.table for a table of Spark's own catalog"
+    )
+
+
+def spark_session() -> SparkSession | None:
+    """The session of this process; None where there is none. Nothing is imported for it."""
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as Session
+
+    active = Session.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:  # of another thread
+        active = Session.builder.getOrCreate()
+    return active
+
+
+def has_delta(spark: SparkSession) -> bool:
+    """Whether Delta's own extension is in a session, which then reads and writes tables by their addresses."""
+    extensions = spark.conf.get("spark.sql.extensions", "") or ""
+    catalog = spark.conf.get("spark.sql.catalog.spark_catalog", "") or ""
+    return "DeltaSparkSessionExtension" in extensions and "DeltaCatalog" in catalog
+
+
+@functools.lru_cache(maxsize=1024)
+def said(table: str, engine: str, why: str) -> None:
+    """Say once in a process which engine a table has."""
+    logger.info("the Delta table %s is read and written by %s: %s", table, engine, why)

@@ -1,0 +1,303 @@
+"""The engine of a session with Delta's extension: tables by a catalog's name or by address, read and written by Spark.
+
+Enters: DataFrames, small Arrow tables. Leaves: committed versions; what Spark reports of Delta is raised as our own
+error, in one sentence. What Delta lets through silently (columns that are missing, types that it casts) is refused as
+by the other engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError
+
+from sparkdl.columns.names import quoted
+from sparkdl.compat.spark_errors import task_errors
+from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError, StorageError
+from sparkdl.tables.delta import check_same_schema, open_table, optimistic
+from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
+from sparkdl.tables.record import partition_predicate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
+
+__all__ = ["SparkDelta"]
+
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+)(?:\.[A-Z0-9_]+)?\]")
+_MISSING = {
+    *("TABLE_OR_VIEW_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_ONLY_OPERATION"),
+    *("DELTA_PATH_DOES_NOT_EXIST", "PATH_NOT_FOUND", "SCHEMA_NOT_FOUND"),
+}
+_CREATED = {"TABLE_OR_VIEW_ALREADY_EXISTS", "DELTA_PATH_EXISTS", "DELTA_TABLE_ALREADY_EXISTS"}
+_DATA = ("DELTA_VIOLATE_CONSTRAINT", "DELTA_NOT_NULL_CONSTRAINT", "DELTA_REPLACE_WHERE_MISMATCH")
+_SCHEMA = ("DELTA_METADATA_MISMATCH", "DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_UNSUPPORTED_DATA_TYPE")
+_WRONG_JAR = ("NoClassDefFoundError", "NoSuchMethodError", "IncompatibleClassChangeError", "ClassNotFoundException")
+_FILLED = {"generatedColumns", "identityColumns", "allowColumnDefaults"}
+"""Features of tables that fill columns which the rows lack."""
+
+
+@dataclass(frozen=True)
+class SparkDelta:
+    """One table of a session.
+
+    Attributes:
+        spark: the session.
+        uri: name or address, for messages.
+        address: as Spark takes it; empty for a name.
+    """
+
+    spark: SparkSession = field(repr=False)
+    uri: str
+    address: str = ""
+
+    def exists(self) -> bool:
+        """Whether a table is there."""
+        if not self.address:
+            return bool(self.spark.catalog.tableExists(self._name))
+        try:
+            self._last()
+        except _MissingTableError:
+            return False
+        return True
+
+    def version(self) -> int:
+        """The newest version."""
+        return int(self._last()["version"])
+
+    def schema_json(self, version: int | None) -> str:
+        """The schema of a version as JSON."""
+        with self._errors("read"):
+            return str(self._load(version).schema.json())
+
+    def check_readable(self) -> None:
+        """Refuse a table that Spark does not open."""
+        self.schema_json(None)
+
+    def partition_columns(self) -> list[str]:
+        """The partition columns' names in order."""
+        return list(self._detail()["partitionColumns"])
+
+    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """The commits, newest first, in the words of the other engine: what the writer added beside, time in ms."""
+        with self._errors("read"):
+            found = self.spark.sql(f"DESCRIBE HISTORY {self._name}{'' if limit is None else f' LIMIT {limit:d}'}")
+            rows = [row.asDict(recursive=True) for row in found.collect()]
+        for row in rows:
+            row["timestamp"] = int(row["timestamp"].timestamp() * 1000)
+            row |= _facts(row.get("userMetadata"))
+        return rows
+
+    def transaction_version(self, application: str) -> int | None:
+        """The last version that an application committed, from the table's log, which Spark's SQL does not tell."""
+        if not self.exists():
+            return None
+        table = open_table(str(self._detail()["location"]).replace("file:/", "/", 1), None)
+        return None if table is None else table.transaction_version(application)
+
+    def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """The rows of a version, pinned."""
+        pinned = self.version() if version is None else version
+        with self._errors("read"):
+            frame = self._load(pinned, spark)
+            frame.schema  # noqa: B018  analyses the frame now, so that a missing version is told here
+            return frame
+
+    def write(self, frame: DataFrame, request: WriteRequest) -> WriteResult:
+        """One commit by Spark's Delta, tried anew where another one came first."""
+        write_id = uuid.uuid4().hex[:12]
+
+        def attempt() -> WriteResult:
+            existing = self._detail() if self.exists() else None
+            layout = request.layout(self.uri, None if existing is None else existing["partitionColumns"])
+            if existing is None:
+                self._save(frame, request, layout, {}, write_id, "errorifexists")
+                return self._result(write_id, created=True)
+            if not request.overwrite_schema:
+                self._check_columns(frame.schema.json(), existing)
+            self._save(frame, request, (), _options(request), write_id, _mode(request))
+            return self._result(write_id)
+
+        return optimistic(self.uri, attempt, tries=5)
+
+    def append(
+        self,
+        rows: pa.Table,
+        *,
+        expected_version: int | None = None,
+        transaction: AppTransaction | None = None,
+        metadata: Mapping[str, str] | None = None,
+        new_columns: bool = False,
+    ) -> int:
+        """Append a small table; return the version that holds it."""
+        if expected_version is not None:
+            raise ConfigError(
+                f"expected_version is given for {self.uri}, and Spark's Delta writes it, which appends to whatever "
+                "version is the newest: give the table's address and engine='delta-rs'"
+            )
+        frame, request = self.spark.createDataFrame(rows), WriteRequest(mode="append", transaction=transaction)
+        write_id = uuid.uuid4().hex[:12]
+        options = {"mergeSchema": "true"} if new_columns else {}
+        created = not self.exists()
+        if not new_columns and not created:
+            self._check_columns(frame.schema.json(), self._detail())
+        optimistic(self.uri, lambda: self._save(frame, request, (), options, write_id, "append", metadata), tries=5)
+        return self._result(write_id, created=created).version
+
+    def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
+        """Update the rows that agree in the columns ``on`` and insert the others; return the version."""
+        match = " AND ".join(f"old.{quoted(name)} = new.{quoted(name)}" for name in on)
+        statement = (
+            f"MERGE INTO {self._name} AS old USING {{rows}} AS new ON {match} "
+            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
+
+        def attempt() -> int:
+            self._check_columns(self.spark.createDataFrame(rows).schema.json(), self._detail())
+            with self._errors("write"):
+                self.spark.sql(statement, rows=self.spark.createDataFrame(rows)).collect()
+            return self.version()
+
+        return optimistic(self.uri, attempt, tries=5)
+
+    def rows(
+        self, columns: Sequence[str] | None = None, where: str | None = None, version: int | None = None
+    ) -> pa.Table:
+        """A small table, or a small part of one."""
+        with self._errors("read"):
+            frame = self._load(version)
+            frame = frame.where(where) if where else frame
+            return frame.select(*(quoted(name) for name in columns or frame.columns)).toArrow()
+
+    @property
+    def _name(self) -> str:
+        if self.address:
+            return f"delta.{quoted(self.address)}"
+        return ".".join(quoted(part) for part in self.uri.split("."))
+
+    def _load(self, version: int | None, spark: SparkSession | None = None) -> DataFrame:
+        reader: DataFrameReader = (spark or self.spark).read
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.format("delta").load(self.address) if self.address else reader.table(self._name)
+
+    def _last(self) -> dict[str, Any]:
+        return self.history(1)[0]
+
+    def _detail(self) -> dict[str, Any]:
+        with self._errors("read"):
+            return dict(self.spark.sql(f"DESCRIBE DETAIL {self._name}").collect()[0].asDict())
+
+    def _check_columns(self, data: str, detail: Mapping[str, Any]) -> None:
+        fills = bool(_FILLED & set(detail["tableFeatures"] or ()))
+        have = {field["name"] for field in json.loads(data)["fields"]}
+        table = json.loads(self.schema_json(None))
+        if fills:
+            table["fields"] = [field for field in table["fields"] if field["name"] in have]
+        check_same_schema(self.uri, json.dumps(table), data)
+
+    def _save(
+        self,
+        frame: DataFrame,
+        request: WriteRequest,
+        layout: Sequence[str],
+        options: Mapping[str, str],
+        write_id: str,
+        mode: str,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        facts = {**(metadata or {}), "sparkdl.write": write_id, "sparkdl.mode": request.mode}
+        writer: DataFrameWriter = frame.write.format("delta").mode(mode).options(**options)
+        writer = writer.option("userMetadata", json.dumps(facts)).option("compression", request.compression)
+        if request.transaction is not None:
+            writer = writer.option("txnAppId", request.transaction.application)
+            writer = writer.option("txnVersion", request.transaction.version)
+        if layout:
+            writer = writer.partitionBy(*layout)
+        with task_errors(), self._errors("write"):
+            if self.address:
+                writer.save(self.address)
+            else:
+                writer.saveAsTable(self._name)
+
+    def _result(self, write_id: str, *, created: bool = False) -> WriteResult:
+        """What the history says of a write; nothing, where its transaction had committed before."""
+        found = self.history(50)
+        mine = next((row for row in found if row.get("sparkdl.write") == write_id), None)
+        if mine is None and created:
+            mine = found[-1]  # a catalog's creation of a table keeps no metadata of the writer's
+        if mine is None:
+            return WriteResult(version=found[0]["version"], rows=0, files=0, bytes=0, partitions=(), committed=False)
+        numbers = mine.get("operationMetrics") or {}
+        rows, files, size = (int(numbers.get(f"num{what}", 0)) for what in ("OutputRows", "Files", "OutputBytes"))
+        return WriteResult(version=mine["version"], rows=rows, files=files, bytes=size, partitions=(), committed=True)
+
+    @contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except SparkdlError:
+            raise
+        except Exception as error:
+            raise self._ours(error, action) or error from error
+
+    def _ours(self, error: Exception, action: str) -> Exception | None:
+        """What Spark says of Delta as an error of ours; None for what a task of the user raised."""
+        text = str(error)
+        found = _CONDITION.search(text)
+        condition = found[1] if found else ""
+        first = text[found.start() :].partition("\n")[0] if found else text.partition("\n")[0]
+        if "CONCURRENT" in condition or condition in _CREATED or "delta.exceptions.Concurrent" in text:
+            return CommitFailedError(first)
+        if condition in _MISSING:
+            return _MissingTableError(
+                f"there is no Delta table {self.uri} that Spark can reach: check the name, or write the table first"
+            )
+        if condition == "DELTA_VERSION_NOT_FOUND":
+            return StorageError(f"the Delta table {self.uri} has no such version: {first}")
+        if any(name in text for name in _WRONG_JAR) or condition == "DATA_SOURCE_NOT_FOUND":
+            return StorageError(
+                f"cannot {action} the Delta table {self.uri}: the session's settings name Delta's extension, and its "
+                f"JAR is missing or of another Spark ({first}): add io.delta:delta-spark of this Spark"
+            )
+        if condition.startswith(_DATA):
+            return DataError(f"the Delta table {self.uri} refuses these rows: {first}")
+        if condition.startswith(_SCHEMA):
+            return SchemaError(f"the Delta table {self.uri} refuses these columns: {first}")
+        if condition.startswith("DELTA_"):
+            return StorageError(f"cannot {action} the Delta table {self.uri}: {first}")
+        return None
+
+
+class _MissingTableError(StorageError):
+    """There is no table of that name or address."""
+
+
+def _mode(request: WriteRequest) -> str:
+    return "append" if request.mode == "append" else "overwrite"
+
+
+def _options(request: WriteRequest) -> dict[str, str]:
+    """Options that say what of an existing table is replaced, whatever the session's own settings are."""
+    if request.mode == "append":
+        return {}
+    if request.mode == "overwrite":
+        return {"partitionOverwriteMode": "static", "overwriteSchema": str(request.overwrite_schema).lower()}
+    if request.partitions is None:
+        return {"partitionOverwriteMode": "dynamic"}
+    return {"partitionOverwriteMode": "static", "replaceWhere": partition_predicate(request.partitions)}
+
+
+def _facts(text: str | None) -> dict[str, Any]:
+    """What a writer of ours kept in a commit's metadata."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,253 @@
+"""What every engine of a table does alike: one list of checks, each with a session and a maker of fresh tables.
+
+``python contract.py RESULT`` runs them all in a session with Delta's extension, which a test starts in a process of its
+own, and writes ``{"check[kind]": traceback or ""}``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sparkdl.errors import ConfigError, DataError, SchemaError, StorageError
+from sparkdl.tables.table import AppTransaction, Table
+
+JARS = Path(__file__).resolve().parents[3] / "shared" / "jars" / "delta"
+KINDS = ("delta-rs", "spark", "name")
+DAYS = [dt.date(2024, 1, day) for day in (1, 2, 3)]
+
+
+def frame_of(spark, days=DAYS, rows=4, start=0):
+    data = [(start + i, i / 2, f"r{i}", day) for day in days for i in range(rows)]
+    return spark.createDataFrame(data, "id long, x double, name string, day date")
+
+
+def found(frame):
+    return sorted(map(str, map(tuple, frame.collect())))
+
+
+def raises(kind, words, action):
+    """Check that an action raises an error of a type, in one line with these words."""
+    with pytest.raises(kind) as refusal:
+        action()
+    text = str(refusal.value)
+    assert all(word in text for word in words)
+    assert "\n" not in text
+
+
+def check_rows_go_in_and_come_out_at_every_version(spark, make):
+    table = make()
+    assert not table.exists()
+    assert table.transaction_version("app") is None
+    raises(StorageError, ["no Delta table"], table.version)
+    frame = frame_of(spark)
+    first = table.write(frame, partition_by=["day"])
+    assert (first.version, first.rows, first.committed) == (0, 12, True), first
+    second = table.write(frame.select("name", "day", "id", "x"))
+    assert (second.version, second.rows) == (1, 12), second
+    assert table.exists()
+    assert table.version() == 1
+    assert table.partition_columns() == ["day"]
+    assert table.columns() == ["id", "x", "name", "day"]
+    assert table.read(spark).schema == frame.schema
+    assert found(table.read(spark)) == found(frame.union(frame))
+    assert found(table.read(spark, version=0)) == found(frame)
+    raises(StorageError, ["version"], lambda: table.read(spark, version=9).collect())
+    assert table.rows(["id"], where="id = 1", version=0).column("id").to_pylist() == [1] * 3
+    pinned = table.read(spark)
+    table.write(frame, "overwrite")
+    assert pinned.count() == 24
+    assert found(table.read(spark)) == found(frame)
+
+
+def check_columns_that_differ_are_refused_and_change_only_on_demand(spark, make):
+    table, frame = make(), frame_of(spark)
+    table.write(frame)
+    for columns, name in ((["id", "x", "day"], "'name'"), (["*", "1 as extra"], "'extra'")):
+        raises(SchemaError, [name], lambda columns=columns: table.write(frame.selectExpr(*columns)))
+    raises(
+        SchemaError, ["'id'", "string", "long"], lambda: table.write(frame.withColumn("id", frame.id.cast("string")))
+    )
+    raises(ConfigError, ["partition_by"], lambda: table.write(frame, partition_by=["day"]))
+    raises(ConfigError, ["partition columns"], lambda: table.write(frame, "replace"))
+    assert table.version() == 0
+    other = frame.withColumnRenamed("x", "y")
+    table.write(other, "overwrite", overwrite_schema=True)
+    assert table.columns() == ["id", "y", "name", "day"]
+    assert found(table.read(spark)) == found(other)
+    assert table.read(spark, version=0).columns == ["id", "x", "name", "day"]
+    assert table.schema_json(0) != table.schema_json()
+
+
+def check_partitions_are_replaced_and_the_history_says_so(spark, make):
+    table = make()
+    table.write(frame_of(spark), partition_by=["day"])
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "static")
+    day = frame_of(spark, DAYS[1:2], rows=2, start=100)
+    table.write(day, "replace")
+    kept = frame_of(spark, [DAYS[0], DAYS[2]])
+    assert found(table.read(spark)) == found(kept.union(day))
+    result = table.write(frame_of(spark, []), "replace", partitions=[{"day": DAYS[0]}])
+    assert result.committed
+    assert found(table.read(spark)) == found(frame_of(spark, DAYS[2:]).union(day))
+    entry = table.history(1)[0]
+    assert (entry["operation"], entry["operationParameters"]["mode"]) == ("WRITE", "Overwrite"), entry
+    assert "2024-01-01" in entry["operationParameters"]["predicate"], entry
+    assert (entry["sparkdl.mode"], entry["isBlindAppend"], entry["readVersion"]) == ("replace", False, 1), entry
+    numbers = entry["operationMetrics"]
+    assert int(numbers.get("numOutputRows", 0)) == 0
+    assert int(numbers["numRemovedFiles"]) >= 1
+    version = table.version()
+    raises(DataError, ["2024"], lambda: table.write(frame_of(spark), "replace", partitions=[{"day": DAYS[1]}]))
+    assert table.version() == version
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")  # which is not to make a difference
+    try:
+        table.write(day, "overwrite")
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    assert found(table.read(spark)) == found(day)
+    empty = day.withColumn("day", day.day.cast("date")).selectExpr("id", "x", "name", "cast(null as date) day")
+    table.write(empty)
+    table.write(frame_of(spark, []), "replace", partitions=[{"day": None}])
+    assert found(table.read(spark)) == found(day)
+
+
+def check_a_transaction_commits_once(spark, make):
+    table, frame = make(), frame_of(spark)
+    mark = AppTransaction(application="etl", version=7)
+    assert table.write(frame, transaction=mark).committed
+    for version in (7, 6):
+        again = table.write(frame, transaction=AppTransaction(application="etl", version=version))
+        assert (again.committed, again.rows) == (False, 0), again
+    assert table.read(spark).count() == 12
+    assert table.transaction_version("etl") == 7
+    assert table.transaction_version("other") is None
+    later = table.write(frame, "overwrite", transaction=AppTransaction(application="etl", version=8))
+    assert later.committed
+    assert table.transaction_version("etl") == 8
+
+
+def check_small_tables_are_appended_and_merged(spark, make):
+    table = make()
+    assert table.append(pa.table({"k": [1, 2], "v": ["a", "b"]})) == 0
+    mark = AppTransaction(application="small", version=1)
+    assert [table.append(pa.table({"k": [5], "v": ["e"]}), transaction=mark) for _ in range(2)] == [1, 1]
+    assert table.merge(pa.table({"k": [2, 3], "v": ["B", "C"]}), on=["k"]) == 2
+    expected = {1: "a", 2: "B", 3: "C", 5: "e"}
+    assert {row["k"]: row["v"] for row in table.rows().to_pylist()} == expected
+    assert {row.k: row.v for row in table.read(spark).collect()} == expected
+    raises(SchemaError, ["'v'"], lambda: table.merge(pa.table({"k": [2]}), on=["k"]))
+    raises(SchemaError, ["'v'"], lambda: table.append(pa.table({"k": [2]})))
+    table.append(pa.table({"k": [9], "n": [1.5]}), new_columns=True)
+    assert table.columns() == ["k", "v", "n"]
+    assert table.rows(["n"], where="k = 9").column("n").to_pylist() == [1.5]
+
+
+CHECKS = {name: value for name, value in dict(globals()).items() if name.startswith("check_")}
+
+
+def agree(spark, table, kind):
+    """Each engine reads what the other wrote: the same rows, the same newest version, the same columns."""
+    if kind == "name":
+        where = spark.sql(f"DESCRIBE DETAIL {table.uri}").first()["location"].removeprefix("file:")
+        other = Table(where, engine="delta-rs")
+    else:
+        other = Table(table.uri, engine="delta-rs" if kind == "spark" else "spark")
+    assert found(other.read(spark)) == found(table.read(spark))
+    assert other.version() == table.version()
+    assert other.columns() == table.columns()
+    assert [entry["operation"] for entry in other.history()] == [entry["operation"] for entry in table.history()]
+
+
+def session(folder, memory="1g", quick_start=True):
+    """A session with Delta's extension; a quick start is without the optimising compiler."""
+    from pyspark.sql import SparkSession
+
+    quick = "-XX:TieredStopAtLevel=1 " if quick_start else ""
+    jars = ",".join(str(jar) for jar in sorted(JARS.glob("*.jar")))
+    return (
+        SparkSession.builder.master("local[2]")
+        .config("spark.jars", jars)
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.databricks.delta.snapshotPartitions", "2")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", memory)
+        .config("spark.driver.extraJavaOptions", f"{quick}-Dderby.system.home={folder}")
+        .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+
+
+def run(spark, folder, kind, name):
+    """One check on one kind of table; the traceback where it fails."""
+    made = []
+
+    def make():
+        text = f"spark_catalog.default.{name}" if kind == "name" else f"{folder}/{kind}/{name}"
+        made.append(Table(text) if kind == "name" else Table(text, engine=kind))
+        return made[-1]
+
+    try:
+        CHECKS[name](spark, make)
+        agree(spark, made[-1], kind)
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def at_once(spark, folder):
+    """Both engines append to one table at once, from two processes: nothing is lost."""
+    path = f"{folder}/at-once"
+    by_spark = Table(path, engine="spark")
+    by_spark.append(pa.table({"k": [-1], "by": ["spark"]}))
+    code = (
+        "import sys, pyarrow as pa\nfrom sparkdl.tables.table import Table\n"
+        "for k in range(40): Table(sys.argv[1]).append(pa.table({'k': [k], 'by': ['delta-rs']}))"
+    )
+    try:
+        with subprocess.Popen([sys.executable, "-c", code, path]) as other:
+            for k in range(6):
+                by_spark.append(pa.table({"k": [k], "by": ["spark"]}))
+        assert other.returncode == 0
+        found = sorted((row["by"], row["k"]) for row in by_spark.rows().to_pylist())
+        assert found == [*(("delta-rs", k) for k in range(40)), *(("spark", k) for k in range(-1, 6))]
+        assert by_spark.version() == 46
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def main(result):
+    """Run every check on every kind of table."""
+    import features_of_tables
+
+    with tempfile.TemporaryDirectory() as folder:
+        spark = session(folder)
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            outcomes = {"at once": at_once(spark, folder)}
+            for kind, name in itertools.product(KINDS, CHECKS):
+                outcomes[f"{name}[{kind}]"] = run(spark, folder, kind, name)
+                Path(result).write_text(json.dumps(outcomes))
+            for feature in features_of_tables.TABLES:
+                outcomes[feature] = features_of_tables.run(spark, folder, feature)
+                Path(result).write_text(json.dumps(outcomes))
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
