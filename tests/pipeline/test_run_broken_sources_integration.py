@@ -114,6 +114,11 @@ def test_a_table_that_vanished_leaves_champion_and_predictions_as_they_were(spar
     own = [f"source={{kind: delta, table: {shop.rows}/table, key: id}}", "split={by: hash, validate: 0.2}"]
     assert run(shop.context(*own, "split.train=0.6"), spark).outcome == "promoted"
     before = shop.left()
+    for wrong in ("expect.none=id < 0", "label={y: multiclass}"):
+        refused(shop.context(*own, "split.train=0.6", wrong), spark)
+        assert shop.left()[0] == before[0]
+        assert shop.left()[1]["predictions"] == before[1]["predictions"]
+    before = shop.left()
     shutil.rmtree(f"{shop.rows}/table")
     said = refused(shop.context(*own, "split.train=0.6"), spark, StorageError)
     assert f"{shop.rows}/table" in said

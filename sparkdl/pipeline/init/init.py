@@ -93,7 +93,7 @@ def init(
     _check_names(sample.rows.column_names)
     profiles = {column: profile_of(column, sample.rows.column(column)) for column in sample.rows.column_names}
     chosen = find_label(profiles, label)
-    when = find_time(profiles, rows.partitions, chosen.name)
+    when = find_time(profiles, rows.partitions, chosen.name, None if sample.whole else rows.hours)
     present = in_time(when.windows, now or datetime.now(UTC))
     if when.column is not None and len(present) < len(when.windows):
         early = When(why=f"{when.column} has {len(when.windows) - len(present)} windows that are yet to come")

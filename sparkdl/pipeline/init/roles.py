@@ -7,17 +7,17 @@ it was made of in words.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.file.problems import choices
+from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.profile import Profile, count_of, share_of
 from sparkdl.pipeline.init.table import Rows
 
@@ -130,8 +130,20 @@ def _is_unique(one: Profile) -> bool:
     return looks_like_an_id(one.name) or running or words
 
 
-def find_time(profiles: Mapping[str, Profile], partitions: Collection[str], label: str | None) -> When:
-    """Find the column that says when a row happened."""
+def find_time(
+    profiles: Mapping[str, Profile],
+    partitions: Collection[str],
+    label: str | None,
+    count: Callable[[str], Mapping[str, int] | None] | None = None,
+) -> When:
+    """Find the column that says when a row happened.
+
+    Args:
+        profiles: of all columns.
+        partitions: those that the table is partitioned by.
+        label: the column that is predicted.
+        count: counts all rows by the hour in a column, None where there are too many; None if the sample is the table.
+    """
     found: list[tuple[tuple[bool, bool, int], When]] = []
     why = []
     for place, one in enumerate(profiles.values()):
@@ -140,7 +152,7 @@ def find_time(profiles: Mapping[str, Profile], partitions: Collection[str], labe
         divided = one.name in partitions
         if one.kind != "when" and not (divided and _names_days(one)):
             continue
-        when = _windows(one, divided)
+        when = _windows(one, divided, count)
         if when.column is None:
             why.append(when.why)
         else:
@@ -154,13 +166,17 @@ def _names_days(one: Profile) -> bool:
     return one.kind == "text" and all(re.fullmatch(r"\d{4}-\d{2}-\d{2}([ T]\d{2})?", str(text)) for text, _ in one.top)
 
 
-def _windows(one: Profile, divided: bool) -> When:
+def _windows(one: Profile, divided: bool, count: Callable[[str], Mapping[str, int] | None] | None) -> When:
     """The windows of a column, or why it is none to divide by."""
     if _BIRTH.search(one.name):
         return When(why=f"{one.name} is a birthday by its name")
     if one.missing > 0.01 * one.rows:
         return When(why=f"{one.name} is missing in {share_of(one.missing, one.rows)} of the rows")
-    day, hour = _texts(one, "%Y-%m-%d"), _texts(one, "%Y-%m-%dT%H")
+    hour = count(one.name) if count is not None and one.kind == "when" else None
+    hour = _by_hour(one) if hour is None else dict(hour)
+    day: dict[str, int] = {}
+    for name, rows in hour.items():
+        day[name[:10]] = day.get(name[:10], 0) + rows
     by_hour = len(day) < _LEAST_WINDOWS <= len(hour) and not divided
     windows = hour if by_hour else day
     unit = "hour" if by_hour else "day"
@@ -174,15 +190,11 @@ def _windows(one: Profile, divided: bool) -> When:
     )  # fmt: skip
 
 
-def _texts(one: Profile, form: str) -> dict[str, int]:
+def _by_hour(one: Profile) -> dict[str, int]:
+    """Rows of the sample by the hour; of partitions by the day, by the day."""
     if one.kind == "text":
-        names = [(str(text).replace(" ", "T"), rows) for text, rows in one.top]
-        return dict(names) if all(len(name) == 10 for name, _ in names) or "H" in form else {}
-    values = one.values
-    if pa.types.is_date(values.type):
-        values = values.cast(pa.timestamp("s"))
-    counts = pc.strftime(values.cast(pa.timestamp("us", values.type.tz), safe=False), form, locale="C").value_counts()
-    return dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+        return {str(text).replace(" ", "T"): rows for text, rows in one.top}
+    return count_hours([pa.table({"when": one.values})])
 
 
 def find_label(profiles: Mapping[str, Profile], given: str | None) -> Label:

@@ -20,6 +20,7 @@ __all__ = ["Plan", "plan_for"]
 
 _ENOUGH = 100
 """Held-out rows that the gate asks for by default."""
+_PATIENCE = 6
 _STEPS = 1200
 """Steps that even a small table's training takes."""
 
@@ -91,7 +92,9 @@ def _training(rows: int) -> tuple[dict[str, Any], dict[str, str]]:
     batch = 1 << min(10, max(4, round(math.log2(max(1, rows / 40)))))
     steps = max(1, math.ceil(rows / batch))
     epochs = min(60, max(5, math.ceil(_STEPS / steps)))
-    train: dict[str, Any] = {"epochs": epochs, "batch_size": batch, "early_stopping_patience": 6}
+    train: dict[str, Any] = {"epochs": epochs, "batch_size": batch}
+    if epochs > 2 * _PATIENCE:
+        train["early_stopping_patience"] = _PATIENCE
     notes = {
         "epochs": f"at most, of about {count_of(steps, 'step')} each",
         "batch_size": f"for about {rows:,} training rows",

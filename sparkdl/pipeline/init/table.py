@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.pipeline.init.count import COUNTED_ROWS, Counted, count_hours, count_values
+from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.rows.columns import partition_types, partition_values, readable_by_spark
 from sparkdl.pipeline.rows.source import look_at
 from sparkdl.pipeline.spec import ParquetSource
@@ -29,17 +30,15 @@ from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.table import Table
 
-__all__ = ["SAMPLE_ROWS", "CatalogRows", "Counted", "Kind", "ParquetRows", "Rows", "Sample", "count_values", "kind_of"]
+__all__ = ["SAMPLE_ROWS", "CatalogRows", "Kind", "ParquetRows", "Rows", "Sample", "kind_of"]
 
 SAMPLE_ROWS, SAMPLE_BYTES = 100_000, 128 << 20
 """Of a sample; the second in memory."""
 _PARTS = 32
-"""Files that a sample of a large table is taken from."""
+"""Row groups that a sample of a large table is taken from."""
 _DECODED_ROWS = 2_000_000
 """Rows that are unpacked for a sample."""
 _FOOTERS = 512
-COUNTED_ROWS, _AT_ONCE = 64_000_000, 16_000_000
-"""Rows of a table whose keys are counted, and hashes that are kept in memory at a time."""
 
 Kind = Literal["delta", "parquet", "csv", "json", "catalog"]
 _ENDINGS: Mapping[str, Kind] = {
@@ -67,26 +66,6 @@ class Sample:
     seen: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """Values of one or several columns together, over all rows.
-
-    Attributes:
-        rows: of the table.
-        distinct: different values.
-        missing: rows without one.
-    """
-
-    rows: int
-    distinct: int
-    missing: int
-
-    @property
-    def unique(self) -> bool:
-        """Whether no two rows have the same, and none has none."""
-        return self.distinct == self.rows and not self.missing
-
-
 class Rows(ABC):
     """A table.
 
@@ -109,6 +88,10 @@ class Rows(ABC):
     @abstractmethod
     def count(self, columns: Sequence[str]) -> Counted | None:
         """Count the different values of columns together, over all rows; None where that would take too long."""
+
+    @abstractmethod
+    def hours(self, column: str) -> Mapping[str, int] | None:
+        """Count all rows by the hour (``2026-03-01T05``) in a column; None where that would take too long."""
 
 
 def kind_of(table: str) -> tuple[Kind, list[str]]:
@@ -199,45 +182,49 @@ class ParquetRows(Rows):
             self.partitions = tuple(types)
 
     @cached_property
-    def _rows_by_file(self) -> dict[int, int]:
-        """Rows of each file, by its place in the list; of some of them where there are very many."""
+    def _groups(self) -> dict[int, list[int]]:
+        """Rows of each row group of each file, by its place in the list; of some where there are very many."""
         step = max(1, -(-len(self._files) // _FOOTERS))
         found = {}
         for place in range(0, len(self._files), step):
             with self._files[place].opened() as file:
                 readable_by_spark(file.schema_arrow, self._files[place].place.uri)
-                found[place] = int(file.metadata.num_rows)
+                facts = file.metadata
+                found[place] = [facts.row_group(at).num_rows for at in range(facts.num_row_groups)]
         return found
 
     def sample(self) -> Sample:
-        """Rows of evenly spaced files, evenly spaced in each."""
-        rows = self._rows_by_file
-        known = sum(rows.values())
-        total = known if len(rows) == len(self._files) else None
-        self.about = known * len(self._files) // max(1, len(rows))
-        chosen = [place for place in rows if rows[place]]
-        if not chosen:
+        """Rows of row groups all over the table, the first and the last among them, drawn at random in each."""
+        groups = [(place, at, rows) for place, each in self._groups.items() for at, rows in enumerate(each) if rows]
+        known = sum(rows for _, _, rows in groups)
+        total = known if len(self._groups) == len(self._files) else None
+        self.about = known * len(self._files) // max(1, len(self._groups))
+        if not groups:
             raise DataError(f"{next(reversed(self.source.values()))} has no rows: wait for data, or name another table")
+        chosen = groups
         if total is None or total > SAMPLE_ROWS:
-            count = int(max(1, min(_PARTS, _DECODED_ROWS // max(1, known // len(chosen)), len(chosen))))
-            chosen = [chosen[at * len(chosen) // count] for at in range(count)]
-        most = _DECODED_ROWS // len(chosen)
-        share = max(1, -(-sum(min(most, rows[place]) for place in chosen) // SAMPLE_ROWS))
+            count = int(max(1, min(_PARTS, _DECODED_ROWS * len(groups) // known, len(groups))))
+            chosen = [groups[round(at)] for at in np.linspace(0, len(groups) - 1, count)]
+        share = max(1, -(-sum(rows for _, _, rows in chosen) // SAMPLE_ROWS))
         tables, room = [], SAMPLE_BYTES
-        for at, place in enumerate(chosen):
-            found = _sampled(self._files[place], share, most, room // (len(chosen) - at))
+        for turn, (place, at, _) in enumerate(chosen):
+            found = _sampled(self._files[place], at, share, room // (len(chosen) - turn))
             tables.append(found)
             room -= found.nbytes
         sampled = pa.concat_tables(tables, promote_options="permissive")
         whole = sampled.num_rows == total
         of = f"{total:,} rows" if total is not None else f"about {self.about:,} rows"
-        parts = f"{len(chosen):,} of {len(self._files):,} files"
+        parts = f"{count_of(len(chosen), 'place')} all over {count_of(len(self._files), 'file')}"
         seen = f"all {of}" if whole else f"{sampled.num_rows:,} of {of}, from {parts}"
         return Sample(rows=sampled, total=total, whole=whole, seen=seen)
 
     def count(self, columns: Sequence[str]) -> Counted | None:
         """Read these columns of every file."""
         return None if self.about > COUNTED_ROWS else count_values(lambda: self._batches(columns))
+
+    def hours(self, column: str) -> Mapping[str, int] | None:
+        """Read this column of every file."""
+        return None if self.about > COUNTED_ROWS else count_hours(self._batches([column]))
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         for each in self._files:
@@ -263,24 +250,20 @@ def _typed(values: Mapping[str, str], types: Mapping[str, pa.DataType]) -> dict[
     return {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in known.items()}
 
 
-def _sampled(each: _File, share: int, most: int, room: int) -> pa.Table:
-    """One row in ``share`` of the first ``most`` rows of a file, drawn at random, within ``room`` bytes."""
+def _sampled(each: _File, group: int, share: int, room: int) -> pa.Table:
+    """One row in ``share`` of a row group, drawn at random, within ``room`` bytes."""
     kept: list[pa.Table] = []
-    draw = np.random.default_rng(0)  # every n-th row would see one weekday, or one of two alternating classes
-    passed = 0
+    draw = np.random.default_rng(group)  # every n-th row would see one weekday, or one of two alternating classes
     with each.opened() as file:
-        size = 8192
-        if file.metadata.num_rows:  # rows with pictures in them are large
-            unpacked = sum(file.metadata.row_group(at).total_byte_size for at in range(file.metadata.num_row_groups))
-            size = int(min(size, max(16, (16 << 20) // max(1, unpacked // file.metadata.num_rows))))
-        for batch in file.iter_batches(batch_size=size):
+        facts = file.metadata.row_group(group)
+        size = int(min(8192, max(16, (16 << 20) // max(1, facts.total_byte_size // facts.num_rows))))  # pictures
+        for batch in file.iter_batches(batch_size=size, row_groups=[group]):
             rows = pa.Table.from_batches([batch])
             kept.append(_plain(rows if share == 1 else rows.filter(draw.random(rows.num_rows) * share < 1)))
-            passed, room = passed + rows.num_rows, room - kept[-1].nbytes
-            if passed >= most or room <= 0:
+            room -= kept[-1].nbytes
+            if room <= 0:
                 break
-        found = pa.concat_tables(kept) if kept else _plain(file.schema_arrow.empty_table())
-    return each.with_partition(found)
+    return each.with_partition(pa.concat_tables(kept))
 
 
 def _plain(table: pa.Table) -> pa.Table:
@@ -289,53 +272,6 @@ def _plain(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(column.type):
             table = table.set_column(place, column.name, table.column(place).cast(column.type.value_type))
     return table
-
-
-def count_values(read: Callable[[], Iterable[pa.Table]]) -> Counted | None:
-    """Count rows, different values and rows without one; None above ``COUNTED_ROWS`` rows.
-
-    Values are told apart by a hash of 64 bits: two that share one, which is unlikelier than one in 8,000 for 64 million
-    rows, would make a key look like none, never the other way round.
-
-    Args:
-        read: reads the columns from the beginning, as tables of them alone.
-    """
-    rows = missing = 0
-    kept: list[Any] = []
-    for table in read():
-        hashes, there = _hashes(table)
-        rows, missing = rows + table.num_rows, missing + int(table.num_rows - there.sum())
-        kept = [*kept, hashes[there]] if rows <= _AT_ONCE else []
-        if rows > COUNTED_ROWS:
-            return None
-    turns = -(-rows // _AT_ONCE)
-    if turns <= 1:
-        return Counted(rows=rows, distinct=_distinct(kept), missing=missing)
-    distinct = 0
-    for turn in range(turns):
-        kept = []
-        for table in read():
-            hashes, there = _hashes(table)
-            kept.append(hashes[there & (hashes % np.uint64(turns) == np.uint64(turn))])
-        distinct += _distinct(kept)
-    return Counted(rows=rows, distinct=distinct, missing=missing)
-
-
-def _distinct(kept: list[Any]) -> int:
-    return len(np.unique(np.concatenate(kept))) if kept else 0
-
-
-def _hashes(table: pa.Table) -> tuple[Any, Any]:
-    """A hash of 64 bits a row, and whether the row has a value in every column."""
-    found, there = np.zeros(table.num_rows, np.uint64), np.ones(table.num_rows, bool)
-    for column in table.columns:
-        whole = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
-        there &= whole.is_valid().to_numpy(zero_copy_only=False)
-        integer = pa.types.is_integer(whole.type)
-        filled = whole.fill_null(0) if integer else whole.cast(pa.large_string()).fill_null("")
-        hashed = pd.util.hash_array(filled.to_numpy(zero_copy_only=False), categorize=False)
-        found = found * np.uint64(1_000_003) ^ hashed
-    return found, there
 
 
 class CatalogRows(Rows):
@@ -362,6 +298,13 @@ class CatalogRows(Rows):
         rows = drawn.limit(SAMPLE_ROWS).toArrow()
         seen = f"all {total:,} rows" if whole else f"{rows.num_rows:,} of {total:,} rows, drawn at random"
         return Sample(rows=_plain(rows), total=total, whole=whole, seen=seen)
+
+    def hours(self, column: str) -> Mapping[str, int]:
+        """Let Spark count."""
+        from pyspark.sql import functions as F
+
+        by_hour = self._frame.groupBy(F.date_format(F.col(quoted(column)), "yyyy-MM-dd'T'HH").alias("hour")).count()
+        return {row["hour"]: row["count"] for row in by_hour.collect() if row["hour"] is not None}
 
     def count(self, columns: Sequence[str]) -> Counted:
         """Let Spark count."""

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,8 @@ import pyarrow.csv as pacsv
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError
-from sparkdl.pipeline.init.table import SAMPLE_ROWS, Counted, Rows, Sample, count_values
+from sparkdl.pipeline.init.count import Counted, count_hours, count_values
+from sparkdl.pipeline.init.table import SAMPLE_ROWS, Rows, Sample
 from sparkdl.pipeline.rows.columns import first_lines, header_names, partition_types, partition_values, unpacked
 from sparkdl.storage import Storage
 
@@ -42,7 +44,7 @@ class _TextRows(Rows):
     def __init__(self, path: str, files: Sequence[str]) -> None:
         self.source, self.notes = {"path": Storage.of(path).uri}, {}
         self._files = list(files)
-        self._read = 0
+        self._read = self._whole_files = 0
         self._bytes = sum(Storage.of(file).size() for file in files)
         self._packed = any(file.endswith(_PACKED) for file in files)
         self.partitions = tuple(partition_types(files))
@@ -57,8 +59,9 @@ class _TextRows(Rows):
         if self._packed or self._bytes <= _WHOLE:
             left = _WHOLE
             for file in self._files[:: max(1, len(self._files) // (4 * _BLOCKS))]:
-                lines, _ = first_lines(file, left if not self._packed else max(_BLOCK, left // len(self._files)))
+                lines, whole = first_lines(file, left if not self._packed else max(_BLOCK, left // len(self._files)))
                 left -= len(lines)
+                self._whole_files += whole
                 yield file, lines, True
                 if left <= 0:
                     return
@@ -76,7 +79,23 @@ class _TextRows(Rows):
 
     @property
     def _whole(self) -> bool:
-        return not self._packed and self._bytes <= _WHOLE and len(self._files) <= 4 * _BLOCKS
+        return self._whole_files == len(self._files)
+
+    @abstractmethod
+    def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """These columns of every row."""
+
+    def count(self, columns: Sequence[str]) -> Counted | None:
+        """Read these columns of every file."""
+        return None if self._bytes > _COUNTED else count_values(lambda: self._batches(columns))
+
+    def hours(self, column: str) -> Mapping[str, int] | None:
+        """Read this column of every file; what is no time there, though it was in the sample, is left out."""
+        if self._bytes > _COUNTED:
+            return None
+        known = (typed(table, None) for table in self._batches([column]))
+        kinds = (pa.types.is_timestamp, pa.types.is_date)
+        return count_hours(table for table in known if any(is_one(table.schema.types[0]) for is_one in kinds))
 
     def _as_sample(self, tables: list[pa.Table]) -> Sample:
         found = pa.concat_tables(tables, promote_options="permissive")
@@ -171,10 +190,6 @@ class CsvRows(_TextRows):
             self.notes["options"] = f"{nothing!r} stands where a number is missing"
         self.source["options"] = options
 
-    def count(self, columns: Sequence[str]) -> Counted | None:
-        """Read these columns of every file."""
-        return None if self._bytes > _COUNTED else count_values(lambda: self._batches(columns))
-
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         own = [name for name in columns if name in self._names]
         for file in self._files:
@@ -220,10 +235,6 @@ class JsonRows(_TextRows):
             parts.append(self._with_partitions(table.slice(start, rows), file))
             start += rows
         return self._as_sample(parts)
-
-    def count(self, columns: Sequence[str]) -> Counted | None:
-        """Read every file."""
-        return None if self._bytes > _COUNTED else count_values(lambda: self._batches(columns))
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         for file in self._files:

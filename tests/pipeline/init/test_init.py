@@ -235,15 +235,15 @@ def test_a_label_is_guessed_by_name_then_by_place_and_what_is_said_wins(tmp_path
 
 
 def test_a_key_is_counted_over_all_rows_and_not_guessed_from_a_sample(tmp_path, monkeypatch):
-    from sparkdl.pipeline.init import table
+    from sparkdl.pipeline.init import count, table
 
     monkeypatch.setattr(table, "SAMPLE_ROWS", 100)
-    monkeypatch.setattr(table, "_AT_ONCE", 256)  # several turns over the rows
+    monkeypatch.setattr(count, "_AT_ONCE", 256)  # several turns over the rows
     rows = {"order_id": np.arange(1000), "x": np.random.default_rng(0).normal(size=1000), "y": np.arange(1000) % 2}
     pq.write_table(pa.table(rows), tmp_path / "t.parquet")
     done = init(str(tmp_path / "p1"), str(tmp_path / "t.parquet"))
     assert done.file.spec.source.key == ("order_id",)
-    assert done.seen == "89 of 1,000 rows, from 1 of 1 files"
+    assert done.seen == "89 of 1,000 rows, from 1 place all over 1 file"
     rows["order_id"][999] = 998  # a sample does not see it
     pq.write_table(pa.table(rows), tmp_path / "t.parquet")
     done = init(str(tmp_path / "p2"), str(tmp_path / "t.parquet"))
@@ -281,6 +281,22 @@ def test_the_split_is_by_time_only_where_windows_fit_the_span(tmp_path, first, l
     x = np.random.default_rng(0).normal(size=3000)
     pq.write_table(pa.table({"day": when, "x": x, "y": x > 0}), tmp_path / "t.parquet")
     assert isinstance(init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), now=NOW).file.spec.split, split)
+
+
+def test_a_sample_of_a_large_table_sees_all_of_its_time(tmp_path, monkeypatch):
+    from sparkdl.pipeline.init import table
+
+    monkeypatch.setattr(table, "SAMPLE_ROWS", 500)
+    monkeypatch.setattr(table, "_PARTS", 4)
+    at = np.datetime64("2026-01-01", "us") + np.arange(20_000) * np.timedelta64(10, "m")
+    rows = {"at": at, "x": np.random.default_rng(0).normal(size=20_000), "y": np.arange(20_000) % 2}
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet", row_group_size=500)
+    done = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), now=NOW)
+    assert "from 4 places all over 1 file" in done.seen
+    assert isinstance(done.file.spec.split, TimeSplit)
+    text = (tmp_path / "p" / "p.yaml").read_text()
+    assert "time: at  # 139 days with rows, 2026-01-01 to 2026-05-19" in text
+    assert "(50" in text.partition("label:")[2]  # every second row is of one class, which a sample by steps would miss
 
 
 def test_folders_by_day_become_windows(tmp_path):

@@ -1,0 +1,100 @@
+"""Counting over all rows of a table, within bounds of memory: different values, and rows by the hour.
+
+Enters: tables of one or a few columns, one after the other. Leaves: counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+__all__ = ["COUNTED_ROWS", "Counted", "count_hours", "count_values"]
+
+COUNTED_ROWS, _AT_ONCE = 64_000_000, 16_000_000
+"""Rows of a table whose keys are counted, and hashes that are kept in memory at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Values of one or several columns together, over all rows.
+
+    Attributes:
+        rows: of the table.
+        distinct: different values.
+        missing: rows without one.
+    """
+
+    rows: int
+    distinct: int
+    missing: int
+
+    @property
+    def unique(self) -> bool:
+        """Whether no two rows have the same, and none has none."""
+        return self.distinct == self.rows and not self.missing
+
+
+def count_values(read: Callable[[], Iterable[pa.Table]]) -> Counted | None:
+    """Count rows, different values and rows without one; None above ``COUNTED_ROWS`` rows.
+
+    Values are told apart by a hash of 64 bits: two that share one, which is unlikelier than one in 8,000 for 64 million
+    rows, would make a key look like none, never the other way round.
+
+    Args:
+        read: reads the columns from the beginning, as tables of them alone.
+    """
+    rows = missing = 0
+    kept: list[Any] = []
+    for table in read():
+        hashes, there = _hashes(table)
+        rows, missing = rows + table.num_rows, missing + int(table.num_rows - there.sum())
+        kept = [*kept, hashes[there]] if rows <= _AT_ONCE else []
+        if rows > COUNTED_ROWS:
+            return None
+    turns = -(-rows // _AT_ONCE)
+    if turns <= 1:
+        return Counted(rows=rows, distinct=_distinct(kept), missing=missing)
+    distinct = 0
+    for turn in range(turns):
+        kept = []
+        for table in read():
+            hashes, there = _hashes(table)
+            kept.append(hashes[there & (hashes % np.uint64(turns) == np.uint64(turn))])
+        distinct += _distinct(kept)
+    return Counted(rows=rows, distinct=distinct, missing=missing)
+
+
+def count_hours(batches: Iterable[pa.Table]) -> dict[str, int]:
+    """Count rows by the hour in the one column of the tables, dates or times; rows without one are left out."""
+    found: Counter[int] = Counter()
+    for table in batches:
+        times = table.column(0).drop_null()
+        if len(times):
+            seconds = np.asarray(times.cast(pa.timestamp("s"), safe=False).cast(pa.int64()))
+            hours, counts = np.unique(seconds // 3600, return_counts=True)
+            found.update(dict(zip(hours.tolist(), counts.tolist(), strict=True)))
+    names = {hour: str(np.datetime64(hour, "h")) for hour in found}
+    return {names[hour]: found[hour] for hour in sorted(found)}
+
+
+def _distinct(kept: list[Any]) -> int:
+    return len(np.unique(np.concatenate(kept))) if kept else 0
+
+
+def _hashes(table: pa.Table) -> tuple[Any, Any]:
+    """A hash of 64 bits a row, and whether the row has a value in every column."""
+    found, there = np.zeros(table.num_rows, np.uint64), np.ones(table.num_rows, bool)
+    for column in table.columns:
+        whole = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
+        there &= whole.is_valid().to_numpy(zero_copy_only=False)
+        integer = pa.types.is_integer(whole.type)
+        filled = whole.fill_null(0) if integer else whole.cast(pa.large_string()).fill_null("")
+        hashed = pd.util.hash_array(filled.to_numpy(zero_copy_only=False), categorize=False)
+        found = found * np.uint64(1_000_003) ^ hashed
+    return found, there
