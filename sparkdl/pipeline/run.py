@@ -6,6 +6,8 @@ run with nothing to do sees that here, without Spark and without torch.
 
 from __future__ import annotations
 
+import importlib
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -47,10 +49,14 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
             if spark is None:  # else ingestion does, with what Spark knows
                 check_source(context)
             from sparkdl.pipeline.session import code_for_workers, open_session
-            from sparkdl.pipeline.work.work import work
 
+            loading = threading.Thread(target=importlib.import_module, args=("sparkdl.pipeline.work.work",))
+            loading.start()  # torch, while Java starts
             with lease(context.runs.child("leases"), record.run_id):
-                session = spark or open_session(context.spec)
+                session = spark or open_session(context.spec, context.look.bytes)
+                loading.join()
+                from sparkdl.pipeline.work.work import work
+
                 with code_for_workers(session, context.spec):
                     work(context, session)
     except BaseException as error:

@@ -52,12 +52,14 @@ class Look:
         windows: a hash of what there is for each window, where the layout of files or partitions tells; else None.
         version: of the Delta table that was looked at; None elsewhere.
         files: addresses of the files that were there.
+        bytes: of the files, as they are stored; None where only Spark can tell.
     """
 
     state: str | None
     windows: Mapping[str, str] | None = None
     version: int | None = None
     files: tuple[str, ...] = ()
+    bytes: int | None = None
 
 
 def look_at(source: Source) -> Look:
@@ -146,7 +148,7 @@ def _look_at_table(source: DeltaSource) -> Look:
             )
         windows = _by_window((str(file.partition[source.partition]), [file.path, file.bytes]) for file in files)
     state = _hash(sorted([file.path, file.bytes] for file in files))
-    return Look(state=state, windows=windows, version=version)
+    return Look(state=state, windows=windows, version=version, bytes=sum(file.bytes for file in files))
 
 
 def _look_at_files(source: _FILES) -> Look:
@@ -165,7 +167,8 @@ def _look_at_files(source: _FILES) -> Look:
         windows = _by_window(
             (values[source.partition], stamp) for (_, _, _, values), stamp in zip(found, stamps, strict=True)
         )
-    return Look(state=_hash(stamps), windows=windows, files=tuple(file.uri for file, *_ in found))
+    places, size = tuple(file.uri for file, *_ in found), sum(size for _, size, _, _ in found)
+    return Look(state=_hash(stamps), windows=windows, files=places, bytes=size)
 
 
 def _by_window(stamps: Iterator[tuple[str, list[Any]]]) -> dict[str, str]:
