@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # the run at once: started again, pytest-xdist waits for ever for the file that the dead one had in hand.
 WORKERS ?= $(if $(ARGS),0,2)
 
-.PHONY: help run test test-slow check bench doctor schema lock clean
+.PHONY: help run test test-slow check bench doctor schema lock airflow clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +39,10 @@ schema: .venv/.ready ## write docs/pipeline.schema.json anew, from which editors
 lock: ## write requirements.lock anew from what .venv holds
 	{ head -n 1 requirements.lock; $(PYTHON) -m pip list --format=freeze | grep -v -i -E '^(horovod|sparkdl|pip)==' | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
+
+airflow: ## Apache Airflow in .venv-airflow, an environment of its own, by which a slow test reads jobs/schedule/airflow_dag.py
+	python3.11 -m venv .venv-airflow
+	.venv-airflow/bin/pip install --quiet --disable-pip-version-check 'apache-airflow>=3.3,<4'
 
 clean: ## remove what make run and the tests wrote; .venv stays
 	rm -rf sparkdl-data jobs/examples/*/sparkdl-data bench-results spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
