@@ -6,11 +6,13 @@ run would ask them, through ``ingest.due_windows`` and ``keys``; what only the r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
 from sparkdl.pipeline.judging.drift import Action
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts, parts_of
@@ -34,6 +36,7 @@ from sparkdl.pipeline.state.keys import (
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.results import Shards, Trained
 from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.status import records
 from sparkdl.pipeline.trials import trials_of
 from sparkdl.pipeline.work.drift import kept_drift, rule_of
 from sparkdl.pipeline.work.ingest import due_windows, rules_of
@@ -41,6 +44,8 @@ from sparkdl.pipeline.work.ingest import due_windows, rules_of
 __all__ = ["Plan", "PlannedStep", "plan_of"]
 
 State = Literal["done again", "kept", "open"]
+_RECORDS = 20
+"""The newest records, among which one is looked for that did a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class Plan:
         steps: all of them in order.
         holder: the run that is active now, beside which no other begins; None where there is none.
         stops: why the run would be refused; empty where nothing speaks against it.
+        amounts: rows, bytes and seconds of the steps that would run, as far as they can be told.
     """
 
     pipeline: str
@@ -81,6 +87,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     holder: Holder | None
     stops: str = ""
+    amounts: Mapping[str, Amount] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -113,14 +120,15 @@ def plan_of(context: Context) -> Plan:
         kept = [PlannedStep(name=name, state="kept", why="nothing has changed") for name in asked]
         return Plan(nothing_new=True, due=why or {}, steps=tuple(kept), **common)
     if not asked:
-        return Plan(nothing_new=False, due=why, steps=(), **common)
+        return Plan(nothing_new=False, due=why, steps=(), amounts=_amounts(context, due, known, None), **common)
     try:
         parts = parts_of(spec, {**known, **{name: _expected(name) for name in due or ()}}, train=context.train)
     except DataError as error:
         if due is not None:
             return Plan(nothing_new=False, due=why, steps=(), stops=str(error), **common)
         unread = [PlannedStep(name=name, state="open", why="no row was read yet") for name in asked]
-        return Plan(nothing_new=False, due=None, steps=tuple(unread), **common)
+        amounts = _amounts(context, due, known, None)
+        return Plan(nothing_new=False, due=None, steps=tuple(unread), amounts=amounts, **common)
     content = {name: books.content for name, books in known.items() if name not in (due or ())}
     drift, action = _drift(context, parts, content)
     if action == "fail" and due is not None:
@@ -131,7 +139,17 @@ def plan_of(context: Context) -> Plan:
     steps = [step for step in (drift, *learning, *_scoring(context, parts, content)) if step.name in asked]
     if due is None and any(step.state == "kept" for step in steps):
         steps = [step if step.state != "kept" else _if_same(step) for step in steps]
-    return Plan(nothing_new=False, due=why, steps=tuple(steps), **common)
+    amounts = _amounts(context, due, known, parts)
+    passed = {step.name for step in steps if step.state == "kept"}
+    amounts = {name: one for name, one in amounts.items() if name not in passed and context.asks_for(name)}
+    return Plan(nothing_new=False, due=why, steps=tuple(steps), amounts=amounts, **common)
+
+
+def _amounts(
+    context: Context, due: Sequence[str] | None, known: Mapping[str, WindowBooks], parts: Parts | None
+) -> dict[str, Amount]:
+    found = amounts_of(context.spec, context.look.sizes, due, known, parts)
+    return with_seconds(context.spec, found, itertools.islice(records(context), _RECORDS))
 
 
 def _why(context: Context, books: WindowBooks | None, name: str) -> str:

@@ -191,12 +191,50 @@ def plan_lines(plan: Plan) -> list[Line]:
         lines = [("ingest", "; ".join(parts) or f"nothing: {_span(plan.unchanged)} as before")]
     if plan.ahead:
         lines.append(("ahead", f"{_span(plan.ahead)}: left alone until then"))
-    lines += [(step.name, f"{step.state}: {step.why}") for step in plan.steps]
+    lines = [(name, text + _amount(plan, name)) for name, text in lines]
+    lines += [(step.name, f"{step.state}: {step.why}{_amount(plan, step.name)}") for step in plan.steps]
+    if plan.amounts:
+        lines.append(("cost", _cost(plan)))
     if plan.holder is not None:
         lines.append(("first", f"{plan.holder}: a run beside it would leave with exit code 30"))
     if plan.stops:
         lines.append(("then", f"refused: {plan.stops}"))
     return lines
+
+
+def _amount(plan: Plan, step: str) -> str:
+    """What a step has before it, after its line."""
+    one = plan.amounts.get(step)
+    if one is None:
+        return ""
+    rows = "" if one.rows is None else f"{f'{one.told} ' if one.told else ''}{one.rows:,} rows"
+    seconds = "" if one.seconds is None else f"about {_seconds(one.seconds)}"
+    parts = [rows, "" if one.bytes is None else _bytes(one.bytes), seconds]
+    return f" ({', '.join(part for part in parts if part)})" if any(parts) else ""
+
+
+def _cost(plan: Plan) -> str:
+    """What all of it may take, and what that is taken from."""
+    timed = {name: one for name, one in plan.amounts.items() if one.seconds is not None}
+    if not timed:
+        return "no earlier run to go by"
+    total = sum(one.seconds or 0.0 for one in timed.values())
+    untold = [name for name in plan.amounts if name not in timed]
+    runs = ", ".join(dict.fromkeys(one.by for one in timed.values()))
+    more = f"; nothing to go by for {', '.join(untold)}" if untold else ""
+    return f"about {_seconds(total)} by the rows and times of run {runs}{more}; starting Spark comes on top"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def _span(windows: Sequence[str]) -> str:

@@ -48,11 +48,12 @@ def active_files(table: DeltaTable) -> list[TableFile]:
     actions = pa.table(table.get_add_actions())
     names = table.metadata().partition_columns
     partitions = actions.column("partition").to_pylist() if names else [{}] * actions.num_rows
+    told = "num_records" in actions.schema.names
+    rows = actions.column("num_records").to_pylist() if told else [None] * actions.num_rows
+    paths, sizes = (actions.column(name).to_pylist() for name in ("path", "size_bytes"))
     return [
-        TableFile(unquote(path), size, {name: partition_text(values[name]) for name in names})
-        for path, size, values in zip(
-            actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), partitions, strict=True
-        )
+        TableFile(unquote(path), size, {name: partition_text(values[name]) for name in names}, count)
+        for path, size, values, count in zip(paths, sizes, partitions, rows, strict=True)
     ]
 
 

@@ -20,11 +20,15 @@ Filter = list[tuple[str, str, Any]]
 
 
 class TableFile(NamedTuple):
-    """One file of a table's version: its path as on disk, its size, its partition's values as the log spells them."""
+    """One file of a table's version: path as on disk, size, values of its partition as the log spells them, and rows.
+
+    The rows are those that were written, None where the log does not tell; a deletion vector may hide some.
+    """
 
     path: str
     bytes: int
     partition: dict[str, str | None]
+    rows: int | None = None
 
 
 def partition_predicate(partitions: Collection[Partition]) -> str:

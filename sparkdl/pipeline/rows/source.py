@@ -13,7 +13,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -31,7 +31,17 @@ from sparkdl.tables.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["MALFORMED", "WINDOW", "Look", "frame_of", "look_at", "read_rows", "source_identity", "window_column"]
+__all__ = [
+    "MALFORMED",
+    "WINDOW",
+    "Look",
+    "Size",
+    "frame_of",
+    "look_at",
+    "read_rows",
+    "source_identity",
+    "window_column",
+]
 
 WINDOW = "_window"
 """The column with the name of a row's window."""
@@ -44,6 +54,21 @@ _FILES = ParquetSource | CsvSource | JsonSource
 
 
 @dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much there is of a window.
+
+    Attributes:
+        bytes: of its files.
+        rows: that were written to them, as a table's log says; None where none does.
+        files: addresses, of a source that is files.
+    """
+
+    bytes: int
+    rows: int | None = None
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Look:
     """What a source shows without Spark.
 
@@ -53,6 +78,7 @@ class Look:
         version: of the Delta table that was looked at; None elsewhere.
         files: addresses of the files that were there.
         bytes: of the files, as they are stored; None where only Spark can tell.
+        sizes: of each window, or of ``all`` where only the rows tell their windows; empty where only Spark can tell.
     """
 
     state: str | None
@@ -60,6 +86,7 @@ class Look:
     version: int | None = None
     files: tuple[str, ...] = ()
     bytes: int | None = None
+    sizes: Mapping[str, Size] = field(default_factory=dict)
 
 
 def look_at(source: Source) -> Look:
@@ -148,7 +175,14 @@ def _look_at_table(source: DeltaSource) -> Look:
             )
         windows = _by_window((str(file.partition[source.partition]), [file.path, file.bytes]) for file in files)
     state = _hash(sorted([file.path, file.bytes] for file in files))
-    return Look(state=state, windows=windows, version=version, bytes=sum(file.bytes for file in files))
+    sizes: dict[str, Size] = {}
+    for file in files:
+        name = WHOLE if source.partition is None else _name_of(str(file.partition[source.partition]))
+        before = sizes.get(name, Size(bytes=0, rows=0))
+        rows = None if file.rows is None or before.rows is None else before.rows + file.rows
+        sizes[name] = Size(bytes=before.bytes + file.bytes, rows=rows)
+    total = sum(file.bytes for file in files)
+    return Look(state=state, windows=windows, version=version, sizes=sizes, bytes=total)
 
 
 def _look_at_files(source: _FILES) -> Look:
@@ -167,17 +201,29 @@ def _look_at_files(source: _FILES) -> Look:
         windows = _by_window(
             (values[source.partition], stamp) for (_, _, _, values), stamp in zip(found, stamps, strict=True)
         )
+    grouped: dict[str, list[tuple[str, int]]] = {}
+    for file, size, _, values in found:
+        name = WHOLE if source.partition is None else _name_of(values[source.partition])
+        grouped.setdefault(name, []).append((file.uri, size))
+    sizes = {
+        name: Size(bytes=sum(size for _, size in each), files=tuple(uri for uri, _ in each))
+        for name, each in grouped.items()
+    }
     places, size = tuple(file.uri for file, *_ in found), sum(size for _, size, _, _ in found)
-    return Look(state=_hash(stamps), windows=windows, files=places, bytes=size)
+    return Look(state=_hash(stamps), windows=windows, files=places, bytes=size, sizes=sizes)
 
 
 def _by_window(stamps: Iterator[tuple[str, list[Any]]]) -> dict[str, str]:
     grouped: dict[str, list[list[Any]]] = {}
     for value, stamp in stamps:
-        name = value.strip().replace(" ", "T")
-        known = any(re.fullmatch(form, name) for form in _FORM.values())
-        grouped.setdefault(name if known else NO_TIME, []).append(stamp)
+        grouped.setdefault(_name_of(value), []).append(stamp)
     return {name: _hash(sorted(found)) for name, found in sorted(grouped.items())}
+
+
+def _name_of(value: str) -> str:
+    """The window that a partition's value names."""
+    name = value.strip().replace(" ", "T")
+    return name if any(re.fullmatch(form, name) for form in _FORM.values()) else NO_TIME
 
 
 def _listed(path: str) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:

@@ -1,0 +1,184 @@
+"""How much the steps of a planned run have before them: rows, bytes, seconds, as far as files and earlier runs tell.
+
+Enters: the sizes of the source's windows, the ledger, the records of earlier runs. Leaves: an ``Amount`` a step. Rows
+come from a table's log, from the footers of Parquet files and from the ledger; what none of these tells is None.
+Seconds are those of the newest run that did the step, in proportion to the rows; without such a run None, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.errors import StorageError
+from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.parts import Part, Parts
+from sparkdl.pipeline.rows.source import Size
+from sparkdl.pipeline.rows.windows import WHOLE
+from sparkdl.pipeline.spec import HashSplit, ParquetSource, PipelineSpec, TimeSplit
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.trials import trials_of, with_settings
+from sparkdl.storage import Storage
+
+__all__ = ["Amount", "amounts_of", "with_seconds"]
+
+_MOST_FOOTERS = 256
+"""Of more files the rows are not counted: a plan takes a moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """What a step has before it.
+
+    Attributes:
+        rows: that it reads; None where nothing tells.
+        told: how far the rows can be relied upon: ``at most`` before expectations have judged them, ``as last
+            ingested`` where only Spark can tell what has changed since; empty where they are known.
+        bytes: of the files that it reads; None where nothing tells.
+        seconds: that it may take; None without an earlier run to go by.
+        by: run id of that one.
+    """
+
+    rows: int | None = None
+    told: Literal["", "at most", "as last ingested"] = ""
+    bytes: int | None = None
+    seconds: float | None = None
+    by: str = ""
+
+
+def amounts_of(
+    spec: PipelineSpec,
+    sizes: Mapping[str, Size],
+    due: Sequence[str] | None,
+    known: Mapping[str, WindowBooks],
+    parts: Parts | None,
+) -> dict[str, Amount]:
+    """Rows and bytes by step.
+
+    Args:
+        spec: the pipeline.
+        sizes: of the source's windows.
+        due: windows that will be ingested; None where only Spark can tell.
+        known: what the ledger knows.
+        parts: the windows of each part; None where there are none yet.
+    """
+    read = [WHOLE] if due is None or set(sizes) == {WHOLE} else list(due)
+    counted = {name: _rows(spec, sizes[name]) for name in read if name in sizes}
+    there = [sizes[name] for name in read if name in sizes]
+    ingest = Amount(
+        rows=_sum(counted.get(name) for name in read) if due != [] else 0,
+        bytes=_sum(one.bytes for one in there) if len(there) == len(read) else None,
+    )
+    found = {"ingest": ingest}
+    if parts is None:
+        return found
+    new = set(due or ())
+    by_window = {
+        **{name: books.kept for name, books in known.items() if name not in new},
+        **{name: counted.get(WHOLE if set(sizes) == {WHOLE} and len(new) == 1 else name) for name in new},
+    }
+
+    def of(*names: Part) -> Amount:
+        rows: list[int | None] = []
+        for name in names:
+            windows = parts.windows(name)
+            share = _share(spec, name)
+            total = _sum(by_window.get(window) for window in windows)
+            rows.append(None if total is None or share is None else round(total * share))
+        touched = {window for name in names for window in parts.windows(name)}
+        return Amount(rows=_sum(rows), told=_told(due, touched))
+
+    score = of("score")
+    if spec.score.window == "all":
+        score = Amount(rows=_sum(by_window.values()), told=_told(due, new))
+    return found | {
+        "features": of("train"),
+        "shards": of("train", "validate"),
+        "train": of("train"),
+        "evaluate": of(parts.judging),
+        "score": score,
+    }
+
+
+def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Iterable[RunRecord]) -> dict[str, Amount]:
+    """The same with seconds, by the newest record that did each step with a known number of rows.
+
+    Args:
+        spec: the pipeline.
+        amounts: by step.
+        records: of earlier runs, the newest first.
+    """
+    found = dict(amounts)
+    open_steps = {name for name, one in amounts.items() if one.rows is not None}
+    for record in records:
+        for name in sorted(open_steps):
+            work = _work(record, name)
+            spent = [note.seconds for note in record.steps if note.name == name and not note.kept]
+            if not work or not spent:
+                continue
+            one = amounts[name]
+            assert one.rows is not None
+            ahead = one.rows * (_epochs(spec) if name == "train" else 1)
+            seconds = max(spent) * ahead / work  # windows are scored together: each notes the time of all
+            found[name] = replace(one, seconds=seconds, by=record.run_id)
+            open_steps.remove(name)
+        if not open_steps:
+            break
+    return found
+
+
+def _work(record: RunRecord, step: str) -> int | None:
+    """The rows that a run passed through a step, each as often as it passed."""
+    rows, trained = record.rows, record.trained
+    if step == "train":
+        if trained is None or not trained.trials:
+            return trained.rows if trained is not None else None
+        return rows.get("train", 0) * sum(trial.epochs for trial in trained.trials)
+    return {
+        "ingest": rows.get("read"),
+        "features": rows.get("train"),
+        "shards": rows.get("train", 0) + rows.get("validate", 0),
+        "evaluate": rows.get("test", rows.get("validate")),
+        "score": sum(record.predictions.values()),
+    }.get(step)
+
+
+def _epochs(spec: PipelineSpec) -> int:
+    """Epochs of all trainings together."""
+    return sum(with_settings(spec, settings).train.epochs for settings in trials_of(spec))
+
+
+def _told(due: Sequence[str] | None, touched: Collection[str]) -> Literal["", "at most", "as last ingested"]:
+    if due is None:
+        return "as last ingested"
+    return "at most" if set(touched) & set(due) else ""
+
+
+def _share(spec: PipelineSpec, part: str) -> float | None:
+    if isinstance(spec.split, TimeSplit):
+        return 1.0
+    return float(getattr(spec.split, part)) if isinstance(spec.split, HashSplit) else None
+
+
+def _rows(spec: PipelineSpec, size: Size) -> int | None:
+    if size.rows is not None or not isinstance(spec.source, ParquetSource) or len(size.files) > _MOST_FOOTERS:
+        return size.rows
+    try:
+        return sum(_footer(Storage.of(file)) for file in size.files)
+    except (StorageError, pa.ArrowException, OSError):  # whoever reads it will say what is wrong with it
+        return None
+
+
+def _footer(file: Storage) -> int:
+    with file.open_input() as source:
+        return int(pq.ParquetFile(source).metadata.num_rows)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """The sum, None where a part of it is not known."""
+    found = list(values)
+    return sum(value for value in found if value is not None) if None not in found else None
