@@ -13,7 +13,9 @@ from sparkdl.pipeline.file import load, loads
 
 FILES = Path(__file__).parent / "files"
 
+TESTED = "split={by: hash, train: 0.7, test: 0.1}"
 MINIMAL = [
+    (["search={space: {train.epochs: [1, 2]}}"], "search chooses by the rows of split.validate, and the gate would judge"),
     (["split={by: time}"], "split.by='time' needs source.time or source.partition"),
     (["split={by: hash, train: 0.9, validate: 0.2}"], "split has train=0.9, validate=0.2 and score=0.1, together 1.2"),
     (["split={by: hash, test: 0.1}"], "split has train=0.8, validate=0.1, test=0.1 and score=0.1, together 1.1"),
@@ -49,12 +51,12 @@ MINIMAL = [
     (["label.quality.weight=0.5"], "label.quality.weight=0.5 has no meaning for one label"),
     (["drift.ignore=[alcool]"], "drift.ignore[0]='alcool' is no feature: write alcohol"),
     (["drift={after: 3, of: 2}"], "drift.after=3 windows cannot be among the last of=2"),
-    (["search.space.epochs=[1]"], "search.space.epochs is no parameter: write train.epochs"),
-    (["search.space.train.epohcs=[1]"], "search.space.train.epohcs is no parameter: write train.epochs"),
-    (["search.space.train.epochs=[1, 0]"], "search.space.train.epochs[1]=0 is below 1"),
-    (["search.space.train.backend=[torch, tcp]"], "search.space.train.backend[1]='tcp' is not what train.backend takes"),
+    ([TESTED, "search.space.epochs=[1]"], "search.space.epochs is no parameter: write train.epochs"),
+    ([TESTED, "search.space.train.epohcs=[1]"], "search.space.train.epohcs is no parameter: write train.epochs"),
+    ([TESTED, "search.space.train.epochs=[1, 0]"], "search.space.train.epochs[1]=0 is below 1"),
+    ([TESTED, "search.space.train.backend=[torch, tcp]"], "search.space.train.backend[1]='tcp' is not what train.backend takes"),
     (["search.space.train.epochs={low: 1, high: 3}"], "search.space.train.epochs is a range, and method is 'grid'"),
-    (["search={method: random, trials: 2, space: {train.backend: {low: 1, high: 2}}}"], "search.space.train.backend is a"),
+    ([TESTED, "search={method: random, trials: 2, space: {train.backend: {low: 1, high: 2}}}"], "search.space.train.backend is a"),
     (["search={space: {model.a: {low: 2, high: 1}}, method: random, trials: 2}"], "search.space.model.a.high=1.0 is not"),
     (["search={space: {model.a: []}}"], "search.space.model.a is empty"),
     (["search={space: {model.a: [1]}, trials: 3}"], "search.trials=3 is for method 'random'"),

@@ -116,7 +116,7 @@ def test_overrides_win_over_the_file():
         "spark.conf.spark.sql.shuffle.partitions=8",
         "model.arguments.hidden=[64, 32]",
         "search.space.train.batch_size=[16, 32]",
-        "split={by: hash, train: 0.5}",
+        "split={by: hash, train: 0.5, test: 0.2}",
         "split.seed=3",
         "expect.no free wine=price > 0",
         "notify.command=tell me",

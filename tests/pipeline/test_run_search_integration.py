@@ -42,7 +42,7 @@ def shop(spark, rows, tmp_path):
         source: {{kind: parquet, path: {rows}, key: id}}
         features: {{x: number}}
         label: {{y: regression}}
-        split: {{by: hash, train: 0.6, validate: 0.2, score: 0.2}}
+        split: {{by: hash, train: 0.6, validate: 0.2, test: 0.1, score: 0.1}}
         model: {{arguments: {{width: 4, depth: 1, dropout: 0}}}}
         train: {{epochs: 2, batch_size: 24, optimizer: sgd, verbose: 0}}
         publish: {{metric: rmse, gate: {{min_rows: 20}}}}

@@ -139,6 +139,15 @@ def _training_metrics_fit_a_label(label: Mapping[str, Label], train: Train) -> F
             )
 
 
+def _what_chooses_does_not_judge(search: Search | None, split: Split | None) -> Found:
+    if search is not None and not getattr(split, "test", None):
+        yield (
+            ("search",),
+            " chooses by the rows of split.validate, and the gate would judge its choice by the same rows, on which it "
+            "looks better than it is: give split.test rows of its own",
+        )
+
+
 def _gate_can_draw(source: Source, split: Split | None, publish: Publish) -> Found:
     by_time = isinstance(split, TimeSplit) or (split is None and source.when is not None)
     if publish.gate.over == "window" and not by_time:
@@ -234,6 +243,7 @@ _CHECKS: tuple[Callable[..., Found], ...] = (
     _split_has_what_it_needs,
     _metrics_fit_the_labels,
     _training_metrics_fit_a_label,
+    _what_chooses_does_not_judge,
     _gate_can_draw,
     _registry_has_one_place,
     _there_is_something_to_score,
