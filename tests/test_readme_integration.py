@@ -127,6 +127,9 @@ def test_the_pipeline_file_is_sound_and_its_commands_take_it(tmp_path, monkeypat
         if words[0] == "run":
             options = _parser().parse_args(words)
             assert Pipeline.load(options.file, options.overrides).spec.name == "churn"
+        elif words[0] == "report":
+            assert main(words) == 1
+            assert "no run of churn has done anything yet" in capsys.readouterr().err
         else:
             assert main(words) == 0, capsys.readouterr().err
     (submit,) = (line for line in commands() if line.startswith("spark-submit") and "churn.yaml" in line)
