@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparkdl.pipeline.spec import PipelineSpec, Train
-from sparkdl.storage.address import looks_like_a_table
 
 __all__ = ["unsupported"]
 
@@ -22,11 +21,6 @@ def _differs(name: str) -> Callable[[PipelineSpec], bool]:
 
 
 _NOT_BUILT: tuple[tuple[Path, Callable[[PipelineSpec], bool], str], ...] = (
-    (
-        ("score", "target"),
-        lambda spec: looks_like_a_table(str(spec.score.target)),
-        " is a table of a catalog, which cannot be written yet: give a path or URI",
-    ),
     (
         ("publish", "label"),
         lambda spec: spec.publish.label is None and len(spec.label) > 1,

@@ -38,7 +38,6 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("score.target=main.sales.predicted", "score.target is a table of a catalog"),
         ("label.grade=regression", "publish.label is missing"),
         ("train.transform_batch_size=7", "train.transform_batch_size has no effect"),
         ("train.partitions_per_process=3", "train.partitions_per_process has no effect"),
@@ -59,15 +58,12 @@ def test_a_gate_that_nothing_could_pass_is_refused_before_a_training(folder):
 
 
 def test_what_is_not_built_is_told_all_at_once_with_its_lines(folder):
-    (folder / "wine.yaml").write_text(
-        f"{FILE}score: {{target: main.sales.predicted}}\ntrain: {{transform_batch_size: 7}}\nmodel: absent:f\n"
-    )
+    (folder / "wine.yaml").write_text(f"{FILE}train: {{transform_batch_size: 7}}\nmodel: absent:f\n")
     with pytest.raises(PipelineFileError) as refused:
         Pipeline.load(folder / "wine.yaml")
     assert [problem.split(" is ")[0] for problem in refused.value.problems] == [
-        "wine.yaml:6: score.target",
-        "wine.yaml:7: train.transform_batch_size has no effect in a pipeline yet: leave it out",
-        "wine.yaml:8: model.factory: absent:f names the module absent, which",
+        "wine.yaml:6: train.transform_batch_size has no effect in a pipeline yet: leave it out",
+        "wine.yaml:7: model.factory: absent:f names the module absent, which",
     ]
 
 

@@ -92,7 +92,7 @@ TABLES = {
         [f"create table {{t}} ({COLUMNS}, v variant) using delta", INSERT,
          "insert into {t} select id, day, x, parse_json('{{\"a\": 1}}') from {t}"],
         "variantType",
-        "variantType",
+        "variant",
     ),
 }  # fmt: skip
 

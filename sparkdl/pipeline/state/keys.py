@@ -21,6 +21,8 @@ from sparkdl.pipeline.state.results import Published, Scored, Shards, Trained
 from sparkdl.pipeline.state.steps import Steps, content_key
 from sparkdl.pipeline.trials import chosen_by, chosen_settings
 from sparkdl.storage import Storage
+from sparkdl.storage.address import looks_like_a_table
+from sparkdl.tables.engine import spark_session
 from sparkdl.tables.table import Table
 
 __all__ = [
@@ -178,6 +180,11 @@ def scored_place(target: str, window: str) -> Inputs:
 
 
 def score_is_there(steps: Steps, target: str, window: str, inputs: Mapping[str, Any]) -> bool:
-    """Whether the table of predictions holds for a window what these inputs decide."""
+    """Whether the table of predictions holds for a window what these inputs decide.
+
+    A catalog is asked only where a session is: without one, for a plan, the result that was kept is believed.
+    """
     done = steps.find("score", scored_place(target, window), Scored)
-    return done is not None and done.inputs == content_key("score", inputs) and Table(target).exists()
+    if done is None or done.inputs != content_key("score", inputs):
+        return False
+    return (looks_like_a_table(target) and spark_session() is None) or Table(target).exists()
