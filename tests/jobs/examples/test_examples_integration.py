@@ -49,7 +49,7 @@ def test_clicks_are_predicted_nearly_as_well_as_by_the_probabilities_they_were_d
 def test_sparse_tables_end_alike_on_one_rank_and_on_two(spark, tmp_path):
     found = []
     for ranks in (1, 2):
-        given = [f"train.num_proc={ranks}", f"train.batch_size={1000 // ranks}", "train.shuffle=false"]
+        given = [f"train.num_proc={ranks}", f"train.batch_size={400 // ranks}", "train.epochs=6", "train.shuffle=false"]
         _, done, predictions = run(
             "clicks", spark, tmp_path / str(ranks), *given, "publish.gate.floors=[]", rows=4000, days=3
         )
