@@ -21,6 +21,7 @@ from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.ingest import due_windows
 from sparkdl.storage import Storage, check_places
 from sparkdl.storage.address import looks_like_a_table
+from sparkdl.storage.session import default_filesystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +54,9 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
             loading = threading.Thread(target=importlib.import_module, args=("sparkdl.pipeline.work.work",))
             loading.start()  # torch, while Java starts
             with lease(context.runs.child("leases"), record.run_id):
+                before = default_filesystem()
                 session = spark or open_session(context.spec, context.look.bytes)
+                check_plain_paths(context, before)
                 loading.join()
                 from sparkdl.pipeline.work.work import work
 
@@ -66,6 +69,27 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         record.seconds, record.steps = time.perf_counter() - started, context.steps.notes
         leave(context)
     return record
+
+
+def check_plain_paths(context: Context, before: str) -> None:
+    """Refuse places without a scheme where they mean something else now that Spark has started.
+
+    Args:
+        context: of the run.
+        before: the filesystem that they belonged to when this run first looked at them.
+
+    Raises:
+        ConfigError: names the first, and both filesystems.
+    """
+    now, places = default_filesystem(), context.spec.places
+    named = {"root": context.spec.root, **{f"places.{one}": getattr(places, one) for one in places.__struct_fields__}}
+    plain = [(name, place) for name, place in named.items() if str(place).startswith(("/", "~"))]
+    if now != before and plain:
+        name, place = plain[0]
+        raise ConfigError(
+            f"{name}={place} lies in {now} to this Spark, and was looked for in {before} before Spark started: write "
+            f"the whole address, {now.rstrip('/')}{place} or file://{place}"
+        )
 
 
 def _written(context: Context) -> dict[str, Storage]:

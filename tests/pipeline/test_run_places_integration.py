@@ -1,8 +1,10 @@
-"""Where a pipeline keeps things: a place that is full or no folder is refused."""
+"""Where a pipeline keeps things: a place that is full or no folder is refused, and HDFS serves as a disk does."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from datetime import UTC, datetime
 
 import numpy as np
@@ -70,3 +72,32 @@ def test_a_full_target_leaves_no_half_written_table_and_no_model(spark, tmp_path
     record = RunRecord.load(Storage.of(context.record.places["record"]))
     assert (record.outcome, record.exit_code) == ("refused", 1)
     assert not ModelRegistry(f"{tmp_path}/shop/registry").models()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hdfs_serves_as_a_disk_does_and_a_plain_path_that_would_change_its_meaning_is_refused(
+    hadoop, hdfs, tmp_path, rows
+):
+    def sparkdl(root, *words):
+        (tmp_path / "shop.yaml").write_text(FILE.format(root=root, rows=rows) + 'spark: {master: "local[2]"}\n')
+        environment = {**os.environ, "HADOOP_CONF_DIR": str(hadoop), "SPARK_LOCAL_IP": "127.0.0.1"}
+        command = [
+            sys.executable,
+            "-m",
+            "sparkdl.cli",
+            *words,
+            str(tmp_path / "shop.yaml"),
+            "--set",
+            "features={x: number}",
+        ]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    refused = sparkdl(f"{tmp_path}/here", "run")
+    assert refused.returncode == 1, refused.stderr
+    assert f"root={tmp_path}/here lies in {hdfs}" in refused.stderr
+    first = sparkdl(f"{hdfs}/journey", "run")
+    assert first.returncode == 0, first.stderr
+    kept = {entry.name for entry in Storage.of(f"{hdfs}/journey/shop").list()}
+    assert kept == {"tables", "shards", "registry", "runs"}
+    assert sparkdl(f"{hdfs}/journey", "run").returncode == 10

@@ -76,7 +76,7 @@ class Look:
         state: a hash that changes whenever the rows may have changed; None where only Spark can tell.
         windows: a hash of what there is for each window, where the layout of files or partitions tells; else None.
         version: of the Delta table that was looked at; None elsewhere.
-        files: addresses of the files that were there.
+        files: addresses of the files that were there, as Spark takes them whatever plain paths mean to it.
         bytes: of the files, as they are stored; None where only Spark can tell.
         sizes: of each window, or of ``all`` where only the rows tell their windows; empty where only Spark can tell.
     """
@@ -209,7 +209,7 @@ def _look_at_files(source: _FILES) -> Look:
         name: Size(bytes=sum(size for _, size in each), files=tuple(uri for uri, _ in each))
         for name, each in grouped.items()
     }
-    places, size = tuple(file.uri for file, *_ in found), sum(size for _, size, _, _ in found)
+    places, size = tuple(file.spark_uri for file, *_ in found), sum(size for _, size, _, _ in found)
     return Look(state=_hash(stamps), windows=windows, files=places, bytes=size, sizes=sizes)
 
 
@@ -279,7 +279,7 @@ def _frame(spark: SparkSession, source: Source, look: Look) -> DataFrame:
 def _of_files(spark: SparkSession, source: _FILES, look: Look) -> DataFrame:
     from pyspark.sql.types import StringType, StructField
 
-    places = [Storage.of(file).spark_uri for file in look.files]
+    places = list(look.files)
     root = source.path.split("*")[0].split("?")[0].split("[")[0]
     folder = root if root == source.path else root.rpartition("/")[0]
     alone = places == [Storage.of(source.path).spark_uri]  # a file is no base of partitions

@@ -15,7 +15,7 @@ def test_one_file_a_folder_and_a_pattern_show_the_same_file(tmp_path):
     file = folder / "wine.csv"
     file.write_text("alcohol\n12.5\n")
     looks = [look_at(CsvSource(path=str(place))) for place in (file, folder, folder / "*.csv")]
-    assert [look.files for look in looks] == [(str(file),)] * 3
+    assert [look.files for look in looks] == [(file.as_uri(),)] * 3
     assert len({look.state for look in looks}) == 1
     file.write_text("alcohol\n12.55\n")
     assert look_at(CsvSource(path=str(file))).state != looks[0].state
