@@ -92,15 +92,14 @@ def test_a_file_that_is_no_parquet_is_named(spark, shop):
 
 def test_a_source_that_changes_while_it_is_read_is_refused(spark, shop, monkeypatch):
     shop.deliver(1, 2, 3)
-    judge = ingest.outcomes_of
+    sift = ingest.sift
 
-    def judged_before_another_delivery(rows):
-        found = judge(rows)
+    def delivered_again_after_the_count(*given):
         frame = pd.read_parquet(shop.rows / "02.parquet")
         pd.concat([frame, frame]).to_parquet(shop.rows / "02.parquet", coerce_timestamps="us")
-        return found
+        return sift(*given)
 
-    monkeypatch.setattr(ingest, "outcomes_of", judged_before_another_delivery)
+    monkeypatch.setattr(ingest, "sift", delivered_again_after_the_count)
     said = refused(shop.context(), spark, DataError)
     assert "the source changed meanwhile" in said or "02.parquet cannot be read" in said
     assert shop.left() == (None, {})

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.columns.types import is_text
 
 __all__ = ["COUNTED_ROWS", "Counted", "count_hours", "count_values"]
 
@@ -71,16 +74,25 @@ def count_values(read: Callable[[], Iterable[pa.Table]]) -> Counted | None:
 
 
 def count_hours(batches: Iterable[pa.Table]) -> dict[str, int]:
-    """Count rows by the hour in the one column of the tables, dates or times; rows without one are left out."""
-    found: Counter[int] = Counter()
+    """Count rows by the hour in the one column of the tables: dates, times, or texts that begin as ISO 8601 has them.
+
+    Rows without one are left out.
+    """
+    found: Counter[str] = Counter()
     for table in batches:
         times = table.column(0).drop_null()
-        if len(times):
+        if is_text(times.type):  # of a day alone, its first hour
+            texts = times.cast(pa.large_string())
+            hours = pc.replace_substring(pc.utf8_slice_codeunits(texts, 0, 13), " ", "T").value_counts()
+            for name, rows in zip(hours.field("values").to_pylist(), hours.field("counts").to_pylist(), strict=True):
+                found[name if len(name) == 13 else f"{name}T00"] += rows
+        elif len(times):
             seconds = np.asarray(times.cast(pa.timestamp("s"), safe=False).cast(pa.int64()))
-            hours, counts = np.unique(seconds // 3600, return_counts=True)
-            found.update(dict(zip(hours.tolist(), counts.tolist(), strict=True)))
-    names = {hour: str(np.datetime64(hour, "h")) for hour in found}
-    return {names[hour]: found[hour] for hour in sorted(found)}
+            numbers, counts = np.unique(seconds // 3600, return_counts=True)
+            found.update(
+                {str(np.datetime64(n, "h")): rows for n, rows in zip(numbers.tolist(), counts.tolist(), strict=True)}
+            )
+    return dict(sorted(found.items()))
 
 
 def _distinct(kept: list[Any]) -> int:

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
@@ -34,7 +35,7 @@ _BIRTH = re.compile(r"birth|born|dob", re.IGNORECASE)
 _TRUE = ("true", "yes", "y", "positive", "pos", "1", "1.0", "t", "churned", "fraud", "malignant")
 MAX_CLASSES = 50
 _MOST_WINDOWS, _LEAST_WINDOWS = 2000, 5
-_TRIED = 4
+_TRIED, _PAIRS = 4, 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +127,10 @@ def _is_unique(one: Profile) -> bool:
     if one.missing or one.distinct < max(2, one.rows):
         return False
     running = one.kind == "number" and one.high - one.low < 2 * one.rows
+    # so many pairs of equal values were to be expected if they were drawn at random between the least and the greatest
+    drawn = one.kind == "number" and one.rows**2 / (2 * (one.high - one.low + 1)) > _PAIRS
     words = one.kind == "text" and one.lengths[2] <= 2
-    return looks_like_an_id(one.name) or running or words
+    return looks_like_an_id(one.name) or running or drawn or words
 
 
 def find_time(
@@ -150,7 +153,7 @@ def find_time(
         if one.name == label or not one.there:
             continue
         divided = one.name in partitions
-        if one.kind != "when" and not (divided and _names_days(one)):
+        if one.kind != "when" and not (divided and _names_days(one)) and not _is_dated(one):
             continue
         when = _windows(one, divided, count)
         if when.column is None:
@@ -166,14 +169,20 @@ def _names_days(one: Profile) -> bool:
     return one.kind == "text" and all(re.fullmatch(r"\d{4}-\d{2}-\d{2}([ T]\d{2})?", str(text)) for text, _ in one.top)
 
 
+def _is_dated(one: Profile) -> bool:
+    """Whether a column of texts holds nothing but dates or times that begin as ISO 8601 writes them."""
+    dated = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}(:.*)?)?$"
+    return one.kind == "text" and bool(pc.all(pc.match_substring_regex(one.values, dated)).as_py())
+
+
 def _windows(one: Profile, divided: bool, count: Callable[[str], Mapping[str, int] | None] | None) -> When:
     """The windows of a column, or why it is none to divide by."""
     if _BIRTH.search(one.name):
         return When(why=f"{one.name} is a birthday by its name")
     if one.missing > 0.01 * one.rows:
         return When(why=f"{one.name} is missing in {share_of(one.missing, one.rows)} of the rows")
-    hour = count(one.name) if count is not None and one.kind == "when" else None
-    hour = _by_hour(one) if hour is None else dict(hour)
+    hour = count(one.name) if count is not None and not divided else None
+    hour = _by_hour(one, divided) if hour is None else dict(hour)
     day: dict[str, int] = {}
     for name, rows in hour.items():
         day[name[:10]] = day.get(name[:10], 0) + rows
@@ -190,9 +199,9 @@ def _windows(one: Profile, divided: bool, count: Callable[[str], Mapping[str, in
     )  # fmt: skip
 
 
-def _by_hour(one: Profile) -> dict[str, int]:
+def _by_hour(one: Profile, divided: bool) -> dict[str, int]:
     """Rows of the sample by the hour; of partitions by the day, by the day."""
-    if one.kind == "text":
+    if one.kind == "text" and divided:
         return {str(text).replace(" ", "T"): rows for text, rows in one.top}
     return count_hours([pa.table({"when": one.values})])
 

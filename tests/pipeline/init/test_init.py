@@ -299,6 +299,21 @@ def test_a_sample_of_a_large_table_sees_all_of_its_time(tmp_path, monkeypatch):
     assert "(50" in text.partition("label:")[2]  # every second row is of one class, which a sample by steps would miss
 
 
+def test_times_that_are_texts_divide_the_rows_and_a_running_number_is_their_key_also_in_a_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr("sparkdl.pipeline.init.table.SAMPLE_ROWS", 2_000)
+    rows = np.arange(20_000)
+    hours = np.datetime64("2026-03-01T00", "h") + rows // 50
+    table = pa.table({
+        "line": rows + 7, "at": [str(hour).replace("T", " ") + ":15:00" for hour in hours],
+        "x": np.random.default_rng(0).normal(size=len(rows)), "y": rows % 9 + 0.5,
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=500)
+    spec = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), "y", now=NOW).file.spec
+    assert (spec.source.key, spec.source.time, spec.source.every) == (("line",), "at", "day")
+    assert isinstance(spec.split, TimeSplit)
+    assert list(spec.features) == ["x"]
+
+
 def test_folders_by_day_become_windows(tmp_path):
     for day in range(1, 21):
         (tmp_path / "t" / f"day=2026-03-{day:02d}").mkdir(parents=True)
