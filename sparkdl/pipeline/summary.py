@@ -36,7 +36,7 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     yield "drift", "" if record.drift is None else _drift(record.drift)
     trained = record.trained
     if trained is not None:
-        best = "" if trained.best_epoch is None else f" (best {trained.best_epoch + 1})"
+        best = "" if trained.best_epoch is None else f" (best {trained.best_epoch + 1}{_kept(trained)})"
         yield (
             "training",
             f"{record.rows.get('train', 0):,} rows{_unlabelled(record)}, {trained.ranks} ranks ({trained.backend}), "
@@ -83,6 +83,12 @@ def _place(trained: Trained) -> int:
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _kept(trained: Trained) -> str:
+    """Which epoch's weights were kept, where they are not the best one's."""
+    kept = trained.kept_epoch
+    return "" if kept is None or kept == trained.best_epoch else f", kept {kept + 1}"
 
 
 def _rows(record: RunRecord) -> str:

@@ -54,8 +54,8 @@ def record_of_task():
         )
         history = tuple({"epoch": n, "loss": 9.0 / (n + 1), "val_loss": 9.5 / (n + 1) + n * 0.2} for n in range(6))
         trained = Trained(
-            bundle="b", content_hash="c", history=history, metrics={}, epochs=6, best_epoch=4, steps=600, rows=60_000,
-            ranks=2, backend="torch", seconds={"launch": 2.0, "fit": 3.0},
+            bundle="b", content_hash="c", history=history, metrics={}, epochs=6, best_epoch=4, kept_epoch=5,
+            steps=600, rows=60_000, ranks=2, backend="torch", seconds={"launch": 2.0, "fit": 3.0},
         )  # fmt: skip
         books = [
             WindowBooks(

@@ -92,7 +92,7 @@ def test_what_goes_wrong_at_the_end_changes_nothing_of_the_run(context, caplog, 
     if broken == "report":
         (folder / "report.html").mkdir(parents=True)
     if broken == "runs":
-        table = one.tables.table("runs")._root.local_path()
+        table = Storage.of(one.tables.table("runs").uri).local_path()
         table.parent.mkdir(parents=True)
         table.write_text("no table")
     with pytest.raises(SparkdlError, match="gone"):

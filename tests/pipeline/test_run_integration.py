@@ -60,6 +60,7 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert (first.outcome, first.exit_code) == ("promoted", 0), first
     assert first.rows["read"] == first.rows["kept"] == 569
     assert first.evaluated.decision.challenger.values["auc"] > 0.97
+    assert first.trained.kept_epoch == 7  # the last: nothing asks for the best one
     clean = Table(first.places["clean"]).read(spark)
     parts = {part: {row.patient for row in rows_of(clean, file.spec, part, ["all"]).collect()} for part in PARTS}
     assert [len(parts[part]) for part in ("train", "validate", "test")] == [

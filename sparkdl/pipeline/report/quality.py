@@ -30,6 +30,10 @@ def learned(trained: Trained | None) -> Html | None:
     if trained is None:
         return None
     best = "" if trained.best_epoch is None else f", the best was epoch {trained.best_epoch + 1}"
+    if trained.kept_epoch is not None and trained.kept_epoch != trained.best_epoch:
+        best += (
+            f", the weights of epoch {trained.kept_epoch + 1} are kept: train.early_stopping_patience keeps the best"
+        )
     spent = trained.seconds.get("fit", 0.0)
     pace = f", {trained.rows / spent:,.0f} rows a second" if spent > 0 else ""
     text = (

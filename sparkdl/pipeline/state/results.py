@@ -68,7 +68,8 @@ class Trained:
         history: of the epochs, one row each.
         metrics: of the best epoch, or the last.
         epochs: that were trained.
-        best_epoch: from 0; None where none was chosen.
+        best_epoch: from 0; None where none was compared.
+        kept_epoch: from 0, the one whose weights the model has; None in results of versions that did not note it.
         steps: of the optimizer.
         rows: that trained it, all epochs together.
         ranks: that trained it.
@@ -93,6 +94,7 @@ class Trained:
     backend: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
+    kept_epoch: Count | None = None
     windows: Mapping[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     chosen: Count | None = None

@@ -100,10 +100,10 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
             f"published: {error}"
         ) from error
     checkpoints_of(spec, key).delete(recursive=True)
-    return _trained(model, folder, content_hash)
+    return _trained(model, settings, folder, content_hash)
 
 
-def _trained(model: TorchModel, folder: str, content_hash: str) -> Trained:
+def _trained(model: TorchModel, settings: Train, folder: str, content_hash: str) -> Trained:
     """What the record says of a fitted model."""
     summary = model.summary
     return Trained(
@@ -113,6 +113,7 @@ def _trained(model: TorchModel, folder: str, content_hash: str) -> Trained:
         metrics={name: float(value) for name, value in summary.metrics.items()},
         epochs=summary.epochs,
         best_epoch=summary.best_epoch,
+        kept_epoch=_kept_epoch(settings, summary),
         steps=summary.steps,
         rows=summary.rows,
         ranks=summary.num_proc,
@@ -120,6 +121,12 @@ def _trained(model: TorchModel, folder: str, content_hash: str) -> Trained:
         seconds=dict(summary.seconds),
         origin=model.origin,
     )
+
+
+def _kept_epoch(settings: Train, summary: Any) -> int:
+    """The epoch whose weights were kept: the best one where a training may stop early, else the last."""
+    chosen = settings.early_stopping_patience is not None and summary.best_epoch is not None
+    return int(summary.best_epoch if chosen else summary.epochs - 1)
 
 
 def _trusted(spec: PipelineSpec) -> list[str]:
