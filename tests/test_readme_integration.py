@@ -39,7 +39,8 @@ def commands():
 def shell(command, cwd, **variables):
     env = os.environ | variables | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     env["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"  # short jobs: the optimising compiler costs more than it gains
-    env.pop("PYSPARK_PYTHON", None)
+    for name in ("PYSPARK_PYTHON", "MAKELEVEL", "MAKEFLAGS", "MFLAGS"):
+        env.pop(name, None)
     return subprocess.run(command, shell=True, cwd=cwd, env=env, capture_output=True, text=True)
 
 

@@ -152,6 +152,8 @@ class _Processes:
             code = self._processes[slot].wait(timeout=2)
         except subprocess.TimeoutExpired:
             return ""
+        if threading.current_thread() is not self._threads[slot]:
+            self._threads[slot].join(timeout=2)  # until its last words are read
         words = self._output[slot].decode("utf-8", "replace").strip()
         if code >= 0:
             how = f"exit code {code}"

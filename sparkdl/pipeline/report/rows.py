@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from sparkdl.pipeline.report.charts import bar
 from sparkdl.pipeline.report.html import Html, tag
 from sparkdl.pipeline.report.tables import chosen, number, section, share, table
+from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.state.record import RunRecord
 
 __all__ = ["rows_in", "rows_predicted", "rows_refused"]
@@ -40,7 +41,7 @@ def rows_in(record: RunRecord) -> Html | None:
 
 def _parts(record: RunRecord) -> Html | None:
     lines = []
-    for part in ("train", "validate", "score"):
+    for part in PARTS:
         windows = record.windows.get(part)
         if windows:
             span = windows[0] if len(windows) == 1 else f"{windows[0]} to {windows[-1]}"
