@@ -113,7 +113,7 @@ def test_seconds_are_those_of_the_newest_run_that_did_the_step_in_proportion_to_
     assert {name: (one.seconds, one.by) for name, one in found.items()} == {
         "ingest": (8.0, "newest"), "features": (2.0, "older"), "train": (12.0, "older"), "score": (20.0, "older"),
     }  # fmt: skip
-    space = spec("search.space={train.epochs: [1, 2], train.learning_rate: [0.1, 0.2]}")
+    space = spec("search.space={train.epochs: [1, 2], train.learning_rate: [0.1, 0.2]}", "split.test=1 day")
     assert with_seconds(space, amounts, [older])["train"].seconds == 6.0 * 200 * (1 + 1 + 2 + 2) / 300
     searched = trained(300, (Trial(settings={}, value=1.0, epochs=3), Trial(settings={}, value=2.0, epochs=1)))
     found = with_seconds(spec(), amounts, [record({"train": 8.0}, {"train": 100}, trained=searched)])

@@ -112,6 +112,7 @@ def test_trials_side_by_side_and_one_by_one_are_the_same_trials(spark, shop, mon
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_equal_trials_choose_the_first_and_a_search_where_all_fail_is_refused(shop):
     same = shop("search.space={train.max_grad_norm: [1.0e+6, 1.0e+7]}").trained
     assert same.trials[0].value == same.trials[1].value
@@ -124,6 +125,7 @@ def test_equal_trials_choose_the_first_and_a_search_where_all_fail_is_refused(sh
     assert (refused.outcome, refused.exit_code) == ("refused", 1)
 
 
+@pytest.mark.slow
 def test_a_search_that_was_cut_short_goes_on_where_it_was(shop, monkeypatch):
     space = "search.space={train.learning_rate: [0.01, 0.02, 0.03]}"
     done, real = [], searching.train

@@ -16,6 +16,7 @@ root: data
 source: {kind: csv, path: rows, key: bottle}
 features: {alcohol: number, colour: category}
 label: {quality: regression}
+split: {by: hash, train: 0.6, validate: 0.2, test: 0.1, score: 0.1}
 """
 
 
@@ -107,7 +108,7 @@ def test_a_search_that_cannot_be_is_refused_with_its_line(search, said):
         pipeline(text=f"{FILE}train: {{num_proc: 2}}\nsearch: {search}\n")
     assert len(refused.value.problems) == 1
     assert said in refused.value.problems[0]
-    assert refused.value.problems[0].startswith("pipeline.yaml:7")
+    assert refused.value.problems[0].startswith("pipeline.yaml:8")
 
 
 def test_settings_that_contradict_each_other_are_refused_although_each_is_sound(tmp_path):
