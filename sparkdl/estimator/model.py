@@ -169,10 +169,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         metrics: Mapping[str, float] | None = None,
         parameters: Mapping[str, Any] | None = None,
         lineage: Lineage | None = None,
-        factory: str | Callable[..., torch.nn.Module] | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        allow_pickle: bool = False,
         publication: str | None = None,
+        **bundle: Any,
     ) -> ModelVersion:
         """Publish as the next version of ``name``; ``sparkdl.load_model`` gives it back.
 
@@ -185,10 +183,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             metrics: what it achieved; by default losses and metrics of the epoch that the weights belong to.
             parameters: more of them, JSON values.
             lineage: what is set here wins over what was recorded.
-            factory: as ``save_bundle`` takes it.
-            arguments: of the factory.
-            allow_pickle: as ``save_bundle`` takes it.
             publication: with the same one again nothing is published, and the version that it made is returned.
+            bundle: what ``save_bundle`` takes besides: ``factory``, ``arguments``, ``preprocessing``, ``allow_pickle``.
 
         Raises:
             BundleError: the model cannot be rebuilt from a bundle; the message says what to give.
@@ -196,10 +192,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             StorageError: the registry cannot be written.
         """
         with tempfile.TemporaryDirectory(prefix="sparkdl-publish-") as folder:
-            bundle = Storage.of(Path(folder)).child("bundle")
-            self.save_bundle(bundle, factory=factory, arguments=arguments, allow_pickle=allow_pickle)
+            place = Storage.of(Path(folder)).child("bundle")
+            self.save_bundle(place, **bundle)
             return publish_bundle(
-                registry, name, bundle, self._origin,
+                registry, name, place, self._origin,
                 metrics=metrics, parameters=parameters, lineage=lineage, publication=publication,
             )  # fmt: skip
 
