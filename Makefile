@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # the run at once: started again, pytest-xdist waits for ever for the file that the dead one had in hand.
 WORKERS ?= $(if $(ARGS),0,2)
 
-.PHONY: help run test test-slow check bench doctor schema lock airflow clean
+.PHONY: help run test test-slow check bench doctor schema lock airflow mlflow clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +43,10 @@ lock: ## write requirements.lock anew from what .venv holds
 airflow: ## Apache Airflow in .venv-airflow, an environment of its own, by which a slow test reads jobs/schedule/airflow_dag.py
 	python3.11 -m venv .venv-airflow
 	.venv-airflow/bin/pip install --quiet --disable-pip-version-check 'apache-airflow>=3.3,<4'
+
+mlflow: ## the whole of MLflow in .venv-mlflow, an environment of its own, whose server a slow test mirrors to
+	python3.11 -m venv .venv-mlflow
+	.venv-mlflow/bin/pip install --quiet --disable-pip-version-check "mlflow$$(sed -n 's/^mlflow-skinny//p' requirements.lock)"
 
 clean: ## remove what make run and the tests wrote; .venv stays
 	rm -rf sparkdl-data jobs/examples/*/sparkdl-data bench-results spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
