@@ -2,5 +2,5 @@
 
 Enters: a module and its signature. Leaves: a bundle, a folder that holds no code, and a registry of versions of it.
 What a bundle may make its reader import is the reader's decision alone (``trust.py``, ``importing.py``).
-Start at ``bundle.py``, then ``recipe.py``; the registry at ``registry.py``.
+Start at ``bundle.py``, then ``recipe.py``; the registry at ``registry/registry.py``.
 """

@@ -25,8 +25,8 @@ from sparkdl.features.fitted import Features, fit
 from sparkdl.features.spec import Category, DateParts, Ids, Number, Text, Vector
 from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import Signature, TensorField, load_bundle, save_bundle
-from sparkdl.models.event_log import Event, fold
 from sparkdl.models.folder import content_hash_of
+from sparkdl.models.registry.event_log import Event, fold
 from sparkdl.shards.files import write_table_shards
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError
-from sparkdl.models.event_log import ModelVersion, State
+from sparkdl.models.registry.event_log import ModelVersion, State
 
 __all__ = ["Promotion", "decide_promotion"]
 

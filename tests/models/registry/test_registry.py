@@ -12,8 +12,8 @@ from torch import nn
 
 from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError
 from sparkdl.models.bundle import save_bundle
-from sparkdl.models.event_log import EVENTS, Event
 from sparkdl.models.registry import Lineage, ModelRegistry
+from sparkdl.models.registry.event_log import EVENTS, Event
 
 
 @pytest.fixture

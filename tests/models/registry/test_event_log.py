@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sparkdl.errors import IntegrityError
-from sparkdl.models.event_log import Event, fold
+from sparkdl.models.registry.event_log import Event, fold
 
 NOW = datetime.now(UTC)
 

@@ -29,9 +29,9 @@ import pyarrow as pa
 from sparkdl.config import require
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import ConfigError, ConflictError
-from sparkdl.models.event_log import EVENTS, Event, ModelVersion, State, fold
 from sparkdl.models.folder import DOCUMENT, copy_bundle, read_bundle
-from sparkdl.models.promotion import Promotion, decide_promotion
+from sparkdl.models.registry.event_log import EVENTS, Event, ModelVersion, State, fold
+from sparkdl.models.registry.promotion import Promotion, decide_promotion
 from sparkdl.storage import Storage
 from sparkdl.tables.delta import storage_of
 from sparkdl.tables.table import Table
@@ -39,7 +39,7 @@ from sparkdl.tables.table import Table
 if TYPE_CHECKING:
     from sparkdl.models.bundle import Bundle
 
-__all__ = ["Event", "Lineage", "ModelRegistry", "ModelVersion", "Promotion"]
+__all__ = ["Lineage", "ModelRegistry"]
 
 T = TypeVar("T")
 
