@@ -106,7 +106,7 @@ def test_a_file_with_a_model_of_its_own_runs_from_the_shell_and_then_has_nothing
 def test_spark_submit_runs_the_same_file_with_its_own_settings(folder):
     command = [
         "spark-submit", "--master", "local[1]", "--conf", "spark.driver.memory=1g",
-        str(Path(__file__).parents[1] / "jobs" / "retrain.py"), "--config", str(folder / "wine.yaml"),
+        str(Path(__file__).parents[2] / "jobs" / "retrain.py"), "--config", str(folder / "wine.yaml"),
     ]  # fmt: skip
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

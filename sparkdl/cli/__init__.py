@@ -1,0 +1,71 @@
+"""The command line: ``sparkdl init | check | plan | run | status | report | doctor | shards | models``.
+
+Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused or failed) or
+2 (wrong usage). The commands of a pipeline exit with the codes of ``pipeline/state/record.py``. Each family of commands
+has a file; ``words.py`` holds what they share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from sparkdl.cli import models, pipelines, shards
+from sparkdl.cli.words import add_command
+from sparkdl.errors import SparkdlError
+
+__all__ = ["job", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options, Console()))
+    except SparkdlError as error:
+        print(f"sparkdl: {error}", file=sys.stderr)
+        return 1
+
+
+def job(*words: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a command on the file that ``--config`` names, as the jobs for ``spark-submit`` do; return its exit code.
+
+    What ``spark-submit`` says of master, memory and settings wins over the section ``spark`` of the file.
+
+    Args:
+        words: the command and options of its own; those of the command line come after them, and win.
+        arguments: the command line; None takes this process's.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config")
+    found, others = finder.parse_known_args(arguments)
+    return main([*words, *([] if found.config is None else [found.config]), *others])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sparkdl", description="From Spark DataFrames to PyTorch models and back.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    pipelines.add_commands(commands)
+    add_command(commands, "doctor", _doctor, "what this machine has, and what really works on it")
+    shards.add_commands(commands)
+    models.add_commands(commands)
+    return parser
+
+
+def _doctor(_: argparse.Namespace, console: Console) -> int:
+    from sparkdl.doctor import checks
+
+    table = Table("check", "found", "", "what to do", title="sparkdl doctor", title_justify="left")
+    marks = {True: "[green]pass[/green]", False: "[red]FAIL[/red]", None: "[yellow]none[/yellow]"}
+    failed = 0
+    with console.status("checking; two ranks are started for each backend"):
+        for check in checks():
+            table.add_row(check.name, check.found, marks[check.ok], check.remedy)
+            failed += check.ok is False
+    console.print(table)
+    console.print("everything needed works" if not failed else f"{failed} of {table.row_count} checks failed")
+    return 1 if failed else 0

@@ -1,0 +1,64 @@
+"""``sparkdl shards list | gc``: the shard sets in a folder.
+
+Enters: parsed words. Leaves: tables on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sparkdl.cli.words import add_command, size_text, time_text
+
+__all__ = ["add_commands"]
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+def add_commands(commands: Any) -> None:
+    """Add them to the parser of ``sparkdl``."""
+    shards = commands.add_parser("shards", help="shard sets").add_subparsers(required=True, metavar="ACTION")
+    listing = add_command(shards, "list", _list, "the sets in a folder")
+    listing.add_argument("uri", help="a set, or a folder of sets")
+    vacuum = add_command(shards, "gc", _gc, "remove files that no manifest names and, if asked, old sets")
+    vacuum.add_argument("uri", help="a set, or a folder of sets")
+    vacuum.add_argument("--orphan-hours", type=float, default=24.0, help="age from which orphans go (24)")
+    vacuum.add_argument("--set-days", type=float, help="also remove whole sets older than this")
+    vacuum.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+
+
+def _list(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.shards.sets import list_sets
+
+    table = Table("set", "rows", "shards", "size", "written", "source", "orphans")
+    for found in list_sets(options.uri):
+        orphans = f"{found.orphan_files} ({size_text(found.orphan_bytes)})" if found.orphan_files else ""
+        if found.manifest is None:
+            table.add_row(found.uri, found.problem or "not committed", "", "", "", "", orphans)
+            continue
+        m = found.manifest
+        source = f"{m.source.uri} version {m.source.version}" if m.source else ""
+        table.add_row(
+            found.uri, f"{m.rows:,}", str(len(m.shards)), size_text(m.bytes), time_text(m.created), source, orphans
+        )  # fmt: skip
+    console.print(table if table.row_count else f"no shard sets in {options.uri}")
+    return 0
+
+
+def _gc(options: argparse.Namespace, console: Console) -> int:
+    from sparkdl.shards.sets import collect_garbage
+
+    removed = collect_garbage(
+        options.uri,
+        orphan_seconds=options.orphan_hours * HOUR,
+        set_seconds=None if options.set_days is None else options.set_days * DAY,
+        dry_run=options.dry_run,
+    )
+    for each in removed:
+        console.print(f"{each.uri}  {size_text(each.bytes)}  {each.reason}", soft_wrap=True)
+    verb = "would be freed" if options.dry_run else "freed"
+    console.print(f"{len(removed)} removed, {size_text(sum(each.bytes for each in removed))} {verb}")
+    return 0

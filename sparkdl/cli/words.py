@@ -1,0 +1,75 @@
+"""What the commands share: how one is added, what an error becomes, how sizes and times are written.
+
+Enters: parsers, functions, values. Leaves: commands, lines on a console.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+from sparkdl.errors import SparkdlError
+
+__all__ = ["Command", "add_command", "print_lines", "size_text", "time_text", "with_exit_codes"]
+
+Command = Callable[[argparse.Namespace, Console], int]
+"""Takes the parsed words, prints, and returns the exit code."""
+
+
+def add_command(parent: Any, name: str, command: Command, text: str) -> argparse.ArgumentParser:
+    """Add a command to a group of them; return its parser, for arguments of its own."""
+    parser: argparse.ArgumentParser = parent.add_parser(name, help=text, description=text)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def with_exit_codes(
+    command: Command,
+) -> Command:
+    """The command, with an error as one sentence on standard error and the exit code that it has in a record."""
+
+    def run(options: argparse.Namespace, console: Console) -> int:
+        from sparkdl.pipeline.state.record import exit_code_of
+
+        try:
+            return command(options, console)
+        except (Exception, KeyboardInterrupt) as error:
+            code = exit_code_of(error)
+            if code == 4:
+                traceback.print_exception(error)
+            text = str(error) if isinstance(error, SparkdlError) else " ".join(str(error).split())
+            kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
+            said = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{kind}{text}"
+            print(f"sparkdl: {said}", file=sys.stderr)
+            return code
+
+    return run
+
+
+def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
+    """Print names beside texts."""
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        console.print(f"{name:{width}}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def size_text(count: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def time_text(when: float | datetime | None) -> str:
+    """A time in UTC, to the minute."""
+    if when is None:
+        return ""
+    return (when if isinstance(when, datetime) else datetime.fromtimestamp(when, UTC)).strftime("%Y-%m-%d %H:%M")
