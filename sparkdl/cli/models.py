@@ -1,98 +1,271 @@
-"""``sparkdl models list | show | history | promote | rollback``: the model registry.
+"""``sparkdl models list | show | compare | history | promote | rollback``: the model registry.
 
-Enters: parsed words. Leaves: tables on standard output.
+Enters: parsed words. Leaves: tables on standard output, or one JSON document with ``--json``, in which a number that is
+not finite is null. Exit codes: 0 fine, 1 refused, 2 wrong usage, 20 not promoted, 30 somebody else was faster.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import msgspec
+from rich.console import Console, RenderableType
 from rich.table import Table
 
-from sparkdl.cli.words import add_command, time_text
+from sparkdl.cli.words import add_command, plain_text, table_of, time_text, with_exit_codes
+from sparkdl.config import require
+
+if TYPE_CHECKING:
+    from sparkdl.models.registry import ModelRegistry, ModelVersion, Promotion
 
 __all__ = ["add_commands"]
+
+Arguments = Callable[[argparse.ArgumentParser], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command found or did.
+
+    Attributes:
+        value: for programs: dataclasses and plain values.
+        view: for people.
+        code: the exit code.
+    """
+
+    value: Any
+    view: RenderableType
+    code: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Action:
+    """One of the commands."""
+
+    name: str
+    run: Callable[[ModelRegistry, argparse.Namespace], Answer]
+    text: str
+    arguments: Sequence[Arguments] = ()
 
 
 def add_commands(commands: Any) -> None:
     """Add them to the parser of ``sparkdl``."""
     models = commands.add_parser("models", help="the model registry").add_subparsers(required=True, metavar="ACTION")
-    for name, command, text, words in (
-        ("list", _list, "models, or the versions of one", ("[NAME]",)),
-        ("show", _show, "one version: metrics, parameters, lineage", ("NAME", "WHICH")),
-        ("history", _history, "what happened to a model", ("NAME",)),
-        ("promote", _promote, "point an alias to a version", ("NAME", "VERSION")),
-        ("rollback", _rollback, "point an alias back to what it pointed to before", ("NAME",)),
-    ):
-        action = add_command(models, name, command, text)
-        action.add_argument("registry", help="address of the registry")
-        for word in words:
-            optional: dict[str, Any] = {"nargs": "?"} if word.startswith("[") else {}
-            kind: dict[str, Any] = {"type": int} if word == "VERSION" else {}
-            action.add_argument(word.strip("[]").lower(), **optional, **kind)
-        if name in ("promote", "rollback"):
-            action.add_argument("--alias", default="champion", help="which alias (champion)")
+    for action in _ACTIONS:
+        parser = add_command(models, action.name, with_exit_codes(_command(action)), action.text)
+        parser.add_argument("registry", help="address of the registry")
+        for add in action.arguments:
+            add(parser)
+        parser.add_argument("--json", action="store_true", help="print one JSON document, for programs")
 
 
-def _list(options: argparse.Namespace, console: Console) -> int:
-    registry = _registry(options)
+def _command(action: _Action) -> Callable[[argparse.Namespace, Console], int]:
+    def run(options: argparse.Namespace, console: Console) -> int:
+        from sparkdl.models.registry import ModelRegistry
+
+        answer = action.run(ModelRegistry(options.registry), options)
+        if options.json:
+            print(json.dumps(_finite(msgspec.to_builtins(answer.value)), indent=1, allow_nan=False))
+        else:
+            console.print(answer.view, soft_wrap=True)
+        return answer.code
+
+    return run
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _list(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     if options.name is None:
-        table = Table("model", "versions", "aliases")
-        for name in registry.models():
-            aliases = ", ".join(f"{alias} → {version}" for alias, version in registry.aliases(name).items())
-            table.add_row(name, str(len(registry.list(name))), aliases)
-        console.print(table if table.row_count else f"no models in {options.registry}")
-        return 0
-    table = Table("version", "published", "aliases", "metrics", "trained on")
-    for each in registry.list(options.name):
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in each.metrics.items())
-        source = f"{each.lineage.get('source_table')} version {each.lineage.get('source_version')}"
-        table.add_row(str(each.version), time_text(each.published), ", ".join(each.aliases), metrics, source)
-    console.print(table if table.row_count else f"no versions of {options.name} in {options.registry}")
-    return 0
+        models = {name: (len(registry.list(name)), registry.aliases(name)) for name in registry.models()}
+        rows = [
+            (name, str(count), ", ".join(f"{alias} → {version}" for alias, version in aliases.items()))
+            for name, (count, aliases) in models.items()
+        ]
+        value = [{"name": name, "versions": count, "aliases": aliases} for name, (count, aliases) in models.items()]
+        empty = f"no models in {registry.uri}"
+        return Answer(value=value, view=table_of(("model", "versions", "aliases"), rows, empty))
+    versions = registry.list(options.name)
+    described = [
+        (str(each.version), time_text(each.published), ", ".join(each.aliases), _metrics(each.metrics), _source(each))
+        for each in versions
+    ]
+    names = ("version", "published", "aliases", "metrics", "trained on")
+    return Answer(value=versions, view=table_of(names, described, f"no versions of {options.name} in {registry.uri}"))
 
 
-def _show(options: argparse.Namespace, console: Console) -> int:
-    which = int(options.which) if options.which.isdigit() else options.which
-    found = _registry(options).get(options.name, which)
-    table = Table.grid(padding=(0, 2))
-    for name in ("name", "version", "aliases", "published", "uri", "artifact", "metrics", "parameters", "lineage"):
-        table.add_row(f"[bold]{name}[/bold]", str(getattr(found, name)))
-    console.print(table)
-    return 0
+def _metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-def _history(options: argparse.Namespace, console: Console) -> int:
-    table = Table("time", "what", "version", "alias", "before", "why")
-    for event in _registry(options).history(options.name):
-        before = "" if event.previous is None else str(event.previous)
-        table.add_row(time_text(event.time), event.kind, str(event.version), event.alias or "", before, event.reason)
-    console.print(table if table.row_count else f"nothing happened to {options.name} in {options.registry}")
-    return 0
+def _source(version: ModelVersion) -> str:
+    table, number = (version.lineage.get(name) for name in ("source_table", "source_version"))
+    return "" if table is None else str(table) if number is None else f"{table} version {number}"
 
 
-def _promote(options: argparse.Namespace, console: Console) -> int:
-    registry = _registry(options)
-    now = registry.aliases(options.name).get(options.alias)
-    done = registry.set_alias(
-        options.name, options.alias, options.version, expected=now, reason="sparkdl models promote"
-    )
-    return _moved(options, console, done)
+def _show(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    found = registry.get(options.name, _which(options.which))
+    view = Table.grid(padding=(0, 2))
+    for name in ("name", "version", "aliases", "published", "uri", "artifact"):
+        value = getattr(found, name)
+        text = ", ".join(value) if name == "aliases" else time_text(value) if name == "published" else str(value)
+        view.add_row(f"[bold]{name}[/bold]", plain_text(text))
+    for name in ("metrics", "parameters", "lineage"):
+        for number, (key, value) in enumerate(_flat(getattr(found, name)).items()):
+            view.add_row("" if number else f"[bold]{name}[/bold]", plain_text(f"{key} = {_shown(value)}"))
+    return Answer(value=found, view=view)
 
 
-def _rollback(options: argparse.Namespace, console: Console) -> int:
-    return _moved(options, console, _registry(options).rollback(options.name, options.alias))
+def _compare(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    first, second = (registry.get(options.name, _which(which)) for which in (options.first, options.second))
+    rows, value = [], {}
+    for part in ("metrics", "parameters", "lineage"):
+        one, other = _flat(getattr(first, part)), _flat(getattr(second, part))
+        names = sorted(one.keys() | other.keys())
+        value[part] = {name: [one.get(name), other.get(name)] for name in names}
+        shown = names if part == "metrics" else [name for name in names if one.get(name) != other.get(name)]
+        rows += [
+            (f"{part}: {name}", _shown(one.get(name)), _shown(other.get(name)), _gain(one.get(name), other.get(name)))
+            for name in shown
+        ]
+        if len(names) > len(shown):
+            rows.append((f"{part}: {len(names) - len(shown)} more", "alike", "alike", ""))
+    titles = [f"version {each.version} {' '.join(each.aliases)}".strip() for each in (first, second)]
+    view = table_of((options.name, *titles, "difference"), rows, "neither has metrics, parameters or lineage")
+    return Answer(value={"versions": [first.version, second.version], **value}, view=view)
 
 
-def _moved(options: argparse.Namespace, console: Console, done: Any) -> int:
-    verb = f"moved from {done.previous} to {done.version}" if done.moved else f"stays at {done.version}: {done.reason}"
-    console.print(f"{options.alias} of {options.name} {verb}")
-    return 0
+def _gain(one: Any, other: Any) -> str:
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
+    return f"{other - one:+.4g}" if numbers and other != one else ""
 
 
-def _registry(options: argparse.Namespace) -> Any:
-    from sparkdl.models.registry import ModelRegistry
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested values by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = _flat(value, f"{before}{name}.") if isinstance(value, Mapping) and value else {f"{before}{name}": value}
+        found |= inner
+    return found
 
-    return ModelRegistry(options.registry)
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _history(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    events = registry.history(options.name)
+    rows = [
+        (time_text(event.time), event.kind, str(event.version), event.alias or "", _shown(event.previous), event.reason)
+        for event in events
+    ]
+    names = ("time", "what", "version", "alias", "before", "why")
+    return Answer(value=events, view=table_of(names, rows, f"nothing happened to {options.name} in {registry.uri}"))
+
+
+def _promote(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    name, alias, version = options.name, options.alias, options.version
+    if options.if_better is not None:
+        require(options.expected is None, "--expected and --if-better are given: keep one, both decide whether to move")
+        done = registry.promote_if_better(
+            name, alias, version, metric=options.if_better, mode=options.mode, min_delta=options.min_delta,
+            dry_run=options.dry_run,
+        )  # fmt: skip
+    else:
+        now = registry.aliases(name).get(alias) if options.expected is None else options.expected
+        done = registry.set_alias(
+            name, alias, version, expected=now, reason=options.reason, dry_run=options.dry_run
+        )  # fmt: skip
+    better = options.if_better is None or done.moved or done.version == version
+    return _moved(options, done, 0 if better else 20)
+
+
+def _rollback(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    return _moved(options, registry.rollback(options.name, options.alias, dry_run=options.dry_run))
+
+
+def _moved(options: argparse.Namespace, done: Promotion, code: int = 0) -> Answer:
+    verb = "would move" if options.dry_run else "moved"
+    what = f"{verb} from {done.previous} to {done.version}" if done.moved else f"stays at {done.version}"
+    why = f": {done.reason}" if done.reason else ""
+    value = {"name": options.name, "alias": options.alias, "dry_run": options.dry_run, **msgspec.to_builtins(done)}
+    return Answer(value=value, view=plain_text(f"{options.alias} of {options.name} {what}{why}"), code=code)
+
+
+def _which(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
+
+
+def _name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="of the model")
+
+
+def _alias(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--alias", default="champion", help="which alias (champion)")
+
+
+def _dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+
+
+def _optional_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="of a model; by default all are listed")
+
+
+def _one_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("which", help="a version, or an alias")
+
+
+def _two_versions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", help="a version, or an alias")
+    parser.add_argument("second", help="another")
+
+
+def _promotion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", type=int, help="where the alias shall point")
+    parser.add_argument("--reason", default="sparkdl models promote", help="kept in the history")
+    parser.add_argument("--expected", type=int, help="the version that it points to now; another one is a lost race")
+    parser.add_argument("--if-better", metavar="METRIC", help="move only if this metric is better")
+    parser.add_argument("--mode", choices=("min", "max"), default="min", help="whether less is better, or more (min)")
+    parser.add_argument("--min-delta", type=float, default=0.0, help="by how much it must be better (0: at all)")
+
+
+_ACTIONS = (
+    _Action(name="list", run=_list, text="models, or the versions of one", arguments=(_optional_name,)),
+    _Action(
+        name="show",
+        run=_show,
+        text="one version: metrics, parameters, lineage",
+        arguments=(_name, _one_version),
+    ),
+    _Action(
+        name="compare",
+        run=_compare,
+        text="two versions side by side, where they differ",
+        arguments=(_name, _two_versions),
+    ),
+    _Action(name="history", run=_history, text="what happened to a model", arguments=(_name,)),
+    _Action(
+        name="promote",
+        run=_promote,
+        text="point an alias to a version",
+        arguments=(_name, _promotion, _alias, _dry_run),
+    ),
+    _Action(
+        name="rollback",
+        run=_rollback,
+        text="point an alias back to what it pointed to before",
+        arguments=(_name, _alias, _dry_run),
+    ),
+)

@@ -12,11 +12,22 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
 
 from sparkdl.errors import SparkdlError
 
-__all__ = ["Command", "add_command", "print_lines", "size_text", "time_text", "with_exit_codes"]
+__all__ = [
+    "Command",
+    "add_command",
+    "plain_text",
+    "print_lines",
+    "size_text",
+    "table_of",
+    "time_text",
+    "with_exit_codes",
+]
 
 Command = Callable[[argparse.Namespace, Console], int]
 """Takes the parsed words, prints, and returns the exit code."""
@@ -57,6 +68,19 @@ def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
         console.print(f"{name:{width}}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def plain_text(text: str) -> Text:
+    """A text from elsewhere as it is: no markup, and what would steer a terminal as its escape."""
+    return Text("".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text))
+
+
+def table_of(titles: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> RenderableType:
+    """Rows under titles; the words of ``empty`` where there are none."""
+    table = Table(*(Column(plain_text(title)) for title in titles))
+    for row in rows:
+        table.add_row(*map(plain_text, row))
+    return table if rows else plain_text(empty)
 
 
 def size_text(count: float) -> str:

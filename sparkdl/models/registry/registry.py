@@ -175,7 +175,9 @@ class ModelRegistry:
         """Every event of a model, oldest first."""
         return [event for event in self._state().events if event.name == name]
 
-    def set_alias(self, name: str, alias: str, version: int, *, expected: int | None, reason: str = "") -> Promotion:
+    def set_alias(
+        self, name: str, alias: str, version: int, *, expected: int | None, reason: str = "", dry_run: bool = False
+    ) -> Promotion:
         """Point ``alias`` to ``version`` if it points to ``expected`` now.
 
         Args:
@@ -184,6 +186,7 @@ class ModelRegistry:
             version: where it shall point.
             expected: where it points as far as the caller knows; None means that it does not exist yet.
             reason: kept in the history.
+            dry_run: only say what would be done.
 
         Raises:
             ConflictError: it points somewhere else: somebody was faster.
@@ -206,7 +209,7 @@ class ModelRegistry:
         def outcome(state: State) -> Promotion:
             return Promotion(moved=True, reason=reason, version=version, previous=expected)
 
-        return self._commit(decide, outcome)
+        return self._commit(decide, outcome, dry_run)
 
     def promote_if_better(
         self,
@@ -217,6 +220,7 @@ class ModelRegistry:
         metric: str,
         mode: Literal["min", "max"] = "min",
         min_delta: float = 0.0,
+        dry_run: bool = False,
     ) -> Promotion:
         """Point ``alias`` to ``version`` if its metric is better than that of the version it points to.
 
@@ -229,6 +233,7 @@ class ModelRegistry:
             metric: the name of a metric that both versions were published with.
             mode: whether less is better, or more.
             min_delta: how much better it must be, in the metric's unit; 0 asks for any improvement.
+            dry_run: only say what would be done.
 
         Raises:
             ConfigError: there is no such version, or one of the two has no such metric.
@@ -252,10 +257,16 @@ class ModelRegistry:
                 reason=promotion.reason,
             )
 
-        return self._commit(decide, lambda state: made[-1])
+        return self._commit(decide, lambda state: made[-1], dry_run)
 
-    def rollback(self, name: str, alias: str, *, reason: str = "rollback") -> Promotion:
+    def rollback(self, name: str, alias: str, *, reason: str = "rollback", dry_run: bool = False) -> Promotion:
         """Point ``alias`` to the version that it pointed to before its last move; again goes back further.
+
+        Args:
+            name: of the model.
+            alias: such as ``"champion"``.
+            reason: kept in the history.
+            dry_run: only say what would be done.
 
         Raises:
             ConfigError: there is no such alias, or nothing before.
@@ -272,7 +283,7 @@ class ModelRegistry:
             moves.append(Promotion(moved=True, reason=reason, version=before, previous=now))
             return Event(kind="rolled_back", name=name, alias=alias, version=before, previous=now, reason=reason)
 
-        return self._commit(decide, lambda state: moves[-1])
+        return self._commit(decide, lambda state: moves[-1], dry_run)
 
     def delete(self, name: str, version: int, *, reason: str = "") -> None:
         """Take a version out of the registry; its number is not used again.
@@ -331,13 +342,15 @@ class ModelRegistry:
         version, rows = self._events.snapshot()
         return version, fold(rows.to_pylist() if rows is not None else [], self._address_of)
 
-    def _commit(self, decide: Callable[[State], Event | T], outcome: Callable[[State], T]) -> T:
+    def _commit(self, decide: Callable[[State], Event | T], outcome: Callable[[State], T], dry_run: bool = False) -> T:
         """Decide on the newest state and commit the event on exactly that state; again, if somebody was faster."""
         for turn in range(_TRIES):
             version, state = self._read()
             decision = decide(state)
             if not isinstance(decision, Event):
                 return decision
+            if dry_run:
+                return outcome(state)
             event = decision.stamped(len(state.events), datetime.now(UTC))
             row = pa.Table.from_pylist([event.to_row()], schema=EVENTS)
             try:

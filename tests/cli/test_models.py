@@ -1,0 +1,124 @@
+"""The commands of the registry, on a real one."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from sparkdl.cli import main
+from sparkdl.models.bundle import save_bundle
+from sparkdl.models.registry import Lineage, ModelRegistry
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    """A registry with two versions; champion went from 1 to 2."""
+    monkeypatch.setenv("COLUMNS", "300")
+    place = ModelRegistry(str(tmp_path / "registry"))
+    for number in (1, 2):
+        bundle = str(tmp_path / f"bundle{number}")
+        save_bundle(torch.nn.Linear(2, number), bundle)
+        place.publish(
+            "ride",
+            bundle,
+            metrics={"rmse": 1.0 / number, "odd": math.nan},
+            parameters={"lr": 0.1 / number, "batch_size": 32},
+            lineage=Lineage(source_table="/data/rides", source_version=number),
+        )
+        place.set_alias("ride", "champion", number, expected=None if number == 1 else 1)
+    return place
+
+
+@pytest.fixture
+def run(capsys, registry):
+    def run(action, *words):
+        code = main(["models", action, registry.uri, *map(str, words)])
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return run
+
+
+@pytest.fixture
+def told(run):
+    def told(*words):
+        code, out, _ = run(*words, "--json")
+        assert code == 0
+        return json.loads(out)
+
+    return told
+
+
+def test_models_and_versions_are_listed_and_shown(run):
+    assert "champion → 2" in run("list")[1]
+    assert "rmse 0.5" in run("list", "ride")[1]
+    assert "/data/rides version 2" in run("list", "ride")[1]
+    shown = run("show", "ride", "champion")[1]
+    assert "lr = 0.05" in shown
+    assert "aliased" in run("history", "ride")[1]
+    assert "no versions of walk" in run("list", "walk")[1]
+
+
+def test_programs_get_one_json_document(told, registry):
+    assert told("list") == [{"name": "ride", "versions": 2, "aliases": {"champion": 2}}]
+    assert [each["version"] for each in told("list", "ride")] == [1, 2]
+    shown = told("show", "ride", 1)
+    assert shown["metrics"] == {"rmse": 1.0, "odd": None}
+    assert shown["artifact"] == registry.get("ride", 1).artifact
+    assert [event["kind"] for event in told("history", "ride")] == ["published", "aliased"] * 2
+
+
+def test_two_versions_stand_side_by_side(run, told):
+    said = run("compare", "ride", 1, "champion")[1]
+    assert "version 2 champion" in said
+    assert "-0.5" in said
+    assert "parameters: lr" in said
+    assert "parameters: batch_size" not in said
+    value = told("compare", "ride", 1, 2)
+    assert value["versions"] == [1, 2]
+    assert value["metrics"] == {"rmse": [1.0, 0.5], "odd": [None, None]}
+    assert value["parameters"] == {"lr": [0.1, 0.05], "batch_size": [32, 32]}
+    assert value["lineage"]["source_version"] == [1, 2]
+
+
+def test_an_alias_is_moved_back_and_forth_and_says_so(run, told, registry):
+    assert "would move from 2 to 1" in run("rollback", "ride", "--dry-run")[1]
+    assert registry.aliases("ride") == {"champion": 2}
+    code, out, _ = run("rollback", "ride")
+    assert (code, registry.aliases("ride")) == (0, {"champion": 1})
+    assert "champion of ride moved from 2 to 1" in out
+    assert "would move" in run("promote", "ride", 2, "--dry-run")[1]
+    assert registry.aliases("ride") == {"champion": 1}
+    done = told("promote", "ride", 2, "--reason", "looks [bold]fine")
+    assert (done["moved"], done["version"], done["previous"]) == (True, 2, 1)
+    assert "looks [bold]fine" in run("history", "ride")[1]
+
+
+def test_a_promotion_that_is_refused_has_an_exit_code_of_its_own(run, registry):
+    code, out, _ = run("promote", "ride", 1, "--if-better", "rmse")
+    assert code == 20
+    assert "stays at 2" in out
+    assert run("promote", "ride", 1, "--if-better", "rmse", "--mode", "max", "--dry-run")[0] == 0
+    assert registry.aliases("ride") == {"champion": 2}
+    assert run("promote", "ride", 2, "--if-better", "rmse")[0] == 0  # it is the champion already
+    code, _, err = run("promote", "ride", 1, "--expected", 7)
+    assert code == 30
+    assert "points to 2, 7 was expected" in err
+    assert run("promote", "ride", 1, "--expected", 2, "--if-better", "rmse")[0] == 1
+
+
+def test_a_refusal_is_one_sentence_and_exit_code_1(run):
+    code, _, err = run("show", "ride", "9")
+    assert code == 1
+    assert err.startswith("sparkdl: ")
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_what_a_registry_says_cannot_steer_the_terminal(run, registry):
+    registry.set_alias("ride", "champion", 1, expected=2, reason="\x1b]0;owned\x07 [red]x[/red]")
+    said = run("history", "ride")[1]
+    assert "\x1b]0;" not in said
+    assert r"\x1b]0;owned\x07 [red]x[/red]" in said

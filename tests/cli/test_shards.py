@@ -1,0 +1,30 @@
+"""The commands of shard sets, on real ones."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from sparkdl.cli import main
+from sparkdl.shards.files import write_table_shards
+
+
+def run(capsys, *words):
+    code = main([str(word) for word in words])
+    return code, capsys.readouterr()
+
+
+def test_shard_sets_are_listed_and_swept(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    place = tmp_path / "sets" / "one"
+    write_table_shards(pa.table({"x": [1.0, 2.0, 3.0]}), str(place))
+    orphan = place / "shards" / "left-behind.arrow"
+    orphan.write_bytes(b"x" * 4096)
+    code, out = run(capsys, "shards", "list", tmp_path / "sets")
+    assert code == 0
+    assert str(place) in out.out
+    assert "1 (4.0 KiB)" in out.out
+    assert run(capsys, "shards", "gc", tmp_path / "sets", "--orphan-hours", 0, "--dry-run")[0] == 0
+    assert orphan.exists()
+    assert run(capsys, "shards", "gc", tmp_path / "sets", "--orphan-hours", 0)[0] == 0
+    assert not orphan.exists()
+    assert "3" in run(capsys, "shards", "list", place)[1].out
