@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,9 +75,33 @@ def ranks():
 @pytest.fixture(scope="session")
 def s3_endpoint(tmp_path_factory):
     """An S3 server of its own process on the loopback interface."""
+    with _s3_server(tmp_path_factory.mktemp("moto") / "log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def guarded_s3(tmp_path_factory):
+    """One that lets a single user in: its URL, his key, his secret."""
+    boto3 = pytest.importorskip("boto3")
+    with _s3_server(tmp_path_factory.mktemp("moto") / "log") as url:
+        iam = boto3.client(
+            "iam", endpoint_url=url, aws_access_key_id="k", aws_secret_access_key="s", region_name="us-east-1"
+        )
+        iam.create_user(UserName="user")
+        every = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [every]})
+        iam.put_user_policy(UserName="user", PolicyName="all", PolicyDocument=policy)
+        made = iam.create_access_key(UserName="user")["AccessKey"]
+        plain = {"Content-Type": "text/plain"}
+        request = urllib.request.Request(f"{url}/moto-api/reset-auth", b"0", plain)  # from now on it looks at keys
+        urllib.request.urlopen(request).close()
+        yield url, made["AccessKeyId"], made["SecretAccessKey"]
+
+
+@contextmanager
+def _s3_server(log: Path) -> Iterator[str]:
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
-    log = tmp_path_factory.mktemp("moto") / "log"
     command = [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
     with log.open("wb") as stream:
         server = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.plan import Plan, plan_of
 from sparkdl.pipeline.rows.windows import WHOLE
 from sparkdl.pipeline.run import run
+from sparkdl.pipeline.session import storage_to_come
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
@@ -115,7 +117,8 @@ class Pipeline:
         Raises:
             PipelineFileError: columns are missing, or have types that their use does not fit.
         """
-        return check_source(self._context())
+        with self._ready():
+            return check_source(self._context())
 
     def run(
         self,
@@ -145,7 +148,7 @@ class Pipeline:
             ConfigError: there is no such step; or ``train`` is False, and there is no champion.
             SparkdlError: what was refused or failed; a record says so, too.
         """
-        with importable(self.spec.code):
+        with self._ready():
             return run(self._context(backfill, now, until=until, train=train), spark)
 
     def plan(
@@ -168,7 +171,7 @@ class Pipeline:
             DataError: the source has no files, or no window of the backfill.
             StorageError: source or places cannot be read.
         """
-        with importable(self.spec.code):
+        with self._ready():
             return plan_of(self._context(backfill, now, until=until, train=train))
 
     def status(self) -> Status:
@@ -177,7 +180,7 @@ class Pipeline:
         Raises:
             StorageError: its places cannot be read.
         """
-        with importable(self.spec.code):
+        with self._ready():
             return status_of(self._context())
 
     def report(self, run_id: str | None = None) -> str:
@@ -192,8 +195,14 @@ class Pipeline:
         """
         from sparkdl.pipeline.report.last import report_of
 
-        with importable(self.spec.code):
+        with self._ready():
             return report_of(self._context(), run_id).uri
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """What the file names can be imported, and S3 be reached as its session will."""
+        with importable(self.spec.code), storage_to_come(self.spec):
+            yield
 
     def _context(self, backfill: tuple[str, str] | None = None, now: datetime | None = None, **asked: Any) -> Context:
         return Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill), **asked)

@@ -16,11 +16,12 @@ from sparkdl.compat.interrupts import interrupts_wait
 from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.storage import Configuration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SMALL", "code_for_workers", "open_session", "settings_of"]
+__all__ = ["SMALL", "code_for_workers", "open_session", "settings_of", "storage_to_come"]
 
 
 SMALL = 24 << 20
@@ -71,6 +72,14 @@ def settings_of(spec: PipelineSpec, size: int | None, submitted: Mapping[str, st
     if size is None or not wanted["spark.master"].startswith("local"):
         return wanted
     return {**_by_size(size), **wanted}
+
+
+@contextmanager
+def storage_to_come(spec: PipelineSpec) -> Iterator[None]:
+    """Reach S3 during the block as the session will that a run opens, while there is none."""
+    settings = {} if "SPARK_REMOTE" in os.environ else settings_of(spec, None, _submitted())
+    with Configuration.to_come(settings).applied():
+        yield
 
 
 @contextmanager

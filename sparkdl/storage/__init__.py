@@ -6,8 +6,8 @@ failure is a ``StorageError`` that names the remedy. Start reading in ``files.py
 """
 
 from sparkdl.storage.configuration import Configuration
-from sparkdl.storage.connect import options_for
-from sparkdl.storage.failures import storage_errors
+from sparkdl.storage.connect import check_spark_reaches, delta_s3_options, options_for, options_of_delta
+from sparkdl.storage.failures import one_line, storage_errors, store_refuses
 from sparkdl.storage.files import TEMPORARY, LocalStorage, RemoteStorage, Storage
 from sparkdl.storage.hashes import sha256_hex, xxh3_hex
 from sparkdl.storage.places import check_places
@@ -21,8 +21,13 @@ __all__ = [
     "RemoteStorage",
     "Storage",
     "check_places",
+    "check_spark_reaches",
+    "delta_s3_options",
     "options_for",
+    "one_line",
+    "options_of_delta",
     "sha256_hex",
     "storage_errors",
+    "store_refuses",
     "xxh3_hex",
 ]

@@ -12,7 +12,7 @@ import re
 from sparkdl.errors import ConfigError
 from sparkdl.storage.session import LOCAL, default_filesystem, qualified_by_session
 
-__all__ = ["is_local", "local_path_of", "looks_like_a_table", "resolved_address"]
+__all__ = ["is_local", "local_path_of", "looks_like_a_table", "resolved_address", "spark_address"]
 
 _CATALOG = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*){2}")
 _LOCAL = ("file://", "local://")
@@ -37,7 +37,7 @@ def resolved_address(text: str) -> str:
     if separator:  # hdfs:///x leaves its host to Hadoop's configuration
         hostless = scheme in ("hdfs", "viewfs") and rest.startswith("/")
         known = hostless and default_filesystem().startswith(f"{scheme}://")
-        return (qualified_by_session(rest) if known else None) or text.rstrip("/")
+        return (qualified_by_session(rest) if known else None) or _named_as_s3(text.rstrip("/"))
     if _CATALOG.fullmatch(text):
         raise ConfigError(
             f"{text} looks like the name of a table in a catalog, and a path is needed here: write ./{text} if it is a "
@@ -46,7 +46,9 @@ def resolved_address(text: str) -> str:
     whole = qualified_by_session(text)
     if whole is None:
         return os.path.abspath(os.path.expanduser(text))
-    return f"file:///dbfs/{whole.removeprefix('dbfs:/').lstrip('/')}" if whole.startswith("dbfs:/") else whole
+    if whole.startswith("dbfs:/"):
+        return f"file:///dbfs/{whole.removeprefix('dbfs:/').lstrip('/')}"
+    return _named_as_s3(whole)
 
 
 def looks_like_a_table(text: str) -> bool:
@@ -64,6 +66,11 @@ def local_path_of(address: str) -> str:
     return address.removeprefix("file://")
 
 
+def spark_address(address: str) -> str:
+    """A resolved address as Spark takes it: Hadoop's client for S3 has the name ``s3a`` alone."""
+    return re.sub(r"^s3://", "s3a://", address)
+
+
 def _path_behind(text: str, rest: str) -> str:
     if text.startswith("file://") and not rest.startswith(("/", "~")):
         host, slash, path = rest.partition("/")
@@ -73,6 +80,11 @@ def _path_behind(text: str, rest: str) -> str:
             )
         return f"/{path}"
     return rest
+
+
+def _named_as_s3(address: str) -> str:
+    """Hadoop's names of its clients for S3 stand for what everybody else calls ``s3``."""
+    return re.sub(r"^s3[an]://", "s3://", address)
 
 
 def _local(path: str) -> str:

@@ -1,7 +1,8 @@
 """How the driver reaches its filesystems, as a value that travels to ranks and workers.
 
-Enters: fsspec's configuration, and what the session's Hadoop configuration says of HDFS. Leaves: the same settings in
-another process, for the time that it works for this driver. They may hold credentials: no ``repr`` shows them.
+Enters: fsspec's configuration, and what the session's Hadoop configuration says of HDFS and S3. Leaves: the same
+settings in another process, for the time that it works for this driver. They may hold credentials: no ``repr`` shows
+them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.storage.session import hadoop_settings
+from sparkdl.storage.session import hadoop_settings, s3a_settings, s3a_settings_lent, s3a_settings_of
 
 __all__ = ["Configuration"]
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Settings of filesystems, by fsspec's name of the protocol."""
+    """Settings of filesystems.
+
+    Attributes:
+        settings: fsspec's, by its name of the protocol.
+        s3a: Spark's for S3, see ``s3a_settings``.
+    """
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    s3a: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def here(cls) -> Configuration:
@@ -31,11 +38,21 @@ class Configuration:
         hdfs = hadoop_settings()
         if hdfs:
             known["hdfs"] = {**hdfs, **known.get("hdfs", {})}
-        return cls(known)
+        return cls(known, s3a_settings())
+
+    @classmethod
+    def to_come(cls, settings: Mapping[str, str]) -> Configuration:
+        """What a session with these settings will say of S3, for the time until it is there."""
+        return cls(s3a={**s3a_settings(), **s3a_settings_of(settings)})
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Let this process use them during the block, on top of its own."""
+        with s3a_settings_lent(self.s3a), self._fsspec():
+            yield
+
+    @contextmanager
+    def _fsspec(self) -> Iterator[None]:
         if not self.settings:
             yield
             return

@@ -1,20 +1,35 @@
 """How a filesystem that is not this machine's is reached: its package, its options, its name in fsspec.
 
-Enters: a scheme. Leaves: fsspec's filesystem for it, made with the options that the user configured, or one sentence
-that names the package to install.
+Enters: an address. Leaves: fsspec's filesystem for it, made with the options that the user configured, or one sentence
+that names the package to install, or says that nobody answers there. Of S3, ``s3.py`` says who is heard.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from sparkdl.errors import ConfigError, StorageError
-from sparkdl.storage.session import hadoop_settings
+from sparkdl.storage.s3 import S3Access, bucket_of
+from sparkdl.storage.session import connected, hadoop_settings, s3a_settings
 
-__all__ = ["HADOOP", "OBJECT_STORES", "filesystem_of", "options_for", "protocol_of"]
+__all__ = [
+    "HADOOP",
+    "OBJECT_STORES",
+    "check_answers",
+    "check_spark_reaches",
+    "delta_s3_options",
+    "filesystem_of",
+    "options_for",
+    "options_of_delta",
+    "protocol_of",
+]
 
 HADOOP = ("hdfs", "viewfs")
 OBJECT_STORES = ("s3", "gcs", "abfs")
@@ -24,6 +39,8 @@ _SAME_AS = {"s3a": "s3", "s3n": "s3", "gs": "gcs", "wasb": "abfs", "wasbs": "abf
 # the parent has: so that no child lets go of a parent's client, all are kept. Connections to DataNodes are shared all
 # the same: a child that reads within 3 s of its parent waits 60 s, once. Seen with hdfs-native 0.14.
 _kept: dict[tuple[int, str], Any] = {}
+_answered: set[tuple[str, int]] = set()
+_CONNECT_SECONDS, _CONNECT_TRIES = 5.0, 3
 _PACKAGES = {
     "hdfs": ("hdfs_native", "sparkdl[hdfs]"),
     "viewfs": ("hdfs_native", "sparkdl[hdfs]"),
@@ -48,12 +65,97 @@ def protocol_of(uri: str) -> str:
     return protocol
 
 
-def options_for(protocol: str) -> dict[str, Any]:
-    """What fsspec's configuration says of a protocol, for HDFS on top of the session's Hadoop configuration."""
+def options_for(protocol: str, uri: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The options of fsspec's filesystem for an address.
+
+    Args:
+        protocol: fsspec's name of it.
+        uri: the address.
+        given: options that came with the address; None: fsspec's configuration says, and below it the session's Hadoop
+            configuration. For S3 these fill in what is not given, see ``s3.py``.
+
+    Raises:
+        ConfigError: the session's credentials for S3 come from where only Spark can ask.
+    """
+    if protocol == "s3":
+        known = {**_configured(), **(given or {})}
+        return _s3_access(uri, S3Access.of_fsspec(given or {})).to_fsspec(known)
+    if given is not None:
+        return dict(given)
     import fsspec.config
 
     known = dict(fsspec.config.conf.get(protocol, {}))
     return {**hadoop_settings(), **known} if protocol in HADOOP else known
+
+
+def delta_s3_options(uri: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    """The same for S3 in the words of delta-rs, over the options that were given to it.
+
+    Raises:
+        ConfigError: as ``options_for``; or there is no such profile of AWS's files.
+        StorageError: nobody answers at the endpoint.
+    """
+    bucket = bucket_of(uri)
+    access = _s3_access(uri, S3Access.of_delta(given or {}, bucket))
+    check_answers(access.endpoint, uri)
+    return access.to_delta(given or {}, bucket)
+
+
+def options_of_delta(uri: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """What delta-rs was given for an address of S3, in the words of fsspec's client."""
+    return S3Access.of_delta(given, bucket_of(uri)).to_fsspec({})
+
+
+def check_spark_reaches(uri: str) -> None:
+    """Refuse an address of S3 where nobody answers to Spark, whose own client says so after four minutes or more.
+
+    Raises:
+        StorageError: names the endpoint.
+    """
+    if uri.startswith("s3a://") and not connected():  # whose server may be in another network than this process
+        nobody = S3Access(anonymous=True)  # whatever Spark's credentials are: what they are is not for here
+        check_answers(nobody.over_s3a(s3a_settings(), bucket_of(uri)).endpoint, uri)
+
+
+def check_answers(endpoint: str, uri: str) -> None:
+    """Refuse an endpoint where nobody listens: once it has answered, a process takes it for there.
+
+    Clients go on trying for 10 s to several minutes, each in its own way, and a wrong address is the commonest reason.
+
+    Args:
+        endpoint: URL; an empty one, AWS's own, is not tried, and none behind a proxy.
+        uri: what is to be reached, for the message.
+
+    Raises:
+        StorageError: three tries within 15 s failed.
+    """
+    parts = urlsplit(endpoint)
+    place = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
+    if not place[0] or place in _answered or (parts.scheme in getproxies() and not proxy_bypass(place[0])):
+        return
+    for tried in range(_CONNECT_TRIES):
+        try:
+            socket.create_connection(place, _CONNECT_SECONDS).close()
+            _answered.add(place)
+            return
+        except OSError as cause:
+            if tried + 1 == _CONNECT_TRIES:
+                raise StorageError(
+                    f"cannot reach {uri}: nobody answers at {endpoint} ({cause}): check the endpoint "
+                    "(fs.s3a.endpoint of the session, endpoint_url of fsspec, AWS_ENDPOINT_URL) and the network"
+                ) from cause
+            time.sleep(1)
+
+
+def _configured() -> dict[str, Any]:
+    """What fsspec's configuration says of S3, under both of its names."""
+    import fsspec.config
+
+    return {**fsspec.config.conf.get("s3", {}), **fsspec.config.conf.get("s3a", {})}
+
+
+def _s3_access(uri: str, given: S3Access) -> S3Access:
+    return given.over(S3Access.of_fsspec(_configured())).over_s3a(s3a_settings(), bucket_of(uri))
 
 
 def filesystem_of(protocol: str, uri: str, options: Mapping[str, Any]) -> Any:
@@ -75,5 +177,7 @@ def filesystem_of(protocol: str, uri: str, options: Mapping[str, Any]) -> Any:
         files = fsspec.filesystem(protocol, **where, **{**_PATIENCE, **settings})
         _kept[os.getpid(), files._fs_token] = files
         return files
+    if protocol == "s3":
+        check_answers(S3Access.of_fsspec(options).endpoint, uri)
     # without a listing cache, which would hide what other processes write
     return fsspec.filesystem(protocol, **{"use_listings_cache": False, **options})

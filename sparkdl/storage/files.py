@@ -4,8 +4,8 @@ Enters: a URI (``s3://bucket/set``, ``hdfs://host/set``, ``file:///data/set``) o
 Leaves: a ``Storage`` that reads, lists and commits whole files; a failure is a ``StorageError`` that names the remedy.
 
 Local files go through ``os``, everything else through fsspec (S3 needs ``s3fs``, HDFS ``hdfs-native``, Google
-``gcsfs``, Azure ``adlfs``). Credentials and endpoints come from fsspec's configuration or the cloud's environment
-variables; what the driver has in fsspec's configuration travels with a pickled ``Storage``, so that workers need none.
+``gcsfs``, Azure ``adlfs``). Credentials and endpoints come from fsspec's configuration, the cloud's variables or the
+session (``s3.py``); but for variables, what the driver finds travels with a pickled ``Storage``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from sparkdl.errors import ConflictError, StorageError
-from sparkdl.storage.address import is_local, local_path_of, resolved_address
+from sparkdl.storage.address import is_local, local_path_of, resolved_address, spark_address
 from sparkdl.storage.connect import HADOOP, OBJECT_STORES, filesystem_of, options_for, protocol_of
 from sparkdl.storage.failures import http_status, storage_errors
 from sparkdl.storage.local import DurableFile, leads_out, open_regular, resolved
 from sparkdl.storage.names import plain_name
-from sparkdl.storage.remote import Upload, copy_tree, remove
+from sparkdl.storage.remote import Upload, copy_tree, exists, listed, remove
 from sparkdl.storage.sizes import Entry, check_size, entry_of, whole
 
 __all__ = ["TEMPORARY", "Storage"]
@@ -59,7 +59,7 @@ class Storage(ABC):
         if is_local(address):
             return LocalStorage(address)
         protocol = protocol_of(address)
-        return RemoteStorage(address, protocol, dict(options_for(protocol) if options is None else options))
+        return RemoteStorage(address, protocol, options_for(protocol, address, options))
 
     @abstractmethod
     def child(self, name: str) -> Storage:
@@ -82,7 +82,7 @@ class Storage(ABC):
     @property
     def spark_uri(self) -> str:
         """The address as Spark takes it, whatever its default filesystem is."""
-        return self.uri
+        return spark_address(self.uri)
 
     @property
     def renames(self) -> bool:
@@ -315,16 +315,12 @@ class RemoteStorage(Storage):
             return int(self._fs.info(self._path)["size"])
 
     def exists(self) -> bool:
-        with storage_errors(self.uri, "read"), suppress(FileNotFoundError):
-            return bool(self._fs.info(self._path))  # fsspec's own exists() takes every failure for absence
-        return False
+        with storage_errors(self.uri, "read"):
+            return exists(self._fs, self._path)
 
     def list(self) -> list[Entry]:
         with storage_errors(self.uri, "list"):
-            try:
-                found = [entry_of(info) for info in self._fs.ls(self._path, detail=True)]
-            except FileNotFoundError:
-                return []
+            found = [entry_of(info) for info in listed(self._fs, self._path)]
         return sorted((entry for entry in found if entry.name), key=lambda entry: entry.name)
 
     def delete(self, recursive: bool = False) -> None:

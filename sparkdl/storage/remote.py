@@ -1,7 +1,7 @@
 """What fsspec's filesystems do not do as one expects.
 
 Enters: fsspec's open file, or its filesystem and paths. Leaves: a file that a failing block takes back; trees
-copied and removed by their names, whatever characters these hold.
+copied and removed by their names, whatever characters these hold; what is absent told from what cannot be reached.
 """
 
 from __future__ import annotations
@@ -12,7 +12,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Upload", "copy_tree", "remove"]
+from sparkdl.storage.failures import lacks_bucket
+
+__all__ = ["Upload", "copy_tree", "exists", "listed", "remove"]
+
+
+def exists(files: Any, path: str) -> bool:
+    """Whether a name is there; fsspec's own ``exists`` takes every failure for absence, and a missing bucket, too."""
+    try:
+        return bool(files.info(path))
+    except FileNotFoundError as cause:
+        if lacks_bucket(cause):
+            raise
+        return False
+
+
+def listed(files: Any, path: str) -> list[dict[str, Any]]:
+    """What fsspec says of the names in a folder; nothing of a folder that is not there, unless its bucket is not."""
+    try:
+        return list(files.ls(path, detail=True))
+    except FileNotFoundError as cause:
+        if lacks_bucket(cause):
+            raise
+        return []
 
 
 def copy_tree(files: Any, source: str, target: str) -> None:

@@ -1,28 +1,50 @@
-"""What the Spark session of this process says of addresses: which filesystem a plain path means, how HDFS is reached.
+"""What the Spark session of this process says of addresses: what a plain path means, how HDFS and S3 are reached.
 
-Enters: a path without a scheme. Leaves: the whole address that Spark would take for it, and the Hadoop settings that a
-client of HDFS needs. No pyspark is imported: a process that has not imported it has no session, and a plain path means
-this machine.
+Enters: a path without a scheme. Leaves: the whole address that Spark would take for it, and the Hadoop settings that
+clients of HDFS and S3 need. No pyspark is imported: a process that has not imported it has no session, and a plain path
+means this machine.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import socket
 import sys
+import threading
 import uuid
 import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from sparkdl.errors import ConfigError
+from sparkdl.storage.s3 import S3A_SETTINGS
 
-__all__ = ["LOCAL", "default_filesystem", "hadoop_settings", "is_here", "qualified_by_session"]
+__all__ = [
+    "LOCAL",
+    "connected",
+    "default_filesystem",
+    "hadoop_settings",
+    "is_here",
+    "qualified_by_session",
+    "s3a_settings",
+    "s3a_settings_lent",
+    "s3a_settings_of",
+]
 
 LOCAL = "file:///"
 _CLIENT = ("dfs.", "fs.defaultFS", "fs.viewfs.", "ha.", "hadoop.rpc.", "hadoop.security.", "ipc.client.")
 _connect: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _hadoop: weakref.WeakKeyDictionary[Any, _Hadoop] = weakref.WeakKeyDictionary()
+_S3A = "fs.s3a."
+_COUNTS = rf"(bucket\..+\.)?({'|'.join(map(re.escape, S3A_SETTINGS))})"
+_lent: dict[str, str] = {}
+_unlogged = threading.local()
 _parent = os.getpid()  # a forked child holds the parent's socket to the JVM, and must leave it alone
 
 
@@ -89,17 +111,51 @@ def hadoop_settings() -> dict[str, str]:
     return {} if context is None else dict(_hadoop_of(context).settings())
 
 
+def s3a_settings() -> dict[str, str]:
+    """What Spark is told of S3, by names without ``fs.s3a.``; it may hold secrets.
+
+    Of the session's Hadoop configuration, from core-site.xml, ``spark.hadoop.*``, ``spark.conf.set("fs.s3a...")`` and
+    Hadoop's files of credentials alike; of a Spark Connect server, what ``spark.conf`` shows. Where there is no
+    session, what was lent, else what one will find in this machine's ``SPARK_CONF_DIR`` and ``HADOOP_CONF_DIR``.
+    """
+    context = _context()
+    if context is not None:
+        return dict(_hadoop_of(context).s3a())
+    session = _connect_session()
+    if session is not None:
+        return s3a_settings_of(_shown_by_server(session))
+    return dict(_lent) or s3a_settings_of(_on_disk())
+
+
+@contextmanager
+def s3a_settings_lent(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let this process, while it has no session, take these for its session's during the block."""
+    before = dict(_lent)
+    _lent.update(settings)
+    try:
+        yield
+    finally:
+        _lent.clear()
+        _lent.update(before)
+
+
+def connected() -> bool:
+    """Whether the session of this process is one of Spark Connect, whose Hadoop configuration stays on the server."""
+    return _context() is None and _connect_session() is not None
+
+
 class _Hadoop:
     """The Hadoop configuration of one Spark context, which lies in its JVM.
 
     Each question takes a fraction of a millisecond, the settings some. So answers are kept for as long as
-    ``fs.defaultFS`` stays: the one setting that is asked for each time, as a program may change it.
+    ``fs.defaultFS`` stays, or all of ``fs.s3a.``: what is asked for each time, as a program may change it.
     """
 
     def __init__(self, context: Any) -> None:
         self._jvm, self._conf = context._jvm, context._jsc.hadoopConfiguration()
         self._known: tuple[str | None, str] = (LOCAL, LOCAL)
         self._settings: dict[str, str] | None = None
+        self._s3a: tuple[Any, dict[str, str]] = (None, {})
 
     def default(self) -> str:
         """The address of the default filesystem."""
@@ -124,6 +180,32 @@ class _Hadoop:
             self._settings = {} if local and not named else self._dumped()  # a host and a port say all there is
         return self._settings
 
+    def s3a(self) -> dict[str, str]:
+        """What Spark's client of S3 is told, see ``s3a_settings``."""
+        conf = self._conf
+        with suppress(Exception), _not_logged():  # there is a context, and no session yet
+            active = self._jvm.org.apache.spark.sql.classic.SparkSession.active()
+            conf = active.sessionState().newHadoopConf()  # with what was set on the session alone
+        with _not_logged():
+            found = conf.getPropsWithPrefix(_S3A)
+            if self._s3a[0] is None or not found.equals(self._s3a[0]):
+                text = self._jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(found)
+                known = {f"{_S3A}{name}": value for name, value in json.loads(text).items()}
+                self._s3a = found, s3a_settings_of({**known, **self._from_files(conf, known)})
+        return self._s3a[1]
+
+    def _from_files(self, conf: Any, known: Mapping[str, str]) -> dict[str, str]:
+        """Secrets that lie in Hadoop's files of credentials (JCEKS)."""
+        general = "hadoop.security.credential.provider.path"
+        paths = [known.get(f"{_S3A}security.credential.provider.path"), conf.get(general)]
+        if not any(paths):
+            return {}
+        conf = self._jvm.org.apache.hadoop.conf.Configuration(conf)
+        conf.set(general, ",".join(filter(None, paths)))
+        files = self._jvm.org.apache.hadoop.security.alias.CredentialProviderFactory.getProviders(conf)
+        names = {str(name) for file in files for name in file.getAliases() if str(name).startswith(_S3A)}
+        return {name: "".join(conf.getPassword(name)) for name in names}
+
     def _dumped(self) -> dict[str, str]:
         text = self._jvm.java.io.StringWriter()
         self._jvm.org.apache.hadoop.conf.Configuration.dumpConfiguration(self._conf, text)
@@ -133,6 +215,54 @@ class _Hadoop:
             for one in found
             if one["key"].startswith(_CLIENT) and not str(one["resource"]).endswith("-default.xml")
         }
+
+
+def s3a_settings_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of a session's settings that say how S3 is reached; what it was started with has a longer name."""
+    found: dict[str, str] = {}
+    for prefix in (f"spark.hadoop.{_S3A}", _S3A):
+        for name, value in settings.items():
+            setting = name.removeprefix(prefix)
+            if name != setting and re.fullmatch(_COUNTS, setting):
+                found[setting] = value
+    return found
+
+
+def _on_disk() -> dict[str, str]:
+    """What files say to every session that starts here: core-site.xml, spark-defaults.conf."""
+    found: dict[str, str] = {}
+    hadoop = Path(os.environ.get("HADOOP_CONF_DIR", "/nowhere")) / "core-site.xml"
+    spark = Path(os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME', '/nowhere')}/conf")
+    with suppress(OSError, ElementTree.ParseError):
+        for one in ElementTree.parse(hadoop).iter("property"):
+            found[(one.findtext("name") or "").strip()] = (one.findtext("value") or "").strip()
+    with suppress(OSError, UnicodeDecodeError):
+        lines = (spark / "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+        split = (re.split(r"\s*[=:]\s*|\s+", line.strip(), maxsplit=1) for line in lines)
+        found |= {name: value for name, value in (parts for parts in split if len(parts) == 2) if name[:1] not in "#!"}
+    return {name: value for name, value in found.items() if "${" not in value}  # which Hadoop would fill in
+
+
+def _shown_by_server(session: Any) -> dict[str, str]:
+    with suppress(Exception):  # a server may keep its settings to itself
+        return dict(session.conf.getAll)
+    return {}
+
+
+@contextmanager
+def _not_logged() -> Iterator[None]:
+    """Keep what this thread asks the JVM during the block out of py4j's log, which at DEBUG holds every answer."""
+    for name in ("py4j.java_gateway", "py4j.clientserver"):
+        logging.getLogger(name).addFilter(_may_be_logged)
+    _unlogged.by_me = True
+    try:
+        yield
+    finally:
+        _unlogged.by_me = False
+
+
+def _may_be_logged(_: logging.LogRecord) -> bool:
+    return not getattr(_unlogged, "by_me", False)
 
 
 def _hadoop_of(context: Any) -> _Hadoop:

@@ -19,12 +19,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import fsspec.config
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from sparkdl.errors import ConflictError, SchemaError, StorageError
-from sparkdl.storage import RemoteStorage, Storage, options_for
+from sparkdl.storage import (
+    RemoteStorage,
+    Storage,
+    delta_s3_options,
+    one_line,
+    options_for,
+    options_of_delta,
+    store_refuses,
+)
 from sparkdl.tables.engine import AppTransaction
 from sparkdl.tables.features import refused_at_opening
 
@@ -42,12 +49,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_S3_NAMES = {
-    "key": "AWS_ACCESS_KEY_ID",
-    "secret": "AWS_SECRET_ACCESS_KEY",
-    "token": "AWS_SESSION_TOKEN",
-    "endpoint_url": "AWS_ENDPOINT_URL",
-}
+_S3 = ("s3://", "s3a://", "s3n://")
 _PRIMITIVES = (
     *("string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date"),
     *("timestamp", "timestamp_ntz"),
@@ -55,39 +57,30 @@ _PRIMITIVES = (
 
 
 def delta_options(uri: str, options: Mapping[str, str] | None) -> dict[str, str] | None:
-    """The options delta-rs connects with: those given, else what fsspec's configuration says of the same store.
+    """The options delta-rs connects with: those given, and what else the storage room says of the same store.
 
-    So one configuration (fsspec's) serves both the files and the table log of an S3 address; for HDFS it comes with
-    the session's Hadoop configuration.
+    So one configuration serves the files and the log of a table: for S3 fsspec's, the environment's or the session's,
+    in this order; for HDFS what comes with the session's Hadoop configuration.
+
+    Raises:
+        ConfigError: the session's credentials for S3 come from where only Spark can ask.
+        StorageError: nobody answers at the endpoint.
     """
+    if uri.startswith(_S3):
+        return delta_s3_options(uri, options) or None
     if options is None and uri.startswith("hdfs://"):
-        return {name: str(value) for name, value in options_for("hdfs").items()} or None
-    if options is not None or not uri.startswith(("s3://", "s3a://")):
-        return dict(options) if options is not None else None
-    known = fsspec.config.conf.get("s3", {})
-    found = {ours: str(known[theirs]) for theirs, ours in _S3_NAMES.items() if known.get(theirs)}
-    region = known.get("client_kwargs", {}).get("region_name")
-    if region:
-        found["AWS_REGION"] = str(region)
-    if found.get("AWS_ENDPOINT_URL", "").startswith("http://"):
-        found["AWS_ALLOW_HTTP"] = "true"
-    return found or None
+        return {name: str(value) for name, value in options_for("hdfs", uri).items()} or None
+    return dict(options) if options is not None else None
 
 
 def storage_of(uri: str, options: Mapping[str, str] | None) -> Storage:
     """What a user's text means: the files of a table as ``Storage``, reached with the same rights as its log."""
+    if options is not None and uri.startswith(_S3):
+        return Storage.of(uri, options_of_delta(uri, options))
     place = Storage.of(uri)
-    if options is None or not isinstance(place, RemoteStorage):
+    if options is None or not isinstance(place, RemoteStorage) or place.protocol not in ("hdfs", "s3"):
         return place
-    if place.protocol == "hdfs":
-        return replace(place, options=dict(options))
-    if place.protocol != "s3":
-        return place
-    upper = {name.upper(): value for name, value in options.items()}
-    theirs: dict[str, Any] = {name: upper[ours] for name, ours in _S3_NAMES.items() if ours in upper}
-    if "AWS_REGION" in upper:
-        theirs["client_kwargs"] = {"region_name": upper["AWS_REGION"]}
-    return replace(place, options=theirs)
+    return replace(place, options=dict(options)) if place.protocol == "hdfs" else storage_of(place.uri, options)
 
 
 def delta_address(uri: str) -> str:
@@ -101,8 +94,9 @@ def open_table(uri: str, options: Mapping[str, str] | None, version: int | None 
     Raises:
         StorageError: the table cannot be read, or has no such version.
     """
+    known = delta_options(uri, options)
     try:
-        return DeltaTable(delta_address(uri), version=version, storage_options=delta_options(uri, options))
+        return DeltaTable(delta_address(uri), version=version, storage_options=known)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError, ValueError) as cause:
@@ -113,7 +107,8 @@ def open_table(uri: str, options: Mapping[str, str] | None, version: int | None 
                     f"version {version} of the Delta table {uri} does not exist, the newest is {newest.version()}: "
                     "ask for that one or an older one"
                 ) from cause
-        broken = f"the Delta table {uri} cannot be opened: {cause}; check the path and the rights"
+        reason = store_refuses(cause, uri) or f"{one_line(cause)}; check the path and the rights"
+        broken = f"the Delta table {uri} cannot be opened: {reason}"
         raise refused_at_opening(cause, uri) or StorageError(broken) from cause
 
 
@@ -159,7 +154,8 @@ def optimistic(uri: str, attempt: Callable[[], T], *, tries: int = 60) -> T:
         except (DeltaError, OSError) as cause:
             if isinstance(cause, StorageError):
                 raise
-            raise StorageError(f"cannot commit to the Delta table {uri}: {cause}; check rights and space") from cause
+            reason = store_refuses(cause, uri) or f"{one_line(cause)}; check rights and space"
+            raise StorageError(f"cannot commit to the Delta table {uri}: {reason}") from cause
         time.sleep(random.uniform(0.5, 1.0) * min(0.1, 0.002 * 2 ** min(turn, 10)))
     raise ConflictError(
         f"{tries} commits to the Delta table {uri} lost against other writers: let fewer write at once, or try again"

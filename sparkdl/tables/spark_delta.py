@@ -21,6 +21,7 @@ from deltalake.exceptions import CommitFailedError
 from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError, StorageError
+from sparkdl.storage import check_spark_reaches, store_refuses
 from sparkdl.tables.delta import check_same_schema, open_table, optimistic
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
 from sparkdl.tables.record import partition_predicate
@@ -240,6 +241,7 @@ class SparkDelta:
 
     @contextmanager
     def _errors(self, action: str) -> Iterator[None]:
+        check_spark_reaches(self.address)
         try:
             yield
         except SparkdlError:
@@ -270,6 +272,9 @@ class SparkDelta:
             return DataError(f"the Delta table {self.uri} refuses these rows: {first}")
         if condition.startswith(_SCHEMA):
             return SchemaError(f"the Delta table {self.uri} refuses these columns: {first}")
+        refused = store_refuses(error, self.address or "s3a://") if (self.address or "s3a://") in text else ""
+        if refused:  # of the table's own address: rows may come from another one
+            return StorageError(f"cannot {action} the Delta table {self.uri}: {refused}")
         if condition.startswith("DELTA_"):
             return StorageError(f"cannot {action} the Delta table {self.uri}: {first}")
         return None

@@ -34,10 +34,11 @@ def test_a_relative_path_becomes_absolute_once(tmp_path, monkeypatch):
     assert places == [tmp_path / "sets/a", tmp_path / "sets", tmp_path / "sets/t", tmp_path / "registry"]
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/a", "s3a://bucket/a", "hdfs://nn:8020/a", "hdfs:///a", "memory://m/a"])
+@pytest.mark.parametrize("uri", ["s3://bucket/a", "hdfs://nn:8020/a", "hdfs:///a", "memory://m/a"])
 def test_a_scheme_stays(uri):
     for storage in (Storage.of(uri), Storage.of(f"{uri}/"), pickle.loads(pickle.dumps(Storage.of(uri)))):
-        assert storage.uri == storage.spark_uri == uri
+        assert storage.uri == uri
+        assert storage.spark_uri == uri.replace("s3:", "s3a:")  # Spark has no other client for it
     assert Storage.of(uri).child("b").uri == f"{uri}/b"
     assert Storage.of(uri).sibling("b").uri == f"{uri[:-1]}b"
 
