@@ -94,14 +94,14 @@ def test_a_source_that_changes_while_it_is_read_is_refused(spark, shop, monkeypa
     shop.deliver(1, 2, 3)
     sift = ingest.sift
 
-    def delivered_again_after_the_count(*given):
+    def delivered_again_after_the_look(*given):
         frame = pd.read_parquet(shop.rows / "02.parquet")
         pd.concat([frame, frame]).to_parquet(shop.rows / "02.parquet", coerce_timestamps="us")
         return sift(*given)
 
-    monkeypatch.setattr(ingest, "sift", delivered_again_after_the_count)
+    monkeypatch.setattr(ingest, "sift", delivered_again_after_the_look)
     said = refused(shop.context(), spark, DataError)
-    assert "the source changed meanwhile" in said or "02.parquet cannot be read" in said
+    assert "the source changed while it was read: " in said or "02.parquet cannot be read" in said
     assert shop.left() == (None, {})
 
 

@@ -87,11 +87,11 @@ def columns_of(source: Source, look: Look) -> Columns:
     if isinstance(source, DeltaSource) and not looks_like_a_table(source.table):
         return Columns(types={field.name: field.type for field in Table(source.table).schema(look.version)})
     if isinstance(source, ParquetSource):
-        return _of_parquet(look.files)
+        return _of_parquet(list(look.files))
     if isinstance(source, CsvSource):
-        return _of_csv(source, look.files)
+        return _of_csv(source, list(look.files))
     if isinstance(source, JsonSource):
-        return _of_json(source, look.files)
+        return _of_json(source, list(look.files))
     return Columns(types={}, whole=False, why_not="Spark alone knows its columns")
 
 

@@ -30,12 +30,14 @@ from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "MALFORMED",
     "WINDOW",
     "Look",
     "Size",
+    "check_unchanged",
     "frame_of",
     "look_at",
     "read_rows",
@@ -49,6 +51,7 @@ MALFORMED = "_malformed"
 """The column with the text of a row that does not fit its file's columns; null where it does."""
 
 _US_PER_HOUR = 3_600_000_000
+_BYTES_PER_ROW = 100
 _FORM = {"day": r"^\d{4}-\d{2}-\d{2}$", "hour": r"^\d{4}-\d{2}-\d{2}T\d{2}$"}
 _FILES = ParquetSource | CsvSource | JsonSource
 
@@ -67,6 +70,11 @@ class Size:
     rows: int | None = None
     files: tuple[str, ...] = ()
 
+    @property
+    def rows_about(self) -> int:
+        """How many rows there are, guessed from the bytes where no log says it."""
+        return self.bytes // _BYTES_PER_ROW if self.rows is None else self.rows
+
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
@@ -76,7 +84,8 @@ class Look:
         state: a hash that changes whenever the rows may have changed; None where only Spark can tell.
         windows: a hash of what there is for each window, where the layout of files or partitions tells; else None.
         version: of the Delta table that was looked at; None elsewhere.
-        files: addresses of the files that were there, as Spark takes them whatever plain paths mean to it.
+        files: addresses of the files that were there, as Spark takes them whatever plain paths mean to it; of each its
+            bytes, and the time it was last written.
         bytes: of the files, as they are stored; None where only Spark can tell.
         sizes: of each window, or of ``all`` where only the rows tell their windows; empty where only Spark can tell.
     """
@@ -84,7 +93,7 @@ class Look:
     state: str | None
     windows: Mapping[str, str] | None = None
     version: int | None = None
-    files: tuple[str, ...] = ()
+    files: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
     bytes: int | None = None
     sizes: Mapping[str, Size] = field(default_factory=dict)
 
@@ -101,6 +110,21 @@ def look_at(source: Source) -> Look:
     if isinstance(source, _FILES):
         return _look_at_files(source)
     return Look(state=None)
+
+
+def check_unchanged(source: Source, look: Look) -> None:
+    """Refuse what was read if a file is another one than at the look; files that came since are for the next run.
+
+    Raises:
+        DataError: names the first file.
+    """
+    if not look.files:  # a table's version never changes
+        return
+    now = look_at(source).files
+    for place, stamp in look.files.items():
+        if now.get(place) != stamp:
+            what = "is gone" if place not in now else f"has {now[place][0]} bytes instead of {stamp[0]}, or is newer"
+            raise DataError(f"the source changed while it was read: {place} {what}; run again")
 
 
 def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
@@ -209,8 +233,10 @@ def _look_at_files(source: _FILES) -> Look:
         name: Size(bytes=sum(size for _, size in each), files=tuple(uri for uri, _ in each))
         for name, each in grouped.items()
     }
-    places, size = tuple(file.spark_uri for file, *_ in found), sum(size for _, size, _, _ in found)
-    return Look(state=_hash(stamps), windows=windows, files=places, bytes=size, sizes=sizes)
+    files = {file.spark_uri: (size, modified) for file, size, modified, _ in found}
+    return Look(
+        state=_hash(stamps), windows=windows, files=files, bytes=sum(size for size, _ in files.values()), sizes=sizes
+    )
 
 
 def _by_window(stamps: Iterator[tuple[str, list[Any]]]) -> dict[str, str]:
@@ -291,13 +317,21 @@ def _of_files(spark: SparkSession, source: _FILES, look: Look) -> DataFrame:
     options |= {"header": True, **source.options} if form == "csv" else source.options
     reader = reader.format(form).options(**options)
     if source.schema is None:
-        guess = reader.options(inferSchema=True) if form == "csv" else reader
-        schema = guess.load(places).schema
+        schema = (reader.options(inferSchema=True) if form == "csv" else reader).load(places).schema
     else:
-        schema = spark.createDataFrame([], source.schema).schema
+        schema = _declared(source.schema)
     if MALFORMED not in schema.names:
         schema = schema.add(StructField(MALFORMED, StringType(), True))
     return reader.schema(schema).load(places)
+
+
+def _declared(columns: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    declared = StructType.fromDDL(columns)
+    if not isinstance(declared, StructType):
+        raise SchemaError(f"source.schema={columns} is one type: write columns, as in 'id BIGINT, at TIMESTAMP'")
+    return declared
 
 
 def frame_of(what: str, target: str, *given: Any, **arguments: Any) -> DataFrame:

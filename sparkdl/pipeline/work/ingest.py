@@ -7,9 +7,9 @@ Enters: a source, its transform and expectations, and what the ledger knows. Lea
     ledger       one row a window, see ledger.py; committed last
 
 Each due window replaces its own partition and nothing else. The rows pass once: one job judges, writes and counts
-them. An independent count of the source must agree, and every expectation hold, before anything is committed: until
-then nobody sees the files, and they are removed if it is not so. A run that is cut short between the commits leaves
-windows that are due again, and are replaced again.
+them. What entered that job, as Spark counted it where they were read, must come out of it, and every expectation hold,
+before anything is committed: until then nobody sees the files, and they are removed if it is not so. A run that is cut
+short between the commits leaves windows that are due again, and are replaced again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow as pa
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.code import code_hash
+from sparkdl.pipeline.rows.entered import Entered
 from sparkdl.pipeline.rows.expect import (
     DUPLICATE,
     KEPT,
@@ -38,7 +39,15 @@ from sparkdl.pipeline.rows.expect import (
 from sparkdl.pipeline.rows.failures import source_errors
 from sparkdl.pipeline.rows.ledger import Tables, WindowBooks
 from sparkdl.pipeline.rows.sift import QUARANTINE, clean_columns, sift
-from sparkdl.pipeline.rows.source import WINDOW, Look, frame_of, read_rows, source_identity, window_column
+from sparkdl.pipeline.rows.source import (
+    WINDOW,
+    Look,
+    check_unchanged,
+    frame_of,
+    read_rows,
+    source_identity,
+    window_column,
+)
 from sparkdl.pipeline.rows.windows import due
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.context import Context
@@ -132,9 +141,9 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     spec, tables, look, now, again = context.spec, context.tables, context.look, context.now, context.again
     known, source = tables.ledger.windows(), read_rows(spark, spec.source, look)
     todo = due_windows(spec, look, known, now, again)
-    found = dict(look.windows or {})
+    found, rows_of = dict(look.windows or {}), {name: size.rows_about for name, size in look.sizes.items()}
     if todo is None:
-        found = _fingerprints(source)
+        found, rows_of = _fingerprints(source)
         rules = rules_of(spec)
         done = {name: books.fingerprint for name, books in known.items() if books.rules == rules}
         todo = due(found, done, now=now, again=again)
@@ -142,11 +151,12 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     context.file.check_columns(_types(source), None if spec.transform is None else _types(rows))
     if not todo:
         return Ingested(done=(), warned={}, version=-1)
-    return _ingest(spark, spec, tables, rows, {name: found[name] for name in todo}, context.record.run_id)
+    most = max(rows_of.get(name, 0) for name in todo)
+    return _ingest(spark, context, rows, {name: found[name] for name in todo}, most)
 
 
-def _fingerprints(source: DataFrame) -> dict[str, str]:
-    """A hash of the columns and the rows of each window, in one pass over the source."""
+def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
+    """A hash of the columns and the rows of each window, and their number, in one pass over the source."""
     from pyspark.sql import functions as F
 
     columns = [[field.name, field.dataType.simpleString()] for field in source.schema.fields]
@@ -156,7 +166,9 @@ def _fingerprints(source: DataFrame) -> dict[str, str]:
         F.bit_xor(hashed).alias("mixed"),
         F.sum(F.pmod(hashed, F.lit(2**31 - 1))).alias("added"),
     )
-    return {row[WINDOW]: f"{named}.{row['rows']}.{row['mixed']}.{row['added']}" for row in sums.collect()}
+    rows = sums.collect()
+    found = {row[WINDOW]: f"{named}.{row['rows']}.{row['mixed']}.{row['added']}" for row in rows}
+    return found, {row[WINDOW]: row["rows"] for row in rows}
 
 
 def _types(rows: DataFrame) -> dict[str, pa.DataType]:
@@ -173,25 +185,20 @@ def _types(rows: DataFrame) -> dict[str, pa.DataType]:
     return found
 
 
-def _ingest(
-    spark: SparkSession, spec: PipelineSpec, tables: Tables, prepared: DataFrame, todo: Mapping[str, str], run_id: str
-) -> Ingested:
+def _ingest(spark: SparkSession, context: Context, prepared: DataFrame, todo: Mapping[str, str], most: int) -> Ingested:
+    spec, tables = context.spec, context.tables
     taken = sorted({OUTCOME, WARNED, SALT} & set(prepared.columns))
     if taken:
         raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
-    counts = {row[WINDOW]: row["count"] for row in prepared.groupBy(WINDOW).count().collect()}
-    strangers = sorted(set(counts) - set(todo))
-    if strangers:
-        raise DataError(
-            f"the transform moved {counts[strangers[0]]} rows into the window {strangers[0]}, which is not due: change "
-            "the column that says when a row happened in the source, not in the transform"
-        )
     newest = spec.source.time if spec.source.time in prepared.columns else None
-    rows = judged(_gathered(prepared, spec, max(counts.values(), default=0)), spec.expect, spec.source.key, newest)
+    entered = Entered()
+    rows = judged(_gathered(entered.observe(prepared), spec, most), spec.expect, spec.source.key, newest)
     clean, quarantine = _staged(spark, tables, rows, todo)
     try:
         sound, refused, found = sift(rows, clean.task, quarantine.task)
-        _check_counts(todo, counts, found)
+        _check_counts(todo, found)
+        entered.check({name: each.total for name, each in found.items()}, prepared)
+        check_unchanged(spec.source, context.look)
         check_shares(found, spec.expect)
         _check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
         _check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
@@ -207,14 +214,14 @@ def _ingest(
             window=name,
             fingerprint=fingerprint,
             rules=rules,
-            read=counts.get(name, 0),
+            read=found.get(name, nothing).total,
             kept=found.get(name, nothing).rows.get(KEPT, 0),
             quarantined=sum(found.get(name, nothing).quarantined.values()),
             duplicates=found.get(name, nothing).rows.get(DUPLICATE, 0),
             outcomes=found.get(name, nothing).quarantined,
             content=found.get(name, nothing).content,
             version=version,
-            run_id=run_id,
+            run_id=context.record.run_id,
         )
         for name, fingerprint in sorted(todo.items())
     )
@@ -234,7 +241,7 @@ def _gathered(rows: DataFrame, spec: PipelineSpec, most: int) -> DataFrame:
     Args:
         rows: with their window.
         spec: the pipeline.
-        most: rows of the largest window.
+        most: rows of the largest window, about.
     """
     from pyspark.sql import functions as F
 
@@ -296,18 +303,18 @@ def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> Da
     return frame.withColumn(WINDOW, window_column(frame, spec.source))
 
 
-def _check_counts(todo: Mapping[str, str], counts: Mapping[str, int], found: Mapping[str, Outcomes]) -> None:
-    """Refuse rows that were lost or multiplied between two readings, and windows without a sound row."""
-    for name in sorted({*todo, *found}):
-        judged_rows = found[name].total if name in found else 0
-        if counts.get(name, 0) != judged_rows:
+def _check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> None:
+    """Refuse windows that are not due, and windows without a sound row."""
+    strangers = sorted(set(found) - set(todo), key=str)
+    if strangers:
+        raise DataError(
+            f"the transform moved {found[strangers[0]].total} rows into the window {strangers[0]}, which is not due: "
+            "change the column that says when a row happened in the source, not in the transform"
+        )
+    for name, outcomes in found.items():
+        if not outcomes.rows.get(KEPT) and name != "none":
+            reason, rows = max(outcomes.quarantined.items(), key=lambda item: item[1])
             raise DataError(
-                f"window {name} had {counts.get(name, 0)} rows when they were counted and {judged_rows} when they "
-                "were judged: the source changed meanwhile, or the transform is not the same twice; run again"
-            )
-        if judged_rows and not found[name].rows.get(KEPT) and name != "none":
-            reason, rows = max(found[name].quarantined.items(), key=lambda item: item[1])
-            raise DataError(
-                f"all {judged_rows} rows of window {name} are refused, {rows} of them for {reason!r}: deliver the "
+                f"all {outcomes.total} rows of window {name} are refused, {rows} of them for {reason!r}: deliver the "
                 "window again, or correct the expectation"
             )
