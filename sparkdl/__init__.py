@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparkdl.estimator.horovod.runners import HorovodRunner, TorchDistributor, log_to_driver
     from sparkdl.estimator.model import TorchModel
     from sparkdl.estimator.registered import ModelRegistry, load_model
+    from sparkdl.estimator.score_table import score_table
     from sparkdl.estimator.store import Store
     from sparkdl.models.trust import allow_imports, allow_pickle
     from sparkdl.pipeline.pipeline import Pipeline
@@ -36,6 +37,7 @@ __all__ = [
     "log_to_driver",
     "run",
     "run_on_dataframe",
+    "score_table",
     "write_shards",
 ]
 
@@ -54,6 +56,7 @@ _HOMES = {
     "log_to_driver": "estimator.horovod.runners",
     "run": "runner",
     "run_on_dataframe": "runner",
+    "score_table": "estimator.score_table",
     "write_shards": "shards.write",
 }
 

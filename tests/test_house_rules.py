@@ -45,6 +45,8 @@ PYSPARK = {
     "launch.daemon",
     "launch.rank.resources",
     "scoring.score",
+    "scoring.score_table",
+    "scoring.transport",
     "tables.delta_rs",
     "tables.engine",
     "tables.reading",

@@ -20,6 +20,7 @@ schema of shard files, and views of the blocks of shard files as numpy arrays.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +127,7 @@ def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None)
     return {"dtype": number}
 
 
+@functools.lru_cache(maxsize=256)
 def number_dtype(kind: pa.DataType) -> str | None:
     """The dtype of a tensor of numbers of an Arrow type; None if it holds no plain numbers."""
     if pa.types.is_decimal(kind):

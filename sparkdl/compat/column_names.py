@@ -13,9 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["named_columns"]
+__all__ = ["Task", "named_columns"]
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What ``mapInArrow`` takes."""
 
 
 def named_columns(frame: Any, task: Task) -> tuple[Any, Task]:

@@ -24,7 +24,7 @@ from sparkdl.estimator.inputs.signature import signature_for
 from sparkdl.estimator.outputs import OutputSpec
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.params.spec import MODEL_SPECS
-from sparkdl.estimator.prediction_columns import meanings_of, wanted_columns
+from sparkdl.estimator.prediction_columns import Wanted, meanings_of, wanted_columns
 from sparkdl.estimator.publishing import COLUMNS, plain_epochs, publish_bundle, write_bundle
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
@@ -205,6 +205,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return dict(self._origin)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        return score_frame(dataset, *self._asked(dataset))
+
+    def _asked(self, dataset: DataFrame) -> tuple[Published, list[Wanted], int, Features | None]:
+        """Where workers find the model, which columns it gives, rows of a batch, and its features."""
         check_conflicts(self)
         if self._features is not None and self._signature is None:
             raise ConfigError(
@@ -218,8 +222,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             if outputs not in self._published:
                 model, home = self.getModel(), self._home
                 self._published[outputs] = publish(model, signature, outputs, dataset.sparkSession, home)
-            published, batch_rows = self._published[outputs], self.getOrDefault("transform_batch_size")
-        return score_frame(dataset, published, wanted, batch_rows, self._features)
+            return self._published[outputs], wanted, self.getOrDefault("transform_batch_size"), self._features
 
     def _known_meanings(self, signature: Signature) -> Mapping[str, Meaning] | None:
         given = self._loss_constructors or self._loss

@@ -31,11 +31,11 @@ from sparkdl.models.signature import Signature, TensorField
 from sparkdl.models.trust import never
 from sparkdl.scoring.models import WithFeatures
 from sparkdl.scoring.rows import score_rows
-from sparkdl.scoring.score import score
+from sparkdl.scoring.score import Predictor, score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.storage import Storage
 
-__all__ = ["Published", "predict_rows", "publish", "score_frame"]
+__all__ = ["Published", "predict_rows", "predictor_of", "publish", "score_frame"]
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,24 @@ def score_frame(
         return scored
     turned = {one.column: array_to_vector(F.col(quoted(one.column))) for one in wanted if one.vector}
     return scored.withColumns(turned)
+
+
+def predictor_of(
+    published: Published,
+    wanted: Sequence[Wanted],
+    batch_rows: int,
+    features: Features | None,
+    config: ScoreConfig | None = None,
+) -> Predictor:
+    """The model as scoring takes it; its columns of several numbers are arrays, which tables hold."""
+    return Predictor(
+        model=published.source if features is None else WithFeatures(published.source, features),
+        signature=published.signature,
+        output_columns=[one.column for one in wanted],
+        config=config or ScoreConfig(batch_rows=batch_rows),
+        allow_pickle=True,
+        trusted=published.trusted,
+    )
 
 
 def _check_free(wanted: Sequence[Wanted], columns: Iterable[str], *, cases: bool) -> None:

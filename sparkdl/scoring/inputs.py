@@ -138,8 +138,9 @@ def _missing(found: Sequence[Matrix]) -> Array | None:
 def _side_by_side(plan: InputPlan, parts: Sequence[Matrix]) -> Matrix:
     """The parts in the input's dtype, as one matrix."""
     found = [_cast(part, one, plan.field.dtype) for part, one in zip(plan.parts, parts, strict=True)]
-    if len(found) == 1:
-        return found[0]
+    if len(found) == 1:  # a matrix of its own, as several side by side are: the model may write into it
+        same = found[0].values is parts[0].values
+        return replace(found[0], values=found[0].values.copy()) if same else found[0]
     values = np.concatenate([one.values for one in found], axis=1)
     missing = _missing(found)
     if missing is None:
@@ -151,7 +152,7 @@ def _side_by_side(plan: InputPlan, parts: Sequence[Matrix]) -> Matrix:
 def _cast(part: Part, matrix: Matrix, dtype: str) -> Matrix:
     """The part in its tensor's dtype, as training cast it: each column from its own type, and never a wrong number."""
     values = cast_columns(matrix.values, "float32" if dtype == "bfloat16" else dtype, part.names)
-    return replace(matrix, values=values.copy() if values is matrix.values else values)
+    return matrix if values is matrix.values else replace(matrix, values=values)
 
 
 def _tensor(plan: InputPlan, matrix: Matrix, nulls: str) -> torch.Tensor:

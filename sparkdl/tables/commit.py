@@ -30,9 +30,9 @@ from sparkdl.tables.features import check_writable
 from sparkdl.tables.parquet import FileRow, partition_text
 from sparkdl.tables.record import Filter, Partition, TableFile, commit_facts, partition_predicate, removal_filter
 
-__all__ = ["WritePlan", "active_files", "has_committed"]
+__all__ = ["PARTITION_TYPES", "WritePlan", "active_files", "files_of", "has_committed"]
 
-_PARTITION_TYPES = ("string", "long", "integer", "short", "byte", "date", "boolean")
+PARTITION_TYPES = ("string", "long", "integer", "short", "byte", "date", "boolean")
 
 
 def has_committed(table: DeltaTable, transaction: AppTransaction | None) -> bool:
@@ -45,8 +45,11 @@ def has_committed(table: DeltaTable, transaction: AppTransaction | None) -> bool
 
 def active_files(table: DeltaTable) -> list[TableFile]:
     """The files of this version."""
-    actions = pa.table(table.get_add_actions())
-    names = table.metadata().partition_columns
+    return files_of(pa.table(table.get_add_actions()), table.metadata().partition_columns)
+
+
+def files_of(actions: pa.Table, names: Sequence[str]) -> list[TableFile]:
+    """The files of a version's actions, in their order; ``names`` are the table's partition columns."""
     partitions = actions.column("partition").to_pylist() if names else [{}] * actions.num_rows
     told = "num_records" in actions.schema.names
     rows = actions.column("num_records").to_pylist() if told else [None] * actions.num_rows
@@ -165,18 +168,17 @@ class WritePlan:
             added=files,
             removed=removed,
         )
-        return commit_properties(
-            self.request.transaction, **facts, **{"sparkdl.write": write_id, "sparkdl.mode": self.request.mode}
-        )
+        own = {"sparkdl.write": write_id, "sparkdl.mode": self.request.mode}
+        return commit_properties(self.request.transaction, **{**self.request.metadata, **facts, **own})
 
     def _check_partition_columns(self, layout: Sequence[str]) -> None:
         types = {field["name"]: field["type"] for field in json.loads(self.schema.to_json())["fields"]}
         for name in layout:
             if name not in types:
                 raise SchemaError(f"partition column {name!r} is not among {sorted(types)}: name one of these")
-            if types[name] not in _PARTITION_TYPES:
+            if types[name] not in PARTITION_TYPES:
                 raise SchemaError(
-                    f"partition column {name!r} has the type {types[name]}, only {list(_PARTITION_TYPES)} can "
+                    f"partition column {name!r} has the type {types[name]}, only {list(PARTITION_TYPES)} can "
                     "partition: derive a date or a number from it"
                 )
         if layout and len(layout) == len(types):

@@ -18,7 +18,6 @@ from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.compat.column_names import named_columns
-from sparkdl.compat.spark_errors import task_errors
 from sparkdl.errors import ConflictError, StorageError
 from sparkdl.storage import Storage, check_places
 from sparkdl.tables.commit import WritePlan, active_files, has_committed
@@ -34,9 +33,10 @@ from sparkdl.tables.delta import (
 )
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
 from sparkdl.tables.features import check_readable, check_scannable, check_writable
-from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask
+from sparkdl.tables.parquet import WriteTask
 from sparkdl.tables.reading import frame_of_files, spark_address
 from sparkdl.tables.record import TableFile
+from sparkdl.tables.scan.plan import TableScan, Where, scan_of
 from sparkdl.tables.staged import StagedWrite
 from sparkdl.tables.vacuum import orphans
 
@@ -106,6 +106,10 @@ class DeltaRs:
         check_readable(table, self.uri)
         return frame_of_files(spark, table, spark_address(self.root.spark_uri))
 
+    def scan(self, where: Where, version: int | None = None) -> TableScan:
+        """The files of a version that can hold rows of interest."""
+        return scan_of(self._open(version), self.root, where)
+
     def write(self, frame: DataFrame, request: WriteRequest) -> WriteResult:
         """One commit of files that Spark's tasks write; nothing is left of one that fails."""
         before = open_table(self.uri, self.options)
@@ -113,14 +117,7 @@ class DeltaRs:
             return WriteResult(version=before.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
         staged = self.stage(frame.schema.json(), request)
         check_places({"table": self.root}, frame.sparkSession)
-        try:
-            with task_errors():
-                plain, named = named_columns(frame, staged.task)
-                files = [FileRow(*row) for row in plain.mapInArrow(named, FILE_ROW_DDL).collect()]
-        except BaseException:  # a task failed for good: remove what the others wrote
-            staged.abandon()
-            raise
-        return staged.commit(files)
+        return staged.run(*named_columns(frame, staged.task))
 
     def stage(self, schema: str, request: WriteRequest) -> StagedWrite:
         """The first half of a write: the caller lets tasks write files, then commits or abandons them."""

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
@@ -67,6 +67,7 @@ class WriteRequest:
         transaction: identity of the piece of work.
         overwrite_schema: whether ``"overwrite"`` may change the columns.
         compression: Parquet codec.
+        metadata: JSON-able facts for the commit's entry in the history.
     """
 
     mode: str
@@ -75,6 +76,7 @@ class WriteRequest:
     transaction: AppTransaction | None = None
     overwrite_schema: bool = False
     compression: str = "snappy"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(

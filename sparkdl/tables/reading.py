@@ -27,7 +27,7 @@ from sparkdl.tables.record import TableFile
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["frame_of_files", "spark_address"]
+__all__ = ["deletion_vectors", "frame_of_files", "physical_names", "spark_address"]
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -49,11 +49,11 @@ def frame_of_files(spark: SparkSession, table: DeltaTable, root: str) -> DataFra
     from pyspark.sql.types import StructType
 
     logical = json.loads(table.schema().to_json())
-    physical = _physical(logical)
+    physical = physical_names(logical)
     target, stored = StructType.fromJson(logical), StructType.fromJson(physical)
     names = dict(zip(target.names, stored.names, strict=True))
     layout = table.metadata().partition_columns
-    vectors = {_address(root, path): words for path, words in _vectors(table).items()}
+    vectors = {_address(root, path): words for path, words in deletion_vectors(table).items()}
     files = {_address(root, file.path): file for file in active_files(table)}
     lost = vectors.keys() - files.keys()
     if lost:
@@ -126,8 +126,8 @@ def _facts(
     return spark.createDataFrame(rows)
 
 
-def _vectors(table: DeltaTable) -> dict[str, Words]:
-    """For each file with a deletion vector a bit a row, 64 to a number, set where the row is deleted."""
+def deletion_vectors(table: DeltaTable) -> dict[str, Words]:
+    """By path, for each file with a deletion vector, a bit a row, 64 to a number, set where the row is deleted."""
     home = unquote(str(table.table_uri)).removeprefix("file://").rstrip("/") + "/"
     if not holds_deletion_vectors(table):
         return {}
@@ -143,16 +143,16 @@ def _vectors(table: DeltaTable) -> dict[str, Words]:
     return found
 
 
-def _physical(kind: Any) -> Any:
+def physical_names(kind: Any) -> Any:
     """A type with the names that files have: where the table maps none, its own."""
     if not isinstance(kind, dict):
         return kind
-    found = {name: _physical(value) for name, value in kind.items()}
+    found = {name: physical_names(value) for name, value in kind.items()}
     if kind["type"] == "struct":
         found["fields"] = [
             {
                 "name": field.get("metadata", {}).get("delta.columnMapping.physicalName", field["name"]),
-                "type": _physical(field["type"]),
+                "type": physical_names(field["type"]),
                 "nullable": field["nullable"],
                 "metadata": {},
             }

@@ -142,13 +142,16 @@ class SparkDelta:
                 f"expected_version is given for {self.uri}, and Spark's Delta writes it, which appends to whatever "
                 "version is the newest: give the table's address and engine='delta-rs'"
             )
-        frame, request = self.spark.createDataFrame(rows), WriteRequest(mode="append", transaction=transaction)
+        frame, request = (
+            self.spark.createDataFrame(rows),
+            WriteRequest(mode="append", transaction=transaction, metadata=metadata or {}),
+        )
         write_id = uuid.uuid4().hex[:12]
         options = {"mergeSchema": "true"} if new_columns else {}
         created = not self.exists()
         if not new_columns and not created:
             self._check_columns(frame.schema.json(), self._detail())
-        optimistic(self.uri, lambda: self._save(frame, request, (), options, write_id, "append", metadata), tries=5)
+        optimistic(self.uri, lambda: self._save(frame, request, (), options, write_id, "append"), tries=5)
         return self._result(write_id, created=created).version
 
     def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
@@ -211,9 +214,8 @@ class SparkDelta:
         options: Mapping[str, str],
         write_id: str,
         mode: str,
-        metadata: Mapping[str, str] | None = None,
     ) -> None:
-        facts = {**(metadata or {}), "sparkdl.write": write_id, "sparkdl.mode": request.mode}
+        facts = {**request.metadata, "sparkdl.write": write_id, "sparkdl.mode": request.mode}
         writer: DataFrameWriter = frame.write.format("delta").mode(mode).options(**options)
         writer = writer.option("userMetadata", json.dumps(facts)).option("compression", request.compression)
         if request.transaction is not None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from sparkdl.compat.column_names import Task
+from sparkdl.compat.spark_errors import task_errors
 from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError
 from sparkdl.storage import Storage
 from sparkdl.tables.commit import WritePlan
 from sparkdl.tables.delta import optimistic
 from sparkdl.tables.engine import WriteResult
-from sparkdl.tables.parquet import FileRow, WriteTask
+from sparkdl.tables.parquet import FILE_ROW_DDL, FileRow, WriteTask
 from sparkdl.tables.vacuum import written_by
 
 __all__ = ["StagedWrite"]
@@ -34,6 +37,24 @@ class StagedWrite:
     root: Storage
     plan: WritePlan
     task: WriteTask
+
+    def run(self, frame: Any, task: Task) -> WriteResult:
+        """Let the tasks of a frame write, then commit what they wrote; if one fails for good, nothing is left.
+
+        Args:
+            frame: a Spark DataFrame; each of its partitions is the input of a task.
+            task: for ``mapInArrow``: takes batches of the frame, hands them or others to ``self.task``.
+
+        Raises:
+            SparkdlError: as ``commit``, and what a task raised.
+        """
+        try:
+            with task_errors():
+                files = [FileRow(*row) for row in frame.mapInArrow(task, FILE_ROW_DDL).collect()]
+        except BaseException:  # a task failed for good: remove what the others wrote
+            self.abandon()
+            raise
+        return self.commit(files)
 
     def commit(self, files: Sequence[FileRow]) -> WriteResult:
         """Make the files that the tasks have written the table's, in one commit; if it is refused, remove them.

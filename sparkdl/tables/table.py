@@ -35,6 +35,7 @@ from sparkdl.tables.engine import (
 from sparkdl.tables.parquet import partition_text
 from sparkdl.tables.reading import spark_address
 from sparkdl.tables.record import TableFile
+from sparkdl.tables.scan.plan import TableScan, Where
 from sparkdl.tables.spark_delta import SparkDelta
 from sparkdl.tables.staged import StagedWrite
 
@@ -183,6 +184,24 @@ class Table:
         """
         return self._engine(spark).read(spark, version)
 
+    def scan(self, where: Where = (), version: int | None = None) -> TableScan:
+        """Find the files of a version that can hold rows of interest, for workers that read them themselves.
+
+        Args:
+            where: ``[("day", ">=", "2026-03-01"), ...]``, all of which a row must meet, see ``tables/scan``.
+            version: the newest by default; it is pinned when this is called.
+
+        Raises:
+            ConfigError: the table has a name only, or ``where`` is no list of conditions.
+            SchemaError: ``where`` names a column that the table has not.
+            StorageError: there is no such table or version, or it has features that only Spark reads.
+        """
+        return self._address.scan(where, version)
+
+    def can_stage(self, spark: SparkSession) -> bool:
+        """Whether ``stage`` is for this table in a session: not where Spark's Delta writes it."""
+        return isinstance(self._engine(spark), DeltaRs)
+
     def write(
         self,
         frame: DataFrame,
@@ -193,6 +212,7 @@ class Table:
         transaction: AppTransaction | None = None,
         overwrite_schema: bool = False,
         compression: str = "snappy",
+        metadata: Mapping[str, Any] | None = None,
     ) -> WriteResult:
         """Write a DataFrame as one commit; nothing of it is visible before, and nothing if it fails.
 
@@ -205,6 +225,7 @@ class Table:
             transaction: the identity of this piece of work: if it has committed before, nothing happens.
             overwrite_schema: with ``mode="overwrite"``, let the rows change the table's columns.
             compression: Parquet codec: ``"snappy"``, ``"zstd"``, ``"lz4"`` or ``"none"``.
+            metadata: JSON-able facts for the commit's entry in the history.
 
         Raises:
             SchemaError: the columns are not the table's, or of a type that Delta cannot hold.
@@ -212,7 +233,7 @@ class Table:
             ConflictError: other writers committed first, again and again.
             StorageError: the place cannot be written, or the table has features that this writer would break.
         """
-        request = _request(mode, partition_by, partitions, transaction, overwrite_schema, compression)
+        request = _request(mode, partition_by, partitions, transaction, overwrite_schema, compression, metadata)
         return self._engine(frame.sparkSession).write(frame, request)
 
     def stage(
@@ -225,6 +246,7 @@ class Table:
         transaction: AppTransaction | None = None,
         overwrite_schema: bool = False,
         compression: str = "snappy",
+        metadata: Mapping[str, Any] | None = None,
     ) -> StagedWrite:
         """Begin what ``write`` does as a whole: the caller lets tasks write files, then commits or abandons them.
 
@@ -238,13 +260,14 @@ class Table:
             transaction: see there.
             overwrite_schema: see there.
             compression: see there.
+            metadata: see there.
 
         Raises:
             ConfigError: the table has a name only.
             SchemaError: the columns are not the table's, or of a type that Delta cannot hold.
             StorageError: the table has features that this writer would break.
         """
-        request = _request(mode, partition_by, partitions, transaction, overwrite_schema, compression)
+        request = _request(mode, partition_by, partitions, transaction, overwrite_schema, compression, metadata)
         return self._address.stage(schema, request)
 
     def append(
@@ -336,6 +359,7 @@ def _request(
     transaction: AppTransaction | None,
     overwrite_schema: bool,
     compression: str,
+    metadata: Mapping[str, Any] | None,
 ) -> WriteRequest:
     named = None if partitions is None else tuple(_as_text(partition) for partition in partitions)
     return WriteRequest(
@@ -345,6 +369,7 @@ def _request(
         transaction=transaction,
         overwrite_schema=overwrite_schema,
         compression=compression,
+        metadata=metadata or {},
     )
 
 

@@ -1,0 +1,191 @@
+"""Which files of a version have to be read, and which worker reads which part of them: from the log alone.
+
+Enters: an open table, ``where``. Leaves: the files that can hold rows of interest, by the values of their partition and
+by their statistics, and for given columns the task that reads them. No Spark, and no file is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from sparkdl.errors import StorageError
+from sparkdl.storage import Storage
+from sparkdl.tables.commit import PARTITION_TYPES, files_of
+from sparkdl.tables.features import check_readable, maps_columns
+from sparkdl.tables.reading import deletion_vectors, physical_names
+from sparkdl.tables.record import TableFile
+from sparkdl.tables.scan.conditions import Condition, conditions_of
+from sparkdl.tables.scan.read import FilePart, ScanTask
+
+__all__ = ["TableScan", "Where", "scan_of", "shares_of"]
+
+Where = Sequence[tuple[str, str, Any]]
+"""``(column, operator, value)`` each, see ``conditions.py``; all of them must hold."""
+
+_LARGEST_SHARE, _SMALLEST_SHARE = 128 << 20, 4 << 20  # bytes of files that one task reads
+_OPENING = 1 << 20  # what opening a file costs, in bytes that could be read meanwhile
+_SHARES_A_SLOT = 3  # so that slots which are done early find something more to do
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableScan:
+    """A version of a table, and those of its files that can hold rows of interest.
+
+    Attributes:
+        root: the table's folder.
+        version: that is read.
+        schema_json: of the table, as Spark's ``StructType.fromJson`` takes it.
+        schema: the same in Arrow's types.
+        names: of the columns in the files, by those of the table.
+        layout: the partition columns.
+        maps: whether the table maps columns, and fields inside of them, to other names.
+        where: what rows have to meet, beyond what is true for whole files.
+        files: that have to be read.
+        skipped: how many others the version has.
+        deleted: by path, which rows of a file are deleted, see ``FilePart``.
+    """
+
+    root: Storage
+    version: int
+    schema_json: str
+    schema: pa.Schema
+    names: Mapping[str, str]
+    layout: tuple[str, ...]
+    maps: bool
+    where: tuple[Condition, ...]
+    files: tuple[TableFile, ...]
+    skipped: int
+    deleted: Mapping[str, bytes] = field(repr=False)
+
+    def task(self, columns: Sequence[str], *, slots: int, batch_rows: int) -> ScanTask:
+        """What workers do to read these columns.
+
+        Args:
+            columns: of the table.
+            slots: how many tasks run at once.
+            batch_rows: rows of a batch; this bounds a task's memory.
+
+        Raises:
+            StorageError: the table maps fields inside of a column, which this reader does not follow.
+        """
+        inside = [name for name in columns if self.maps and pa.types.is_nested(self.schema.field(name).type)]
+        if inside:
+            raise StorageError(f"the Delta table {self.root.uri} maps what is inside of the columns {inside}")
+        return ScanTask(
+            root=self.root,
+            schema=pa.schema([self.schema.field(name) for name in columns]),
+            names=self.names,
+            layout=self.layout,
+            where=self.where,
+            batch_rows=batch_rows,
+            shares=shares_of(self.files, self.deleted, slots),
+        )
+
+
+def scan_of(table: DeltaTable, root: Storage, where: Where) -> TableScan:
+    """Find the files of an open table that can hold rows for which ``where`` is true.
+
+    Raises:
+        ConfigError: ``where`` is no list of conditions, or compares values of different types.
+        SchemaError: it names a column that the table has not.
+        StorageError: the table has features that this reader does not know.
+    """
+    check_readable(table, root.uri)
+    logical = json.loads(table.schema().to_json())
+    arrow = pa.schema(table.schema().to_arrow())
+    schema = pa.schema([(one.name, one.type) for one in arrow])
+    physical = [one["name"] for one in physical_names(logical)["fields"]]
+    names = dict(zip(schema.names, physical, strict=True))
+    layout = tuple(table.metadata().partition_columns)
+    conditions = conditions_of(where, schema)
+    actions = pa.table(table.get_add_actions())
+    files = files_of(actions, layout)
+    _check_known(root.uri, logical, layout, conditions, files)
+    needed = pa.array([True] * len(files))
+    for one in conditions:
+        if one.column in layout:
+            texts = pa.array([file.partition[one.column] for file in files], pa.string())
+            met = one.mask(texts.cast(schema.field(one.column).type))
+        else:
+            met = one.possible(*(_statistics(actions, what, names[one.column]) for what in ("min", "max")))
+        needed = pc.and_(needed, met)
+    kept = tuple(file for file, wanted in zip(files, needed.to_pylist(), strict=True) if wanted)
+    read = {file.path for file in kept}
+    return TableScan(
+        root=root,
+        version=table.version(),
+        schema_json=json.dumps(logical),
+        schema=schema,
+        names=names,
+        layout=layout,
+        maps=maps_columns(table) is not None,
+        where=tuple(one for one in conditions if one.column not in layout),
+        files=tuple(sorted(kept, key=lambda file: (str(file.partition), file.path))),
+        skipped=len(files) - len(kept),
+        deleted={
+            path: zlib.compress(words.tobytes()) for path, words in deletion_vectors(table).items() if path in read
+        },
+    )
+
+
+def shares_of(files: Sequence[TableFile], deleted: Mapping[str, bytes], slots: int) -> tuple[tuple[FilePart, ...], ...]:
+    """Share out files among tasks, large ones in parts, so that each task has about as much to read.
+
+    Args:
+        files: neighbours stay together where they can.
+        deleted: see ``FilePart``, by path.
+        slots: how many tasks run at once.
+    """
+    whole = sum(file.bytes + _OPENING for file in files)
+    limit = min(_LARGEST_SHARE, max(_SMALLEST_SHARE, whole // (slots * _SHARES_A_SLOT)))
+    found: list[list[FilePart]] = []
+    room = 0
+    for file in files:
+        step = math.ceil(file.bytes / math.ceil(file.bytes / limit))
+        for start in range(0, file.bytes, step):
+            end = min(start + step, file.bytes)
+            cost = end - start + _OPENING
+            if not found or cost > room:
+                found.append([])
+                room = limit + _OPENING
+            found[-1].append(FilePart(file.path, file.bytes, start, end, file.partition, deleted.get(file.path)))
+            room -= cost
+    return tuple(map(tuple, found))
+
+
+def _statistics(actions: pa.Table, what: str, column: str) -> pa.Array:
+    """The least or the greatest value of a column in each file; null where the log does not tell."""
+    found = actions.column(what).combine_chunks() if what in actions.schema.names else None
+    if found is None or found.type.get_field_index(column) < 0:
+        return pa.nulls(actions.num_rows)
+    return found.field(column) if not found.null_count else pc.struct_field(found, column)
+
+
+def _check_known(
+    uri: str,
+    schema: Mapping[str, Any],
+    layout: Sequence[str],
+    conditions: Sequence[Condition],
+    files: Sequence[TableFile],
+) -> None:
+    """Refuse what only Spark reads or compares right."""
+    fields = {one["name"]: one for one in schema["fields"]}
+    odd = [name for name in layout if fields[name]["type"] not in PARTITION_TYPES]
+    if odd:
+        kinds = [fields[name]["type"] for name in odd]
+        raise StorageError(f"the Delta table {uri} is partitioned by {odd} of {kinds}, whose texts differ by writer")
+    collated = [one.column for one in conditions if "__COLLATIONS" in fields[one.column].get("metadata", {})]
+    if collated:
+        raise StorageError(f"the Delta table {uri} has the columns {collated} with an order of their own (collation)")
+    outside = next((file.path for file in files if "://" in file.path or file.path.startswith("/")), None)
+    if outside is not None:
+        raise StorageError(f"the Delta table {uri} names the file {outside}, which does not lie in its folder")

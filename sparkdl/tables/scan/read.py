@@ -1,0 +1,214 @@
+"""A worker's share of a table: parts of files in, record batches out, in the types of the table.
+
+Enters: numbers of shares, as Spark's tasks get them. Leaves: batches of the wanted columns, without rows that are
+deleted or that ``where`` does not hold for. A task holds one batch, and of remote files what it reads of one row group.
+No Spark, no torch: the function runs inside a Spark worker, and in a test without one.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparkdl.compat.quick_ack import promptly
+from sparkdl.errors import DataError, SchemaError
+from sparkdl.storage import Storage, storage_errors
+from sparkdl.tables.record import Partition
+from sparkdl.tables.scan.conditions import Condition
+
+__all__ = ["FilePart", "ScanTask"]
+
+_BUFFER, _BUFFERS = 256 << 10, 16 << 20  # bytes of a column that are read at once, and of all columns together
+_OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Some row groups of a file: those that begin in a range of its bytes.
+
+    Attributes:
+        path: below the table's folder.
+        size: of the whole file, bytes.
+        start: where the range begins.
+        end: where it ends, exclusive.
+        partition: its values as the log spells them.
+        deleted: a bit for each row of the whole file, least significant first, set where it is deleted; compressed by
+            zlib, and None where none is. Rows beyond its end are not deleted.
+    """
+
+    path: str
+    size: int
+    start: int
+    end: int
+    partition: Partition
+    deleted: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanTask:
+    """The function that every task of a scan runs.
+
+    Attributes:
+        root: the table's folder.
+        schema: of the batches that leave.
+        names: of the columns in the files, by those of the table.
+        layout: the partition columns, which the files need not hold.
+        where: what rows have to meet.
+        batch_rows: most rows of a batch.
+        shares: what each task reads, by its number.
+    """
+
+    root: Storage
+    schema: pa.Schema
+    names: Mapping[str, str]
+    layout: tuple[str, ...]
+    where: tuple[Condition, ...]
+    batch_rows: int
+    shares: tuple[tuple[FilePart, ...], ...]
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the shares whose numbers come in the first column.
+
+        Raises:
+            StorageError: a file cannot be read.
+            SchemaError: a file holds a column in a type that is not the table's.
+        """
+        for batch in promptly(numbers):
+            for number in batch.column(0).to_pylist():
+                for part in self.shares[number] if number < len(self.shares) else ():
+                    yield from self.read(part)
+
+    def read(self, part: FilePart) -> Iterator[pa.RecordBatch]:
+        """Read one part of a file."""
+        file = self.root.child(part.path)
+        with storage_errors(file.uri, "read"), _opened(file, part.size, len(self.schema) + len(self.where)) as parquet:
+            stored = self._stored(file.uri, parquet)
+            first = 0
+            for number in range(parquet.metadata.num_row_groups):
+                group = parquet.metadata.row_group(number)
+                rows = parquet.iter_batches(
+                    self.batch_rows, row_groups=[number], columns=list(stored.values()), use_threads=False
+                )
+                if part.start <= _begin(group) and (_begin(group) < part.end or part.end >= part.size):
+                    yield from self._given(rows, part, stored, first)
+                first += group.num_rows
+
+    def _stored(self, uri: str, parquet: pq.ParquetFile) -> dict[str, str]:
+        """The columns that a file has of those that are needed, by their names in the table."""
+        there = {name.lower(): name for name in parquet.schema_arrow.names}  # as Spark finds them
+        there |= {name: name for name in parquet.schema_arrow.names}
+        wanted = dict.fromkeys([*self.schema.names, *(one.column for one in self.where)])
+        found = {}
+        for name in wanted:
+            inside = self.names[name]
+            if name not in self.layout and (inside in there or inside.lower() in there):
+                found[name] = there.get(inside, there.get(inside.lower(), ""))
+        _check_calendar(uri, parquet, found.values())
+        return found
+
+    def _given(
+        self, rows: Iterator[pa.RecordBatch], part: FilePart, stored: Mapping[str, str], first: int
+    ) -> Iterator[pa.RecordBatch]:
+        """What leaves of the rows of a row group, of which ``first`` is the place in the file."""
+        deleted = None if part.deleted is None else np.frombuffer(zlib.decompress(part.deleted), np.uint8)
+        for batch in rows:
+            count = batch.num_rows
+            kept = None if deleted is None else pa.array(_bits(deleted, first, count) == 0)
+            for one in self.where:
+                met = one.mask(batch.column(stored[one.column]) if one.column in stored else pa.nulls(count, one.kind))
+                kept = met if kept is None else pc.and_(kept, met)
+            columns = [self._column(field, batch, part, stored) for field in self.schema]
+            given = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else batch.select([])
+            if kept is not None:
+                given = given.filter(kept)
+            if given.num_rows:
+                yield given
+            first += count
+
+    def _column(self, field: pa.Field, batch: pa.RecordBatch, part: FilePart, stored: Mapping[str, str]) -> pa.Array:
+        """One column in the type that it has in the table: the partition's value, the file's, or nulls."""
+        if field.name in self.layout:
+            value = pa.scalar(part.partition[field.name], pa.string()).cast(field.type)
+            return pa.repeat(value, batch.num_rows)
+        if field.name not in stored:
+            return pa.nulls(batch.num_rows, field.type)
+        column = batch.column(stored[field.name])
+        if column.type == field.type:
+            return column
+        try:
+            return column.cast(field.type)
+        except pa.ArrowException as cause:
+            raise SchemaError(
+                f"column {field.name!r} is {column.type} in the file {part.path} and {field.type} in the table "
+                f"{self.root.uri}: write the file again"
+            ) from cause
+
+
+@contextmanager
+def _opened(file: Storage, size: int, columns: int) -> Iterator[pq.ParquetFile]:
+    """A Parquet file: of this machine in small buffers, of others each row group's columns in few large requests."""
+    remote = file.local_path() is None
+    buffer = 0 if remote else max(4096, min(_BUFFER, _BUFFERS // max(1, columns)))
+    with (
+        _Ranges(file, size) if remote else file.open_input() as source,
+        pq.ParquetFile(source, pre_buffer=remote, buffer_size=buffer, coerce_int96_timestamp_unit="us") as parquet,
+    ):
+        yield parquet
+
+
+class _Ranges(io.RawIOBase):
+    """A remote file whose every read is one request of exactly these bytes: Arrow knows best what it needs."""
+
+    def __init__(self, file: Storage, size: int) -> None:
+        self._file, self._size, self._place = file, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        length = max(0, self._size - self._place) if size < 0 else min(size, max(0, self._size - self._place))
+        data = self._file.read_bytes(self._place, length) if length else b""
+        self._place += len(data)
+        return data
+
+
+def _begin(group: pq.RowGroupMetaData) -> int:
+    """Where a row group begins in its file."""
+    column = group.column(0)
+    return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
+
+
+def _bits(packed: np.ndarray[Any, Any], first: int, count: int) -> np.ndarray[Any, Any]:
+    """``(count,)`` bits from ``first`` on, zeros beyond the end."""
+    found = np.unpackbits(packed[first // 8 : -(-(first + count) // 8)], bitorder="little")[first % 8 :][:count]
+    return np.pad(found, (0, count - len(found)))
+
+
+def _check_calendar(uri: str, parquet: pq.ParquetFile, columns: Iterable[str]) -> None:
+    """Refuse times that Spark wrote in the calendar of before 1582, which it alone turns into today's."""
+    old = [name.decode() for name in _OLD_CALENDAR if name in (parquet.metadata.metadata or {})]
+    times = [name for name in columns if pa.types.is_temporal(parquet.schema_arrow.field(name).type)]
+    if old and times:
+        raise DataError(
+            f"the file {uri} holds {times} in the calendar of before 1582 ({old[0]}): write it again without "
+            "spark.sql.parquet.datetimeRebaseModeInWrite=LEGACY, or score the DataFrame that Spark reads"
+        )
