@@ -3,13 +3,16 @@
 400,000 rows of an id and 40 float32 columns, cached or in Parquet files; an MLP 40-64-1; batches of 4,096 rows; one
 thread a task on both sides; the sink takes every row and drops it. "narrow" asks for id and prediction, "wide" for
 every column as well; "files narrow" and "files wide" read the files, which the page cache holds; "memory" and "files
-memory" are the largest private memory of a worker at 1x and 4x the rows. Each way has a Spark session of its own, so
-that neither profits from what the other leaves in its workers; they take turns. ``python tests/bench/bench_score.py
-[workload ...]`` prints one JSON line per workload.
+memory" are the largest private memory of a worker at 1x and 4x the rows. "table" is ``score_table`` against ``score``
+of what Spark reads and ``Table.write``: 1,600,000 such rows of a Delta table to another one of ids and predictions;
+"table memory" its workers' memory. Each way has a Spark session of its own, so that neither profits from what the other
+leaves in its workers; they take turns. ``python tests/bench/bench_score.py [workload ...]`` prints one JSON line per
+workload.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -27,6 +30,7 @@ import torch
 from torch import nn
 
 ROWS, FEATURES, BATCH, REPEATS = 400_000, 40, 4096, 11
+ROWS_OF_TABLE = 1_600_000
 COLUMNS = [f"x{i}" for i in range(FEATURES)]
 
 
@@ -43,6 +47,19 @@ def frame_of(spark, rows, files=False):
     frame.cache()
     assert frame.count() == rows
     return frame
+
+
+def table_of(folder, rows):
+    """The same as a Delta table of files with 200,000 rows each."""
+    import pyarrow as pa
+
+    from sparkdl.tables.table import Table
+
+    table, random = Table(f"{folder}/rows"), np.random.default_rng(0)
+    for start in range(0, rows, 200_000):
+        made = {name: random.random(200_000, dtype=np.float32) for name in COLUMNS}
+        table.append(pa.table({"id": np.arange(start, start + 200_000), **made}))
+    return table
 
 
 def model_of():
@@ -72,15 +89,32 @@ def by_hand(frame, model, wide):
     return scored if wide else scored.select("id", "y")
 
 
-def ours(frame, model, wide):
-    from sparkdl.config import ScoreConfig
+def signature_of():
     from sparkdl.models.signature import Signature, TensorField
-    from sparkdl.scoring.score import score
 
     inputs = (TensorField(name="x", shape=(FEATURES,), columns=tuple(COLUMNS)),)
-    signature = Signature(inputs=inputs, outputs=(TensorField(name="y"),))
+    return Signature(inputs=inputs, outputs=(TensorField(name="y"),))
+
+
+def ours(frame, model, wide):
+    from sparkdl.config import ScoreConfig
+    from sparkdl.scoring.score import score
+
     keep = None if wide else ["id"]
-    return score(frame, model, signature=signature, keep=keep, config=ScoreConfig(batch_rows=BATCH))
+    return score(frame, model, signature=signature_of(), keep=keep, config=ScoreConfig(batch_rows=BATCH))
+
+
+def table_by_log(spark, table, target):
+    from sparkdl import score_table
+    from sparkdl.config import ScoreConfig
+    from sparkdl.scoring.score import Predictor
+
+    predictor = Predictor(model=model_of(), signature=signature_of(), config=ScoreConfig(batch_rows=BATCH))
+    score_table(table, predictor, target, keep=["id"], mode="overwrite")
+
+
+def table_by_spark(spark, table, target):
+    target.write(ours(table.read(spark), model_of(), False), "overwrite")
 
 
 def drain(frame):
@@ -114,7 +148,9 @@ def facts():
     }
 
 
+WORKLOADS = ("narrow", "wide", "files narrow", "files wide", "table", "memory", "files memory", "table memory")
 WAYS = {"score": ours, "predict_batch_udf": by_hand}
+WAYS_OF_TABLE = {"score_table": table_by_log, "score": table_by_spark}
 
 
 def session():
@@ -125,49 +161,70 @@ def session():
     return builder.config("spark.driver.memory", "2g").config("spark.ui.showConsoleProgress", "false").getOrCreate()
 
 
-def serve(way, workload):
+def prepared(spark, way, workload, folder):
+    """The sum of all predictions of one way, and what runs it once."""
+    if workload == "table":
+        from sparkdl.tables.table import Table
+
+        table, target = Table(f"{folder}/rows"), Table(f"{folder}/{way}")
+        WAYS_OF_TABLE[way](spark, table, target)
+        return target.read(spark).selectExpr("sum(y)").first()[0], lambda: WAYS_OF_TABLE[way](spark, table, target)
+    scored = WAYS[way](frame_of(spark, ROWS, "files" in workload), model_of(), "wide" in workload)
+    return scored.selectExpr("sum(y)").first()[0], lambda: drain(scored)
+
+
+def serve(way, workload, folder):
     """Be one way's process: the sum of all predictions first, then wall and CPU seconds of a run for each line read."""
     spark = session()
-    scored = WAYS[way](frame_of(spark, ROWS, "files" in workload), model_of(), "wide" in workload)
-    print(scored.selectExpr("sum(y)").first()[0], flush=True)
+    total, run = prepared(spark, way, workload, folder)
+    print(total, flush=True)
     for _ in sys.stdin:
         start, before = time.perf_counter(), cpu_seconds()
-        drain(scored)
+        run()
         print(time.perf_counter() - start, cpu_seconds() - before, flush=True)
     spark.stop()
 
 
 def measure(workload):
     """Both ways in turns, the first two turns unmeasured; the answers are compared before."""
+    with tempfile.TemporaryDirectory() as folder:
+        if workload == "table":
+            table_of(folder, ROWS_OF_TABLE)
+        return measure_in(folder, workload, *(WAYS_OF_TABLE if workload == "table" else WAYS))
+
+
+def measure_in(folder, workload, way, peer):
+    """Measure one way against another."""
+    rows = ROWS_OF_TABLE if workload == "table" else ROWS
     command = [sys.executable, os.path.abspath(__file__), "serve"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    processes = {way: subprocess.Popen([*command, way, workload], text=True, **pipes) for way in WAYS}
+    processes = {one: subprocess.Popen([*command, one, workload, folder], text=True, **pipes) for one in (way, peer)}
     try:
         sums = [float(process.stdout.readline()) for process in processes.values()]
         assert abs(sums[0] - sums[1]) < 1e-3 * abs(sums[0]), sums
-        seconds, cpu = {way: [] for way in WAYS}, {way: [] for way in WAYS}
+        seconds, cpu = {one: [] for one in processes}, {one: [] for one in processes}
         for turn in range(REPEATS + 2):
-            for way, process in processes.items():
+            for one, process in processes.items():
                 print("go", file=process.stdin, flush=True)
                 wall, used = map(float, process.stdout.readline().split())
                 if turn >= 2:
-                    seconds[way].append(wall)
-                    cpu[way].append(used)
+                    seconds[one].append(wall)
+                    cpu[one].append(used)
     finally:
         for process in processes.values():
             process.stdin.close()
             process.wait(60)
-    medians = {way: statistics.median(times) for way, times in seconds.items()}
-    used = {way: statistics.median(times) for way, times in cpu.items()}
+    medians = {one: statistics.median(times) for one, times in seconds.items()}
+    used = {one: statistics.median(times) for one, times in cpu.items()}
     return {
         "workload": f"score {workload}",
-        "ratio": round(medians["predict_batch_udf"] / medians["score"], 2),
-        "cpu_ratio": round(used["predict_batch_udf"] / used["score"], 2),
-        "bound": 1.5,
-        "median_s": {way: round(median, 3) for way, median in medians.items()},
-        "cpu_s": {way: round(median, 3) for way, median in used.items()},
-        "krows_per_s": {way: round(ROWS / median / 1e3) for way, median in medians.items()},
-        "spread": {way: spread(times) for way, times in seconds.items()},
+        "ratio": round(medians[peer] / medians[way], 2),
+        "cpu_ratio": round(used[peer] / used[way], 2),
+        "bound": 1.3 if workload == "table" else 1.5,
+        "median_s": {one: round(median, 3) for one, median in medians.items()},
+        "cpu_s": {one: round(median, 3) for one, median in used.items()},
+        "krows_per_s": {one: round(rows / median / 1e3) for one, median in medians.items()},
+        "spread": {one: spread(times) for one, times in seconds.items()},
         **facts(),
     }
 
@@ -198,6 +255,13 @@ def peak_private_mib(run):
 def measure_memory(workload):
     spark, found = session(), {}
     for factor in (1, 4):
+        if workload == "table memory":
+            from sparkdl.tables.table import Table
+
+            with tempfile.TemporaryDirectory() as folder:
+                table, target = table_of(folder, ROWS * factor), Table(f"{folder}/scored")
+                found[f"{factor}x"] = peak_private_mib(functools.partial(table_by_log, spark, table, target))
+            continue
         frame = frame_of(spark, ROWS * factor, "files" in workload)
         found[f"{factor}x"] = peak_private_mib(lambda frame=frame: drain(ours(frame, model_of(), False)))
         frame.unpersist()
@@ -205,7 +269,7 @@ def measure_memory(workload):
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("workload", ["narrow", "wide", "files narrow", "files wide", "memory", "files memory"])
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_score(workload, capsys):
     result = measure_memory(workload) if "memory" in workload else measure(workload)
     with capsys.disabled():
@@ -217,7 +281,7 @@ def main(arguments):
     if arguments[:1] == ["serve"]:
         serve(*arguments[1:])
         return
-    for workload in arguments or ("narrow", "wide", "files narrow", "files wide", "memory", "files memory"):
+    for workload in arguments or WORKLOADS:
         print(json.dumps(measure_memory(workload) if "memory" in workload else measure(workload)), flush=True)
 
 
