@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 from typing import Any
 
 from rich.console import Console
@@ -120,7 +121,12 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline import Pipeline
     from sparkdl.pipeline.summary import summary_lines
 
-    record = Pipeline.load(options.file, options.overrides).run(**_asked(options))
+    # Schedulers and containers end a run by SIGTERM: it takes the road of Ctrl-C, and leaves a record and no lease.
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        record = Pipeline.load(options.file, options.overrides).run(**_asked(options))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     console.print(
         f"[bold]{record.pipeline}: {record.outcome}[/bold] in {record.seconds:.1f} s", highlight=False, soft_wrap=True
     )

@@ -114,15 +114,17 @@ def test_spark_submit_runs_the_same_file_with_its_own_settings(folder):
     assert "wine: promoted in " in done.stdout
 
 
-def test_an_interrupted_run_is_exit_code_130_gives_its_lease_back_and_leaves_a_record(folder):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_exit_code_130_gives_its_lease_back_and_leaves_a_record(folder, sent):
     process = subprocess.Popen(
         [sys.executable, "-m", "sparkdl.cli", "run", str(folder / "wine.yaml")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     leases = Path(f"{folder}/data/wine/runs/leases")
-    while process.poll() is None and not (leases.exists() and any(leases.iterdir())):
+    before = len(list(leases.glob("*"))) if leases.exists() else 0
+    while process.poll() is None and len(list(leases.glob("*"))) == before:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, said = process.communicate(timeout=170)
     assert process.returncode == 130, said
     assert said.splitlines()[-1] == "sparkdl: interrupted"

@@ -40,6 +40,7 @@ from sparkdl.pipeline.work.predict import score_windows
 from sparkdl.pipeline.work.prepare import Prepared, cut_shards, fit_features
 from sparkdl.pipeline.work.search import search
 from sparkdl.pipeline.work.training import network_of, train
+from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -260,4 +261,4 @@ class _Work:
             self.context.steps, rows, spec, champion, inputs, self.record.run_id, self.context.trusted
         )
         if self.record.predictions:
-            self.record.places["predictions"] = str(spec.score.target)
+            self.record.places["predictions"] = Table(str(spec.score.target)).uri
