@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.check import check_source
 from sparkdl.pipeline.ending import leave
+from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.record import Finished, RunRecord
@@ -62,6 +63,7 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
 
                 with code_for_workers(session, context.spec):
                     work(context, session)
+                clean_up(context)
     except BaseException as error:
         record.fail(error)
         raise

@@ -214,15 +214,21 @@ class DeltaRs:
         with suppress(CommitFailedError):
             table.optimize.compact(commit_properties=commit_properties())
 
-    def vacuum(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
-        """Delete files of writes that never committed; return their paths.
+    def vacuum(self, older_than: timedelta = timedelta(days=1), versions: bool = False) -> list[str]:
+        """Delete files of writes that never committed, and on request of versions past; return their paths.
 
         Args:
-            older_than: younger files may belong to a write that is still running.
+            older_than: younger files may belong to a write that is still running, or to a version that is read.
+            versions: whether files go that only older versions name: these cannot be read any more.
         """
-        removed = orphans(self._open(), self.root, older_than)
+        table = self._open()
+        removed = orphans(table, self.root, older_than)
         for storage in removed:
             storage.delete()
+        if versions:
+            hours = int(older_than.total_seconds() // 3600)
+            past = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+            return [*(storage.uri for storage in removed), *(f"{self.uri}/{path}" for path in past)]
         return [storage.uri for storage in removed]
 
     def _open(self, version: int | None = None) -> DeltaTable:

@@ -340,16 +340,17 @@ class Table:
         """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error."""
         self._address.compact()
 
-    def vacuum(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
-        """Delete files of writes of delta-rs that never committed; return their paths.
+    def vacuum(self, older_than: timedelta = timedelta(days=1), versions: bool = False) -> list[str]:
+        """Delete files of writes of delta-rs that never committed, and on request of versions past; return their paths.
 
         Args:
-            older_than: younger files may belong to a write that is still running.
+            older_than: younger files may belong to a write that is still running, or to a version that is read.
+            versions: whether files go that only older versions name: these cannot be read any more.
 
         Raises:
             ConfigError: the table has a name only.
         """
-        return self._address.vacuum(older_than)
+        return self._address.vacuum(older_than, versions)
 
 
 def _request(

@@ -15,7 +15,7 @@ from sparkdl.pipeline.spec.bounds import Floor
 from sparkdl.pipeline.spec.data import Scalar, TableOrPath, half_a_name
 from sparkdl.train.objective.metric_names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES
 
-__all__ = ["Drift", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
+__all__ = ["Drift", "Keep", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
 
 _Metric = Literal[
     "mse", "rmse", "mae", "mape", "r2", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
@@ -163,6 +163,22 @@ class Drift(Section, frozen=True, kw_only=True):
     def _misfits(self) -> Iterator[Wrong]:
         if self.after > self.of:
             yield "after", f"={self.after} windows cannot be among the last of={self.of}: raise of, or lower after"
+
+
+class Keep(Section, frozen=True, kw_only=True):
+    """How much of earlier runs stays. What was published stays in the registry, predictions in their table."""
+
+    trainings: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="The newest trainings whose shards and unpublished models stay; what is older is deleted after "
+            "a training. null keeps all.",
+        ),
+    ] = 3
+    days: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Days for which earlier versions of the pipeline's own tables can be read; null: for ever."),
+    ] = 30
 
 
 class Report(Section, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from msgspec import Meta, field
 from sparkdl.features.spec import Feature
 from sparkdl.pipeline.spec.base import Column, Name, Section
 from sparkdl.pipeline.spec.data import Expectation, Label, Source, Split, Transform
-from sparkdl.pipeline.spec.operation import Drift, Notify, Places, Publish, Report, Score, SparkSession
+from sparkdl.pipeline.spec.operation import Drift, Keep, Notify, Places, Publish, Report, Score, SparkSession
 from sparkdl.pipeline.spec.training import Model, Search, Train
 
 __all__ = ["PipelineSpec"]
@@ -63,5 +63,6 @@ class PipelineSpec(Section, frozen=True, kw_only=True):
         default_factory=Drift
     )
     report: Annotated[Report, Meta(description="What the report shows.")] = field(default_factory=Report)
+    keep: Annotated[Keep, Meta(description="How much of earlier runs stays.")] = field(default_factory=Keep)
     notify: Annotated[Notify | None, Meta(description="Who hears of the end of a run.")] = None
     spark: Annotated[SparkSession, Meta(description="The Spark session.")] = field(default_factory=SparkSession)

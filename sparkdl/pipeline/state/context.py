@@ -139,7 +139,7 @@ class Context:
             return None
         return {
             "version": VERSION,
-            "settings": {name: value for name, value in self.settings.items() if name != "notify"},
+            "settings": {name: value for name, value in self.settings.items() if name not in ("notify", "keep")},
             "code": self.code,
             "source": self.look.state,
             "champion": champion.version if champion else None,

@@ -1,0 +1,107 @@
+"""What a pipeline that runs for years would fill its disk with, and nobody needs: it goes at the end of a training.
+
+Enters: the context of a run that holds the lease and has trained. Leaves: shard sets and bundles of the newest
+trainings (``keep.trainings``), and of the pipeline's own tables the versions of the last days (``keep.days``). What was
+published lies in the registry and is not touched. Names to delete follow from keys of results, never from what a
+result says; the document that makes a set or a bundle whole goes first, so what is half-deleted counts as gone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import timedelta
+
+from sparkdl.models.folder import DOCUMENT
+from sparkdl.observe import logger
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.results import Trained
+from sparkdl.storage import Storage
+
+__all__ = ["clean_up"]
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_TABLES = ("clean", "quarantine", "ledger", "predictions", "runs")
+_VACUUM_EVERY = 32
+"""Versions of the table of clean rows between two vacuums, since listing all folders of a store takes its time."""
+
+
+def clean_up(context: Context) -> None:
+    """Delete what earlier trainings left, if this run has trained; what is wrong is logged, and left to the next run.
+
+    Args:
+        context: of a run that holds the lease, its steps done.
+    """
+    if not any(note.name == "train" and not note.kept for note in context.steps.notes):
+        return
+    for remove in (_shards, _models, _versions):
+        try:
+            remove(context)
+        except Exception as error:
+            logger.warning("what earlier trainings left was not cleaned up: %s: %s", type(error).__name__, error)
+
+
+def _shards(context: Context) -> None:
+    """Sets, and the fitted features that they were cut with."""
+    steps = context.runs.child("steps")
+    for key in _old(context, "shards"):
+        for part in ("train", "validate"):
+            _delete(Storage.of(f"{context.spec.places.shards}/{part}-{key}"), "manifest.json")
+        steps.child("shards").child(f"{key}.json").delete()
+    for key in _old(context, "features"):
+        steps.child("features").child(f"{key}.json").delete()
+
+
+def _models(context: Context) -> None:
+    """Bundles that were trained and copied to the registry, or lost a search, and checkpoints of what was given up."""
+    if context.spec.keep.trainings is None:
+        return
+    newest = set(_keys(context, "train")) - set(_old(context, "train"))
+    results = [context.steps.result("train", key, Trained) for key in newest]
+    bundles = {str(result.bundle).rstrip("/").rpartition("/")[2] for result in results if result is not None}
+    kept = newest | bundles | _made_now(context, "trial")
+    models, checkpoints = context.runs.child("models"), context.runs.child("training").child("runs")
+    for name in _names(models) - kept:
+        _delete(models.child(name), DOCUMENT)
+    for name in _names(checkpoints) - kept:
+        checkpoints.child(name).delete(recursive=True)
+
+
+def _versions(context: Context) -> None:
+    """Files of the pipeline's own tables that only old versions name, and those of writes that never committed."""
+    tables, days = context.tables, context.spec.keep.days
+    if days is None or tables.table("clean").version() % _VACUUM_EVERY != _VACUUM_EVERY - 1:
+        return
+    for name in _TABLES:
+        if tables.table(name).exists():
+            tables.table(name).vacuum(timedelta(days=days), versions=True)
+
+
+def _delete(folder: Storage, first: str) -> None:
+    folder.child(first).delete()
+    folder.delete(recursive=True)
+
+
+def _names(folder: Storage) -> set[str]:
+    return {entry.name for entry in folder.list() if _KEY.fullmatch(entry.name)} if folder.exists() else set()
+
+
+def _made_now(context: Context, step: str) -> set[str]:
+    return {note.key for note in context.steps.notes if note.name == step}
+
+
+def _old(context: Context, step: str) -> list[str]:
+    """Keys of results that are neither among the newest nor used by this run."""
+    most = context.spec.keep.trainings
+    used = _made_now(context, step)
+    return [] if most is None else [key for key in _keys(context, step)[most:] if key not in used]
+
+
+def _keys(context: Context, step: str) -> list[str]:
+    """Keys of a step's results, the newest first; none where the store does not say when they were written."""
+    folder = context.runs.child("steps").child(step)
+    entries: Iterable[tuple[float | None, str]] = (
+        [(entry.modified, entry.name.removesuffix(".json")) for entry in folder.list()] if folder.exists() else []
+    )
+    dated = [(modified, key) for modified, key in entries if modified is not None and _KEY.fullmatch(key)]
+    return [key for _, key in sorted(dated, reverse=True)]
