@@ -33,7 +33,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 _LISTS, _NULLS = ("in", "not in"), ("is", "is not")
 _OPERATORS = (*_COMPARE, *_LISTS, *_NULLS)
-_COARSE = pa.scalar(1000, pa.duration("us"))  # logs keep greatest times cut to milliseconds
+_COARSE = dt.timedelta(milliseconds=1)  # logs keep greatest times cut to milliseconds
 _MOST_VALUES = 1000  # of a list; beyond, no files are left out by it
 
 
@@ -81,7 +81,7 @@ class Condition:
             return pa.array([True] * len(least))
         least, greatest = _comparable(least, kind), _comparable(greatest, kind)
         if pa.types.is_timestamp(kind):
-            greatest = pc.add(greatest, _COARSE)
+            greatest = pc.add(greatest, pa.scalar(_COARSE, pa.duration("us")))
         if self.operator == "in":
             return self._some(least, greatest)
         below = _COMPARE["<" if self.operator == "<" else "<="](least, self.value)
