@@ -127,7 +127,7 @@ def check_answers(endpoint: str, uri: str) -> None:
         uri: what is to be reached, for the message.
 
     Raises:
-        StorageError: three tries within 15 s failed.
+        StorageError: three tries of 5 s each failed.
     """
     parts = urlsplit(endpoint)
     place = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
