@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
+from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run
@@ -140,3 +142,23 @@ def test_a_champion_that_cannot_read_the_new_schema_is_replaced(spark, shop):
         pd.read_parquet(path).rename(columns={"x": "z"}).to_parquet(path, coerce_timestamps="us")
     done = shop.run(spark, "features={z: number}")
     assert (done.outcome, done.evaluated.decision.outcome) == ("promoted", "champion_unusable"), done.message
+
+
+@pytest.mark.slow
+def test_a_column_may_be_kept_later_and_no_longer_and_nobody_elses_table_changes(spark, shop):
+    shop.run(spark)
+    shop.day(6)
+    assert scored(shop.run(spark, "score.keep=[x]")) == {"2026-03-06": 40}
+    found = shop.predictions.set_index("_window")["x"]
+    assert found["2026-03-05"].isna().all()
+    assert found["2026-03-06"].notna().all()
+    shop.day(7)
+    assert scored(shop.run(spark)) == {"2026-03-07": 40}
+    assert shop.predictions.groupby("_window")["x"].count().to_dict() == {
+        "2026-03-05": 0, "2026-03-06": 40, "2026-03-07": 0,
+    }  # fmt: skip
+    theirs = Table(f"{shop.root}/theirs")
+    theirs.append(pa.table({"order": ["a"]}))
+    with pytest.raises(SparkdlError):
+        shop.run(spark, f"score.target={theirs.uri}")
+    assert theirs.columns() == ["order"]

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["score_windows"]
 
+_OWN = {WINDOW, "model_version", "run_id", "scored_at"}
+"""What every table of predictions has."""
+
 
 def score_windows(
     steps: Steps, rows: DataFrame, spec: PipelineSpec, champion: ModelVersion,
@@ -76,7 +79,7 @@ def score_windows(
         F.lit(run_id).alias("run_id"),
         F.current_timestamp().alias("scored_at"),
     ]
-    frame = scored.select(*columns).repartition(WINDOW)
+    frame = _fitted_to(table, scored.select(*columns)).repartition(WINDOW)
     table.write(frame, "replace", partition_by=[WINDOW], partitions=[{WINDOW: name} for name in todo])
     counted = table.read(rows.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
     found = dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
@@ -85,6 +88,25 @@ def score_windows(
         done = Scored(inputs=key, rows=found[name], version=champion.version, artifact=champion.artifact)
         steps.put("score", scored_place(table.uri, name), done, time.perf_counter() - started)
     return found
+
+
+def _fitted_to(table: Table, frame: DataFrame) -> DataFrame:
+    """The rows with the columns of the table, which gets those that it lacks; what is kept no longer becomes null.
+
+    A table that no pipeline wrote stays as it is, and refuses rows with other columns.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+
+    known = table.columns() if table.exists() else []
+    if not set(known) >= _OWN:
+        return frame
+    added = [name for name in frame.columns if name not in known]
+    if added:
+        more = to_arrow_schema(frame.select(*map(quoted, added)).schema, timezone="UTC")
+        table.append(more.with_metadata(None).empty_table(), new_columns=True)
+    gone = {one.name: from_arrow_type(one.type) for one in table.schema() if one.name not in frame.columns}
+    return frame.withColumns({name: F.lit(None).cast(kind) for name, kind in gone.items()}) if gone else frame
 
 
 def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:
