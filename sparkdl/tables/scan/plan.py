@@ -32,6 +32,7 @@ Where = Sequence[tuple[str, str, Any]]
 """``(column, operator, value)`` each, see ``conditions.py``; all of them must hold."""
 
 _LARGEST_SHARE, _SMALLEST_SHARE = 128 << 20, 4 << 20  # bytes of files that one task reads
+_SMALLEST_PIECE = 32 << 20  # bytes of a file: writers make row groups of this size, and these are not divided
 _OPENING = 1 << 20  # what opening a file costs, in bytes that could be read meanwhile
 _SHARES_A_SLOT = 3  # so that slots which are done early find something more to do
 
@@ -150,7 +151,7 @@ def shares_of(files: Sequence[TableFile], deleted: Mapping[str, bytes], slots: i
     found: list[list[FilePart]] = []
     room = 0
     for file in files:
-        step = math.ceil(file.bytes / math.ceil(file.bytes / limit))
+        step = math.ceil(file.bytes / max(1, file.bytes // max(limit, _SMALLEST_PIECE)))
         for start in range(0, file.bytes, step):
             end = min(start + step, file.bytes)
             cost = end - start + _OPENING
