@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 
+import pyarrow as pa
 import pytest
 
 from sparkdl.errors import SchemaError, StorageError
@@ -107,7 +108,45 @@ def refused(words, action):
         action()
     text = str(refusal.value)
     assert words in text
-    assert "Spark session" in text or isinstance(refusal.value, SchemaError)
+    assert "Spark session" in text or words in SCANNED.values() or isinstance(refusal.value, SchemaError)
+
+
+SCANNED = {"partitioned by a timestamp": "partitioned by ['at']"}
+"""What workers that read files themselves refuse beside what delta-rs does."""
+
+
+def scanned(spark, table, version=None):
+    """The rows that workers would read by the table's log."""
+    scan = table.scan(version=version)
+    task = scan.task(scan.schema.names, slots=2, batch_rows=7)
+    batches = [batch for share in task.shares for part in share for batch in task.read(part)]
+    return spark.createDataFrame(pa.Table.from_batches(batches, task.schema))
+
+
+def check_scores(spark, folder, feature, by_log):
+    """The table scored into another one of Spark's Delta; by the log where that is read, by Spark elsewhere."""
+    import torch
+
+    import sparkdl
+    from sparkdl.models.signature import Signature, TensorField
+    from sparkdl.scoring.score import Predictor
+
+    field = TensorField(name="id", dtype="int64", columns=("id",))
+    signature = Signature(inputs=(field,), outputs=(TensorField(name="y", dtype="int64"),))
+    predictor = Predictor(model=torch.nn.Identity(), signature=signature)
+    path, target = f"{folder}/features/{feature}", Table(f"{folder}/scored/{feature}")
+    how = {"where": [("id", ">=", 2), ("day", "!=", "7")], "keep": ["day"]}
+    done = sparkdl.score_table(path, predictor, target, **how)
+    assert (done.files is not None) == by_log
+    wanted = rows_of(spark.read.format("delta").load(path).where("id >= 2 and day != '7'").selectExpr("day", "id"))
+    assert rows_of(target.read(spark)) == wanted
+    entry = target.history(1)[0]
+    assert (entry["sparkdl.sourceVersion"], done.written.rows) == (done.version, len(wanted))
+    if feature == "plain":
+        spark.sql(f"create table default.plain using delta as select * from delta.`{path}`")
+        done = sparkdl.score_table("spark_catalog.default.plain", predictor, "spark_catalog.default.scored", **how)
+        assert done.files is None
+        assert rows_of(spark.table("default.scored")) == wanted
 
 
 def check(spark, folder, feature):
@@ -127,6 +166,13 @@ def check(spark, folder, feature):
         assert by_rs.read(spark).columns == expected.columns
         assert rows_of(by_rs.read(spark)) == rows_of(expected)
         assert rows_of(by_rs.read(spark, version=0)) == rows_of(by_spark.read(spark, version=0))
+    unscanned = SCANNED.get(feature, read_refusal)
+    if unscanned:
+        refused(unscanned, lambda: by_rs.scan())
+    else:
+        assert rows_of(scanned(spark, by_rs)) == rows_of(expected)
+        assert rows_of(scanned(spark, by_rs, 0)) == rows_of(by_spark.read(spark, version=0))
+    check_scores(spark, folder, feature, by_log=not unscanned)
     more = expected.limit(3).localCheckpoint()
     before, version = expected.count(), by_spark.version()
     if write_refusal:
