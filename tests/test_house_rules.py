@@ -31,6 +31,10 @@ ALLOWED = {
     "train": {"batches", "collective.base", "documents"},
     "models": {"columns", "documents", "features", "tables"},
     "scoring": {"columns", "features", "models", "tables"},
+    "interchange": {
+        *("columns", "documents", "features", "models", "scoring"),
+        *("estimator.outputs", "estimator.prediction_columns", "estimator.training"),  # which know no Spark
+    },
     "worker": {"batches", "collective", "train", "models"},
     "pipeline.spec": {"features", "estimator.params.spec", "train.objective.metric_names"},
     "pipeline.file": {"features", "columns", "pipeline.spec"},
@@ -251,12 +255,15 @@ UNPICKLERS = {
     "collective.signed",  # between ranks: signed with the key of the run, for its place and order
     "documents.payload",  # over the channel: each frame signed with the secret of the run
     "estimator.saving.artifacts",  # a saved stage: signed by nobody, for a reader who allows pickles by word
+    "interchange.export",  # the file that it has written itself a moment ago, to compare its answers
     "launch.local",  # signed by nobody: through the pipe from the very process that started this one
     "launch.wire",  # each frame signed with the secret of the run
     "models.recipe",  # a bundle: signed by nobody, for a reader who allows pickles by word
     "scoring.models",  # part of Spark's own task, as authentic as the code of the task beside it
 }
-RUNS_CODE = re.compile(r"\b(pickle|torch|joblib|marshal|dill)\.(loads?|Unpickler)\b|^(eval|exec|compile)$|^yaml\.load$")
+RUNS_CODE = re.compile(
+    r"\b(pickle|torch|torch\.export|joblib|marshal|dill)\.(loads?|Unpickler)\b|^(eval|exec|compile)$|^yaml\.load$"
+)
 
 
 def calls(path):

@@ -1,4 +1,4 @@
-"""``sparkdl models list | show | compare | history | promote | rollback``: the model registry.
+"""``sparkdl models list | show | compare | history | promote | rollback | mirror | export``: the model registry.
 
 Enters: parsed words. Leaves: tables on standard output, or one JSON document with ``--json``, in which a number that is
 not finite is null. Exit codes: 0 fine, 1 refused, 2 wrong usage, 20 not promoted, 30 somebody else was faster.
@@ -188,19 +188,48 @@ def _promote(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
             name, alias, version, expected=now, reason=options.reason, dry_run=options.dry_run
         )  # fmt: skip
     better = options.if_better is None or done.moved or done.version == version
-    return _moved(options, done, 0 if better else 20)
+    return _moved(registry, options, done, 0 if better else 20)
 
 
 def _rollback(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
-    return _moved(options, registry.rollback(options.name, options.alias, dry_run=options.dry_run))
+    return _moved(registry, options, registry.rollback(options.name, options.alias, dry_run=options.dry_run))
 
 
-def _moved(options: argparse.Namespace, done: Promotion, code: int = 0) -> Answer:
+def _moved(registry: ModelRegistry, options: argparse.Namespace, done: Promotion, code: int = 0) -> Answer:
+    if options.mlflow and done.version is not None and not options.dry_run:
+        from sparkdl.interchange.mirror import mirror_published
+
+        mirror_published(registry, registry.get(options.name, done.version), options.mlflow)
     verb = "would move" if options.dry_run else "moved"
     what = f"{verb} from {done.previous} to {done.version}" if done.moved else f"stays at {done.version}"
     why = f": {done.reason}" if done.reason else ""
     value = {"name": options.name, "alias": options.alias, "dry_run": options.dry_run, **msgspec.to_builtins(done)}
     return Answer(value=value, view=plain_text(f"{options.alias} of {options.name} {what}{why}"), code=code)
+
+
+def _mirror(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    from sparkdl.interchange.mirror import mirror
+
+    done = mirror(
+        registry, options.model, options.to,
+        name=options.called, experiment=options.experiment, registry_uri=options.registry_uri,
+    )  # fmt: skip
+    return Answer(value=done, view=plain_text(f"{options.model} is {done}"))
+
+
+def _export(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    from sparkdl.interchange.export import export_bundle
+    from sparkdl.interchange.mirror import find_version
+
+    version = None if options.model is None else find_version(registry, options.model)
+    done = export_bundle(
+        options.registry if version is None else version.uri, options.to, format=options.format,
+        expected_hash=None if version is None else version.artifact, trusted=options.trust,
+    )  # fmt: skip
+    rows = ", ".join(map(str, done.rows))
+    text = f"{options.to} answers as the bundle does, on {rows} rows, up to {done.largest_difference:.2g}"
+    features = f"; what makes its inputs of {', '.join(done.columns)} is not in it" if done.columns else ""
+    return Answer(value=done, view=plain_text(f"{text}{features}; {done.file}.json says what goes in and out"))
 
 
 def _which(text: str) -> int | str:
@@ -215,8 +244,9 @@ def _alias(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alias", default="champion", help="which alias (champion)")
 
 
-def _dry_run(parser: argparse.ArgumentParser) -> None:
+def _move(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument("--mlflow", metavar="URI", help="of MLflow, whose alias follows")
 
 
 def _optional_name(parser: argparse.ArgumentParser) -> None:
@@ -241,6 +271,27 @@ def _promotion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-delta", type=float, default=0.0, help="by how much it must be better (0: at all)")
 
 
+def _mirrored(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="NAME@ALIAS, NAME@VERSION, or NAME for the newest version")
+    parser.add_argument(
+        "--to", required=True, metavar="URI", help="MLflow: http://host:5000, sqlite:///file, databricks"
+    )
+    parser.add_argument("--as", dest="called", metavar="NAME", help="of the model there, such as main.ml.churn")
+    parser.add_argument("--experiment", help="that the run belongs to (MLFLOW_EXPERIMENT_NAME, or the model's name)")
+    parser.add_argument("--registry-uri", metavar="URI", help="MLflow's registry, if it is elsewhere")
+
+
+def _exported(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", help="as mirror takes it; without, the address before it is that of a bundle"
+    )
+    parser.add_argument("--to", required=True, metavar="FILE", help="to write; FILE.json is written beside it")
+    parser.add_argument("--format", required=True, choices=("onnx", "torch"), help="ONNX, or torch.export (.pt2)")
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="PACKAGE", help="that may be imported to rebuild the model"
+    )
+
+
 _ACTIONS = (
     _Action(name="list", run=_list, text="models, or the versions of one", arguments=(_optional_name,)),
     _Action(
@@ -260,12 +311,19 @@ _ACTIONS = (
         name="promote",
         run=_promote,
         text="point an alias to a version",
-        arguments=(_name, _promotion, _alias, _dry_run),
+        arguments=(_name, _promotion, _alias, _move),
     ),
     _Action(
         name="rollback",
         run=_rollback,
         text="point an alias back to what it pointed to before",
-        arguments=(_name, _alias, _dry_run),
+        arguments=(_name, _alias, _move),
+    ),
+    _Action(name="mirror", run=_mirror, text="write a version and its aliases to MLflow", arguments=(_mirrored,)),
+    _Action(
+        name="export",
+        run=_export,
+        text="write a version's network as a file that others run",
+        arguments=(_exported,),
     ),
 )

@@ -17,8 +17,8 @@ from sparkdl.errors import ConfigError
 from sparkdl.estimator.inputs.signature import signature_of
 from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.params.params import CheckedParams
-from sparkdl.estimator.publishing import COLUMNS, plain_epochs
 from sparkdl.estimator.summary import TrainingSummary
+from sparkdl.estimator.training import COLUMNS, plain_epochs
 
 if TYPE_CHECKING:
     from sparkdl.estimator.fit.data import Prepared
@@ -64,6 +64,7 @@ def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> 
             "parameters": _parameters(estimator, summary, trained.optimizer),
             "lineage": _lineage(prepared),
             "metrics": plain_epochs([result.metrics])[0],
+            "columns": dict(prepared.plan.types),
         },
         feature_columns=list(prepared.plan.roles.features),
         label_columns=list(prepared.plan.roles.labels),

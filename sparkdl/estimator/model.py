@@ -25,10 +25,11 @@ from sparkdl.estimator.outputs import OutputSpec
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.params.spec import MODEL_SPECS
 from sparkdl.estimator.prediction_columns import Wanted, meanings_of, wanted_columns
-from sparkdl.estimator.publishing import COLUMNS, plain_epochs, publish_bundle, write_bundle
+from sparkdl.estimator.publishing import publish_bundle, write_bundle
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
+from sparkdl.estimator.training import COLUMNS, plain_epochs
 from sparkdl.estimator.transform import Published, predict_rows, publish, score_frame
 from sparkdl.features.fitted import Features
 from sparkdl.models.calling import check_batch_norm
@@ -157,7 +158,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         """
         return write_bundle(
             self.getModel(), uri, signature=self._signature, training=self._training(),
-            preprocessing=preprocessing_of(self._features, **(preprocessing or {})),
+            preprocessing=preprocessing_of(self._features, self._origin.get("columns"), **(preprocessing or {})),
             factory=factory, arguments=arguments, allow_pickle=allow_pickle,
         )  # fmt: skip
 
@@ -170,6 +171,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         parameters: Mapping[str, Any] | None = None,
         lineage: Lineage | None = None,
         publication: str | None = None,
+        mlflow: str | None = None,
         **bundle: Any,
     ) -> ModelVersion:
         """Publish as the next version of ``name``; ``sparkdl.load_model`` gives it back.
@@ -184,6 +186,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             parameters: more of them, JSON values.
             lineage: what is set here wins over what was recorded.
             publication: with the same one again nothing is published, and the version that it made is returned.
+            mlflow: address of an MLflow server or store to mirror the version to; if it is away, the log says how to do
+                that later.
             bundle: what ``save_bundle`` takes besides: ``factory``, ``arguments``, ``preprocessing``, ``allow_pickle``.
 
         Raises:
@@ -196,12 +200,12 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             self.save_bundle(place, **bundle)
             return publish_bundle(
                 registry, name, place, self._origin,
-                metrics=metrics, parameters=parameters, lineage=lineage, publication=publication,
+                metrics=metrics, parameters=parameters, lineage=lineage, publication=publication, mlflow=mlflow,
             )  # fmt: skip
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the model comes from: ``parameters``, ``lineage`` and ``metrics`` of its fit; empty without one."""
+        """Where the model comes from: ``parameters``, ``lineage``, ``metrics`` and types of ``columns`` of its fit."""
         return dict(self._origin)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -233,7 +237,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return meanings_of(labels, made_losses(losses * len(labels) if len(losses) == 1 else losses))
 
     def _training(self) -> dict[str, Any]:
-        """What of the training travels in a bundle, as ``publishing.Training`` has it."""
+        """What of the training travels in a bundle, as ``estimator.training`` has it."""
         return {
             "history": plain_epochs(self.history.drop(columns="seconds", errors="ignore").to_dict("records")),
             "meanings": None if self._signature is None else self._known_meanings(self._signature),

@@ -1,21 +1,22 @@
 """Prediction columns in Spark's sense, computed with the model: classes, probabilities, raw predictions.
 
-Enters: the outputs of a model. Leaves: the tensors of the wanted columns. It imports torch alone, since scoring workers
-load it.
+Enters: the outputs of a model. Leaves: the tensors of the wanted columns. No Spark, since scoring workers load it, and
+so does whoever has a published model alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
+from sparkdl.models.signature import Signature, TensorField
 from sparkdl.train.objective.labels import Meaning
 from sparkdl.train.objective.loss import split_outputs
 
-__all__ = ["Kind", "OutputModule", "OutputSpec"]
+__all__ = ["Kind", "OutputModule", "OutputSpec", "output_field", "with_outputs"]
 
 Kind = Literal["output", "class", "probability", "raw"]
 _MOST_LOG_ODDS = 750.0  # of the smallest double that is not 0
@@ -54,6 +55,28 @@ class OutputModule(torch.nn.Module):
         """Return one tensor a wanted output."""
         outputs = dict(zip(self.labels, split_outputs(self.model(*args, **kwargs), self.labels), strict=True))
         return tuple(_made(outputs[one.label], one) for one in self.wanted)
+
+
+def with_outputs(
+    model: torch.nn.Module, signature: Signature, wanted: Sequence[OutputSpec]
+) -> tuple[torch.nn.Module, Signature]:
+    """The model that gives the wanted outputs, in evaluation mode, and its signature."""
+    labels = [field.name for field in signature.outputs]
+    plain = [OutputSpec(label) for label in labels]
+    chosen = model if list(wanted) == plain else OutputModule(model, labels, wanted)
+    chosen.eval()
+    return chosen, replace(signature, outputs=tuple(output_field(signature, one) for one in wanted))
+
+
+def output_field(signature: Signature, wanted: OutputSpec) -> TensorField:
+    """Name, dtype and shape of a wanted output of the model with that signature."""
+    field = next(field for field in signature.outputs if field.name == wanted.label)
+    name = f"{wanted.label}__{wanted.kind}"
+    if wanted.kind == "class":
+        return TensorField(name=name, dtype="float64", shape=())
+    if wanted.kind != "output" and wanted.meaning != "classes":
+        return TensorField(name=name, dtype="float64", shape=(2,))
+    return replace(field, name=name if wanted.kind != "output" else field.name)
 
 
 def _made(output: torch.Tensor, wanted: OutputSpec) -> torch.Tensor:

@@ -1,27 +1,35 @@
 """Which prediction columns a fit or a model is asked for, and whether its loss and outputs allow them.
 
 Enters: the column parameters, what the outputs mean, and, once the model was called, their shapes. Leaves: one
-``Wanted`` a column; or a refusal, at ``fit`` before anything is written as far as the loss tells.
+``Wanted`` a column; or a refusal, at ``fit`` before anything is written as far as the loss tells. No Spark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.inputs.probe import Probe
 from sparkdl.estimator.outputs import OutputSpec
-from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.models.signature import Signature
 from sparkdl.observe import logger
-from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.labels import Meaning, meaning_of
 
-__all__ = ["Wanted", "check_columns", "meanings_of", "tell_of_own_loss", "wanted_columns"]
+if TYPE_CHECKING:
+    from sparkdl.estimator.inputs.probe import Probe
+    from sparkdl.shards.manifest import Manifest
+
+__all__ = ["Asked", "Wanted", "check_columns", "meanings_of", "tell_of_own_loss", "wanted_columns"]
 
 _SPARKS = ("predictionCol", "probabilityCol", "rawPredictionCol")
+
+
+class Asked(Protocol):
+    """Whoever knows the parameters of prediction columns: an estimator, a model, or a bundle that was published."""
+
+    def getOrDefault(self, param: str) -> Any:
+        """The value of ``outputCols``, ``predictionCol``, ``probabilityCol`` or ``rawPredictionCol``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ def meanings_of(labels: Sequence[str], losses: Sequence[Any]) -> dict[str, Meani
     return {label: meaning_of(loss) for label, loss in zip(labels, losses, strict=True)}
 
 
-def check_columns(params: CheckedParams, meanings: Mapping[str, Meaning]) -> None:
+def check_columns(params: Asked, meanings: Mapping[str, Meaning]) -> None:
     """Refuse columns that the losses alone forbid.
 
     Raises:
@@ -64,7 +72,7 @@ def check_columns(params: CheckedParams, meanings: Mapping[str, Meaning]) -> Non
             )
 
 
-def tell_of_own_loss(params: CheckedParams, found: Probe, meanings: Mapping[str, Meaning], train: Manifest) -> None:
+def tell_of_own_loss(params: Asked, found: Probe, meanings: Mapping[str, Meaning], train: Manifest) -> None:
     """Say in the log what predictionCol will hold, where it looks like a class and the loss does not make it one."""
     name, (output, *_) = params.getOrDefault("predictionCol"), found.outputs
     label = train.tensor(output.label)
@@ -82,7 +90,7 @@ def _by_shape(shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, Meaning
     return {label: "classes" if len(shape) == 1 else "value" for label, shape in shapes.items()}
 
 
-def wanted_columns(params: CheckedParams, signature: Signature, meanings: Mapping[str, Meaning] | None) -> list[Wanted]:
+def wanted_columns(params: Asked, signature: Signature, meanings: Mapping[str, Meaning] | None) -> list[Wanted]:
     """Which prediction columns the parameters ask for.
 
     Args:

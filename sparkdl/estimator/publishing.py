@@ -7,66 +7,28 @@ here, too.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.saving.persistence import example_of
+from sparkdl.estimator.training import TRAINING
 from sparkdl.models.bundle import save_bundle
-from sparkdl.models.folder import DOCUMENT, BundleInfo
+from sparkdl.models.folder import BundleInfo
 from sparkdl.models.signature import Signature
-from sparkdl.train.objective.labels import Meaning
 
 if TYPE_CHECKING:
     from sparkdl.models.registry import Lineage, ModelRegistry, ModelVersion
     from sparkdl.storage import Storage
 
-__all__ = ["COLUMNS", "TRAINING", "Training", "plain_epochs", "publish_bundle", "training_of", "write_bundle"]
-
-COLUMNS = ("outputCols", "predictionCol", "probabilityCol", "rawPredictionCol")
-TRAINING = "training"
-"""Under which a bundle's preprocessing holds the following."""
+__all__ = ["publish_bundle", "write_bundle"]
 
 _NO_METRICS = {"epoch", "step", "rows", "lr", "seconds"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """What of a training travels in the model's bundle.
-
-    Attributes:
-        history: the epochs, without their seconds: the same training makes the same bundle; None is not finite.
-        meanings: by label, what its output means.
-        columns: names of the prediction columns, by parameter.
-    """
-
-    history: tuple[Mapping[str, float | int | None], ...] = ()
-    meanings: Mapping[str, Meaning] | None = None
-    columns: Mapping[Literal["outputCols", "predictionCol", "probabilityCol", "rawPredictionCol"], str | list[str]] = (
-        field(default_factory=dict)
-    )
-
-
-def plain_epochs(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float | int | None]]:
-    """Epochs as JSON takes them: None for what is not finite."""
-    found = []
-    for row in rows:
-        numbers = {name: one.item() if hasattr(one, "item") else one for name, one in row.items()}
-        found.append(
-            {
-                name: one if not isinstance(one, float) or math.isfinite(one) else None
-                for name, one in numbers.items()
-                if isinstance(one, float | int | None)
-            }
-        )
-    return found
 
 
 def write_bundle(
@@ -107,16 +69,6 @@ def write_bundle(
         )
 
 
-def training_of(info: BundleInfo) -> Training:
-    """What a bundle says of its training; of one that was saved otherwise, nothing.
-
-    Raises:
-        IntegrityError: it holds what no training is.
-    """
-    source = Source(f"{info.uri}/{DOCUMENT}", "it was altered, or saved by another sparkdl: publish it again")
-    return convert(info.preprocessing.get(TRAINING, {}), Training, source, f"$.preprocessing.{TRAINING}")
-
-
 def publish_bundle(
     registry: str | ModelRegistry,
     name: str,
@@ -127,6 +79,7 @@ def publish_bundle(
     parameters: Mapping[str, Any] | None = None,
     lineage: Lineage | None = None,
     publication: str | None = None,
+    mlflow: str | None = None,
 ) -> ModelVersion:
     """Publish a bundle with what its fit has noted, and what the caller says besides.
 
@@ -139,11 +92,13 @@ def publish_bundle(
         parameters: more of them; what is named alike wins over what was noted.
         lineage: what is set here wins over what was noted.
         publication: as ``ModelRegistry.publish`` takes it.
+        mlflow: address of an MLflow server or store that the version is mirrored to.
 
     Raises:
         BundleError: there is no bundle.
-        ConfigError: a name, metric or parameter is unusable.
+        ConfigError: a name, metric or parameter is unusable; or MLflow is asked for and not installed.
     """
+    from sparkdl.interchange.mirror import check_mirror, mirror_published
     from sparkdl.models.registry import Lineage, ModelRegistry  # tables, which a fit without publication needs not
 
     noted, given = dict(origin.get("lineage", {})), asdict(lineage or Lineage())
@@ -152,7 +107,9 @@ def publish_bundle(
     known = {field: value for field, value in origin.get("metrics", {}).items() if value is not None}
     known = {field: value for field, value in known.items() if field not in _NO_METRICS}
     where = registry if isinstance(registry, ModelRegistry) else ModelRegistry(registry)
-    return where.publish(
+    if mlflow is not None:
+        check_mirror(bundle)
+    version = where.publish(
         name,
         str(getattr(bundle, "uri", bundle)),
         metrics=known if metrics is None else metrics,
@@ -160,3 +117,6 @@ def publish_bundle(
         lineage=Lineage(**whole, versions=software),
         publication=publication,
     )
+    if mlflow is not None:
+        mirror_published(where, version, mlflow)
+    return version

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.estimator.model import TorchModel
+    from sparkdl.interchange.mirror import Mirrored
 
 __all__ = ["ModelRegistry", "load_model"]
 
@@ -46,6 +47,23 @@ class ModelRegistry(base.ModelRegistry):
         """
         return self.load_model(model, allow_pickle=allow_pickle, trusted=trusted).transform(df)
 
+    def mirror(self, model: str, uri: str, **there: Any) -> Mirrored:
+        """Mirror a version and the aliases that point to it to MLflow; what stands there already is left.
+
+        Args:
+            model: ``"churn@champion"``, ``"churn@3"``, or ``"churn"`` for the newest version.
+            uri: of MLflow's server or store, such as ``"http://mlflow:5000"``.
+            there: ``name`` of the model there, ``experiment``, ``registry_uri``; see ``sparkdl.interchange.mirror``.
+
+        Raises:
+            ConfigError: there is no such model, alias or version; or MLflow is not installed.
+            BundleError: the bundle holds a pickle.
+            StorageError: MLflow does not answer, or refuses something.
+        """
+        from sparkdl.interchange.mirror import mirror
+
+        return mirror(self, model, uri, **there)
+
 
 def load_model(
     model: str, registry: str | base.ModelRegistry, *, allow_pickle: bool = False, trusted: Sequence[str] = ()
@@ -67,8 +85,8 @@ def load_model(
         >>> sparkdl.load_model("churn@champion", registry="s3://models").transform(df)
     """
     from sparkdl.estimator.model import TorchModel
-    from sparkdl.estimator.publishing import training_of
-    from sparkdl.models.preprocessing import features_of
+    from sparkdl.estimator.training import training_of
+    from sparkdl.models.preprocessing import column_types, features_of
 
     where = registry if isinstance(registry, base.ModelRegistry) else base.ModelRegistry(registry)
     name, which = _parts(model, where)
@@ -86,7 +104,12 @@ def load_model(
         signature=signature,
         features=features,
         meanings=training.meanings,
-        origin={"parameters": found.parameters, "lineage": found.lineage, "metrics": found.metrics},
+        origin={
+            "parameters": found.parameters,
+            "lineage": found.lineage,
+            "metrics": found.metrics,
+            "columns": column_types(bundle.info),
+        },
         feature_columns=list(signature.columns if features is None else features.columns),
         label_columns=[field.name for field in signature.outputs],
         **columns,

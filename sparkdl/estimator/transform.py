@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from sparkdl.columns.names import folded, quoted, tells_cases_apart
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.estimator.fit.shipping import loose_by_value
-from sparkdl.estimator.outputs import OutputModule, OutputSpec
+from sparkdl.estimator.outputs import OutputSpec, with_outputs
 from sparkdl.estimator.prediction_columns import Wanted
 from sparkdl.features.fitted import Features
 from sparkdl.launch.driver.session import is_connect
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.folder import BundleInfo
-from sparkdl.models.signature import Signature, TensorField
+from sparkdl.models.signature import Signature
 from sparkdl.models.trust import never
 from sparkdl.scoring.models import WithFeatures
 from sparkdl.scoring.rows import score_rows
@@ -69,7 +69,7 @@ def publish(
         spark: the session.
         home: a folder that workers reach, of the estimator's store; None without.
     """
-    chosen, answer = _with_outputs(model, signature, wanted)
+    chosen, answer = with_outputs(model, signature, wanted)
     root = _root(spark, home)
     if root is None:
         return Published(chosen, answer)
@@ -79,33 +79,12 @@ def publish(
     return Published(kept, answer, () if never(own) else (own,))
 
 
-def _with_outputs(
-    model: torch.nn.Module, signature: Signature, wanted: Sequence[OutputSpec]
-) -> tuple[torch.nn.Module, Signature]:
-    """The model that gives the wanted outputs, and its signature."""
-    labels = [field.name for field in signature.outputs]
-    plain = [OutputSpec(label) for label in labels]
-    chosen = model if list(wanted) == plain else OutputModule(model, labels, wanted)
-    chosen.eval()
-    return chosen, replace(signature, outputs=tuple(_output(signature, one) for one in wanted))
-
-
 def _root(spark: SparkSession, home: Storage | None) -> Storage | None:
     """Where models lie that all workers read: the store, or the temporary files of the one machine; None if neither."""
     if home is not None:
         return home.child("models")
     one_machine = not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
     return Storage.of(Path(tempfile.gettempdir())) if one_machine else None
-
-
-def _output(signature: Signature, wanted: OutputSpec) -> TensorField:
-    field = next(field for field in signature.outputs if field.name == wanted.label)
-    name = f"{wanted.label}__{wanted.kind}"
-    if wanted.kind == "class":
-        return TensorField(name=name, dtype="float64", shape=())
-    if wanted.kind != "output" and wanted.meaning != "classes":
-        return TensorField(name=name, dtype="float64", shape=(2,))
-    return replace(field, name=name if wanted.kind != "output" else field.name)
 
 
 def predict_rows(
@@ -126,7 +105,7 @@ def predict_rows(
         SchemaError: the frame has a column of such a name already, or lacks one.
     """
     _check_free(wanted, getattr(rows, "columns", ()), cases=True)
-    chosen, answer = _with_outputs(model, signature, [one.output for one in wanted])
+    chosen, answer = with_outputs(model, signature, [one.output for one in wanted])
     given = chosen if features is None else WithFeatures(chosen, features)
     table = score_rows(given, rows, signature=answer, config=ScoreConfig(batch_rows=batch_rows, device="cpu"))
     made = {one.column: table.column(place).to_pandas().to_numpy() for place, one in enumerate(wanted)}

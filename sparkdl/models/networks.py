@@ -98,7 +98,7 @@ class _Numbers(_Part):
         self.width = width
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        return values.reshape(len(values), self.width).float()
+        return values.reshape(values.shape[0], self.width).float()
 
 
 class _Categories(_Part):
@@ -109,7 +109,7 @@ class _Categories(_Part):
         self.width = sum(widths)
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        columns = values.reshape(len(values), len(self.tables)).long().unbind(1)
+        columns = values.reshape(values.shape[0], len(self.tables)).long().unbind(1)
         return torch.cat([table(ids) for table, ids in zip(self.tables, columns, strict=True)], dim=1)
 
 
@@ -141,7 +141,7 @@ class _Image(_Part):
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * width, width))
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        pixels = values.reshape(len(values), *self.shape)
+        pixels = values.reshape(values.shape[0], *self.shape)
         scaled = pixels.float() if pixels.is_floating_point() else pixels.float() / 255
         found: Tensor = self.layers(scaled)
         return found

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.interchange.client import check_installed
 from sparkdl.pipeline.check import check_source
 from sparkdl.pipeline.code import code_hash, importable
 from sparkdl.pipeline.file import PipelineFile, load
@@ -53,6 +54,7 @@ class Pipeline:
     def __init__(self, file: PipelineFile) -> None:
         with importable(file.spec.code):
             found = [*unsupported(file.spec), *_functions_not_found(file.spec), *search_problems(file.spec)]
+            found += _not_installed(file.spec)
         if found:
             raise file.refused(found)
         self.file = file
@@ -214,6 +216,14 @@ def _functions_not_found(spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, 
             code_hash(target)
         except ConfigError as error:
             yield path, f": {error}"
+
+
+def _not_installed(spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if spec.publish.mlflow is not None:
+        try:
+            check_installed()
+        except ConfigError as error:
+            yield ("publish", "mlflow"), f": {error}"
 
 
 def _aware(now: datetime | None) -> datetime:

@@ -107,6 +107,7 @@ def test_a_published_model_predicts_as_the_fitted_one_did_in_spark_and_in_pandas
     before = fitted.history.drop(columns="seconds")
     pd.testing.assert_frame_equal(loaded.history[list(before)], before, check_dtype=False)
     assert loaded.origin["lineage"]["source_table"] == table.uri
+    assert loaded.origin["columns"] == fitted.origin["columns"] == {"a": "float", "b": "float"}
 
 
 def test_a_loaded_model_is_saved_loaded_and_published_again(fitted, registry, tmp_path):

@@ -187,8 +187,9 @@ def test_a_missing_variable_is_named_once_with_the_nearest():
 
 def test_secrets_are_used_and_never_shown():
     secret = "hunter2"
-    environment = {"S3_SECRET_KEY": secret, "HOOK_TOKEN": secret}
+    environment = {"S3_SECRET_KEY": secret, "HOOK_TOKEN": secret, "MLFLOW_PASSWORD": secret}
     text = with_line("""
+        publish: {mlflow: "postgresql://me:${MLFLOW_PASSWORD}@host/db"}
         notify: {webhook: "https://hooks.example/${HOOK_TOKEN}"}
         spark:
           conf: {spark.hadoop.fs.s3a.secret.key: "${S3_SECRET_KEY}", spark.my.password: written, spark.x: 1}
@@ -196,7 +197,9 @@ def test_secrets_are_used_and_never_shown():
     file = loads(text, (), environment)
     assert file.spec.spark.conf["spark.hadoop.fs.s3a.secret.key"] == secret
     assert file.spec.notify.webhook == f"https://hooks.example/{secret}"
+    assert file.spec.publish.mlflow == f"postgresql://me:{secret}@host/db"
     resolved = file.resolved()
+    assert resolved["publish"]["mlflow"] == "postgresql://me:${MLFLOW_PASSWORD}@host/db"
     assert resolved["spark"]["conf"] == {
         "spark.hadoop.fs.s3a.secret.key": "${S3_SECRET_KEY}",
         "spark.my.password": "(hidden)",

@@ -13,7 +13,9 @@ from sparkdl.errors import ConfigError, DataError, PipelineFileError
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.code import importable
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import publish_inputs
 from sparkdl.pipeline.state.lease import lease
 
 FILE = """\
@@ -48,6 +50,25 @@ def test_a_setting_that_nothing_acts_on_is_refused(folder, override, said):
     with pytest.raises(PipelineFileError, match=said) as refused:
         Pipeline.load(folder / "wine.yaml", [override])
     assert len(refused.value.problems) == 1
+
+
+def test_mlflow_that_is_not_installed_is_named_before_anything_runs(folder, monkeypatch):
+    mirrored = "publish.mlflow='sqlite:////data/mlflow.db'"
+    assert Pipeline.load(folder / "wine.yaml", [mirrored]).spec.publish.mlflow == "sqlite:////data/mlflow.db"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PipelineFileError, match=r"publish.mlflow: MLflow is not installed: pip install"):
+        Pipeline.load(folder / "wine.yaml", [mirrored])
+
+
+def test_where_a_version_is_mirrored_does_not_decide_whether_it_is_published_again(folder):
+    now = datetime(2026, 3, 20, tzinfo=UTC)
+    keys = [
+        publish_inputs(
+            Context(loads(FILE, [word] if word else []), now), Parts(train=(), validate=(), score=()), {}, "train"
+        )
+        for word in ("", "publish.mlflow='sqlite:////data/mlflow.db'", "publish.alias=best")
+    ]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_gate_that_nothing_could_pass_is_refused_before_a_training(folder):

@@ -95,6 +95,7 @@ class ColumnPlan:
         layout: of the shards.
         copies: by feature that is a label or weight, too, the name under which it is written once more, to be packed.
         varying: features whose rows may differ in length: arrays and bytes of which input_shapes says no size.
+        types: Spark's name of the type of each feature column, where a frame has told.
     """
 
     roles: Roles
@@ -102,6 +103,7 @@ class ColumnPlan:
     layout: Layout
     copies: Mapping[str, str] = field(default_factory=dict)
     varying: tuple[str, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
@@ -198,7 +200,8 @@ def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> 
     given = dict(zip(roles.features, roles.shapes or (), strict=False))
     loose = [name for name, kind in kinds.items() if isinstance(kind, T.BinaryType) and not _is_sized(given.get(name))]
     varying = [name for name in roles.features if name in loose or sizes.get(name) == "ragged"]
-    return ColumnPlan(roles=roles, casts=casts, layout=layout, copies=copies, varying=tuple(varying))
+    types = {name: kind.simpleString() for name, kind in kinds.items()}
+    return ColumnPlan(roles=roles, casts=casts, layout=layout, copies=copies, varying=tuple(varying), types=types)
 
 
 def source_column(name: str) -> str:

@@ -22,7 +22,7 @@ _SECRET = re.compile(
     r"(?:^|[\W_])(secret|token|password|passwd|pwd|credentials?|passphrase)s?(?:$|[\W_])|[A-Za-z0-9][\W_]?key(?:$|[\W_]id$)|apikey",
     re.IGNORECASE,
 )
-_MAY_HOLD_SECRETS = (("source", "options"), ("spark", "conf"), ("notify",))
+_MAY_HOLD_SECRETS = (("source", "options"), ("spark", "conf"), ("notify",), ("publish", "mlflow"))
 
 
 def tells_a_secret(name: str) -> bool:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta, field
 
 from sparkdl.errors import ConfigError
-from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Section, Text, Wrong, command_words
+from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Secret, Section, Text, Wrong, command_words
 from sparkdl.pipeline.spec.bounds import Floor
 from sparkdl.pipeline.spec.data import Scalar, TableOrPath, half_a_name
 from sparkdl.train.objective.metric_names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES
@@ -104,6 +104,14 @@ class Publish(Section, frozen=True, kw_only=True):
         ),
     ] = None
     gate: Annotated[Gate, Meta(description="When the challenger replaces the champion.")] = field(default_factory=Gate)
+    mlflow: Annotated[
+        Text | None,
+        Meta(
+            description="An MLflow server or store, such as http://host:5000 or sqlite:////data/mlflow.db, that every "
+            "version is mirrored to, with the alias. Its experiment, and another registry, are for "
+            "MLFLOW_EXPERIMENT_NAME and MLFLOW_REGISTRY_URI to say."
+        ),
+    ] = None
 
     def _misfits(self) -> Iterator[Wrong]:
         if self.metric and self.direction and (self.direction == "max") != higher_is_better(self.metric):
@@ -111,6 +119,13 @@ class Publish(Section, frozen=True, kw_only=True):
             yield (
                 "direction",
                 f"={self.direction!r} is wrong for metric {self.metric!r}: write {right}, or leave it out",
+            )
+        host = (self.mlflow or "").partition("://")[2].partition("/")[0]
+        if "@" in host and not isinstance(self.mlflow, Secret):
+            yield (
+                "mlflow",
+                " has a user before its host, and would stand in the run's record: set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD, or write a variable such as ${MLFLOW_PASSWORD} there",
             )
 
 

@@ -117,10 +117,12 @@ def bundle_is_whole(uri: str) -> bool:
 def publish_inputs(context: Context, parts: Parts, content: Content, train: str) -> Inputs:
     """What decides the publication of the training of that key.
 
-    The champion is not among it: a challenger is judged once, and does not come back by itself after a rollback.
+    The champion is not among it: a challenger is judged once, and does not come back by itself after a rollback. Nor is
+    MLflow, which is told of what was decided.
     """
     tested = {"test": {name: content[name] for name in parts.test}} if parts.test else {}
-    return {"version": VERSION, "train": train, "publish": context.settings["publish"], **tested}
+    settings = {name: value for name, value in context.settings["publish"].items() if name != "mlflow"}
+    return {"version": VERSION, "train": train, "publish": settings, **tested}
 
 
 def judged_against(context: Context, publish: Inputs) -> int | None:

@@ -8,7 +8,7 @@ it meant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -56,6 +56,7 @@ class Prepared:
         validate_unlabelled: likewise.
         start: address of the bundle that they are from, and that training starts from; None starts from scratch.
         key: of all of it.
+        types: by raw column that the features read, Spark's name of its type.
     """
 
     features: Features
@@ -68,6 +69,7 @@ class Prepared:
     validate_unlabelled: int
     start: str | None
     key: str
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +134,11 @@ def cut_shards(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[st
         )
 
     shards = context.steps.do("shards", inputs, Shards, work, shards_are_there)
-    return Prepared(features=fitted.features, labels=fitted.labels, start=fitted.start, key=own, **vars(shards))
+    read = set(fitted.features.columns)
+    types = {field.name: field.dataType.simpleString() for field in clean.schema if field.name in read}
+    return Prepared(
+        features=fitted.features, labels=fitted.labels, start=fitted.start, key=own, types=types, **vars(shards)
+    )
 
 
 def labels_of(bundle: str) -> Labels:

@@ -20,10 +20,11 @@ from torch import nn
 from sparkdl.errors import BundleError, ConfigError, ConflictError
 from sparkdl.estimator.estimator import TorchEstimator
 from sparkdl.estimator.model import TorchModel
-from sparkdl.estimator.publishing import plain_epochs
 from sparkdl.estimator.store import Store
+from sparkdl.estimator.training import plain_epochs
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.bundle import load_bundle, read_bundle
+from sparkdl.models.preprocessing import COLUMN_TYPES
 from sparkdl.pipeline.code import imported, split_target
 from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
@@ -92,7 +93,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
     model = estimator.fit_on_shards(prepared.train, prepared.validate)
     folder = f"{spec.places.runs}/models/{key}"
     try:
-        content_hash = _saved(model.setFeatures(features), folder, spec, description, labels)
+        content_hash = _saved(model.setFeatures(features), folder, spec, description, prepared)
         load_bundle(folder, trusted=_trusted(spec))  # what cannot be loaded again is not published
     except BundleError as error:
         raise ConfigError(
@@ -134,14 +135,14 @@ def _trusted(spec: PipelineSpec) -> list[str]:
     return [split_target(factory_of(spec.model))[0]] if spec.model.factory else []
 
 
-def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict[str, Any], labels: Labels) -> str:
+def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict[str, Any], prepared: Prepared) -> str:
     """Save the model as a bundle with the features and labels it was trained on; return its content hash."""
     try:
         info = model.save_bundle(
             folder,
             factory=factory_of(spec.model),
             arguments={"features": description, **spec.model.arguments},
-            preprocessing={"labels": [vars(label) for label in labels]},
+            preprocessing={COLUMN_TYPES: dict(prepared.types), "labels": [vars(label) for label in prepared.labels]},
         )
     except ConflictError:  # an earlier run was killed between this and its result
         info = read_bundle(folder)

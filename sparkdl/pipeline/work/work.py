@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConflictError, DataError
 from sparkdl.estimator.publishing import publish_bundle
+from sparkdl.interchange.mirror import mirror_published
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.rows.parts import PARTS, Parts, parts_of, rows_of
@@ -223,6 +224,13 @@ class _Work:
         return known, count
 
     def _publish(self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str) -> Published:
+        published = self._promoted(evaluated, trained, champion, key)
+        spec, registry = self.spec.publish, self.context.registry
+        if spec.mlflow is not None:  # with the alias where it points now
+            mirror_published(registry, registry.get(str(spec.name), published.version), spec.mlflow)
+        return published
+
+    def _promoted(self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str) -> Published:
         spec, name = self.spec, str(self.spec.publish.name)
         against = champion.version if champion is not None else None
         version = publish_bundle(
