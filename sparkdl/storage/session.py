@@ -156,6 +156,7 @@ class _Hadoop:
         self._known: tuple[str | None, str] = (LOCAL, LOCAL)
         self._settings: dict[str, str] | None = None
         self._s3a: tuple[Any, dict[str, str]] = (None, {})
+        self._sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
 
     def default(self) -> str:
         """The address of the default filesystem."""
@@ -184,8 +185,7 @@ class _Hadoop:
         """What Spark's client of S3 is told, see ``s3a_settings``."""
         conf = self._conf
         with suppress(Exception), _not_logged():  # there is a context, and no session yet
-            active = self._jvm.org.apache.spark.sql.classic.SparkSession.active()
-            conf = active.sessionState().newHadoopConf()  # with what was set on the session alone
+            conf = self._sessions.active().sessionState().newHadoopConf()  # with what was set on the session alone
         with _not_logged():
             found = conf.getPropsWithPrefix(_S3A)
             if self._s3a[0] is None or not found.equals(self._s3a[0]):

@@ -122,6 +122,13 @@ WRONG = {
 }
 
 
+def test_who_is_on_spark_connect_is_told_what_cannot_be_known_there(guarded_s3, monkeypatch):
+    monkeypatch.setattr("sparkdl.storage.failures.connected", lambda: True)
+    place = Storage.of("s3://no-such-bucket/a", {"endpoint_url": guarded_s3[0], "key": "wrong", "secret": "w"})
+    with pytest.raises(StorageError, match=r"; of Spark Connect's server only what spark\.conf shows is known here$"):
+        place.read_bytes()
+
+
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(
     ("wrong", "sentence"),

@@ -175,6 +175,47 @@ def test_rows_become_predictions_in_a_bucket_that_the_session_alone_can_open(lak
     assert "py4j" in done.stderr
 
 
+CLIENT = """
+import json, sys
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from sparkdl import write_shards
+from sparkdl.storage import Storage, session
+
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+assert SparkContext._active_spark_context is None and session.connected()
+frame = spark.range(0, 64).selectExpr("CAST(id AS FLOAT) AS x", "CAST(id AS FLOAT) AS y")
+rows = write_shards(frame, sys.argv[2], columns=["x"], labels=["y"]).rows
+print(json.dumps([rows, [entry.name for entry in Storage.of(sys.argv[2]).list()]]))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_client_of_spark_connect_uses_what_the_servers_settings_show(lake, connect_server, tmp_path):
+    bucket, client, (endpoint, key, secret), environment = lake
+    settings = {"endpoint": endpoint, "path.style.access": "true", "access.key": key, "secret.key": secret}
+    named = {f"spark.hadoop.fs.s3a.{name}": value for name, value in settings.items()}
+    conf = configured(tmp_path / "conf", named)
+    with connect_server(SPARK_CONF_DIR=conf) as url:
+        done = subprocess.run(
+            [sys.executable, "-c", CLIENT, url, f"s3://{bucket}/set"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [64, ["manifest.json", "shards"]]
+    besides = (Path(conf) / "spark-defaults.conf",)
+    left = assert_shown_nowhere(
+        secret, client, bucket, folder=tmp_path, printed=done.stdout + done.stderr, besides=besides
+    )
+    assert str(tmp_path / "server.log") in left
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_pipeline_lives_in_a_bucket_that_its_own_file_opens(lake, tmp_path):
