@@ -88,14 +88,17 @@ def _finite(value: Any) -> Any:
 
 def _list(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     if options.name is None:
-        models = {name: (len(registry.list(name)), registry.aliases(name)) for name in registry.models()}
+        models = registry.summaries()
         rows = [
-            (name, str(count), ", ".join(f"{alias} → {version}" for alias, version in aliases.items()))
-            for name, (count, aliases) in models.items()
+            (
+                each.name,
+                str(each.versions),
+                ", ".join(f"{alias} → {version}" for alias, version in each.aliases.items()),
+            )
+            for each in models
         ]
-        value = [{"name": name, "versions": count, "aliases": aliases} for name, (count, aliases) in models.items()]
-        empty = f"no models in {registry.uri}"
-        return Answer(value=value, view=table_of(("model", "versions", "aliases"), rows, empty))
+        view = table_of(("model", "versions", "aliases"), rows, f"no models in {registry.uri}")
+        return Answer(value=models, view=view)
     versions = registry.list(options.name)
     described = [
         (str(each.version), time_text(each.published), ", ".join(each.aliases), _metrics(each.metrics), _source(each))

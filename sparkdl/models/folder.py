@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -23,7 +23,7 @@ import msgspec
 from sparkdl.documents.typed import Source, convert, parse
 from sparkdl.errors import BundleError, ConflictError, IntegrityError, StorageError
 from sparkdl.models.signature import Signature
-from sparkdl.storage import Storage, sha256_hex, storage_errors
+from sparkdl.storage import TEMPORARY, Storage, sha256_hex, storage_errors
 from sparkdl.storage.local import private_folder
 
 __all__ = [
@@ -217,7 +217,7 @@ def info_of(folder: Storage, text: bytes) -> BundleInfo:
 def copy_bundle(info: BundleInfo, uri: str | Storage) -> None:
     """Copy a bundle to ``uri``, checked against its hashes, so that it appears there whole or not at all.
 
-    Where the same bundle is already, it is left, with its age renewed.
+    Where the same bundle is already, whole, it is left, with its age renewed; what is left of one is replaced.
 
     Raises:
         IntegrityError: a file differs from its hash.
@@ -229,16 +229,41 @@ def copy_bundle(info: BundleInfo, uri: str | Storage) -> None:
     text = info.folder.child(DOCUMENT).read_bytes(at_most=MAX_BYTES)
     if info_of(info.folder, text).content_hash != info.content_hash:
         raise IntegrityError(f"the bundle {info.uri} was replaced while it was copied: publish it again")
-    document = target.child(DOCUMENT)
-    if document.exists() and read_bundle(target).content_hash == info.content_hash:
-        document.write_atomic(text)  # a vacuum spares what is young
+    if _is_whole(target, info):
+        target.child(DOCUMENT).write_atomic(text)  # a collection of garbage spares what is young
         return
     with work_folder(target) as work:
         for name in info.files:
             with folder.child(name).open_input() as source, (work / name).open("xb") as sink:
                 shutil.copyfileobj(source, sink, 4 << 20)
-        with suppress(ConflictError):  # another publisher of the same content was faster
+        try:
             publish_folder(work, target, text)
+        except ConflictError:
+            if _is_whole(target, info):  # another publisher of the same content was faster
+                return
+            if target.local_path() is not None:
+                _set_aside(target)
+                publish_folder(work, target, text)
+
+
+def _is_whole(target: Storage, info: BundleInfo) -> bool:
+    """Whether this very bundle lies there, with all its files."""
+    if not target.child(DOCUMENT).exists():
+        return False
+    try:
+        if read_bundle(target).content_hash != info.content_hash:
+            return False
+        check_files(target, info)
+    except (IntegrityError, BundleError):
+        return False
+    return True
+
+
+def _set_aside(target: Storage) -> None:
+    """Remove what is left of a bundle, whose name is free at once."""
+    aside = target.sibling(f"{TEMPORARY}{uuid.uuid4().hex}")
+    target.move_to(aside)
+    aside.delete(recursive=True)
 
 
 def local_copy(info: BundleInfo) -> Storage:

@@ -207,12 +207,19 @@ class DeltaRs:
         check_scannable(table, self.uri)
         return table.version(), pa.table(table.scan())
 
-    def compact(self) -> None:
-        """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error."""
+    def compact(self, file_bytes: int | None = None) -> None:
+        """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error.
+
+        The log gets a checkpoint, too: commits that ``journal.py`` made have asked for none.
+
+        Args:
+            file_bytes: files of this size are left alone; delta-rs's own choice by default.
+        """
         table = self._open()
         check_writable(table, self.uri)
         with suppress(CommitFailedError):
-            table.optimize.compact(commit_properties=commit_properties())
+            table.optimize.compact(target_size=file_bytes, commit_properties=commit_properties())
+            table.create_checkpoint()
 
     def vacuum(self, older_than: timedelta = timedelta(days=1), versions: bool = False) -> list[str]:
         """Delete files of writes that never committed, and on request of versions past; return their paths.

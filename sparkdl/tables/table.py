@@ -32,6 +32,7 @@ from sparkdl.tables.engine import (
     said,
     spark_session,
 )
+from sparkdl.tables.journal import Journal
 from sparkdl.tables.parquet import partition_text
 from sparkdl.tables.reading import spark_address
 from sparkdl.tables.record import TableFile
@@ -336,9 +337,22 @@ class Table:
         """
         return self._address.snapshot()
 
-    def compact(self) -> None:
-        """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error."""
-        self._address.compact()
+    @cached_property
+    def journal(self) -> Journal:
+        """Its newest commits, without opening it; of a table with an address that nobody but delta-rs writes.
+
+        Raises:
+            ConfigError: the table has a name only.
+        """
+        return Journal(self._address.root, self.storage_options)
+
+    def compact(self, file_bytes: int | None = None) -> None:
+        """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error.
+
+        Args:
+            file_bytes: files of this size are left alone; delta-rs's own choice by default.
+        """
+        self._address.compact(file_bytes)
 
     def vacuum(self, older_than: timedelta = timedelta(days=1), versions: bool = False) -> list[str]:
         """Delete files of writes of delta-rs that never committed, and on request of versions past; return their paths.

@@ -63,7 +63,7 @@ def test_models_and_versions_are_listed_and_shown(run):
 
 
 def test_programs_get_one_json_document(told, registry):
-    assert told("list") == [{"name": "ride", "versions": 2, "aliases": {"champion": 2}}]
+    assert told("list") == [{"name": "ride", "versions": 2, "newest": 2, "aliases": {"champion": 2}}]
     assert [each["version"] for each in told("list", "ride")] == [1, 2]
     shown = told("show", "ride", 1)
     assert shown["metrics"] == {"rmse": 1.0, "odd": None}

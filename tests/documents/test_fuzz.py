@@ -5,6 +5,7 @@ What is bounded besides is memory: a small document must not make its reader tak
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -19,14 +20,17 @@ from torch import nn
 
 from sparkdl.config import CheckpointConfig
 from sparkdl.documents.typed import Source, convert, encode, parse
-from sparkdl.errors import SparkdlError
+from sparkdl.errors import IntegrityError, SparkdlError
 from sparkdl.estimator.saving.saved import Saved, load_named, save_named
 from sparkdl.features.fitted import Features, fit
 from sparkdl.features.spec import Category, DateParts, Ids, Number, Text, Vector
 from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import Signature, TensorField, load_bundle, save_bundle
 from sparkdl.models.folder import content_hash_of
-from sparkdl.models.registry.event_log import Event, fold
+from sparkdl.models.registry.checkpoint import Checkpoints, _hash_of
+from sparkdl.models.registry.event_log import Event
+from sparkdl.models.registry.model import UnusableError
+from sparkdl.models.registry.state import State, fold
 from sparkdl.shards.files import write_table_shards
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex
@@ -257,6 +261,53 @@ def events(folder):
     return read
 
 
+def registry_checkpoints(folder):
+    now, artifact = datetime.now(UTC), "a" * 64
+    pages = Checkpoints(Storage.of(folder))
+    state = State(str, pages)
+    for n in range(1, 40):
+        facts = {"artifact": artifact, "metrics": {"mae": float("nan")}, "publication": str(n), "time": now}
+        state.add(Event(kind="published", name="m", version=n, sequence=n, **facts))
+    state.add(Event(kind="aliased", name="m", alias="champion", version=2, sequence=40, time=now))
+    pages.write(state, 7, "b" * 64, ["name"])
+    head = pages.get(pages.newest().models["m"][0], dict)
+    page = pages.get(head["chunks"][0][2], list)
+    root = json.loads((folder / "checkpoint.json").read_text())
+    del root["hash"]
+
+    def put(value, chance):
+        data = text_of(value, chance)
+        name = hashlib.sha256(data).hexdigest()
+        (folder / "pages" / f"{name}.json").write_bytes(data)
+        return name
+
+    def read(chance):
+        kind = chance.randrange(3)
+        other = put(mutated(page, chance), chance) if kind == 0 else head["chunks"][0][2]
+        whole = {**head, "chunks": [[0, head["chunks"][0][1], other], *head["chunks"][1:]]}
+        changed = root | {"models": {"m": [put(mutated(whole, chance) if kind == 1 else whole, chance), 39]}}
+        if kind == 2:
+            changed = mutated(root, chance)
+        text = json.dumps(changed | {"hash": "0"}) if isinstance(changed, dict) else "[]"
+        with contextlib.suppress(SparkdlError, TypeError, ValueError):
+            text = json.dumps(changed | {"hash": _hash_of(changed)})
+        (folder / "checkpoint.json").write_text(text)
+        found = pages.newest()
+        if found is None:
+            raise IntegrityError("it is not believed")
+        try:
+            state = pages.state_at(found, str)
+            for question in (State.names, State.artifacts, lambda state: state.get("m", "champion")):
+                question(state)
+            state.by_publication("m", "3")
+            state.add(Event(kind="published", name="m", version=40, artifact=artifact, sequence=41, time=now))
+            state.save()
+        except UnusableError as error:
+            raise IntegrityError(str(error)) from error
+
+    return read
+
+
 def objects(folder):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -329,6 +380,7 @@ KINDS = [
     bundles,
     bundle_weights,
     events,
+    registry_checkpoints,
     objects,
     object_tensors,
 ]

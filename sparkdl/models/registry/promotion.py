@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError
-from sparkdl.models.registry.event_log import ModelVersion, State
+from sparkdl.models.registry.event_log import ModelVersion
+from sparkdl.models.registry.state import State
 
 __all__ = ["Promotion", "decide_promotion"]
 

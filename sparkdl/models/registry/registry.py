@@ -6,32 +6,32 @@ for ``load``.
 
     <uri>/artifacts/<content hash>/   the bundles; equal models are stored once
     <uri>/events/                     Delta table: one row an event (published, aliased, rolled_back, deleted)
+    <uri>/state/                      what the events added up to a few commits ago; not needed
 
 The state is a fold over the events, and an event commits only on the table version that its decision was made on.
 So two publishers never take one number, an alias never points to a version that is gone, and a publisher that is killed
-leaves an artifact that nothing names. Whoever loses a race reads again and decides again.
+leaves an artifact that nothing names. Whoever loses a race reads again and decides again (``log.py``).
 """
 
 from __future__ import annotations
 
-import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-import pyarrow as pa
 
 from sparkdl.config import require
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.models.folder import DOCUMENT, copy_bundle, read_bundle
-from sparkdl.models.registry.event_log import EVENTS, Event, ModelVersion, State, fold
+from sparkdl.models.registry.event_log import Event, ModelVersion
+from sparkdl.models.registry.log import EventLog
 from sparkdl.models.registry.promotion import Promotion, decide_promotion
+from sparkdl.models.registry.state import ModelSummary, State
 from sparkdl.storage import Storage
 from sparkdl.tables.delta import storage_of
 from sparkdl.tables.table import Table
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["Lineage", "ModelRegistry"]
 
 T = TypeVar("T")
-
-_TRIES = 60
-_COMPACT_EVERY = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,10 +128,10 @@ class ModelRegistry:
             before = state.by_publication(name, identity)
             return before or event.numbered(state.next_version(name))
 
-        before = self._state().by_publication(name, identity)
+        before = self._log.ask(lambda state: state.by_publication(name, identity))
         if before is None:
             copy_bundle(info, self._artifact(info.content_hash))
-            before = self._commit(decide, lambda state: state.by_publication(name, identity))
+            before = self._log.commit(decide, lambda state: state.by_publication(name, identity))
         assert before is not None
         return before
 
@@ -144,7 +141,7 @@ class ModelRegistry:
         Raises:
             ConfigError: there is no such model, version or alias; the message lists those there are.
         """
-        return self._state().get(name, which)
+        return self._log.ask(lambda state: state.get(name, which))
 
     def load(self, name: str, which: int | str, **options: Any) -> Bundle:
         """Load the model of a version or alias, checked against the hash that the registry holds.
@@ -161,19 +158,23 @@ class ModelRegistry:
 
     def models(self) -> Sequence[str]:
         """The names of all models."""
-        return self._state().names()
+        return self._log.ask(State.names)
 
     def list(self, name: str) -> Sequence[ModelVersion]:
         """The versions of a model, oldest first, without deleted ones; none for an unknown name."""
-        return self._state().versions(name)
+        return self._log.ask(lambda state: state.versions(name))
+
+    def summaries(self) -> Sequence[ModelSummary]:
+        """Every model at a glance, by name."""
+        return self._log.ask(lambda state: [state.summary(name) for name in state.names()])
 
     def aliases(self, name: str) -> dict[str, int]:
         """What each alias of a model points to."""
-        return self._state().aliases(name)
+        return self._log.ask(lambda state: state.aliases(name))
 
     def history(self, name: str) -> Sequence[Event]:
         """Every event of a model, oldest first."""
-        return [event for event in self._state().events if event.name == name]
+        return self._log.events(name)
 
     def set_alias(
         self, name: str, alias: str, version: int, *, expected: int | None, reason: str = "", dry_run: bool = False
@@ -209,7 +210,7 @@ class ModelRegistry:
         def outcome(state: State) -> Promotion:
             return Promotion(moved=True, reason=reason, version=version, previous=expected)
 
-        return self._commit(decide, outcome, dry_run)
+        return self._log.commit(decide, outcome, dry_run=dry_run)
 
     def promote_if_better(
         self,
@@ -257,7 +258,7 @@ class ModelRegistry:
                 reason=promotion.reason,
             )
 
-        return self._commit(decide, lambda state: made[-1], dry_run)
+        return self._log.commit(decide, lambda state: made[-1], dry_run=dry_run)
 
     def rollback(self, name: str, alias: str, *, reason: str = "rollback", dry_run: bool = False) -> Promotion:
         """Point ``alias`` to the version that it pointed to before its last move; again goes back further.
@@ -283,7 +284,7 @@ class ModelRegistry:
             moves.append(Promotion(moved=True, reason=reason, version=before, previous=now))
             return Event(kind="rolled_back", name=name, alias=alias, version=before, previous=now, reason=reason)
 
-        return self._commit(decide, lambda state: moves[-1], dry_run)
+        return self._log.commit(decide, lambda state: moves[-1], dry_run=dry_run)
 
     def delete(self, name: str, version: int, *, reason: str = "") -> None:
         """Take a version out of the registry; its number is not used again.
@@ -303,7 +304,7 @@ class ModelRegistry:
                 )
             return Event(kind="deleted", name=name, version=version, reason=reason)
 
-        self._commit(decide, lambda state: None)
+        self._log.commit(decide, lambda state: None)
 
     def vacuum(self, older_than: timedelta = timedelta(days=1)) -> Sequence[str]:
         """Delete artifacts that no version names; return their addresses.
@@ -319,49 +320,19 @@ class ModelRegistry:
                 continue  # not written by a registry
             document = folder.child(entry.name).child(DOCUMENT)
             stamps = [found.modified or 0.0 for found in folder.child(entry.name).list()] or [entry.modified or 0.0]
-            if max(stamps) < limit and entry.name not in self._state().artifacts():
+            if max(stamps) < limit and entry.name not in self._log.ask(lambda state: state.artifacts()):
                 document.delete()  # first, so that no reader finds half a bundle
                 folder.child(entry.name).delete(recursive=True)
                 removed.append(folder.child(entry.name).uri)
         return removed
 
     @cached_property
-    def _events(self) -> Table:
-        return Table(self._root.child("events").spark_uri, self.storage_options, engine="delta-rs")
+    def _log(self) -> EventLog:
+        table = Table(self._root.child("events").spark_uri, self.storage_options, engine="delta-rs")
+        return EventLog(self._root, table, lambda content_hash: self._artifact(content_hash).uri)
 
     def _artifact(self, content_hash: str) -> Storage:
         return self._root.child("artifacts").child(content_hash)
-
-    def _address_of(self, content_hash: str) -> str:
-        return self._artifact(content_hash).uri
-
-    def _state(self) -> State:
-        return self._read()[1]
-
-    def _read(self) -> tuple[int, State]:
-        version, rows = self._events.snapshot()
-        return version, fold(rows.to_pylist() if rows is not None else [], self._address_of)
-
-    def _commit(self, decide: Callable[[State], Event | T], outcome: Callable[[State], T], dry_run: bool = False) -> T:
-        """Decide on the newest state and commit the event on exactly that state; again, if somebody was faster."""
-        for turn in range(_TRIES):
-            version, state = self._read()
-            decision = decide(state)
-            if not isinstance(decision, Event):
-                return decision
-            if dry_run:
-                return outcome(state)
-            event = decision.stamped(len(state.events), datetime.now(UTC))
-            row = pa.Table.from_pylist([event.to_row()], schema=EVENTS)
-            try:
-                committed = self._events.append(row, expected_version=version)
-            except ConflictError:
-                time.sleep(random.uniform(0.5, 1.0) * min(0.1, 0.004 * 2 ** min(turn, 6)))
-                continue
-            if committed % _COMPACT_EVERY == _COMPACT_EVERY - 1:
-                self._events.compact()
-            return outcome(fold([*(one.to_row() for one in state.events), event.to_row()], self._address_of))
-        raise ConflictError(f"{_TRIES} commits to the registry {self.uri} lost against other writers: try again later")
 
 
 def _check_name(what: str, name: str) -> None:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from sparkdl.errors import IntegrityError
-from sparkdl.models.registry.event_log import Event, fold
+from sparkdl.models.registry.event_log import Event
+from sparkdl.models.registry.state import fold
 
 NOW = datetime.now(UTC)
 
@@ -24,7 +25,7 @@ def test_rows_come_back_as_events():
     state = fold([row | {"column of a later sparkdl": 1} for row in rows()], str)
     assert state.get("m", "champion").artifact == "a" * 64
     assert state.get("m", 1).metrics["mae"] != state.get("m", 1).metrics["mae"]
-    assert [event.to_row() for event in state.events] == rows()
+    assert [Event.from_row(row).to_row() for row in rows()] == rows()
 
 
 @pytest.mark.parametrize(

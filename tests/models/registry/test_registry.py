@@ -12,19 +12,8 @@ from torch import nn
 
 from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError
 from sparkdl.models.bundle import save_bundle
-from sparkdl.models.registry import Lineage, ModelRegistry
+from sparkdl.models.registry import Lineage
 from sparkdl.models.registry.event_log import EVENTS, Event
-
-
-@pytest.fixture
-def bundle(tmp_path):
-    save_bundle(nn.Linear(2, 1), str(tmp_path / "bundle"))
-    return str(tmp_path / "bundle")
-
-
-@pytest.fixture
-def registry(tmp_path):
-    return ModelRegistry(str(tmp_path / "registry"))
 
 
 def test_a_published_version_says_everything_about_itself(registry, bundle):
@@ -193,7 +182,7 @@ def test_a_row_that_names_no_hash_makes_nothing_of_what_it_names(registry, bundl
     registry.publish("m", bundle)
     row = Event(kind="published", name="n", version=1, artifact="a" * 64, publication="x")
     row = row.stamped(1, datetime.now(UTC)).to_row() | {"artifact": name.format(victim)}
-    registry._events.append(pa.Table.from_pylist([row], schema=EVENTS))
+    registry._log.table.append(pa.Table.from_pylist([row], schema=EVENTS))
     with pytest.raises(IntegrityError, match="artifact"):
         registry.vacuum(timedelta(0))
     with pytest.raises(IntegrityError, match="artifact"):

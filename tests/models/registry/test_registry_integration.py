@@ -9,10 +9,6 @@ import time
 from collections import Counter
 from datetime import timedelta
 
-import pytest
-from torch import nn
-
-from sparkdl.models.bundle import save_bundle
 from sparkdl.models.registry import ModelRegistry
 
 PUBLISH = """
@@ -45,17 +41,11 @@ print(json.dumps(won))
 """
 KILLED = """
 import os, sys
-from sparkdl.models import registry as module
 from sparkdl.models.registry import ModelRegistry
-module.ModelRegistry._commit = lambda *a: os._exit(9)  # the artifact is there, the event is not
+from sparkdl.models.registry.log import EventLog
+EventLog.commit = lambda *a, **k: os._exit(9)  # the artifact is there, the event is not
 ModelRegistry(sys.argv[1]).publish("m", sys.argv[2])
 """
-
-
-@pytest.fixture
-def bundle(tmp_path):
-    save_bundle(nn.Linear(2, 1), str(tmp_path / "bundle"))
-    return str(tmp_path / "bundle")
 
 
 def start(code, *arguments):
