@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from sparkdl import errors
 
-__all__ = ["OTHER_PYTHON", "map_task_errors_of_actions", "task_error", "task_errors"]
+__all__ = ["OTHER_PYTHON", "map_task_errors_of_actions", "told_by_java", "task_error", "task_errors"]
 
 OTHER_PYTHON = "the workers run another Python version than the driver: set PYSPARK_PYTHON to the same version on both"
 
@@ -71,6 +71,17 @@ def task_errors() -> Iterator[None]:
         if found is None or found is raised:
             raise
         raise found from raised.with_traceback(None)  # our own frames, or Spark's copy of what its text says anyway
+
+
+def told_by_java(raised: BaseException) -> str:
+    """All that Java told of an error of Spark's, with what caused it; empty of any other error.
+
+    Of a database that cannot be reached Spark's own sentence says no more than that; the reason is a cause, which
+    pyspark 4.2 keeps in a private attribute. Without it that sentence is all there is.
+    """
+    if not type(raised).__module__.startswith(("pyspark.", "py4j.")):
+        return ""
+    return f"{raised}\n{getattr(raised, '_stackTrace', '')}"
 
 
 def map_task_errors_of_actions() -> None:

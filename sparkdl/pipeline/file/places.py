@@ -12,12 +12,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec import DeltaSource, HashSplit, PipelineSpec, TimeSplit
 from sparkdl.storage.address import looks_like_a_table
 
 __all__ = ["beside", "completed"]
 
-_OF_SOURCE = ("table", "path")
 _PLACES = ("tables", "shards", "registry", "runs")
 
 
@@ -30,7 +29,8 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
         folder: that the file lies in, an absolute path or a URI.
     """
     named = spec.name or name
-    source = _moved(spec.source, _OF_SOURCE, folder)
+    addresses = ("table",) if isinstance(spec.source, DeltaSource) else ("path",)  # of others a table is a name
+    source = _moved(spec.source, addresses, folder)
     root = beside(spec.root, folder)
     places = _moved(spec.places, _PLACES, folder)
     places = replace(places, **{one: getattr(places, one) or f"{root}/{named}/{one}" for one in _PLACES})

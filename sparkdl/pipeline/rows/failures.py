@@ -1,7 +1,7 @@
-"""Error mapping: what Spark says of a file of the source that it cannot read, as one sentence.
+"""Error mapping: what Spark says of a source that it cannot read, as one sentence.
 
-Enters: an error of pyspark or py4j, fifty lines long. Leaves: a ``DataError`` that names the file and the reason, with
-what came in as its ``__cause__``; everything else passes as it is.
+Enters: an error of pyspark or py4j, fifty lines long. Leaves: a typed error that names the file, the database's own
+reason, or what the session lacks, with what came in as its ``__cause__``; everything else passes as it is.
 """
 
 from __future__ import annotations
@@ -10,38 +10,92 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkdl.errors import DataError
+from sparkdl.compat.spark_errors import told_by_java
+from sparkdl.errors import ConfigError, DataError, SparkdlError, StorageError
 
 __all__ = ["source_errors"]
 
 _KIND = re.compile(r"\[(FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE)[.\w]*\]")
 _FILE = re.compile(r"(?:reading file|file|[Pp]ath does not exist:) ((?:file:|\w[\w+.-]*:/)\S+?)\.?(?=[\s,]|$)")
-_CAUSE = re.compile(r"Caused by: [\w.$]+: (.+?)(?=\n\s+at |\nCaused by: |\Z)", re.DOTALL)
+_CAUSE = re.compile(r"Caused by: ([\w.$]+): (.+?)(?=\n\s+at |\nCaused by: |\Z)", re.DOTALL)
+_FIRST = re.compile(r"(?:An error occurred while calling \S+\s+: [\w.$]+: )?(.+)")
 _GONE = re.compile(r"FILE_NOT_EXIST|FileNotFound|PATH_NOT_FOUND|does not exist")
+_FORMAT = re.compile(r"Failed to find (?:the )?data source: ([\w.$-]+?)\.? ")
+_DATABASE = "org.apache.spark.sql.execution.datasources.jdbc."
+_DRIVER = re.compile(
+    r"No suitable driver|ClassNotFoundException: (\S+)(?=(?:\s+at .+)+?\s+at \S+\.jdbc\.DriverRegistry)"
+)
 _LONGEST = 300
 
 
 @contextmanager
-def source_errors() -> Iterator[None]:
-    """Raise what went wrong with a file that Spark reads in one sentence.
+def source_errors(listed: bool = True) -> Iterator[None]:
+    """Raise what went wrong with a source that Spark reads in one sentence.
+
+    Args:
+        listed: whether its files were seen before Spark reads them.
 
     Raises:
-        DataError: it is gone, or is not what the source says it is.
+        DataError: a file is gone or is not what the source says it is, or a value of a database fits no type of Spark.
+        StorageError: a database does not answer as it is asked.
+        ConfigError: the session does not know the format, or lacks a database's driver.
     """
     try:
         yield
     except Exception as error:
-        text = str(error) if type(error).__module__.startswith(("pyspark.", "py4j.")) else ""
-        if not _KIND.search(text):
+        found = _ours(told_by_java(error), listed)
+        if found is None:
             raise
-        found = _FILE.search(text)
-        file = found[1] if found else "a file of the source"
-        if _GONE.search(text):
-            raise DataError(
-                f"{file} was there when the run began and is gone: deliver what is read once, and run again"
-            ) from error
-        causes = _CAUSE.findall(text)
-        reason = " ".join((causes[-1] if causes else text).split())[:_LONGEST].rstrip(" .:;")
-        raise DataError(
-            f"{file} cannot be read: {reason}; correct source, deliver the file again, or remove it"
-        ) from error
+        raise found from error
+
+
+def _ours(text: str, listed: bool) -> SparkdlError | None:
+    """An error of Spark as one of ours; None for what is not the source's."""
+    if _KIND.search(text):
+        return _of_file(text, listed)
+    unknown = _FORMAT.search(text)
+    if unknown:
+        return ConfigError(
+            f"this session has no data source {unknown[1]!r}: correct source.format, or give its package of this Spark "
+            "in spark: {conf: {spark.jars.packages: ...}}"
+        )
+    return _of_database(text) if _DATABASE in text else None
+
+
+def _of_file(text: str, listed: bool) -> DataError:
+    found = _FILE.search(text)
+    file = found[1] if found else "a file of the source"
+    if _GONE.search(text) and not listed:
+        return DataError(f"{file} is not there: correct source.path, or wait for data")
+    if _GONE.search(text):
+        return DataError(f"{file} was there when the run began and is gone: deliver what is read once, and run again")
+    causes = _CAUSE.findall(text)
+    reason = _short(causes[-1][1] if causes else text)
+    return DataError(f"{file} cannot be read: {reason}; correct source, deliver the file again, or remove it")
+
+
+def _of_database(text: str) -> SparkdlError:
+    lacking = _DRIVER.search(text)
+    if lacking:
+        named = f"class {lacking[1]}" if lacking[1] else "driver for source.url"
+        return ConfigError(
+            f"this session has no JDBC {named}: add the driver's JAR, spark: {{conf: {{spark.jars: ...}}}}, and name "
+            "its class in source.options.driver if it is another"
+        )
+    causes = _CAUSE.findall(text)
+    said = [message for kind, message in causes if "SQL" in kind.rpartition(".")[2] and "Spark" not in kind]
+    if not said:
+        reason = _short(_FIRST.match(text)[1])  # type: ignore[index]
+        return DataError(
+            f"Spark cannot take the rows of the database as they are: {reason}; correct source, or cast the column in "
+            "source.query"
+        )
+    kind, root = causes[-1]
+    more = "" if root == said[-1] else f" ({kind.rpartition('.')[2]}: {_short(root)})"
+    reason = re.sub(r" Position: \d+$", "", _short(said[-1]))
+    return StorageError(f"the database cannot be read: {reason}{more}; correct source, or see to the database")
+
+
+def _short(text: str) -> str:
+    """What Java says on one line, within bounds."""
+    return " ".join(text.split())[:_LONGEST].rstrip(" .:;")

@@ -12,24 +12,40 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+from msgspec import structs
 
 from sparkdl.columns.names import quoted
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
 from sparkdl.pipeline.code import code_hash, imported
+from sparkdl.pipeline.file.resolved import plain
+from sparkdl.pipeline.rows.database import NOT_DECIDING, rows_of_database
 from sparkdl.pipeline.rows.failures import source_errors
-from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE
-from sparkdl.pipeline.spec import CsvSource, DeltaSource, FunctionSource, JsonSource, ParquetSource, Source, SqlSource
+from sparkdl.pipeline.rows.window_column import FORMS, window_column
+from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE, spans
+from sparkdl.pipeline.spec import (
+    CsvSource,
+    DeltaSource,
+    FunctionSource,
+    JdbcSource,
+    JsonSource,
+    ParquetSource,
+    Source,
+    SparkSource,
+    SqlSource,
+)
 from sparkdl.storage import Entry, Storage, sha256_hex
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 __all__ = [
@@ -40,9 +56,9 @@ __all__ = [
     "check_unchanged",
     "frame_of",
     "look_at",
+    "of_windows",
     "read_rows",
     "source_identity",
-    "window_column",
 ]
 
 WINDOW = "_window"
@@ -50,10 +66,11 @@ WINDOW = "_window"
 MALFORMED = "_malformed"
 """The column with the text of a row that does not fit its file's columns; null where it does."""
 
-_US_PER_HOUR = 3_600_000_000
 _BYTES_PER_ROW = 100
-_FORM = {"day": r"^\d{4}-\d{2}-\d{2}$", "hour": r"^\d{4}-\d{2}-\d{2}T\d{2}$"}
 _FILES = ParquetSource | CsvSource | JsonSource
+_MOMENTS = ("date", "timestamp", "timestamp_ntz")
+_AROUND = timedelta(days=2)
+"""What a range of time has more at its ends: session and database may tell midnight by zones 26 hours apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +160,7 @@ def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
     from pyspark.errors import PySparkException
 
     try:
-        with source_errors():
+        with source_errors(listed=not isinstance(source, SparkSource)):
             frame = _frame(spark, source, look)
     except PySparkException as error:
         reason = str(error).partition("\n")[0]
@@ -154,36 +171,24 @@ def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
     return frame.withColumn(WINDOW, window_column(frame, source))
 
 
-def window_column(frame: DataFrame, source: Source) -> Column:
-    """The expression for the window of a row.
+def of_windows(rows: DataFrame, source: Source, windows: Collection[str]) -> DataFrame:
+    """The rows of some windows, and for those who can pass over others unread, a range of the time column beside.
 
-    Raises:
-        SchemaError: the column is not there, or is no date, timestamp or text.
+    Args:
+        rows: as ``read_rows`` leaves them.
+        source: the section of the file.
+        windows: their names.
     """
     from pyspark.sql import functions as F
 
-    if source.when is None:
-        return F.lit(WHOLE)
-    if source.when not in frame.columns:
-        raise SchemaError(f"source.time names {source.when!r}, the rows have {frame.columns}: name one of these")
-    column, kind = F.col(quoted(source.when)), frame.schema[source.when].dataType.typeName()
-    if kind == "timestamp":  # an instant: by arithmetic, so that the session's time zone changes nothing
-        hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
-        day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
-        text = day if source.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
-    elif kind == "timestamp_ntz":
-        text = F.date_format(column, "yyyy-MM-dd" if source.every == "day" else "yyyy-MM-dd'T'HH")
-    elif kind == "date" and source.every == "day":
-        text = column.cast("string")
-    elif kind == "string":
-        text = F.translate(F.substring(F.trim(column), 1, 10 if source.every == "day" else 13), " ", "T")
-    else:
-        raise SchemaError(
-            f"source.time names {source.when!r}, which is a {kind}: windows of one {source.every} need a timestamp"
-            f"{' or a date' if source.every == 'day' else ''}"
-        )
-    real = F.when(text.rlike(_FORM[source.every]) & F.substring(text, 1, 10).try_cast("date").isNotNull(), text)
-    return F.coalesce(real, F.lit(NO_TIME))
+    chosen = rows.where(F.col(WINDOW).isin(*windows))
+    if source.time is None or not windows or {NO_TIME, WHOLE} & {*windows}:
+        return chosen
+    kind, column = rows.schema[source.time].dataType.typeName(), quoted(source.time)
+    if kind not in _MOMENTS:
+        return chosen
+    ranges = [[f"{kind}'{end.date().isoformat()}'" for end in span] for span in spans(windows, _AROUND)]
+    return chosen.where(" OR ".join(f"({column} >= {first} AND {column} < {end})" for first, end in ranges))
 
 
 def _look_at_table(source: DeltaSource) -> Look:
@@ -249,7 +254,7 @@ def _by_window(stamps: Iterator[tuple[str, list[Any]]]) -> dict[str, str]:
 def _name_of(value: str) -> str:
     """The window that a partition's value names."""
     name = value.strip().replace(" ", "T")
-    return name if any(re.fullmatch(form, name) for form in _FORM.values()) else NO_TIME
+    return name if any(re.fullmatch(form, name) for form in FORMS.values()) else NO_TIME
 
 
 def _listed(path: str) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:
@@ -299,6 +304,14 @@ def _frame(spark: SparkSession, source: Source, look: Look) -> DataFrame:
         return spark.sql(source.query)
     if isinstance(source, FunctionSource):
         return frame_of("source.function", source.function, spark, None, **source.arguments)
+    if isinstance(source, JdbcSource):
+        return rows_of_database(spark, source)
+    if isinstance(source, SparkSource):
+        reader = spark.read.options(**source.options)
+        if source.table is not None:
+            return reader.table(source.table)
+        reader = reader.format(str(source.format))
+        return (reader if source.schema is None else reader.schema(source.schema)).load(source.path)
     return _of_files(spark, source, look)
 
 
@@ -363,8 +376,12 @@ def frame_of(what: str, target: str, *given: Any, **arguments: Any) -> DataFrame
 
 
 def source_identity(source: Source) -> list[Any]:
-    """What of a source decides which rows there can be: its settings, and the code of its function."""
+    """What of a source decides which rows there can be: its settings without secrets, and the code of its function."""
     code = code_hash(source.function) if isinstance(source, FunctionSource) else ""
+    if getattr(source, "options", None):
+        ignored = NOT_DECIDING if isinstance(source, JdbcSource) else ()
+        options = {name: value for name, value in plain(source)["options"].items() if name.lower() not in ignored}
+        source = structs.replace(source, options=options)
     return [type(source).__name__, source, code]
 
 

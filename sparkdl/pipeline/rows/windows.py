@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 
 from sparkdl.errors import DataError
 
-__all__ = ["NO_TIME", "WHOLE", "Windows", "ahead", "due", "split_by_time"]
+__all__ = ["NO_TIME", "WHOLE", "Windows", "ahead", "due", "spans", "split_by_time"]
 
 WHOLE = "all"
 """The one window of a source without a time column."""
@@ -117,6 +117,31 @@ def split_by_time(
                 "change split"
             )
     return Windows(training=parts["train"], validation=parts["validate"], testing=parts["test"], scoring=parts["score"])
+
+
+def spans(windows: Collection[str], around: timedelta) -> list[tuple[datetime, datetime]]:
+    """Stretches of time that hold the windows, in order, from the first moment to the first one after.
+
+    Args:
+        windows: days or hours.
+        around: what each stretch has more at both ends; stretches that touch are one.
+    """
+    found: list[tuple[datetime, datetime]] = []
+    for name in sorted(windows):
+        first = _moved(_start(name), -around)
+        end = _moved(_start(name), timedelta(hours=1 if len(name) == 13 else 24) + around)
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((first, end))
+    return found
+
+
+def _moved(moment: datetime, by: timedelta) -> datetime:
+    try:
+        return moment + by
+    except OverflowError:  # rows of the year 1 are someone's "always"
+        return (datetime.max if by > timedelta(0) else datetime.min).replace(tzinfo=UTC)
 
 
 def _start(name: str) -> datetime:

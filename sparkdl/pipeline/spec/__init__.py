@@ -6,21 +6,25 @@ Spark, no torch. Start at ``whole.py``; ``base.py`` says how a section is checke
 
 from sparkdl.pipeline.spec.data import (
     ColumnSplit,
-    CsvSource,
-    DeltaSource,
     Expectation,
-    FunctionSource,
     HashSplit,
-    JsonSource,
     Label,
-    ParquetSource,
-    Source,
     Split,
-    SqlSource,
     TimeSplit,
     Transform,
 )
 from sparkdl.pipeline.spec.operation import Drift, Gate, Notify, Places, Publish, Report, Score, SparkSession
+from sparkdl.pipeline.spec.source import (
+    CsvSource,
+    DeltaSource,
+    FunctionSource,
+    JdbcSource,
+    JsonSource,
+    ParquetSource,
+    Source,
+    SparkSource,
+    SqlSource,
+)
 from sparkdl.pipeline.spec.training import Model, Range, Search, Train
 from sparkdl.pipeline.spec.whole import PipelineSpec
 
@@ -33,6 +37,7 @@ __all__ = [
     "FunctionSource",
     "Gate",
     "HashSplit",
+    "JdbcSource",
     "JsonSource",
     "Label",
     "Model",
@@ -47,6 +52,7 @@ __all__ = [
     "Search",
     "Source",
     "SparkSession",
+    "SparkSource",
     "Split",
     "SqlSource",
     "TimeSplit",

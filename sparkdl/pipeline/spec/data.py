@@ -1,60 +1,27 @@
-"""The sections of a pipeline file that say what the rows are: source, transform, expect, label, split.
+"""The sections of a pipeline file that say what becomes of the rows: transform, expect, label, split.
 
 Enters: what the user wrote. Leaves: frozen values; what they contradict in other sections is for ``file/conflicts.py``.
 The features, their types and options are ``sparkdl.features.spec``'s.
 """
 
 import itertools
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
 from sparkdl.pipeline.spec.base import Column, Columns, Duration, Fraction, Function, Positive, Section, Text, Wrong
+from sparkdl.pipeline.spec.source import Scalar
 
 __all__ = [
     "LOSSES",
     "ColumnSplit",
-    "CsvSource",
-    "DeltaSource",
     "Expectation",
-    "FunctionSource",
     "HashSplit",
-    "JsonSource",
     "Label",
-    "ParquetSource",
-    "Scalar",
-    "Source",
     "Split",
-    "SqlSource",
-    "TableOrPath",
     "TimeSplit",
     "Transform",
-]
-
-Scalar = str | int | float | bool
-TableOrPath = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        description="A path or URI (a relative one is relative to this file), or catalog.schema.table.",
-        examples=["s3://lake/customers", "main.sales.customers"],
-    ),
-]
-_Path = Annotated[
-    str,
-    Meta(min_length=1, description="A file, a folder or a pattern, as path or URI; relative ones to this file."),
-]
-_Options = Annotated[
-    dict[str, Scalar],
-    Meta(description="Options of Spark's reader, by its names; secrets as ${NAME} of the environment."),
-]
-_Schema = Annotated[
-    Text | None,
-    Meta(
-        description="The columns as SQL, 'id BIGINT, day DATE, ...'; without, Spark reads all to guess.",
-    ),
 ]
 
 LOSSES = {
@@ -63,110 +30,6 @@ LOSSES = {
     "multiclass": ("log_loss",),
 }
 """Names of losses by type of label, the default first; any other is ``module:function`` of (output, label)."""
-
-
-def half_a_name(text: str) -> bool:
-    """Whether a text is neither plainly a path nor the whole name of a table: ``sales.customers``."""
-    return re.fullmatch(r"[^\W\d]\w*\.[^\W\d]\w*", text) is not None
-
-
-class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
-    """What all kinds of sources have in common."""
-
-    key: Annotated[
-        Columns,
-        Meta(
-            description="The columns that tell rows apart: of rows with the same key one stays, the others are counted "
-            "and dropped. Left out, no row is a duplicate, also not of an equal one."
-        ),
-    ] = ()
-    time: Annotated[
-        Column | None,
-        Meta(description="The date or timestamp of a row: it decides the window a row belongs to."),
-    ] = None
-    partition: Annotated[
-        Column | None,
-        Meta(description="Instead of time: the partition column that holds the day or hour, e.g. 2026-03-01."),
-    ] = None
-    every: Annotated[
-        Literal["hour", "day"],
-        Meta(description="How long one window is: rows are taken in, checked, counted and scored window by window."),
-    ] = "day"
-
-    def _misfits(self) -> Iterator[Wrong]:
-        if self.time and self.partition:
-            yield (
-                "partition",
-                f"={self.partition!r} and time={self.time!r} both say when a row happened: keep one of the two",
-            )
-        double = sorted({column for column in self.key if self.key.count(column) > 1})
-        if double:
-            yield "key", f" names {double[0]!r} twice: name each column once"
-
-    @property
-    def when(self) -> str | None:
-        """The column that says when a row happened, if there is one."""
-        return self.time or self.partition
-
-
-class DeltaSource(_AnySource, frozen=True, kw_only=True, tag="delta"):
-    """A Delta table."""
-
-    table: TableOrPath
-    version: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Read this version always; left out, the newest one, pinned once a run."),
-    ] = None
-
-    def _misfits(self) -> Iterator[Wrong]:
-        yield from super()._misfits()
-        if half_a_name(self.table):
-            yield (
-                "table",
-                f"={self.table!r} may be a table without its catalog, or a folder: write "
-                f"'spark_catalog.{self.table}' or './{self.table}'",
-            )
-
-
-class ParquetSource(_AnySource, frozen=True, kw_only=True, tag="parquet"):
-    """Parquet files."""
-
-    path: _Path
-    options: _Options = field(default_factory=dict)
-
-
-class CsvSource(_AnySource, frozen=True, kw_only=True, tag="csv"):
-    """CSV files; a first line with names unless ``options: {header: false}``."""
-
-    path: _Path
-    schema: _Schema = None
-    options: _Options = field(default_factory=dict)
-
-
-class JsonSource(_AnySource, frozen=True, kw_only=True, tag="json"):
-    """Files with one JSON object a line."""
-
-    path: _Path
-    schema: _Schema = None
-    options: _Options = field(default_factory=dict)
-
-
-class SqlSource(_AnySource, frozen=True, kw_only=True, tag="sql"):
-    """A query over the tables of Spark's catalog."""
-
-    query: Annotated[str, Meta(min_length=1, description="One SELECT of Spark SQL.")]
-
-
-class FunctionSource(_AnySource, frozen=True, kw_only=True, tag="function"):
-    """A function of yours, ``(spark, window, **arguments) -> DataFrame``; window is None where there is no time."""
-
-    function: Annotated[Function, Meta(description="The function, as module:function.")]
-    arguments: Annotated[dict[str, Any], Meta(description="Its further arguments, by name.")] = field(
-        default_factory=dict
-    )
-
-
-Source = DeltaSource | ParquetSource | CsvSource | JsonSource | SqlSource | FunctionSource
 
 
 class Transform(Section, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.pipeline.spec.base import Count, Function, Section, Wrong
-from sparkdl.pipeline.spec.data import Scalar
+from sparkdl.pipeline.spec.source import Scalar
 
 __all__ = ["ESTIMATOR_NAMES", "NOT_DECIDING", "OPTIMIZERS", "Model", "Range", "Search", "Train"]
 

@@ -9,8 +9,9 @@ from msgspec import Meta, field
 
 from sparkdl.features.spec import Feature
 from sparkdl.pipeline.spec.base import Column, Name, Section
-from sparkdl.pipeline.spec.data import Expectation, Label, Source, Split, Transform
+from sparkdl.pipeline.spec.data import Expectation, Label, Split, Transform
 from sparkdl.pipeline.spec.operation import Drift, Keep, Notify, Places, Publish, Report, Score, SparkSession
+from sparkdl.pipeline.spec.source import Source
 from sparkdl.pipeline.spec.training import Model, Search, Train
 
 __all__ = ["PipelineSpec"]

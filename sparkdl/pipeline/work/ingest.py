@@ -44,10 +44,11 @@ from sparkdl.pipeline.rows.source import (
     Look,
     check_unchanged,
     frame_of,
+    of_windows,
     read_rows,
     source_identity,
-    window_column,
 )
+from sparkdl.pipeline.rows.window_column import window_column
 from sparkdl.pipeline.rows.windows import due
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.context import Context
@@ -136,8 +137,6 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
 
 
 def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
-    from pyspark.sql import functions as F
-
     spec, tables, look, now, again = context.spec, context.tables, context.look, context.now, context.again
     known, source = tables.ledger.windows(), read_rows(spark, spec.source, look)
     todo = due_windows(spec, look, known, now, again)
@@ -147,7 +146,7 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
         rules = rules_of(spec)
         done = {name: books.fingerprint for name, books in known.items() if books.rules == rules}
         todo = due(found, done, now=now, again=again)
-    rows = _transformed(spark, spec, source.where(F.col(WINDOW).isin(*todo)))
+    rows = _transformed(spark, spec, of_windows(source, spec.source, todo))
     context.file.check_columns(_types(source), None if spec.transform is None else _types(rows))
     if not todo:
         return Ingested(done=(), warned={}, version=-1)

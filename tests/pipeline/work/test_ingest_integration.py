@@ -145,7 +145,7 @@ def test_backfill_and_new_rules_do_windows_again(spark, orders, tables):
     ],
 )
 def test_a_window_does_not_depend_on_the_sessions_time_zone(spark, zone, column, windows):
-    from sparkdl.pipeline.rows.source import window_column
+    from sparkdl.pipeline.rows.window_column import window_column
 
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)

@@ -1,0 +1,228 @@
+"""The section ``source`` of a pipeline file: where rows come from, what tells them apart, when they happened.
+
+Enters: what the user wrote. Leaves: frozen values; what they contradict in other sections is for ``file/conflicts.py``.
+How each kind is read is for ``rows/source.py``.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+
+from sparkdl.pipeline.spec.base import Column, Columns, Function, Section, Text, Wrong
+
+__all__ = [
+    "CsvSource",
+    "DeltaSource",
+    "FunctionSource",
+    "JdbcSource",
+    "JsonSource",
+    "ParquetSource",
+    "Scalar",
+    "Source",
+    "SparkSource",
+    "SqlSource",
+    "TableOrPath",
+    "half_a_name",
+]
+
+Scalar = str | int | float | bool
+TableOrPath = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        description="A path or URI (a relative one is relative to this file), or catalog.schema.table.",
+        examples=["s3://lake/customers", "main.sales.customers"],
+    ),
+]
+_Path = Annotated[
+    str,
+    Meta(min_length=1, description="A file, a folder or a pattern, as path or URI; relative ones to this file."),
+]
+_Options = Annotated[
+    dict[str, Scalar],
+    Meta(description="Options of Spark's reader, by its names; secrets as ${NAME} of the environment."),
+]
+_Schema = Annotated[
+    Text | None,
+    Meta(
+        description="The columns as SQL, 'id BIGINT, day DATE, ...'; without, Spark reads all to guess.",
+    ),
+]
+
+
+def half_a_name(text: str) -> bool:
+    """Whether a text is neither plainly a path nor the whole name of a table: ``sales.customers``."""
+    return re.fullmatch(r"[^\W\d]\w*\.[^\W\d]\w*", text) is not None
+
+
+_OWN_KINDS = ("delta", "parquet", "csv", "json", "jdbc")
+
+
+def _one_of(first: str, one: object, second: str, other: object) -> Iterator[Wrong]:
+    if one is None and other is None:
+        yield "", f" has neither {first} nor {second}: write one of the two"
+    elif one is not None and other is not None:
+        yield "", f" has both {first} and {second}: write one of the two"
+
+
+def _tells_who(url: str) -> bool:
+    """Whether a JDBC address holds a user or a password: ``//me:mine@host``, ``thin:me/mine@``, ``?user=me``."""
+    place, *_ = re.split(r"[?;]", url)
+    before, at, _ = place.partition("@")
+    named = re.search(r"[?&;,(]\s*[\w.-]*(user(name)?|password|passwd|pwd|secret|token)\s*=", url, re.IGNORECASE)
+    return named is not None or bool(at and re.sub(r"^jdbc:(\w+:)+/*", "", before))
+
+
+class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
+    """What all kinds of sources have in common."""
+
+    key: Annotated[
+        Columns,
+        Meta(
+            description="The columns that tell rows apart: of rows with the same key one stays, the others are counted "
+            "and dropped. Left out, no row is a duplicate, also not of an equal one."
+        ),
+    ] = ()
+    time: Annotated[
+        Column | None,
+        Meta(description="The date or timestamp of a row: it decides the window a row belongs to."),
+    ] = None
+    partition: Annotated[
+        Column | None,
+        Meta(description="Instead of time: the partition column that holds the day or hour, e.g. 2026-03-01."),
+    ] = None
+    every: Annotated[
+        Literal["hour", "day"],
+        Meta(description="How long one window is: rows are taken in, checked, counted and scored window by window."),
+    ] = "day"
+
+    def _misfits(self) -> Iterator[Wrong]:
+        if self.time and self.partition:
+            yield (
+                "partition",
+                f"={self.partition!r} and time={self.time!r} both say when a row happened: keep one of the two",
+            )
+        double = sorted({column for column in self.key if self.key.count(column) > 1})
+        if double:
+            yield "key", f" names {double[0]!r} twice: name each column once"
+
+    @property
+    def when(self) -> str | None:
+        """The column that says when a row happened, if there is one."""
+        return self.time or self.partition
+
+
+class DeltaSource(_AnySource, frozen=True, kw_only=True, tag="delta"):
+    """A Delta table."""
+
+    table: TableOrPath
+    version: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Read this version always; left out, the newest one, pinned once a run."),
+    ] = None
+
+    def _misfits(self) -> Iterator[Wrong]:
+        yield from super()._misfits()
+        if half_a_name(self.table):
+            yield (
+                "table",
+                f"={self.table!r} may be a table without its catalog, or a folder: write "
+                f"'spark_catalog.{self.table}' or './{self.table}'",
+            )
+
+
+class ParquetSource(_AnySource, frozen=True, kw_only=True, tag="parquet"):
+    """Parquet files."""
+
+    path: _Path
+    options: _Options = field(default_factory=dict)
+
+
+class CsvSource(_AnySource, frozen=True, kw_only=True, tag="csv"):
+    """CSV files; a first line with names unless ``options: {header: false}``."""
+
+    path: _Path
+    schema: _Schema = None
+    options: _Options = field(default_factory=dict)
+
+
+class JsonSource(_AnySource, frozen=True, kw_only=True, tag="json"):
+    """Files with one JSON object a line."""
+
+    path: _Path
+    schema: _Schema = None
+    options: _Options = field(default_factory=dict)
+
+
+class SqlSource(_AnySource, frozen=True, kw_only=True, tag="sql"):
+    """A query over the tables of Spark's catalog."""
+
+    query: Annotated[str, Meta(min_length=1, description="One SELECT of Spark SQL.")]
+
+
+class JdbcSource(_AnySource, frozen=True, kw_only=True, tag="jdbc"):
+    """A table or a query of a database, through its JDBC driver; tasks share the rows by the key."""
+
+    url: Annotated[
+        str,
+        Meta(min_length=1, description="jdbc:postgresql://host:5432/database; user and password stand in options."),
+    ]
+    table: Annotated[Text | None, Meta(description="A table or view, as the database spells it: sales.orders.")] = None
+    query: Annotated[Text | None, Meta(description="Instead of table: one SELECT in the database's own SQL.")] = None
+    options: Annotated[
+        dict[str, Scalar],
+        Meta(
+            description="Of Spark's reader, by its names: user, password (as ${NAME} of the environment), driver, "
+            "numPartitions, fetchsize, ..."
+        ),
+    ] = field(default_factory=dict)
+
+    def _misfits(self) -> Iterator[Wrong]:
+        yield from super()._misfits()
+        if not re.match(r"jdbc:\w", self.url):  # what it is instead may hold a password
+            yield "url", " is no JDBC address: write it like 'jdbc:postgresql://host:5432/database'"
+        elif _tells_who(self.url):
+            yield "url", " holds a user or a password: take them out, and give user and password: ${NAME} in options"
+        yield from _one_of("table", self.table, "query", self.query)
+        for name in self.options:
+            if name.lower() in ("url", "dbtable", "query"):
+                yield f"options.{name}", " is said by url, table and query: leave it out"
+
+
+class SparkSource(_AnySource, frozen=True, kw_only=True, tag="spark"):
+    """Whatever else Spark reads: a format by its name, or a table of its catalog (Hive, Iceberg, a view)."""
+
+    format: Annotated[
+        Text | None, Meta(description="As spark.read.format takes it: orc, avro, xml, or the name of a package's own.")
+    ] = None
+    table: Annotated[
+        Text | None, Meta(description="Instead of format: a table or view that the session's catalog knows.")
+    ] = None
+    path: Annotated[
+        Text | None, Meta(description="What a format reads that reads files, as path or URI; relative to this file.")
+    ] = None
+    schema: _Schema = None
+    options: _Options = field(default_factory=dict)
+
+    def _misfits(self) -> Iterator[Wrong]:
+        yield from super()._misfits()
+        yield from _one_of("format", self.format, "table", self.table)
+        if self.format in _OWN_KINDS:
+            yield "format", f"={self.format!r} has a kind of its own: write kind: {self.format}"
+        for name in ("path", "schema"):
+            if self.table is not None and getattr(self, name) is not None:
+                yield name, f"={getattr(self, name)!r} belongs to format, and table is given: leave it out"
+
+
+class FunctionSource(_AnySource, frozen=True, kw_only=True, tag="function"):
+    """A function of yours, ``(spark, window, **arguments) -> DataFrame``; window is None where there is no time."""
+
+    function: Annotated[Function, Meta(description="The function, as module:function.")]
+    arguments: Annotated[dict[str, Any], Meta(description="Its further arguments, by name.")] = field(
+        default_factory=dict
+    )
+
+
+Source = DeltaSource | ParquetSource | CsvSource | JsonSource | SqlSource | JdbcSource | SparkSource | FunctionSource
