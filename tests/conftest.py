@@ -20,6 +20,7 @@ import pytest
 from sparkdl.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).parent / "ranks"))  # for rank_pool and run_store
+sys.path.insert(0, str(Path(__file__).parent / "servers"))  # for postgres_server
 
 S3_OPTIONS = {"key": "testing", "secret": "testing", "client_kwargs": {"region_name": "us-east-1"}}
 
@@ -40,9 +41,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
+DRIVERS = Path(__file__).resolve().parents[2] / "shared" / "jars" / "jdbc"
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
-    """A local Spark session with two slots."""
+    """A local Spark session with two slots, and with PostgreSQL's driver where that lies beside the project."""
     pyspark_sql = pytest.importorskip("pyspark.sql")
     warehouse = tmp_path_factory.mktemp("warehouse")
     session = (
@@ -56,10 +60,25 @@ def spark(tmp_path_factory):
         .config("spark.sql.warehouse.dir", str(warehouse))
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.jars", ",".join(map(str, sorted(DRIVERS.glob("*.jar")))))
         .getOrCreate()
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL server of its own, as Debian packages it, see ``Postgres``."""
+    from postgres_server import Postgres
+
+    if not list(DRIVERS.glob("postgresql-*.jar")):
+        pytest.skip("needs PostgreSQL's driver: ../shared/jars/jdbc does not lie beside the project")
+    server = Postgres.programs()
+    if server is None:
+        pytest.skip("needs PostgreSQL's server: Debian's package postgresql is not installed")
+    with Postgres(server) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

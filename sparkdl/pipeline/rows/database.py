@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.errors import ConfigError
 from sparkdl.observe import logger
 from sparkdl.pipeline.spec import JdbcSource
 
@@ -38,7 +39,11 @@ _IN_TIME = ("date", "timestamp")  # Spark divides no timestamp_ntz
 
 
 def rows_of_database(spark: SparkSession, source: JdbcSource) -> DataFrame:
-    """The rows of a table or query, as they are when a task asks for its share."""
+    """The rows of a table or query, as they are when a task asks for its share.
+
+    Raises:
+        ConfigError: tasks are to share them by a column whose ranges cannot be counted off.
+    """
     kind = source.url.split(":")[1].lower()
     rows = source.table or f"({str(source.query).strip().rstrip(';')}\n) sparkdl_rows"
     # Without the first, PostgreSQL's driver keeps a task's rows in memory at once; without the second, what has no time
@@ -53,8 +58,8 @@ def rows_of_database(spark: SparkSession, source: JdbcSource) -> DataFrame:
     reader = reader.options(**options, url=source.url)
     frame = reader.option("dbtable", rows).load()
     _tell_of_rounding(frame)
-    column = column or _divided_by(frame, source)
-    if column is None or column not in frame.columns or tasks == 1:
+    column = _divided_by(frame, source, column, tasks)
+    if column is None or tasks == 1:
         return frame
     quote = "`" if kind in ("mysql", "mariadb") else '"'
     name = quote + column.replace(quote, 2 * quote) + quote
@@ -70,11 +75,19 @@ def rows_of_database(spark: SparkSession, source: JdbcSource) -> DataFrame:
     return reader.option("lowerBound", low).option("upperBound", high).load()
 
 
-def _divided_by(frame: DataFrame, source: JdbcSource) -> str | None:
-    """The column whose ranges tasks share; None where no range can be counted off."""
+def _divided_by(frame: DataFrame, source: JdbcSource, asked: str | None, tasks: int | None) -> str | None:
+    """The column whose ranges tasks share; None where no range can be counted off, and nobody has asked for that."""
     kinds = {field.name: field.dataType.typeName() for field in frame.schema.fields}
-    named = [*source.key, *filter(None, [source.when])]
-    return next((name for name in named if kinds.get(name) in (*_WHOLE, *_IN_TIME)), None)
+    named = [asked] if asked else [*source.key, *filter(None, [source.when])]
+    found = next((name for name in named if kinds.get(name) in (*_WHOLE, *_IN_TIME)), None)
+    if found is None and (asked or tasks):
+        given = f"partitionColumn={asked!r}" if asked else f"numPartitions={tasks}"
+        known = {name: kinds[name] for name in named if name in kinds} or list(kinds)
+        raise ConfigError(
+            f"source.options.{given} divides the rows by a whole number, a date or a timestamp, and there is {known}: "
+            "name another partitionColumn, or leave it out"
+        )
+    return found
 
 
 def _tell_of_rounding(frame: DataFrame) -> None:
