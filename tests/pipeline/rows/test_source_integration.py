@@ -1,0 +1,92 @@
+"""Rows as Spark reads them: those of some windows, and those of formats and tables that Spark alone knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.pipeline.rows.source import WINDOW, look_at, of_windows, read_rows
+from sparkdl.pipeline.rows.windows import NO_TIME
+from sparkdl.pipeline.spec import SparkSource, SqlSource
+
+AT = "timestamp'2026-03-01 00:00:00Z' + make_dt_interval(0, id)"
+KINDS = {
+    "timestamp": AT,
+    "timestamp_ntz": "timestamp_ntz'2026-03-01 00:00:00' + make_dt_interval(0, id)",
+    "date": f"date({AT})",
+    "string": f"date_format({AT}, 'yyyy-MM-dd HH:mm')",
+}
+
+
+@pytest.fixture(params=["UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"])
+def zone(spark, request):
+    spark.conf.set("spark.sql.session.timeZone", request.param)
+    yield request.param
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_windows_are_those_of_no_others_in_every_time_zone(spark, zone, kind):
+    query = f"SELECT id, IF(id % 50 = 7, NULL, {KINDS[kind]}) AS `t``x` FROM range(0, 500)"
+    source = SqlSource(query=query, time="t`x", every="day" if kind == "date" else "hour")
+    rows = read_rows(spark, source, look_at(source))
+    by_window = {row[WINDOW]: row["count"] for row in rows.groupBy(WINDOW).count().collect()}
+    names = sorted(by_window)
+    for chosen in (names[:1], [names[3], names[-2]], names, [NO_TIME], [NO_TIME, names[0]], []):
+        found = of_windows(rows, source, chosen).groupBy(WINDOW).count().collect()
+        assert {row[WINDOW]: row["count"] for row in found} == {name: by_window[name] for name in chosen}
+
+
+def test_parquet_skips_what_lies_before_and_after(spark, tmp_path):
+    from sparkdl.pipeline.spec import ParquetSource
+
+    spark.range(0, 24 * 60).selectExpr("id", f"{AT} AS at").write.parquet(str(tmp_path / "rows"))
+    source = ParquetSource(path=str(tmp_path / "rows"), time="at")
+    rows = of_windows(read_rows(spark, source, look_at(source)), source, ["2026-03-30"])
+    assert "PushedFilters: [IsNotNull(at), GreaterThanOrEqual(at,2026-03-28" in rows._jdf.queryExecution().toString()
+    assert rows.count() == 24
+
+
+def test_any_format_that_spark_knows_is_read(spark, tmp_path):
+    spark.range(9).selectExpr("id", "id * 2 AS x").write.orc(str(tmp_path / "rows"))
+    source = SparkSource(format="orc", path=str(tmp_path / "rows"))
+    assert sorted(row.x for row in rows_of(spark, source).collect()) == list(range(0, 18, 2))
+    (tmp_path / "people.xml").write_text("<r><row><a>1</a></row><row><a>2</a></row></r>")
+    xml = SparkSource(format="xml", path=str(tmp_path / "people.xml"), schema="a INT", options={"rowTag": "row"})
+    assert sorted(row.a for row in rows_of(spark, xml).collect()) == [1, 2]
+
+
+def rows_of(spark, source):
+    return read_rows(spark, source, look_at(source))
+
+
+def test_a_table_or_view_of_the_catalog_is_read_by_its_name(spark):
+    spark.sql("CREATE TABLE of_the_catalog USING orc AS SELECT id, id + 1 AS x FROM range(5)")
+    try:
+        for name in ("of_the_catalog", "spark_catalog.default.of_the_catalog"):
+            assert rows_of(spark, SparkSource(table=name)).count() == 5
+        spark.sql("CREATE TEMPORARY VIEW some_of_it AS SELECT * FROM of_the_catalog WHERE id < 2")
+        assert rows_of(spark, SparkSource(table="some_of_it")).count() == 2
+    finally:
+        spark.sql("DROP TABLE of_the_catalog")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "said"),
+    [
+        (SparkSource(format="nosuch"), ConfigError, "this session has no data source 'nosuch': correct source.format"),
+        (SparkSource(format="avro", path="/x"), ConfigError, "no data source 'avro': correct source.format, or"),
+        (SparkSource(format="rate"), SchemaError, "rate is not a valid Spark SQL Data Source"),
+        (SparkSource(format="orc", path="/no/such"), DataError, "file:/no/such is not there: correct source.path"),
+        (SparkSource(format="orc", path="/no/such/*.orc"), DataError, "/no/such/*.orc is not there: correct"),
+        (SparkSource(table="no.such.table"), SchemaError, "Catalog `no` was not found"),
+        (SparkSource(table="nosuch"), SchemaError, "`nosuch` cannot be found"),
+        (SparkSource(format="orc", schema="a NOSUCH", path="/"), SchemaError, "NOSUCH"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_spark_cannot_read_is_one_sentence(spark, source, kind, said):
+    with pytest.raises(kind) as caught:
+        rows_of(spark, source)
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,117 @@
+"""A pipeline over a table of a real PostgreSQL: windows, late rows, changes while it reads, no password anywhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from sparkdl.errors import StorageError
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.plan import plan_of
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.work import ingest
+from sparkdl.tables.table import Table
+
+NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+
+
+class Shop:
+    """A pipeline over a table of orders."""
+
+    def __init__(self, folder, database):
+        self.root, self.database = folder / "root", database
+        database.run("CREATE TABLE orders (id bigint PRIMARY KEY, at timestamptz, x float8, y numeric(12,4), n text)")
+        database.run("ALTER TABLE orders OWNER TO reader")
+
+    def deliver(self, day, first=0, rows=120):
+        self.database.run(
+            f"INSERT INTO orders SELECT {day} * 1000 + i, timestamptz '2026-03-{day:02d}Z' + i * interval '1 min', "
+            f"sin({day} + i), 2 * sin({day} + i) + 1, NULL FROM generate_series({first}, {first + rows - 1}) i"
+        )
+
+    def context(self, *overrides, password=None):
+        text = f"""
+        name: shop
+        root: {self.root}
+        source:
+          kind: jdbc
+          url: {self.database.url}
+          table: orders
+          key: id
+          time: at
+          options: {{user: reader, password: "${{DB_PASSWORD}}", numPartitions: 2}}
+        features: {{x: number}}
+        label: {{y: regression}}
+        split: {{by: time, validate: 1 day, score: 1 day}}
+        train: {{epochs: 1, batch_size: 32, num_proc: 1, verbose: 0}}
+        publish: {{gate: {{min_rows: 20}}}}
+        """
+        return Context(loads(text, overrides, {"DB_PASSWORD": password or self.database.password}), NOW)
+
+    def clean(self):
+        return Table(f"{self.root}/shop/tables/clean").rows()
+
+    def files(self):
+        """Whatever a run left, by its path."""
+        return {str(path): path.read_bytes() for path in Path(self.root).rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def shop(tmp_path, postgres):
+    yield Shop(tmp_path, postgres)
+    postgres.run("DROP TABLE orders")
+
+
+@pytest.mark.slow
+def test_a_table_of_a_database_is_trained_on_window_by_window(spark, shop, capfd, caplog):
+    for day in (1, 2, 3, 4):
+        shop.deliver(day)
+    first = run(shop.context(), spark)
+    assert (first.outcome, first.rows["read"]) == ("promoted", 480)
+    assert first.windows["train"] == ["2026-03-01", "2026-03-02"]
+    assert first.predictions == {"2026-03-04": 120}
+    again = run(shop.context(), spark)
+    assert (again.outcome, again.exit_code) == ("nothing new", 10)
+
+    shop.deliver(5)
+    shop.deliver(2, first=500, rows=1)
+    shop.database.run("UPDATE orders SET x = 7 WHERE id = 3001")
+    third = run(shop.context(), spark)
+    assert third.windows["ingested"] == ["2026-03-02", "2026-03-03", "2026-03-05"]
+    assert third.rows["read"] == 121 + 120 + 120
+    rows = shop.clean().to_pylist()
+    assert len(rows) == 601
+    assert {row["id"]: row["x"] for row in rows}[3001] == 7
+    moved = run(shop.context("source.options.fetchsize=7", "source.options.numPartitions=3"), spark)
+    assert moved.outcome == "nothing new"
+
+    with pytest.raises(StorageError, match="password authentication failed"):
+        run(shop.context(password="secret-wrong"), spark)
+    plan = plan_of(shop.context())
+    printed = "".join(capfd.readouterr()) + caplog.text + repr(plan) + repr(shop.context().spec)
+    assert shop.database.password not in printed
+    assert not [path for path, content in shop.files().items() if shop.database.password.encode() in content]
+    assert "${DB_PASSWORD}" in Path(f"{shop.root}/shop/runs/{first.run_id}/record.json").read_text()
+
+
+@pytest.mark.slow
+def test_rows_that_change_between_two_readings_are_read_again_the_next_time(spark, shop, monkeypatch):
+    for day in (1, 2, 3):
+        shop.deliver(day)
+    sift = ingest.sift
+
+    def after_more_rows(*given):
+        shop.deliver(2, first=600, rows=5)
+        shop.database.run("UPDATE orders SET x = 9 WHERE id = 3000")
+        return sift(*given)
+
+    monkeypatch.setattr(ingest, "sift", after_more_rows)
+    assert run(shop.context(), spark).rows["read"] == 365
+    monkeypatch.undo()
+    again = run(shop.context(), spark)
+    assert again.windows["ingested"] == ["2026-03-02", "2026-03-03"]
+    assert len(shop.clean()) == 365
+    assert run(shop.context(), spark).outcome == "nothing new"
