@@ -21,13 +21,26 @@ from typing import Any, TypeVar
 
 from sparkdl import errors
 
-__all__ = ["OTHER_PYTHON", "map_task_errors_of_actions", "told_by_java", "task_error", "task_errors"]
+__all__ = [
+    "OTHER_PYTHON",
+    "map_task_errors_of_actions",
+    "foreign_jar",
+    "jar_error",
+    "told_by_java",
+    "task_error",
+    "task_errors",
+]
 
 OTHER_PYTHON = "the workers run another Python version than the driver: set PYSPARK_PYTHON to the same version on both"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _RAISED = re.compile(r"^sparkdl\.errors\.(\w+): (.+?)(?=\n\s*\n|\n\s+at |\nTraceback|\Z)", re.MULTILINE | re.DOTALL)
+_FOREIGN = re.compile(
+    r"(?:java\.lang\.)?(?:IncompatibleClassChange|NoSuch(?:Method|Field)|AbstractMethod|NoClassDefFound|Verify|"
+    r"UnsupportedClassVersion|ExceptionInInitializer)Error\b[^\n]*|(?:java\.lang\.)?ClassNotFoundException: \S+|"
+    r"Cannot find catalog plugin class for catalog [^\n]*?(?=\.?(?:\n|$))"
+)
 _CHAINED = re.compile(
     r"^(?:The above exception was the direct cause of|During handling of the above exception, another)", re.MULTILINE
 )
@@ -82,6 +95,23 @@ def told_by_java(raised: BaseException) -> str:
     if not type(raised).__module__.startswith(("pyspark.", "py4j.")):
         return ""
     return f"{raised}\n{getattr(raised, '_stackTrace', '')}"
+
+
+def foreign_jar(text: str) -> str:
+    """What of Java's words tells that a JAR is missing, or was built for another Spark; empty where nothing does."""
+    found = _FOREIGN.search(text)
+    return " ".join(found[0].split()).removeprefix("java.lang.") if found else ""
+
+
+def jar_error(raised: BaseException) -> errors.ConfigError | None:
+    """The error for a session whose JARs do not fit its Spark; None if ``raised`` has another reason."""
+    foreign = foreign_jar(told_by_java(raised))
+    if not foreign:
+        return None
+    return errors.ConfigError(
+        f"a JAR of this session is missing, or was built for another Spark than {sys.modules['pyspark'].__version__} "
+        f"({foreign}): look at spark.jars, spark.jars.packages and what spark.sql.extensions and catalogs name"
+    )
 
 
 def map_task_errors_of_actions() -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sparkdl.compat.interrupts import interrupts_wait
+from sparkdl.compat.spark_errors import jar_error
 from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.spec import PipelineSpec
@@ -35,6 +36,9 @@ def open_session(spec: PipelineSpec, size: int | None = None) -> SparkSession:
     Args:
         spec: the pipeline.
         size: bytes of its source; None if nobody knows.
+
+    Raises:
+        ConfigError: its JARs are of another Spark.
     """
     from pyspark.sql import SparkSession
 
@@ -51,8 +55,14 @@ def open_session(spec: PipelineSpec, size: int | None = None) -> SparkSession:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach a session of one machine
     for name in wanted.keys() - submitted.keys():
         builder = builder.config(name, wanted[name])
-    with interrupts_wait():
-        session = builder.getOrCreate()
+    try:
+        with interrupts_wait():
+            session = builder.getOrCreate()
+    except Exception as error:
+        refused = jar_error(error)
+        if refused is None:
+            raise
+        raise refused from error
     session.sparkContext.setLogLevel("ERROR")  # Spark's warnings would bury the progress bar and the summary
     return session
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from deltalake.exceptions import CommitFailedError
 
 from sparkdl.columns.names import quoted
-from sparkdl.compat.spark_errors import task_errors
+from sparkdl.compat.spark_errors import foreign_jar, task_errors, told_by_java
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError, StorageError
 from sparkdl.storage import check_spark_reaches, store_refuses
 from sparkdl.tables.delta import check_same_schema, open_table, optimistic
@@ -39,7 +39,6 @@ _MISSING = {
 _CREATED = {"TABLE_OR_VIEW_ALREADY_EXISTS", "DELTA_PATH_EXISTS", "DELTA_TABLE_ALREADY_EXISTS"}
 _DATA = ("DELTA_VIOLATE_CONSTRAINT", "DELTA_NOT_NULL_CONSTRAINT", "DELTA_REPLACE_WHERE_MISMATCH")
 _SCHEMA = ("DELTA_METADATA_MISMATCH", "DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_UNSUPPORTED_DATA_TYPE")
-_WRONG_JAR = ("NoClassDefFoundError", "NoSuchMethodError", "IncompatibleClassChangeError", "ClassNotFoundException")
 _FILLED = {"generatedColumns", "identityColumns", "allowColumnDefaults"}
 """Features of tables that fill columns which the rows lack."""
 
@@ -61,7 +60,8 @@ class SparkDelta:
     def exists(self) -> bool:
         """Whether a table is there."""
         if not self.address:
-            return bool(self.spark.catalog.tableExists(self._name))
+            with self._errors("read"):
+                return bool(self.spark.catalog.tableExists(self._name))
         try:
             self._last()
         except _MissingTableError:
@@ -87,9 +87,7 @@ class SparkDelta:
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The commits, newest first, in the words of the other engine: what the writer added beside, time in ms."""
-        with self._errors("read"):
-            found = self.spark.sql(f"DESCRIBE HISTORY {self._name}{'' if limit is None else f' LIMIT {limit:d}'}")
-            rows = [row.asDict(recursive=True) for row in found.collect()]
+        rows = self._described(f"HISTORY {self._name}{'' if limit is None else f' LIMIT {limit:d}'}")
         for row in rows:
             row["timestamp"] = int(row["timestamp"].timestamp() * 1000)
             row |= _facts(row.get("userMetadata"))
@@ -195,8 +193,17 @@ class SparkDelta:
         return self.history(1)[0]
 
     def _detail(self) -> dict[str, Any]:
+        return self._described(f"DETAIL {self._name}")[0]
+
+    def _described(self, what: str) -> list[dict[str, Any]]:
+        """The rows of a statement that Delta's own parser knows, and Spark's does not."""
+        from pyspark.errors import ParseException
+
         with self._errors("read"):
-            return dict(self.spark.sql(f"DESCRIBE DETAIL {self._name}").collect()[0].asDict())
+            try:
+                return [row.asDict(recursive=True) for row in self.spark.sql(f"DESCRIBE {what}").collect()]
+            except ParseException as error:
+                raise self._no_jar("read", "its parser is not there") from error
 
     def _check_columns(self, data: str, detail: Mapping[str, Any]) -> None:
         fills = bool(_FILLED & set(detail["tableFeatures"] or ()))
@@ -253,7 +260,7 @@ class SparkDelta:
 
     def _ours(self, error: Exception, action: str) -> Exception | None:
         """What Spark says of Delta as an error of ours; None for what a task of the user raised."""
-        text = str(error)
+        text = told_by_java(error) or str(error)
         found = _CONDITION.search(text)
         condition = found[1] if found else ""
         first = text[found.start() :].partition("\n")[0] if found else text.partition("\n")[0]
@@ -265,11 +272,9 @@ class SparkDelta:
             )
         if condition == "DELTA_VERSION_NOT_FOUND":
             return StorageError(f"the Delta table {self.uri} has no such version: {first}")
-        if any(name in text for name in _WRONG_JAR) or condition == "DATA_SOURCE_NOT_FOUND":
-            return StorageError(
-                f"cannot {action} the Delta table {self.uri}: the session's settings name Delta's extension, and its "
-                f"JAR is missing or of another Spark ({first}): add io.delta:delta-spark of this Spark"
-            )
+        foreign = foreign_jar(text)
+        if foreign or condition == "DATA_SOURCE_NOT_FOUND":
+            return self._no_jar(action, foreign or first)
         if condition.startswith(_DATA):
             return DataError(f"the Delta table {self.uri} refuses these rows: {first}")
         if condition.startswith(_SCHEMA):
@@ -280,6 +285,12 @@ class SparkDelta:
         if condition.startswith("DELTA_"):
             return StorageError(f"cannot {action} the Delta table {self.uri}: {first}")
         return None
+
+    def _no_jar(self, action: str, reason: str) -> StorageError:
+        return StorageError(
+            f"cannot {action} the Delta table {self.uri}: the session's settings name Delta's extension, and its JAR "
+            f"is missing or of another Spark ({reason}): add io.delta:delta-spark of Spark {self.spark.version}"
+        )
 
 
 class _MissingTableError(StorageError):

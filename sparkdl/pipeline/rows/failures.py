@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkdl.compat.spark_errors import told_by_java
+from sparkdl.compat.spark_errors import jar_error, told_by_java
 from sparkdl.errors import ConfigError, DataError, SparkdlError, StorageError
 
 __all__ = ["source_errors"]
@@ -38,12 +38,12 @@ def source_errors(listed: bool = True) -> Iterator[None]:
     Raises:
         DataError: a file is gone or is not what the source says it is, or a value of a database fits no type of Spark.
         StorageError: a database does not answer as it is asked.
-        ConfigError: the session does not know the format, or lacks a database's driver.
+        ConfigError: the session does not know the format, lacks a database's driver, or has a JAR of another Spark.
     """
     try:
         yield
     except Exception as error:
-        found = _ours(told_by_java(error), listed)
+        found = _ours(told_by_java(error), listed) or jar_error(error)
         if found is None:
             raise
         raise found from error

@@ -79,7 +79,7 @@ def test_a_table_or_view_of_the_catalog_is_read_by_its_name(spark):
         (SparkSource(format="rate"), SchemaError, "rate is not a valid Spark SQL Data Source"),
         (SparkSource(format="orc", path="/no/such"), DataError, "file:/no/such is not there: correct source.path"),
         (SparkSource(format="orc", path="/no/such/*.orc"), DataError, "/no/such/*.orc is not there: correct"),
-        (SparkSource(table="no.such.table"), SchemaError, "Catalog `no` was not found"),
+        (SparkSource(table="no.such.table"), SchemaError, "requires a single-part namespace"),
         (SparkSource(table="nosuch"), SchemaError, "`nosuch` cannot be found"),
         (SparkSource(format="orc", schema="a NOSUCH", path="/"), SchemaError, "NOSUCH"),
     ],
