@@ -151,7 +151,8 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     if not todo:
         return Ingested(done=(), warned={}, version=-1)
     most = max(rows_of.get(name, 0) for name in todo)
-    return _ingest(spark, context, rows, {name: found[name] for name in todo}, most)
+    as_hashed = look.windows is None and spec.transform is None
+    return _ingest(spark, context, rows, {name: found[name] for name in todo}, most, as_hashed)
 
 
 def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
@@ -184,7 +185,9 @@ def _types(rows: DataFrame) -> dict[str, pa.DataType]:
     return found
 
 
-def _ingest(spark: SparkSession, context: Context, prepared: DataFrame, todo: Mapping[str, str], most: int) -> Ingested:
+def _ingest(
+    spark: SparkSession, context: Context, prepared: DataFrame, todo: Mapping[str, str], most: int, as_hashed: bool
+) -> Ingested:
     spec, tables = context.spec, context.tables
     taken = sorted({OUTCOME, WARNED, SALT} & set(prepared.columns))
     if taken:
@@ -197,6 +200,8 @@ def _ingest(spark: SparkSession, context: Context, prepared: DataFrame, todo: Ma
         sound, refused, found = sift(rows, clean.task, quarantine.task)
         _check_counts(todo, found)
         entered.check({name: each.total for name, each in found.items()}, prepared)
+        if as_hashed:
+            _check_hashes(todo, found)
         check_unchanged(spec.source, context.look)
         check_shares(found, spec.expect)
         _check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
@@ -316,4 +321,17 @@ def _check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> Non
             raise DataError(
                 f"all {outcomes.total} rows of window {name} are refused, {rows} of them for {reason!r}: deliver the "
                 "window again, or correct the expectation"
+            )
+
+
+def _check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> None:
+    """Refuse windows whose rows are other ones than those that their fingerprint is of, see ``_fingerprints``."""
+    for name, fingerprint in todo.items():
+        _, rows, mixed, added = fingerprint.rsplit(".", 3)
+        outcomes = found.get(name, Outcomes())
+        all_kept = outcomes.rows.get(KEPT) == outcomes.total  # the hash of a window is of the rows that are kept
+        if str(outcomes.total) != rows or (all_kept and outcomes.content != f"{mixed}.{added}.{rows}"):
+            raise DataError(
+                f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
+                "were judged: the source changed meanwhile, or is not the same twice; run again"
             )

@@ -151,9 +151,10 @@ def shares_of(files: Sequence[TableFile], deleted: Mapping[str, bytes], slots: i
     found: list[list[FilePart]] = []
     room = 0
     for file in files:
-        step = math.ceil(file.bytes / max(1, file.bytes // max(limit, _SMALLEST_PIECE)))
-        for start in range(0, file.bytes, step):
-            end = min(start + step, file.bytes)
+        size = max(1, file.bytes)  # a log that knows no size still names a file to read
+        step = math.ceil(size / max(1, size // max(limit, _SMALLEST_PIECE)))
+        for start in range(0, size, step):
+            end = min(start + step, size)
             cost = end - start + _OPENING
             if not found or cost > room:
                 found.append([])

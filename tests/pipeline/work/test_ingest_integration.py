@@ -25,6 +25,7 @@ from sparkdl.pipeline.spec import (
     Transform,
 )
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.work import ingest as work_ingest
 from sparkdl.pipeline.work.ingest import due_windows
 from sparkdl.pipeline.work.ingest import ingest as ingested
 from sparkdl.tables.table import Table
@@ -317,6 +318,29 @@ def test_a_transform_cannot_move_rows_into_windows_that_are_not_due(spark, table
     transform = Transform(sql="SELECT order_id, date_add(at, 1) AS at, amount FROM {source}")
     with pytest.raises(DataError, match="the transform moved 3 rows into the window 2026-03-02"):
         ingest(spark, spec_of(source, transform=transform), tables, "run", NOW)
+
+
+def texts_of(spark, window, *, path):
+    return spark.read.schema("order_id BIGINT, at DATE, amount DOUBLE").csv(path)
+
+
+def test_rows_that_spark_alone_knows_are_those_that_their_hash_is_of(spark, tables, tmp_path, monkeypatch):
+    file = tmp_path / "rows.csv"
+    file.write_text("1,2026-03-01,1.5\n2,2026-03-01,2.5\n")
+    spec = spec_of(FunctionSource(function=f"{HERE}:texts_of", arguments={"path": str(file)}, time="at"))
+    sift = work_ingest.sift
+
+    def changed_meanwhile(*given):
+        file.write_text("1,2026-03-01,1.5\n2,2026-03-01,9.5\n")
+        return sift(*given)
+
+    monkeypatch.setattr(work_ingest, "sift", changed_meanwhile)
+    with pytest.raises(DataError, match="window 2026-03-01 had 2 rows when it was looked at, and 2 rows, or others"):
+        ingest(spark, spec, tables, "run", NOW)
+    monkeypatch.undo()
+    [books] = ingest(spark, spec, tables, "run", NOW).done
+    assert (books.read, books.kept) == (2, 2)
+    assert ingest(spark, spec, tables, "run", NOW).done == ()
 
 
 @pytest.mark.parametrize("key", [("order_id", "shop"), ("nothing",)])
