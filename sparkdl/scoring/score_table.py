@@ -199,6 +199,8 @@ def _arrow_schema(schema: T.StructType) -> pa.Schema:
 def _column(condition: Condition) -> Column:
     """A condition as Spark's expression."""
     column, value = F.col(quoted(condition.column)), condition.value
+    if pa.types.is_floating(condition.kind):  # as an expression, which no reader compares with statistics without NaN
+        column = column.cast("double") + F.lit(0.0)
     if condition.operator in ("is", "is not"):
         return column.isNull() if condition.operator == "is" else column.isNotNull()
     if condition.operator in ("in", "not in"):

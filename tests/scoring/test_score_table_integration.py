@@ -249,7 +249,7 @@ def test_bundles_fitted_models_and_what_is_none(spark, parted, tmp_path):
 
 def test_what_the_reader_does_not_know_spark_reads_or_it_is_refused_by_name(spark, tmp_path, caplog):
     table = Table(str(tmp_path / "table"))
-    table.write(every_type(spark).select("id", "tiny", "sold", "name"), partition_by=["name"])
+    table.write(every_type(spark).select("id", "tiny", "sold", "name", "double"), partition_by=["name"])
     add = next(action["add"] for action in actions(table.uri) if "add" in action)
     elsewhere = tmp_path / "elsewhere.parquet"
     (Path(table.uri) / add["path"]).rename(elsewhere)
@@ -266,10 +266,12 @@ def test_what_the_reader_does_not_know_spark_reads_or_it_is_refused_by_name(spar
     wanted = table.read(spark).where("tiny < 0 and sold != '2026-03-02'").select("id", F.col("tiny").alias("tiny_y"))
     assert text_of(target.read(spark).select("id", "tiny_y").collect()) == text_of(wanted.collect())
     assert target.history(1)[0]["sparkdl.sourceVersion"] == 2
+    done = sparkdl.score_table(table, predictor, target, keep=["id"], where=[("double", ">", 1e6)])
+    assert (done.written.rows, done.files) == (1, None)  # NaN, which the statistics of its file leave out
     commit(table.uri, 3, protocol(["typeWidening"], []))
     with pytest.raises(StorageError, match=r"typeWidening.*Spark session with Delta"):
         sparkdl.score_table(table, predictor, target, keep=["id"])
-    assert target.version() == 0
+    assert target.version() == 1
 
 
 @pytest.mark.slow
