@@ -17,6 +17,8 @@ from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.preprocessing import features_of
 from sparkdl.models.signature import Signature, TensorField
 
+pytest.importorskip("onnxruntime")
+
 OUTPUT = (TensorField(name="y"),)
 PAIR = (TensorField(name="x", shape=(2,), columns=("a", "b")),)
 IDS = TensorField(name="ids", dtype="int64", shape=(None,), columns=("ids",), form="flat")

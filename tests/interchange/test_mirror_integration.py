@@ -21,6 +21,7 @@ import pytest
 
 import sparkdl
 from sparkdl.cli import main
+from sparkdl.interchange.mirror import mirror
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run
@@ -29,10 +30,7 @@ from sparkdl.pipeline.state.context import Context
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 SERVER = Path(os.environ.get("MLFLOW_SERVER", Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"))
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not SERVER.exists(), reason="needs MLflow's server in an environment of its own: make mlflow"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Spark's workers and the server each load MLflow
 
 
 @contextmanager
@@ -92,6 +90,32 @@ def pipeline(root, rows, to, *overrides):
     return loads(text, overrides)
 
 
+def test_spark_scores_with_mlflows_function_as_sparkdl_does(spark, bundles, tmp_path, monkeypatch):
+    import mlflow
+    from pyspark.sql import functions as F
+
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    to = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", to)
+    registry = ModelRegistry(str(tmp_path / "registry"))
+    draw = np.random.default_rng(1)
+    frame = spark.createDataFrame(
+        pd.DataFrame({"row": range(50), "a": draw.normal(size=50), "b": draw.integers(0, 9, 50)})
+    )
+    for name in ("plain", "vector"):  # several columns; one of several numbers
+        registry.publish(name, str(bundles / name))
+        mirror(registry, name, to)
+        score = mlflow.pyfunc.spark_udf(spark, f"models:/{name}/1", env_manager="local")
+        found = frame.repartition(2).withColumn("p", score(F.struct("a", "b"))).select("row", "p.*").orderBy("row")
+        expected = sparkdl.load_model(f"{name}@1", registry).transform(frame).orderBy("row").toPandas()
+        made = found.toPandas()
+        assert list(made) == ["row", *(column for column in expected if column not in ("row", "a", "b"))]
+        for column in list(made)[1:]:
+            values = [getattr(one, "toArray", lambda one=one: one)() for one in expected[column]]
+            np.testing.assert_allclose(np.stack(made[column]), np.stack(values), rtol=1e-6)
+
+
+@pytest.mark.skipif(not SERVER.exists(), reason="needs MLflow's server in an environment of its own: make mlflow")
 def test_a_pipeline_is_mirrored_to_a_server_which_serves_its_model_to_spark(spark, rows, tmp_path, monkeypatch, caplog):
     import mlflow
     from pyspark.sql import functions as F

@@ -53,6 +53,7 @@ def test_a_setting_that_nothing_acts_on_is_refused(folder, override, said):
 
 
 def test_mlflow_that_is_not_installed_is_named_before_anything_runs(folder, monkeypatch):
+    pytest.importorskip("mlflow")
     mirrored = "publish.mlflow='sqlite:////data/mlflow.db'"
     assert Pipeline.load(folder / "wine.yaml", [mirrored]).spec.publish.mlflow == "sqlite:////data/mlflow.db"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
