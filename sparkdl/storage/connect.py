@@ -97,7 +97,7 @@ def delta_s3_options(uri: str, given: Mapping[str, str] | None) -> dict[str, str
     """
     bucket = bucket_of(uri)
     access = _s3_access(uri, S3Access.of_delta(given or {}, bucket))
-    check_answers(access.endpoint, uri)
+    check_answers(access, uri)
     return access.to_delta(given or {}, bucket)
 
 
@@ -114,24 +114,26 @@ def check_spark_reaches(uri: str) -> None:
     """
     if uri.startswith("s3a://") and not connected():  # whose server may be in another network than this process
         nobody = S3Access(anonymous=True)  # whatever Spark's credentials are: what they are is not for here
-        check_answers(nobody.over_s3a(s3a_settings(), bucket_of(uri)).endpoint, uri)
+        check_answers(nobody.over_s3a(s3a_settings(), bucket_of(uri)), uri)
 
 
-def check_answers(endpoint: str, uri: str) -> None:
+def check_answers(access: S3Access, uri: str) -> None:
     """Refuse an endpoint where nobody listens: once it has answered, a process takes it for there.
 
     Clients go on trying for 10 s to several minutes, each in its own way, and a wrong address is the commonest reason.
 
     Args:
-        endpoint: URL; an empty one, AWS's own, is not tried, and none behind a proxy.
+        access: whose endpoint is tried, unless it is AWS's own, or behind a proxy.
         uri: what is to be reached, for the message.
 
     Raises:
         StorageError: three tries of 5 s each failed.
     """
-    parts = urlsplit(endpoint)
+    parts = urlsplit(access.endpoint)
     place = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
-    if not place[0] or place in _answered or (parts.scheme in getproxies() and not proxy_bypass(place[0])):
+    if not place[0] or place in _answered:
+        return
+    if access.proxied or (parts.scheme in getproxies() and not proxy_bypass(place[0])):
         return
     for tried in range(_CONNECT_TRIES):
         try:
@@ -141,7 +143,7 @@ def check_answers(endpoint: str, uri: str) -> None:
         except OSError as cause:
             if tried + 1 == _CONNECT_TRIES:
                 raise StorageError(
-                    f"cannot reach {uri}: nobody answers at {endpoint} ({cause}): check the endpoint "
+                    f"cannot reach {uri}: nobody answers at {access.endpoint} ({cause}): check the endpoint "
                     "(fs.s3a.endpoint of the session, endpoint_url of fsspec, AWS_ENDPOINT_URL) and the network"
                 ) from cause
             time.sleep(1)
@@ -178,6 +180,6 @@ def filesystem_of(protocol: str, uri: str, options: Mapping[str, Any]) -> Any:
         _kept[os.getpid(), files._fs_token] = files
         return files
     if protocol == "s3":
-        check_answers(S3Access.of_fsspec(options).endpoint, uri)
+        check_answers(S3Access.of_fsspec(options), uri)
     # without a listing cache, which would hide what other processes write
     return fsspec.filesystem(protocol, **{"use_listings_cache": False, **options})

@@ -30,7 +30,7 @@ __all__ = ["S3A_SETTINGS", "S3Access", "bucket_of"]
 S3A_SETTINGS = (
     *("endpoint", "endpoint.region", "path.style.access", "connection.ssl.enabled"),
     *("access.key", "secret.key", "session.token"),
-    *("aws.credentials.provider", "auth.profile.name", "auth.profile.file"),
+    *("aws.credentials.provider", "auth.profile.name", "auth.profile.file", "proxy.host"),
 )
 """The settings that count, without ``fs.s3a.`` or ``fs.s3a.bucket.NAME.``."""
 _HADOOP, _AWS = "org.apache.hadoop.fs.s3a.", "software.amazon.awssdk.auth.credentials."
@@ -72,6 +72,7 @@ class S3Access:
         profile: of AWS's files, instead of keys.
         anonymous: whether requests go unsigned.
         otherwise: whether it is said who asks in words that fsspec's client alone has.
+        proxied: whether a proxy stands before the store, which each client is told of by itself.
     """
 
     endpoint: str = ""
@@ -83,6 +84,7 @@ class S3Access:
     profile: str = ""
     anonymous: bool = False
     otherwise: bool = False
+    proxied: bool = False
 
     @property
     def says_who(self) -> bool:
@@ -92,7 +94,8 @@ class S3Access:
     def over(self, other: S3Access) -> S3Access:
         """This, and what ``other`` says of where, of the region, and of who, where this says nothing of it."""
         where, who = self if self.endpoint or self.style else other, self if self.says_who else other
-        return replace(who, endpoint=where.endpoint, style=where.style, region=self.region or other.region)
+        region, proxied = self.region or other.region, self.proxied or other.proxied
+        return replace(who, endpoint=where.endpoint, style=where.style, region=region, proxied=proxied)
 
     def over_s3a(self, settings: Mapping[str, str], bucket: str) -> S3Access:
         """This, and what the session says of a bucket, where neither this nor the environment says it.
@@ -130,6 +133,7 @@ class S3Access:
             profile=str(options.get("profile") or ""),
             anonymous=bool(options.get("anon")),
             otherwise=any(options.get(name) for name in _FSSPEC_ONLY),
+            proxied=bool(config.get("proxies")),
         )
 
     def to_fsspec(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,6 +162,7 @@ class S3Access:
             secret=named.get("AWS_SECRET_ACCESS_KEY", ""),
             token=named.get("AWS_SESSION_TOKEN", ""),
             anonymous=named.get("AWS_SKIP_SIGNATURE", "").lower() == "true",
+            proxied="AWS_PROXY_URL" in named,
         )
 
     def to_delta(self, options: Mapping[str, str], bucket: str) -> dict[str, str]:
@@ -202,10 +207,9 @@ def _where(said: Mapping[str, str], bucket: str) -> S3Access:
         endpoint = host = ""
     named = _AWS_REGION.fullmatch(host)
     region = "" if region in ("sdk", "ec2") else region or (named[1] if named else "")
-    if said["path.style.access"].lower() == "true":
-        return S3Access(endpoint=endpoint, style="path", region=region)
     virtual = host and not re.fullmatch(r"[\d.]+|.*:.*", host) and _IN_A_HOST.fullmatch(bucket)
-    return S3Access(endpoint=endpoint, style="virtual" if virtual else "", region=region)
+    style = "path" if said["path.style.access"].lower() == "true" else "virtual" if virtual else ""
+    return S3Access(endpoint=endpoint, style=style, region=region, proxied=bool(said["proxy.host"]))
 
 
 def _who(said: Mapping[str, str], bucket: str) -> S3Access:

@@ -7,8 +7,8 @@ import pickle
 import fsspec.config
 import pytest
 
-from sparkdl.errors import ConfigError
-from sparkdl.storage import Configuration, Storage, session
+from sparkdl.errors import ConfigError, StorageError
+from sparkdl.storage import Configuration, Storage, connect, session
 from sparkdl.storage.s3 import S3Access
 from sparkdl.tables.delta import delta_options
 from sparkdl.tables.table import Table
@@ -43,7 +43,7 @@ def told(monkeypatch):
         monkeypatch.setattr(session, "_context", lambda: None)
         monkeypatch.setattr(session, "_connect_session", lambda: None)
         monkeypatch.setattr(session, "_lent", dict(settings))
-        monkeypatch.setattr("sparkdl.storage.connect.check_answers", lambda endpoint, uri: None)
+        monkeypatch.setattr("sparkdl.storage.connect.check_answers", lambda access, uri: None)
 
     return tell
 
@@ -222,6 +222,26 @@ def test_a_bucket_that_is_part_of_the_hosts_name_is_written_as_delta_rs_wants_it
     assert found["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] == "true"
     assert Storage.of("s3://b-ucket/t").options["endpoint_url"] == "https://store.lake:9000"
     assert Table("s3://b-ucket/t", found)._address.root.options["endpoint_url"] == "https://store.lake:9000"
+
+
+@pytest.mark.parametrize("told_to", ["spark", "fsspec", "delta-rs", "everybody"])
+def test_a_store_behind_a_proxy_is_not_tried_without_it(told, monkeypatch, told_to):
+    tried = connect.check_answers
+    told(endpoint="http://127.0.0.1:1")
+    monkeypatch.setattr(connect, "check_answers", tried)
+    monkeypatch.setattr(connect, "_CONNECT_TRIES", 1)
+    for ask in (lambda: delta_options("s3://b/t", None), lambda: Storage.of("s3://b/t").exists()):
+        with pytest.raises(StorageError, match=r"cannot reach s3://b/t: nobody answers at http://127\.0\.0\.1:1 "):
+            ask()
+    if told_to == "spark":
+        monkeypatch.setitem(session._lent, "proxy.host", "proxy")
+    if told_to == "fsspec":
+        monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"proxies": {"http": "http://proxy"}}})
+    if told_to == "everybody":
+        monkeypatch.setenv("http_proxy", "http://proxy")
+        monkeypatch.setenv("no_proxy", "elsewhere")
+    given = {"proxy_url": "http://proxy"} if told_to == "delta-rs" else None
+    assert delta_options("s3://b/t", given)["AWS_ENDPOINT_URL"] == "http://127.0.0.1:1"
 
 
 def test_settings_travel_and_are_shown_by_nothing(told, monkeypatch):

@@ -73,7 +73,8 @@ def lake(guarded_s3, tmp_path):
     for name in (bucket, f"wrong-{bucket}"):
         client.create_bucket(Bucket=name)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "FSSPEC_"))}
-    environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(tmp_path / "local")}
+    (tmp_path / "tmp").mkdir()
+    environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": f"{tmp_path}/local", "TMPDIR": f"{tmp_path}/tmp"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     return bucket, client, guarded_s3, environment
 
