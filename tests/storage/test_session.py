@@ -32,7 +32,7 @@ def test_what_was_made_under_one_default_filesystem_means_the_same_place_under_a
     assert pickle.loads(pickle.dumps(store)).checkpoints("r").local_path() == tmp_path / "runs/r/checkpoints"
     assert TorchEstimator(store=store).getStore().shards("k").local_path() == tmp_path / "shards/k"
     assert table._address.root.local_path() == tmp_path / "table"
-    assert registry._events._address.root.local_path() == tmp_path / "registry/events"
+    assert registry._log.root.local_path() == tmp_path / "registry"
     assert registry._artifact("0" * 64).local_path() == tmp_path / "registry/artifacts" / ("0" * 64)
 
 
