@@ -72,6 +72,7 @@ def kept(done):
     return {note.name: note.kept for note in done.steps}
 
 
+@pytest.mark.slow
 def test_a_new_day_is_taken_in_and_scored_alone_and_a_rollback_scores_with_the_older_model_once(spark, shop):
     first = shop.run(spark)
     assert first.windows["train"] == ["2026-03-01", "2026-03-02", "2026-03-03"]
