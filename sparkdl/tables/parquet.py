@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -119,6 +120,7 @@ class _OpenFile:
     writer: pq.ParquetWriter
     collected: list[pq.FileMetaData]
     rows: int = 0
+    nulls: Counter[str] = field(default_factory=Counter)  # of the columns that get no statistics in the file
     held: list[pa.RecordBatch] = field(default_factory=list)
     held_bytes: int = 0
 
@@ -232,6 +234,8 @@ class Files:
         file.held.append(batch)
         file.held_bytes += batch.nbytes
         file.rows += batch.num_rows
+        for name in _floating(batch.schema):
+            file.nulls[name] += batch.column(name).null_count
         if file.held_bytes >= min(_ROW_GROUP_BYTES, self._task.file_bytes):
             self._flush(file)
         elif sum(one.held_bytes for one in self._open.values()) >= _HELD_BYTES:
@@ -256,6 +260,7 @@ class Files:
                 batch.schema,
                 compression=self._task.compression,
                 use_dictionary=_worth_a_dictionary(batch.schema),
+                write_statistics=_with_statistics(batch.schema),
                 metadata_collector=collected,
             )
             return _OpenFile(path, storage, stack.pop_all(), sink, writer, collected)
@@ -273,7 +278,7 @@ class Files:
             bytes=file.sink.bytes,
             rows=file.rows,
             partition=json.dumps(values),
-            statistics=json.dumps(statistics(file.collected[0], file.writer.schema)),
+            statistics=json.dumps(statistics(file.collected[0], file.writer.schema, file.nulls)),
             modified=int(time.time() * 1000),
         )
         self._done.append((file.storage, row))
@@ -282,6 +287,19 @@ class Files:
 def _worth_a_dictionary(schema: pa.Schema) -> list[str]:
     """Columns that repeat: a dictionary of floating-point features costs more time than it saves bytes."""
     return [column.name for column in schema if pa.types.is_string(column.type) or pa.types.is_integer(column.type)]
+
+
+def _floating(schema: pa.Schema) -> list[str]:
+    return [column.name for column in schema if pa.types.is_floating(column.type)]
+
+
+def _with_statistics(schema: pa.Schema) -> list[str]:
+    """Columns that readers may skip row groups by.
+
+    Arrow leaves NaN out of the bounds that it writes, and Spark takes NaN for greater than any number: by bounds of
+    floats its filters would lose rows.
+    """
+    return [one.name for one in schema if not pa.types.is_floating(one.type) and not pa.types.is_nested(one.type)]
 
 
 def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -326,13 +344,15 @@ def split(
             yield values, rest.take(pa.array(np.flatnonzero(which == number)))
 
 
-def statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[str, int]) -> dict[str, Any]:
     """Delta's statistics of a file: rows, nulls of each column, minima and maxima of ordered ones.
 
-    Floating-point columns get none of the latter two: Parquet leaves NaN out of them, Spark sorts it above every
-    number, so a filter that trusts them would skip files that hold matching rows.
+    Args:
+        metadata: of the file, whose statistics give all but what ``counted`` has.
+        schema: of it.
+        counted: nulls by column that has no statistics in the file: of floating-point ones, see ``_with_statistics``.
     """
-    nulls: dict[str, int] = {}
+    nulls = dict(counted)
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
     bounded = {name for name in schema.names[:_STATISTICS_COLUMNS] if _ordered(schema.field(name).type)}

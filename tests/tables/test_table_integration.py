@@ -178,7 +178,8 @@ def test_an_unwritable_place_is_a_storage_error(spark, tmp_path):
 def test_statistics_let_readers_skip_files_and_never_wrongly(spark, table):
     nan = float("nan")
     frame = spark.createDataFrame(
-        [(i, nan if i == 3 else float(i), "a" * 40 + str(i)) for i in range(9)], "i int, x double, s string"
+        [(i, nan if i == 3 else float(i), "a" * 40 + str(i), [nan, 1.0]) for i in range(9)],
+        "i int, x double, s string, l array<double>",
     )
     table.write(frame.coalesce(1))
     added = pa.table(open_table(table.uri, None).get_add_actions(flatten=True)).to_pylist()[0]
@@ -186,6 +187,11 @@ def test_statistics_let_readers_skip_files_and_never_wrongly(spark, table):
     assert added["max.s"] > "a" * 40 + "8" > added["min.s"]
     assert table.rows(where="i = 4").num_rows == 1
     assert table.rows(where="s = '" + "a" * 40 + "8'").num_rows == 1
+    assert table.read(spark).where("x > 100").count() == 1  # NaN, which is greater than any number
+    assert table.rows(where="x > 100").num_rows == 1
+    nulls = frame.selectExpr("i", "if(i < 2, null, x) x", "s", "l")
+    table.write(nulls.coalesce(1), "overwrite")
+    assert pa.table(open_table(table.uri, None).get_add_actions(flatten=True)).column("null_count.x").to_pylist() == [2]
 
 
 def test_vectors_are_refused_with_the_way_out(spark, table):
