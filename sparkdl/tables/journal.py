@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.errors import ConflictError, SparkdlError
+from sparkdl.errors import ConflictError, SparkdlError, StorageError
 from sparkdl.storage import Storage, sha256_hex
 
 __all__ = ["Journal", "Tail"]
@@ -150,9 +150,12 @@ class Journal:
 
     def _commit(self, version: int) -> _Commit | None:
         file = self._entry(version)
-        if not file.exists():
+        try:
+            text = file.read_bytes(at_most=_MOST_BYTES)
+        except StorageError:
+            if file.exists():
+                raise
             return None
-        text = file.read_bytes(at_most=_MOST_BYTES)
         added = _appended(json.loads(line) for line in text.splitlines() if line.strip())
         rows = None if added is None else tuple(map(self._rows, added))
         return _Commit(sha256_hex(text), rows)
