@@ -1,7 +1,8 @@
-"""``sparkdl models list | show | compare | history | promote | rollback | mirror | export``: the model registry.
+"""``sparkdl models list | show | compare | history | promote | rollback | lineage | gc | mirror | export``.
 
 Enters: parsed words. Leaves: tables on standard output, or one JSON document with ``--json``, in which a number that is
 not finite is null. Exit codes: 0 fine, 1 refused, 2 wrong usage, 20 not promoted, 30 somebody else was faster.
+``lineage_and_gc.py`` has what these two do.
 """
 
 from __future__ import annotations
@@ -14,10 +15,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 
-from sparkdl.cli.words import add_command, plain_text, table_of, time_text, with_exit_codes
+from sparkdl.cli.lineage_and_gc import collect, collection_arguments, lineage, lineage_arguments
+from sparkdl.cli.words import (
+    Answer,
+    add_command,
+    plain_text,
+    shown,
+    table_of,
+    time_text,
+    version_or_alias,
+    with_exit_codes,
+)
 from sparkdl.config import require
 
 if TYPE_CHECKING:
@@ -26,21 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 Arguments = Callable[[argparse.ArgumentParser], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command found or did.
-
-    Attributes:
-        value: for programs: dataclasses and plain values.
-        view: for people.
-        code: the exit code.
-    """
-
-    value: Any
-    view: RenderableType
-    code: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,32 +114,33 @@ def _source(version: ModelVersion) -> str:
 
 
 def _show(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
-    found = registry.get(options.name, _which(options.which))
+    found = registry.get(options.name, version_or_alias(options.which))
     view = Table.grid(padding=(0, 2))
     for name in ("name", "version", "aliases", "published", "uri", "artifact"):
         value = getattr(found, name)
         text = ", ".join(value) if name == "aliases" else time_text(value) if name == "published" else str(value)
         view.add_row(f"[bold]{name}[/bold]", plain_text(text))
+    view.add_row("[bold]signed[/bold]", "no" if found.signature is None else plain_text(found.signature[:40]))
     for name in ("metrics", "parameters", "lineage"):
         for number, (key, value) in enumerate(_flat(getattr(found, name)).items()):
-            view.add_row("" if number else f"[bold]{name}[/bold]", plain_text(f"{key} = {_shown(value)}"))
+            view.add_row("" if number else f"[bold]{name}[/bold]", plain_text(f"{key} = {shown(value)}"))
     return Answer(value=found, view=view)
 
 
 def _compare(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
-    first, second = (registry.get(options.name, _which(which)) for which in (options.first, options.second))
+    first, second = (registry.get(options.name, version_or_alias(which)) for which in (options.first, options.second))
     rows, value = [], {}
     for part in ("metrics", "parameters", "lineage"):
         one, other = _flat(getattr(first, part)), _flat(getattr(second, part))
         names = sorted(one.keys() | other.keys())
         value[part] = {name: [one.get(name), other.get(name)] for name in names}
-        shown = names if part == "metrics" else [name for name in names if one.get(name) != other.get(name)]
+        told = names if part == "metrics" else [name for name in names if one.get(name) != other.get(name)]
         rows += [
-            (f"{part}: {name}", _shown(one.get(name)), _shown(other.get(name)), _gain(one.get(name), other.get(name)))
-            for name in shown
+            (f"{part}: {name}", shown(one.get(name)), shown(other.get(name)), _gain(one.get(name), other.get(name)))
+            for name in told
         ]
-        if len(names) > len(shown):
-            rows.append((f"{part}: {len(names) - len(shown)} more", "alike", "alike", ""))
+        if len(names) > len(told):
+            rows.append((f"{part}: {len(names) - len(told)} more", "alike", "alike", ""))
     titles = [f"version {each.version} {' '.join(each.aliases)}".strip() for each in (first, second)]
     view = table_of((options.name, *titles, "difference"), rows, "neither has metrics, parameters or lineage")
     return Answer(value={"versions": [first.version, second.version], **value}, view=view)
@@ -163,14 +160,10 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def _history(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     events = registry.history(options.name)
     rows = [
-        (time_text(event.time), event.kind, str(event.version), event.alias or "", _shown(event.previous), event.reason)
+        (time_text(event.time), event.kind, str(event.version), event.alias or "", shown(event.previous), event.reason)
         for event in events
     ]
     names = ("time", "what", "version", "alias", "before", "why")
@@ -233,10 +226,6 @@ def _export(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     text = f"{options.to} answers as the bundle does, on {rows} rows, up to {done.largest_difference:.2g}"
     features = f"; what makes its inputs of {', '.join(done.columns)} is not in it" if done.columns else ""
     return Answer(value=done, view=plain_text(f"{text}{features}; {done.file}.json says what goes in and out"))
-
-
-def _which(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
 
 
 def _name(parser: argparse.ArgumentParser) -> None:
@@ -321,6 +310,18 @@ _ACTIONS = (
         run=_rollback,
         text="point an alias back to what it pointed to before",
         arguments=(_name, _alias, _move),
+    ),
+    _Action(
+        name="lineage",
+        run=lineage,
+        text="from a version to table and files, or from a table or file to versions",
+        arguments=(lineage_arguments,),
+    ),
+    _Action(
+        name="gc",
+        run=collect,
+        text="remove what no version needs; on request versions, never one with an alias",
+        arguments=(collection_arguments,),
     ),
     _Action(name="mirror", run=_mirror, text="write a version and its aliases to MLflow", arguments=(_mirrored,)),
     _Action(

@@ -9,6 +9,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,18 +20,27 @@ from rich.text import Text
 from sparkdl.errors import SparkdlError
 
 __all__ = [
-    "Command",
-    "add_command",
-    "plain_text",
-    "print_lines",
-    "size_text",
-    "table_of",
-    "time_text",
-    "with_exit_codes",
-]
+    "Answer", "Command", "add_command", "plain_text", "print_lines", "shown", "size_text", "table_of", "time_text",
+    "version_or_alias", "with_exit_codes",
+]  # fmt: skip
 
 Command = Callable[[argparse.Namespace, Console], int]
 """Takes the parsed words, prints, and returns the exit code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command found or did.
+
+    Attributes:
+        value: for programs: dataclasses and plain values.
+        view: for people.
+        code: the exit code.
+    """
+
+    value: Any
+    view: RenderableType
+    code: int = 0
 
 
 def add_command(parent: Any, name: str, command: Command, text: str) -> argparse.ArgumentParser:
@@ -81,6 +91,16 @@ def table_of(titles: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -
     for row in rows:
         table.add_row(*map(plain_text, row))
     return table if rows else plain_text(empty)
+
+
+def shown(value: Any) -> str:
+    """A value in a table; nothing for None."""
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def version_or_alias(text: str) -> int | str:
+    """What a word of the shell names: digits are a version."""
+    return int(text) if text.isdigit() else text
 
 
 def size_text(count: float) -> str:

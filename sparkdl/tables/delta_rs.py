@@ -221,20 +221,23 @@ class DeltaRs:
             table.optimize.compact(target_size=file_bytes, commit_properties=commit_properties())
             table.create_checkpoint()
 
-    def vacuum(self, older_than: timedelta = timedelta(days=1), versions: bool = False) -> list[str]:
+    def vacuum(
+        self, older_than: timedelta = timedelta(days=1), versions: bool = False, dry_run: bool = False
+    ) -> list[str]:
         """Delete files of writes that never committed, and on request of versions past; return their paths.
 
         Args:
             older_than: younger files may belong to a write that is still running, or to a version that is read.
             versions: whether files go that only older versions name: these cannot be read any more.
+            dry_run: only say which ones.
         """
         table = self._open()
         removed = orphans(table, self.root, older_than)
-        for storage in removed:
+        for storage in () if dry_run else removed:
             storage.delete()
         if versions:
             hours = int(older_than.total_seconds() // 3600)
-            past = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+            past = table.vacuum(retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False)
             return [*(storage.uri for storage in removed), *(f"{self.uri}/{path}" for path in past)]
         return [storage.uri for storage in removed]
 

@@ -354,17 +354,20 @@ class Table:
         """
         self._address.compact(file_bytes)
 
-    def vacuum(self, older_than: timedelta = timedelta(days=1), versions: bool = False) -> list[str]:
+    def vacuum(
+        self, older_than: timedelta = timedelta(days=1), versions: bool = False, dry_run: bool = False
+    ) -> list[str]:
         """Delete files of writes of delta-rs that never committed, and on request of versions past; return their paths.
 
         Args:
             older_than: younger files may belong to a write that is still running, or to a version that is read.
             versions: whether files go that only older versions name: these cannot be read any more.
+            dry_run: only say which ones.
 
         Raises:
             ConfigError: the table has a name only.
         """
-        return self._address.vacuum(older_than, versions)
+        return self._address.vacuum(older_than, versions, dry_run)
 
 
 def _request(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 
+import pyarrow as pa
 import pytest
 import torch
 
 from sparkdl.cli import main
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.registry import Lineage, ModelRegistry
+from sparkdl.tables.table import Table as Delta
 
 
 @pytest.fixture
@@ -108,6 +110,43 @@ def test_a_promotion_that_is_refused_has_an_exit_code_of_its_own(run, registry):
     assert code == 30
     assert "points to 2, 7 was expected" in err
     assert run("promote", "ride", 1, "--expected", 2, "--if-better", "rmse")[0] == 1
+
+
+def test_lineage_leads_both_ways(run, told, registry, tmp_path):
+    table = Delta(str(tmp_path / "features"), engine="delta-rs")
+    table.append(pa.table({"x": [1.0]}))
+    (file,) = (file.path for file in table.files())
+    registry.publish("ride", str(tmp_path / "bundle1"), lineage=Lineage(source_table=table.uri, source_version=0))
+    said = run("lineage", "ride", 3)[1]
+    assert f"{table.uri} version 0" in said
+    assert file in said
+    assert told("lineage", "ride", 3)["files"] == [file]
+    assert "cannot be told" in run("lineage", "ride")[1]
+    assert [each["version"] for each in told("lineage", "--table", table.uri, "--file", file)["versions"]] == [3]
+    assert "ride" in run("lineage", "--table", table.uri, "--version", 0)[1]
+    assert "no model was trained on" in run("lineage", "--table", table.uri, "--version", 7)[1]
+    assert run("lineage", "ride", "--table", table.uri)[0] == 1
+    assert run("lineage")[0] == 1
+    assert run("lineage", "ride", "--file", "x")[0] == 1
+
+
+def test_garbage_is_named_before_and_after_it_went(run, told, registry):
+    words = ("gc", "--keep-last", 1, "--older-than-hours", 0)
+    assert "version ride 1: not among the last 1" in run(*words, "--dry-run")[1]
+    assert [each.version for each in registry.list("ride")] == [1, 2]
+    done = told(*words)
+    assert {each["kind"] for each in done["removed"]} >= {"version", "artifact"}
+    assert [each.version for each in registry.list("ride")] == [2]
+    assert "0 removed" in run("gc")[1]
+    assert run("gc", "--keep-last", 0)[0] == 1
+
+
+def test_a_key_of_the_environment_is_asked_for(run, monkeypatch):
+    monkeypatch.setenv("SPARKDL_REGISTRY_KEY", "k" * 32)
+    code, _, err = run("show", "ride", "champion")
+    assert code == 1
+    assert "is not signed" in err
+    assert run("list")[0] == 0
 
 
 def test_a_refusal_is_one_sentence_and_exit_code_1(run):

@@ -128,6 +128,7 @@ def test_a_training_that_starts_from_the_champion_keeps_its_features_and_goes_on
     assert second.outcome == "promoted", second.message
     one, two = (shop.registry.get("shop", version).uri for version in (1, 2))
     assert read_bundle(one).preprocessing == read_bundle(two).preprocessing
+    assert [shop.registry.lineage("shop", version).parent for version in (1, 2)] == [None, 1]
     before, after = (load_bundle(uri).model.state_dict() for uri in (one, two))
     for name, values in before.items():
         np.testing.assert_allclose(values, after[name], atol=1e-6)

@@ -11,16 +11,16 @@ whoever finds it gone, altered, or made for another table folds all events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from sparkdl.documents.typed import Count, Source, convert, encode, parse
-from sparkdl.errors import SparkdlError
-from sparkdl.models.registry.model import Hash, UnusableError
+from sparkdl.errors import SparkdlError, StorageError
+from sparkdl.models.registry.model import Hash, Head, UnusableError
 from sparkdl.models.registry.state import State
 from sparkdl.observe import logger
-from sparkdl.storage import Storage, sha256_hex
+from sparkdl.storage import Entry, Storage, sha256_hex
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
@@ -83,6 +83,22 @@ class Checkpoints:
         """The state that a checkpoint was made of."""
         return State(uri_of, self, checkpoint.events, checkpoint.models)
 
+    def unused(self) -> Iterator[tuple[Storage, Entry]]:
+        """The pages that the checkpoint does not name.
+
+        Raises:
+            UnusableError: a page that it names is gone or altered.
+        """
+        found = self.newest()
+        used: set[str] = set()
+        for page, _ in found.models.values() if found else ():
+            head = self.get(page, Head)
+            used |= {page, head.publications, *(page for _, _, page in head.chunks)}
+        folder = self.folder.child(_PAGES)
+        for entry in folder.list():
+            if entry.name.removesuffix(".json") not in used:
+                yield folder.child(entry.name), entry
+
     def write(self, state: State, version: int, proof: str, columns: Sequence[str]) -> None:
         """Make a state the checkpoint.
 
@@ -124,7 +140,11 @@ class Checkpoints:
         data = encode(value, nan=True)
         page = sha256_hex(data)
         file = self.folder.child(_PAGES).child(f"{page}.json")
-        if not (file.exists() and sha256_hex(file.read_bytes()) == page):
+        try:
+            known = sha256_hex(file.read_bytes(at_most=len(data))) == page
+        except StorageError:  # it is not there, or another one
+            known = False
+        if not known:
             file.write_atomic(data)
         return page
 

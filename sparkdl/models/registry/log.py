@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from sparkdl.models.registry.event_log import EVENTS, SIGNED_EVENTS, Event
 from sparkdl.models.registry.model import UnusableError
 from sparkdl.models.registry.state import State, fold
 from sparkdl.observe import logger
-from sparkdl.storage import Storage
+from sparkdl.storage import Entry, Storage
 from sparkdl.tables.table import Table
 
 __all__ = ["FORMAT", "EventLog"]
@@ -43,6 +43,10 @@ _COMPACT_EVERY = 64
 """Commits; how many small files a fold of all events reads at most."""
 _FILE_BYTES = 256 << 10
 """Of a compacted file, which is then left alone: all of them together would be written again and again."""
+_COMMITTED_WITHIN = timedelta(days=1)
+"""How long a file of the table may wait for its commit; a table whose commit names a file that is gone is lost."""
+_READ_FOR = timedelta(days=7)
+"""How long files stay that were compacted: somebody may be reading them, or restore an earlier version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +78,18 @@ class EventLog:
     Attributes:
         root: the registry's folder.
         table: of events.
-        uri_of: from content hash to the bundle's address.
     """
 
     root: Storage
     table: Table
-    uri_of: Callable[[str], str]
+
+    def artifact(self, content_hash: str) -> Storage:
+        """Where a bundle lies."""
+        return self.root.child("artifacts").child(content_hash)
+
+    def uri_of(self, content_hash: str) -> str:
+        """The address of a bundle."""
+        return self.artifact(content_hash).uri
 
     def ask(self, question: Callable[[State], T]) -> T:
         """Answer a question about the newest state.
@@ -90,21 +100,24 @@ class EventLog:
         """
         return self._answer(question)[1]
 
-    def events(self, name: str) -> list[Event]:
-        """Every event of a model, oldest first."""
+    def events(self, where: str | None = None) -> list[Event]:
+        """Events, oldest first.
+
+        Args:
+            where: a SQL predicate; all by default.
+        """
         self._check_format()
-        if not self.table.exists():
-            return []
-        quoted = name.replace("'", "''")
-        rows = self.table.rows(where=f"name = '{quoted}'").to_pylist()
+        rows = self.table.rows(where=where).to_pylist() if self.table.exists() else []
         return sorted((Event.from_row(row) for row in rows), key=lambda event: event.sequence)
 
-    def all_events(self) -> list[Event]:
-        """Every event, oldest first."""
-        self._check_format()
-        _, rows = self.table.snapshot()
-        found = [Event.from_row(row) for row in rows.to_pylist()] if rows is not None else []
-        return sorted(found, key=lambda event: event.sequence)
+    def events_of(self, name: str) -> list[Event]:
+        """Every event of a model, oldest first."""
+        quoted = name.replace("'", "''")
+        return self.events(f"name = '{quoted}'")
+
+    def events_from(self, sequence: int) -> list[Event]:
+        """The events from a place in the log on."""
+        return self.events(f"sequence >= {sequence}")
 
     def commit(
         self,
@@ -144,12 +157,32 @@ class EventLog:
             f"{_TRIES} commits to the registry {self.root.uri} lost against other writers: try again later"
         )
 
-    def checkpoint(self) -> State:
-        """Fold all events, and make a checkpoint of that; return the state."""
+    def checkpoint(self) -> None:
+        """Fold all events, and make a checkpoint of that."""
+        self._check_format()
         seen = self._folded()
         if seen.version >= 0:
             self._write_checkpoint(seen, seen.version, "")
-        return seen.state
+
+    def unused_pages(self) -> list[tuple[Storage, Entry]]:
+        """Pages that the checkpoint does not name; none where that cannot be told."""
+        try:
+            return list(self._checkpoints.unused())
+        except UnusableError:
+            return []
+
+    def remove_old_files(self, older_than: timedelta, dry_run: bool) -> list[str]:
+        """Remove files of commits that never came, and those that were compacted a week ago; return their addresses.
+
+        Args:
+            older_than: younger ones stay; so do, in any case, those of a day and, if they were compacted, of a week.
+            dry_run: only say which ones.
+        """
+        if not self.table.exists():
+            return []
+        never = self.table.vacuum(max(older_than, _COMMITTED_WITHIN), dry_run=dry_run)
+        read = self.table.vacuum(max(older_than, _READ_FOR), versions=True, dry_run=dry_run)
+        return sorted({*never, *read})
 
     @cached_property
     def _checkpoints(self) -> Checkpoints:

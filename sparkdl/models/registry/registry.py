@@ -7,6 +7,7 @@ for ``load``.
     <uri>/artifacts/<content hash>/   the bundles; equal models are stored once
     <uri>/events/                     Delta table: one row an event (published, aliased, rolled_back, deleted)
     <uri>/state/                      what the events added up to a few commits ago; not needed
+    <uri>/leases/                     who publishes or uses an artifact just now
 
 The state is a fold over the events, and an event commits only on the table version that its decision was made on.
 So two publishers never take one number, an alias never points to a version that is gone, and a publisher that is killed
@@ -15,73 +16,38 @@ leaves an artifact that nothing names. Whoever loses a race reads again and deci
 
 from __future__ import annotations
 
-import re
-import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sparkdl.config import require
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.models.folder import DOCUMENT, copy_bundle, read_bundle
 from sparkdl.models.registry.event_log import Event, ModelVersion
-from sparkdl.models.registry.log import EventLog
+from sparkdl.models.registry.garbage import Garbage, Removed, spare_versions
+from sparkdl.models.registry.lineage import Lineage
 from sparkdl.models.registry.promotion import Promotion, decide_promotion
-from sparkdl.models.registry.state import ModelSummary, State
-from sparkdl.storage import Storage
-from sparkdl.tables.delta import storage_of
-from sparkdl.tables.table import Table
+from sparkdl.models.registry.reader import RegistryReader
+from sparkdl.models.registry.state import State
+from sparkdl.observe import logger
 
-if TYPE_CHECKING:
-    from sparkdl.models.bundle import Bundle
-
-__all__ = ["Lineage", "ModelRegistry"]
+__all__ = ["ModelRegistry"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lineage:
-    """Where a model comes from.
-
-    Attributes:
-        source_table: address of the table it was trained on.
-        source_version: the version of it.
-        code_version: of the training code, such as a commit.
-        shard_key: content key of the shard set.
-        versions: of the software; the bundle's own are added when it is published.
-    """
-
-    source_table: str | None = None
-    source_version: int | None = None
-    code_version: str | None = None
-    shard_key: str | None = None
-    versions: Mapping[str, str] | None = None
-
-
 @dataclass(frozen=True)
-class ModelRegistry:
+class ModelRegistry(RegistryReader):
     """A registry of models, by its address.
 
     Attributes:
         uri: a local folder or ``s3://...``.
         storage_options: as ``Table`` takes them.
+        key: see ``RegistryReader``.
     """
-
-    uri: str
-    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "uri", self._root.uri)
-
-    @cached_property
-    def _root(self) -> Storage:
-        """What the given address means, reached with the same rights as the table of events; found out once."""
-        return storage_of(self.uri, self.storage_options)
 
     def publish(
         self,
@@ -118,7 +84,7 @@ class ModelRegistry:
             kind="published",
             name=name,
             artifact=info.content_hash,
-            metrics=_metrics(metrics or {}),
+            metrics=_checked_metrics(metrics or {}),
             parameters=as_json("parameters", parameters or {}, ConfigError),
             lineage=known,
             publication=identity,
@@ -128,53 +94,17 @@ class ModelRegistry:
             before = state.by_publication(name, identity)
             return before or event.numbered(state.next_version(name))
 
+        self._keys.check_signs()
         before = self._log.ask(lambda state: state.by_publication(name, identity))
         if before is None:
-            copy_bundle(info, self._artifact(info.content_hash))
-            before = self._log.commit(decide, lambda state: state.by_publication(name, identity))
+            place = self._log.artifact(info.content_hash)
+            with self._leases.hold(info.content_hash, f"publication of {name}"):
+                copy_bundle(info, place)
+                before = self._commit(decide, lambda state: state.by_publication(name, identity))
+                if not place.child(DOCUMENT).exists():  # a collection of another sparkdl, which knows no leases
+                    copy_bundle(info, place)
         assert before is not None
-        return before
-
-    def get(self, name: str, which: int | str) -> ModelVersion:
-        """The version of a number, or the one that an alias points to.
-
-        Raises:
-            ConfigError: there is no such model, version or alias; the message lists those there are.
-        """
-        return self._log.ask(lambda state: state.get(name, which))
-
-    def load(self, name: str, which: int | str, **options: Any) -> Bundle:
-        """Load the model of a version or alias, checked against the hash that the registry holds.
-
-        Args:
-            name: of the model.
-            which: a version, or an alias.
-            options: as ``load_bundle`` takes them.
-        """
-        from sparkdl.models.bundle import load_bundle  # torch, which nothing else here needs
-
-        found = self.get(name, which)
-        return load_bundle(self._artifact(found.artifact), expected_hash=found.artifact, **options)
-
-    def models(self) -> Sequence[str]:
-        """The names of all models."""
-        return self._log.ask(State.names)
-
-    def list(self, name: str) -> Sequence[ModelVersion]:
-        """The versions of a model, oldest first, without deleted ones; none for an unknown name."""
-        return self._log.ask(lambda state: state.versions(name))
-
-    def summaries(self) -> Sequence[ModelSummary]:
-        """Every model at a glance, by name."""
-        return self._log.ask(lambda state: [state.summary(name) for name in state.names()])
-
-    def aliases(self, name: str) -> dict[str, int]:
-        """What each alias of a model points to."""
-        return self._log.ask(lambda state: state.aliases(name))
-
-    def history(self, name: str) -> Sequence[Event]:
-        """Every event of a model, oldest first."""
-        return self._log.events(name)
+        return self.get(name, before.version) if self._keys else before
 
     def set_alias(
         self, name: str, alias: str, version: int, *, expected: int | None, reason: str = "", dry_run: bool = False
@@ -196,7 +126,7 @@ class ModelRegistry:
         _check_alias(alias)
 
         def decide(state: State) -> Event | Promotion:
-            state.get(name, version)
+            self._trusted(state, name, version)
             now = state.aliases(name).get(alias)
             if now != expected:
                 raise ConflictError(
@@ -210,7 +140,7 @@ class ModelRegistry:
         def outcome(state: State) -> Promotion:
             return Promotion(moved=True, reason=reason, version=version, previous=expected)
 
-        return self._log.commit(decide, outcome, dry_run=dry_run)
+        return self._commit(decide, outcome, dry_run=dry_run)
 
     def promote_if_better(
         self,
@@ -245,7 +175,10 @@ class ModelRegistry:
         made: list[Promotion] = []
 
         def decide(state: State) -> Event | Promotion:
+            self._trusted(state, name, version)
             promotion = decide_promotion(state, name, alias, version, metric, mode, min_delta)
+            if promotion.previous is not None:
+                self._trusted(state, name, promotion.previous)
             made.append(promotion)
             if not promotion.moved:
                 return promotion
@@ -258,7 +191,7 @@ class ModelRegistry:
                 reason=promotion.reason,
             )
 
-        return self._log.commit(decide, lambda state: made[-1], dry_run=dry_run)
+        return self._commit(decide, lambda state: made[-1], dry_run=dry_run)
 
     def rollback(self, name: str, alias: str, *, reason: str = "rollback", dry_run: bool = False) -> Promotion:
         """Point ``alias`` to the version that it pointed to before its last move; again goes back further.
@@ -281,15 +214,16 @@ class ModelRegistry:
                 raise ConfigError(
                     f"alias {alias!r} of {name!r} points to {now} and has no earlier version: set it instead"
                 )
+            self._trusted(state, name, before)
             moves.append(Promotion(moved=True, reason=reason, version=before, previous=now))
             return Event(kind="rolled_back", name=name, alias=alias, version=before, previous=now, reason=reason)
 
-        return self._log.commit(decide, lambda state: moves[-1], dry_run=dry_run)
+        return self._commit(decide, lambda state: moves[-1], dry_run=dry_run)
 
     def delete(self, name: str, version: int, *, reason: str = "") -> None:
         """Take a version out of the registry; its number is not used again.
 
-        The artifact stays until ``vacuum``.
+        The artifact stays until ``gc``.
 
         Raises:
             ConflictError: an alias points to it.
@@ -304,35 +238,64 @@ class ModelRegistry:
                 )
             return Event(kind="deleted", name=name, version=version, reason=reason)
 
-        self._log.commit(decide, lambda state: None)
+        self._commit(decide, lambda state: None)
 
-    def vacuum(self, older_than: timedelta = timedelta(days=1)) -> Sequence[str]:
-        """Delete artifacts that no version names; return their addresses.
+    def gc(
+        self,
+        older_than: timedelta = timedelta(days=1),
+        *,
+        keep_last: int | None = None,
+        name: str | None = None,
+        dry_run: bool = False,
+    ) -> Sequence[Removed]:
+        """Remove what nobody needs: artifacts without a version, what killed writers left, versions on request.
+
+        Never removed is what a version, an alias, or somebody at work needs: a publication, a block of ``hold``.
 
         Args:
-            older_than: a younger one may belong to a publication that is under way.
+            older_than: what was written, deleted, or left by an alias within this time stays: a job that does not
+                ``hold`` its model may be at work with it. 0 is safe while others publish, not while they read.
+            keep_last: delete all but so many of the newest versions of each model, but for those with an alias; their
+                artifacts follow once ``older_than`` has passed. By default no version is deleted.
+            name: of the one model whose versions are deleted; by default those of all.
+            dry_run: only say what would be removed.
+
+        Raises:
+            ConfigError: ``keep_last`` is below 1.
         """
-        limit = time.time() - older_than.total_seconds()
-        folder = self._root.child("artifacts")
-        removed = []
-        for entry in folder.list():
-            if not re.fullmatch("[0-9a-f]{64}", entry.name):
-                continue  # not written by a registry
-            document = folder.child(entry.name).child(DOCUMENT)
-            stamps = [found.modified or 0.0 for found in folder.child(entry.name).list()] or [entry.modified or 0.0]
-            if max(stamps) < limit and entry.name not in self._log.ask(lambda state: state.artifacts()):
-                document.delete()  # first, so that no reader finds half a bundle
-                folder.child(entry.name).delete(recursive=True)
-                removed.append(folder.child(entry.name).uri)
-        return removed
+        require(keep_last is None or keep_last >= 1, f"keep_last={keep_last} is below 1: keep one version at least")
+        require(keep_last is not None or name is None, f"name={name!r} is given without keep_last: give both")
+        if not dry_run:
+            self._log.checkpoint()  # of all events: what follows may remove files that the last one still counts on
+        events = self._log.events()
+        removed: list[Removed] = []
+        garbage = Garbage(self._root, self._log, self._leases, older_than, dry_run)
+        if keep_last is not None:
+            for event in spare_versions(events, set(self._leases.held()), keep_last, older_than, name):
+                removed += self._spare(event, keep_last, dry_run)
+            events = self._log.events()
+        return [*removed, *garbage.artifacts(events), *garbage.leftovers()]
 
-    @cached_property
-    def _log(self) -> EventLog:
-        table = Table(self._root.child("events").spark_uri, self.storage_options, engine="delta-rs")
-        return EventLog(self._root, table, lambda content_hash: self._artifact(content_hash).uri)
+    def vacuum(self, older_than: timedelta = timedelta(days=1)) -> Sequence[str]:
+        """Do what ``gc`` does without deleting versions; return the addresses of the artifacts that went."""
+        return [each.what for each in self.gc(older_than) if each.kind == "artifact"]
 
-    def _artifact(self, content_hash: str) -> Storage:
-        return self._root.child("artifacts").child(content_hash)
+    def _spare(self, event: Event, keep_last: int, dry_run: bool) -> Sequence[Removed]:
+        reason = f"not among the last {keep_last}, and no alias points to it"
+        try:
+            if not dry_run:
+                self.delete(event.name, event.version, reason=f"gc: {reason}")
+        except (ConflictError, ConfigError) as error:  # it got an alias meanwhile, or was deleted by somebody else
+            logger.info("%s", error)
+            return []
+        return [Removed(kind="version", what=f"{event.name} {event.version}", bytes=0, reason=reason)]
+
+    def _commit(
+        self, decide: Callable[[State], Event | T], outcome: Callable[[State], T], *, dry_run: bool = False
+    ) -> T:
+        if not dry_run:
+            self._keys.check_signs()
+        return self._log.commit(decide, outcome, seal=self._keys.signed, dry_run=dry_run)
 
 
 def _check_name(what: str, name: str) -> None:
@@ -348,7 +311,7 @@ def _check_alias(alias: str) -> None:
     require(not alias.isdigit(), f"the alias {alias!r} looks like a version: use a word")
 
 
-def _metrics(values: Mapping[str, float]) -> dict[str, float]:
+def _checked_metrics(values: Mapping[str, float]) -> dict[str, float]:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"metric {name!r} is a {type(value).__name__}, not a number: pass a float")

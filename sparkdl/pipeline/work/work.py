@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConflictError, DataError
 from sparkdl.estimator.publishing import publish_bundle
@@ -184,9 +184,10 @@ class _Work:
         def learned() -> Trained:
             windows = {name: content[name] for name in parts.train}
             if spec.search is not None:
-                return replace(search(self.context, self.spark, prepared), windows=windows)
-            trained = train(self.spark, spec, prepared, key, network_of(spec, prepared))
-            return replace(trained, windows=windows)
+                trained = search(self.context, self.spark, prepared)
+            else:
+                trained = train(self.spark, spec, prepared, key, network_of(spec, prepared))
+            return replace(trained, windows=windows, origin=self._with_parent(trained.origin, prepared.start))
 
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
@@ -210,6 +211,14 @@ class _Work:
         record.model |= {"name": spec.publish.name, "version": published.version, "promoted": published.reason}
         self.published = published
         yield "publish"
+
+    def _with_parent(self, origin: Mapping[str, Any], start: str | None) -> dict[str, Any]:
+        """What a fit has noted of itself, and the version whose weights it began with."""
+        if start is None:
+            return dict(origin)
+        versions = self.context.registry.list(str(self.spec.publish.name))
+        parent = next((each.version for each in reversed(versions) if each.uri == start), None)
+        return {**origin, "lineage": {**origin.get("lineage", {}), "parent": parent}}
 
     def _judging(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> tuple[DataFrame, int]:
         """The rows that judge champion and challenger, checked as those of shards are, and their number."""

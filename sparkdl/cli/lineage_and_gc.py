@@ -1,0 +1,95 @@
+"""``sparkdl models lineage | gc``: which files a model comes from, and which nobody needs.
+
+Enters: a registry, parsed words. Leaves: what was found or removed, for people and for programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from sparkdl.cli.words import Answer, plain_text, shown, size_text, table_of, version_or_alias
+from sparkdl.config import require
+
+if TYPE_CHECKING:
+    from sparkdl.models.registry import ModelLineage, ModelRegistry
+
+__all__ = ["collect", "collection_arguments", "lineage", "lineage_arguments"]
+
+_SHOWN_FILES = 20
+
+
+def lineage(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    """What a version was trained on, or with ``--table`` what was trained on that."""
+    if options.table is not None:
+        require(options.name is None, f"{options.name} and --table are given: ask for a model, or for those of a table")
+        return _models_of(registry, options)
+    require(options.name is not None, "neither a model nor --table is given: say NAME WHICH, or --table TABLE")
+    narrowed = options.version is not None or options.file is not None
+    require(not narrowed, "--version and --file say which models of a --table: give --table, too")
+    found = registry.lineage(options.name, version_or_alias(options.which))
+    return Answer(value=found, view=_view(found))
+
+
+def _view(found: ModelLineage) -> Table:
+    view = Table.grid(padding=(0, 2))
+    for name, text in (
+        ("model", f"{found.name} version {found.version}"),
+        ("table", f"{found.table} version {shown(found.table_version) or 'unknown'}" if found.table else ""),
+        ("files", "" if found.files is None else str(len(found.files))),
+        ("note", found.note),
+        ("shards", found.shard_key or ""),
+        ("code", found.code_version or ""),
+        ("parent", "" if found.parent is None else f"version {found.parent}"),
+        ("software", ", ".join(f"{name} {version}" for name, version in sorted(found.software.items()))),
+    ):
+        if text:
+            view.add_row(f"[bold]{name}[/bold]", plain_text(text))
+    files = found.files or ()
+    for file in files[:_SHOWN_FILES]:
+        view.add_row("", plain_text(f"{file}{' (gone)' if file in found.missing else ''}"))
+    if len(files) > _SHOWN_FILES:
+        view.add_row("", f"and {len(files) - _SHOWN_FILES} more, --json names them all")
+    return view
+
+
+def _models_of(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    found = registry.models_of(options.table, options.version, file=options.file)
+    rows = [
+        (each.name, str(each.version), ", ".join(each.aliases), shown(each.lineage.get("source_version")), told)
+        for told, versions in (("yes", found.versions), ("cannot be told", found.unknown))
+        for each in versions
+    ]
+    where = options.table if options.version is None else f"{options.table} version {options.version}"
+    titles = ("model", "version", "aliases", "table version", "trained on it")
+    return Answer(value=found, view=table_of(titles, rows, f"no model was trained on {options.file or where}"))
+
+
+def collect(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
+    """Remove what nobody needs, and say so."""
+    age = timedelta(hours=options.older_than_hours)
+    removed = registry.gc(age, keep_last=options.keep_last, name=options.name, dry_run=options.dry_run)
+    lines = [f"{each.kind} {each.what}: {each.reason}" for each in removed]
+    verb = "would be removed" if options.dry_run else "removed"
+    lines.append(f"{len(removed)} {verb}, {size_text(sum(each.bytes for each in removed))}")
+    return Answer(value={"dry_run": options.dry_run, "removed": removed}, view=plain_text("\n".join(lines)))
+
+
+def lineage_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of ``lineage``."""
+    parser.add_argument("name", nargs="?", help="of the model")
+    parser.add_argument("which", nargs="?", default="champion", help="a version, or an alias (champion)")
+    parser.add_argument("--table", help="the other way round: which models were trained on this table")
+    parser.add_argument("--version", type=int, help="of the table; any by default")
+    parser.add_argument("--file", help="of the table: which models were trained on versions with this file")
+
+
+def collection_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of ``gc``."""
+    parser.add_argument("--older-than-hours", type=float, default=24.0, help="what is younger stays (24)")
+    parser.add_argument("--keep-last", type=int, help="delete all but so many of each model's newest versions, too")
+    parser.add_argument("--name", help="of the one model whose versions are deleted")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")

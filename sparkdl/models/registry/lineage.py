@@ -1,0 +1,203 @@
+"""Lineage both ways: from a model to the files it was trained on, from a table or a file of it to models.
+
+Enters: what was noted when a version was published, the log of its source table. Leaves: the files of that version of
+the table, which of them are gone; the versions that were trained on a table. Which files a version of a table is made
+of is read from the table's own log when it is asked for: it is not noted with each model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.errors import ConfigError, SparkdlError
+from sparkdl.models.registry.event_log import ModelVersion
+from sparkdl.tables.delta import storage_of
+from sparkdl.tables.table import Table
+
+__all__ = ["Lineage", "ModelLineage", "Reach", "TrainedOn", "lineage_of", "trained_on"]
+
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lineage:
+    """Where a model comes from.
+
+    Attributes:
+        source_table: address of the table it was trained on.
+        source_version: the version of it.
+        code_version: of the training code, such as a commit.
+        shard_key: content key of the shard set.
+        parent: the version of the same model whose weights its training began with.
+        versions: of the software; the bundle's own are added when it is published.
+    """
+
+    source_table: str | None = None
+    source_version: int | None = None
+    code_version: str | None = None
+    shard_key: str | None = None
+    parent: int | None = None
+    versions: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelLineage:
+    """What a version was trained on.
+
+    Attributes:
+        name: of the model.
+        version: its number.
+        table: address or name of the table; None if it was not noted.
+        table_version: of the table.
+        files: that this version of the table is made of, paths below it; None where that cannot be told.
+        missing: those of them that are gone, so that the version cannot be read any more.
+        note: what could not be told, and why; empty if nothing.
+        shard_key: content key of the shard set.
+        code_version: of the training code.
+        parent: the version of the same model that its training began with.
+        software: versions of it.
+    """
+
+    name: str
+    version: int
+    table: str | None
+    table_version: int | None
+    files: tuple[str, ...] | None
+    missing: tuple[str, ...]
+    note: str
+    shard_key: str | None
+    code_version: str | None
+    parent: int | None
+    software: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedOn:
+    """The models that were trained on a table, a version or a file of it.
+
+    Attributes:
+        versions: of models, by name and number.
+        unknown: those that were trained on the table, where the log does not tell (any more) whether on this file.
+    """
+
+    versions: tuple[ModelVersion, ...]
+    unknown: tuple[ModelVersion, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How a registry reaches the tables that its models were trained on.
+
+    Attributes:
+        uri: of the registry.
+        options: of its store, which are those of a table in the same kind of store.
+    """
+
+    uri: str
+    options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    def table(self, text: str) -> Table:
+        """The table of an address or name."""
+        same = text.partition("://")[0] == self.uri.partition("://")[0]
+        return Table(text, self.options if same else None)
+
+
+def lineage_of(found: ModelVersion, reach: Reach) -> ModelLineage:
+    """What a version was trained on."""
+    table, version = _text(found.lineage.get("source_table")), _number(found.lineage.get("source_version"))
+    files, note = (None, "no table was noted") if table is None else _files(table, version, reach)
+    missing = _missing(str(table), files, reach) if files else ()
+    if missing:
+        note = f"{len(missing)} of {len(files or ())} files are gone: they were vacuumed, or moved away"
+    software = found.lineage.get("versions")
+    return ModelLineage(
+        name=found.name,
+        version=found.version,
+        table=table,
+        table_version=version,
+        files=files,
+        missing=missing,
+        note=note,
+        shard_key=_text(found.lineage.get("shard_key")),
+        code_version=_text(found.lineage.get("code_version")),
+        parent=_number(found.lineage.get("parent")),
+        software={str(name): str(one) for name, one in software.items()} if isinstance(software, Mapping) else {},
+    )
+
+
+def trained_on(
+    candidates: Iterable[ModelVersion],
+    table: str,
+    version: int | None,
+    file: str | None,
+    reach: Reach,
+) -> TrainedOn:
+    """Which versions of models were trained on a table.
+
+    Args:
+        candidates: all versions of the registry.
+        table: its address or name.
+        version: of the table; None: any.
+        file: a path below the table, or its whole address; None: any.
+        reach: how tables are reached.
+    """
+    wanted = _address(table, reach)
+    found = [each for each in candidates if _is_of(each, wanted, reach)]
+    if version is not None:
+        found = [each for each in found if _number(each.lineage.get("source_version")) == version]
+    if file is None:
+        return TrainedOn(versions=tuple(found))
+    path = file.removeprefix(wanted).lstrip("/") if file.startswith(wanted) else file
+    numbers = {_number(each.lineage.get("source_version")) for each in found}
+    files = {number: _files(table, number, reach)[0] for number in numbers}
+    told = {number: None if names is None else path in names for number, names in files.items()}
+    answers = [(each, told[_number(each.lineage.get("source_version"))]) for each in found]
+    return TrainedOn(
+        versions=tuple(each for each, answer in answers if answer),
+        unknown=tuple(each for each, answer in answers if answer is None),
+    )
+
+
+def _is_of(found: ModelVersion, wanted: str, reach: Reach) -> bool:
+    table = _text(found.lineage.get("source_table"))
+    return table is not None and (table == wanted or _address(table, reach) == wanted)
+
+
+def _address(table: str, reach: Reach) -> str:
+    """A table's address as it is noted, or its name."""
+    try:
+        return reach.table(table).uri
+    except ConfigError:  # noted by something else
+        return table
+
+
+def _files(table: str, version: int | None, reach: Reach) -> tuple[tuple[str, ...] | None, str]:
+    """The files of a version of a table; None, and why, where they cannot be told."""
+    if version is None:
+        return None, f"no version of {table} was noted"
+    try:
+        return tuple(sorted(file.path for file in reach.table(table).files(version))), ""
+    except SparkdlError as error:
+        return None, f"the files of version {version} cannot be told: {error}"
+
+
+def _missing(table: str, files: Sequence[str], reach: Reach) -> tuple[str, ...]:
+    """The files that are gone; those of the newest version are there."""
+    opened = reach.table(table)
+    there = {file.path for file in opened.files()}
+    root = storage_of(opened.uri, opened.storage_options)
+    old = [file for file in files if file not in there]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sparkdl-lineage") as pool:
+        found = pool.map(lambda file: root.child(file).exists(), old)
+        return tuple(file for file, exists in zip(old, found, strict=True) if not exists)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,253 @@
+"""What a collection of garbage removes, and what it never does."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+from torch import nn
+
+from sparkdl.errors import ConfigError, StorageError
+from sparkdl.models.bundle import save_bundle
+from sparkdl.models.folder import copy_bundle, read_bundle
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.models.registry import leases as module
+from sparkdl.models.registry.leases import Holder, Leases
+from sparkdl.storage import Storage
+
+NOW, DAY = timedelta(0), 86400.0
+
+
+@pytest.fixture
+def bundles(tmp_path):
+    """Different bundles, made when they are asked for."""
+
+    def bundle(number):
+        place = tmp_path / f"bundle-{number}"
+        if not place.exists():
+            save_bundle(nn.Linear(2, number), str(place))
+        return str(place)
+
+    return bundle
+
+
+def kinds(removed):
+    """What went and why, but for pages, which each collection leaves some of."""
+    return sorted((each.kind, each.reason) for each in removed if each.kind != "page")
+
+
+def age(place, days):
+    """Let a folder and all in it be older."""
+    then = time.time() - days * DAY
+    for file in [place, *place.rglob("*")]:
+        os.utime(file, (then, then))
+
+
+def test_a_dry_run_says_what_a_run_then_does(registry, bundles, tmp_path):
+    for number in range(1, 6):
+        registry.publish("m", bundles(number))
+    registry.set_alias("m", "champion", 2, expected=None)
+    said = registry.gc(NOW, keep_last=2, dry_run=True)
+    assert [each.what for each in said if each.kind == "version"] == ["m 1", "m 3"]
+    assert len(list((tmp_path / "registry" / "artifacts").iterdir())) == 5
+    assert [each.version for each in registry.list("m")] == [1, 2, 3, 4, 5]
+    done = registry.gc(NOW, keep_last=2)
+    assert [each.what for each in done if each.kind == "version"] == ["m 1", "m 3"]
+    assert [each.version for each in registry.list("m")] == [2, 4, 5]
+    assert registry.history("m")[-1].reason == "gc: not among the last 2, and no alias points to it"
+    artifacts = {each.what.rpartition("/")[2] for each in done if each.kind == "artifact"}
+    assert len(artifacts) == 2
+    assert sum(each.bytes for each in done) > 200
+    left = {entry.name for entry in (tmp_path / "registry" / "artifacts").iterdir()}
+    assert left == {each.artifact for each in registry.list("m")}
+    for version in (2, 4, 5):
+        registry.load("m", version)
+    assert [each for each in registry.gc(NOW, keep_last=2) if each.kind != "page"] == []
+
+
+def test_what_somebody_may_still_use_stays_for_a_day(registry, bundles, tmp_path):
+    for number in range(1, 5):
+        registry.publish("m", bundles(number))
+    assert registry.gc(keep_last=1) == []  # published today
+    registry.set_alias("m", "champion", 1, expected=None)
+    registry.set_alias("m", "champion", 2, expected=1)
+    spared = registry.gc(timedelta(seconds=1e-6), keep_last=1)
+    assert [each.what for each in spared if each.kind == "version"] == ["m 1", "m 3"]
+    assert [each for each in registry.gc() if each.kind == "artifact"] == []  # deleted today
+    for place in (tmp_path / "registry" / "artifacts").iterdir():
+        age(place, 2)
+    assert [each for each in registry.gc() if each.kind == "artifact"] == []
+
+
+def test_a_version_that_had_the_alias_lately_stays(registry, bundles):
+    registry.publish("m", bundles(1))
+    registry.set_alias("m", "champion", 1, expected=None)
+    time.sleep(1.1)
+    registry.publish("m", bundles(2))
+    registry.set_alias("m", "champion", 2, expected=1)
+    registry.publish("m", bundles(3))
+    assert [each.what for each in registry.gc(timedelta(seconds=1), keep_last=1) if each.kind == "version"] == []
+    time.sleep(1.1)
+    spared = registry.gc(timedelta(seconds=1), keep_last=1)
+    assert [each.what for each in spared if each.kind == "version"] == ["m 1"]
+
+
+def test_what_is_held_stays(registry, bundles):
+    for number in (1, 2):
+        registry.publish("m", bundles(number))
+    with registry.hold("m", 1) as version:
+        assert [each for each in registry.gc(NOW, keep_last=1) if each.kind == "version"] == []
+        registry.delete("m", 1)
+        assert registry.vacuum(NOW) == []
+        assert read_bundle(version.uri).content_hash == version.artifact
+    assert registry.vacuum(NOW) == [version.uri]
+    with pytest.raises(ConfigError, match="no version 1"), registry.hold("m", 1):
+        pass
+
+
+def test_each_model_keeps_its_own_newest_versions(registry, bundles):
+    for name in "mn":
+        for number in (1, 2, 3):
+            registry.publish(name, bundles(number))
+    assert [each.what for each in registry.gc(NOW, keep_last=2, name="n", dry_run=True) if each.kind == "version"] == [
+        "n 1"
+    ]
+    spared = registry.gc(NOW, keep_last=2)
+    assert [each.what for each in spared if each.kind == "version"] == ["m 1", "n 1"]
+    assert len([each for each in spared if each.kind == "artifact"]) == 1
+    for wrong in ({"keep_last": 0}, {"name": "m"}):
+        with pytest.raises(ConfigError):
+            registry.gc(NOW, **wrong)
+
+
+def test_what_killed_writers_leave_goes_once_it_is_old(registry, bundles, tmp_path):
+    registry.publish("m", bundles(1))
+    artifacts = tmp_path / "registry" / "artifacts"
+    for name in (".sparkdl-bundle-1", ".sparkdl-tmp-2", "c" * 64):
+        (artifacts / name).mkdir()
+        (artifacts / name / "weights.safetensors").write_bytes(b"half")
+    (artifacts / "notes.txt").write_text("mine")
+    assert registry.gc() == []
+    for place in artifacts.iterdir():
+        age(place, 2) if place.is_dir() else None
+    assert kinds(registry.gc()) == [
+        ("artifact", "no version names it"),
+        ("leftover", "a writer was killed"),
+        ("leftover", "a writer was killed"),
+    ]
+    assert {place.name for place in artifacts.iterdir()} == {registry.get("m", 1).artifact, "notes.txt"}
+    orphan = tmp_path / "registry" / "events" / "part-00000-left-c000.snappy.parquet"
+    orphan.write_bytes(b"never committed")
+    assert kinds(registry.gc(NOW)) == []  # a commit may be under way
+    then = time.time() - 2 * DAY
+    os.utime(orphan, (then, then))
+    assert [kind for kind, _ in kinds(registry.gc(NOW, dry_run=True))] == ["file"]
+    assert [kind for kind, _ in kinds(registry.gc(NOW))] == ["file"]
+    assert not orphan.exists()
+    registry.load("m", 1)
+
+
+def test_old_pages_of_checkpoints_go(registry, bundles, tmp_path):
+    for _ in range(50):
+        registry.publish("m", bundles(1))
+    pages = tmp_path / "registry" / "state" / "pages"
+    assert [each for each in registry.gc() if each.kind == "page"] == []
+    before = {page.name for page in pages.iterdir()}
+    gone = {each.what.rpartition("/")[2] for each in registry.gc(NOW) if each.kind == "page"}
+    assert len(gone) > 1
+    assert {page.name for page in pages.iterdir()} == before - gone
+    assert [each for each in registry.gc(NOW) if each.kind == "page"] == []
+    assert len(ModelRegistry(registry.uri).list("m")) == 50
+
+
+def test_a_bundle_of_which_a_part_is_left_is_published_whole(registry, bundles, tmp_path):
+    made = registry.publish("m", bundles(1))
+    place = tmp_path / "registry" / "artifacts" / made.artifact
+    for damage in (
+        lambda: (place / "bundle.json").unlink(),
+        lambda: (place / "weights.safetensors").unlink(),
+        lambda: (place / "weights.safetensors").write_bytes(b"x" * (place / "weights.safetensors").stat().st_size),
+    ):
+        damage()
+        registry.publish("m", bundles(1))
+        registry.load("m", 1)
+
+
+def holder(**changes):
+    here = Holder.here("a" * 64, "a test")
+    return Holder(**{name: getattr(here, name) for name in here.__dataclass_fields__} | changes)
+
+
+def test_a_holder_is_gone_when_its_process_is_or_it_is_silent():
+    now = time.time()
+    assert holder().lives(now)
+    assert not holder(beat=now - 301).lives(now)
+    assert holder(beat=now + 600).lives(now)  # a clock that goes ahead
+    assert not holder(beat=now + 1e9).lives(now)
+    assert not holder(process=2**22 + 1).lives(now)
+    assert not holder(started=1.0).lives(now)  # another process has the number now
+    assert holder(process=2**22 + 1, place="another machine").lives(now)
+    assert holder(process=2**22 + 1, place="").lives(now)
+
+
+def test_a_publication_waits_for_a_collection_of_its_artifact(tmp_path, monkeypatch):
+    leases = Leases(Storage.of(tmp_path / "leases"))
+    waited = []
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: waited.append(seconds) or marks.pop().close())
+    other = leases.collecting("b" * 64)
+    mark = leases.collecting("a" * 64)
+
+    class Block:
+        def __init__(self, context):
+            self.context = context
+            context.__enter__()
+
+        def close(self):
+            self.context.__exit__(None, None, None)
+
+    keep, marks = Block(other), [Block(mark)]
+    with leases.hold("a" * 64, "a publication"):
+        assert len(waited) == 1
+        assert list(leases.held()) == ["a" * 64]
+    keep.close()
+    assert leases.folder.list() == []
+
+
+def test_a_lease_that_is_none_stops_a_collection(registry, bundles, tmp_path):
+    registry.publish("m", bundles(1))
+    registry.delete("m", 1)
+    (tmp_path / "registry" / "leases" / "x.json").write_text("{}")
+    with pytest.raises(StorageError, match="it is a lease, delete it if nobody publishes"):
+        registry.gc(NOW)
+    assert len(list((tmp_path / "registry" / "artifacts").iterdir())) == 1
+
+
+def test_a_dead_holders_lease_protects_nothing_and_goes(registry, bundles, tmp_path):
+    registry.publish("m", bundles(1))
+    artifact = registry.get("m", 1).artifact
+    registry.delete("m", 1)
+    from sparkdl.documents.typed import encode
+
+    document = tmp_path / "registry" / "leases" / "x.json"
+    document.write_bytes(encode(holder(artifact=artifact, process=2**22 + 1)))
+    assert kinds(registry.gc(NOW)) == [("artifact", "no version names it"), ("leftover", "its holder is gone")]
+    assert not document.exists()
+
+
+def test_a_copy_replaces_what_is_left_beside_a_running_copy(tmp_path, bundles):
+    info = read_bundle(bundles(1))
+    place = tmp_path / "copy"
+    place.mkdir()
+    (place / "weights.safetensors").write_bytes(b"half")
+    copy_bundle(info, str(place))
+    assert read_bundle(str(place)).content_hash == info.content_hash
+
+
+def test_what_a_publisher_is_writing_just_now_stays(registry, bundles, tmp_path):
+    registry.publish("m", bundles(1))
+    writing = tmp_path / "registry" / "artifacts" / ".sparkdl-bundle-1"
+    writing.mkdir()
+    assert kinds(registry.gc(NOW)) == []
+    assert writing.exists()
