@@ -81,7 +81,7 @@ class DeltaRs:
 
     def check_readable(self) -> None:
         """Refuse a table that Spark's Parquet reader does not read right, even with its vectors and names."""
-        check_readable(self._open(), self.uri)
+        check_readable(self._open(), self.root)
 
     def partition_columns(self) -> list[str]:
         """The partition columns' names in order."""
@@ -103,7 +103,7 @@ class DeltaRs:
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """The rows of a version as Spark reads Parquet, its files pinned."""
         table = self._open(version)
-        check_readable(table, self.uri)
+        check_readable(table, self.root)
         return frame_of_files(spark, table, spark_address(self.root.spark_uri))
 
     def scan(self, where: Where, version: int | None = None) -> TableScan:
@@ -171,7 +171,7 @@ class DeltaRs:
         def attempt() -> int:
             table = self._open()
             check_writable(table, self.uri)
-            check_scannable(table, self.uri)
+            check_scannable(table, self.root)
             check_same_schema(self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json())
             merger = table.merge(
                 rows, match, source_alias="new", target_alias="old", commit_properties=commit_properties()
@@ -186,7 +186,7 @@ class DeltaRs:
     ) -> pa.Table:
         """A small table, or a small part of one, in Arrow without Spark."""
         table = self._open(version)
-        check_scannable(table, self.uri)
+        check_scannable(table, self.root)
         try:
             # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
             return pa.table(table.scan(list(columns) if columns else None, where))
@@ -204,7 +204,7 @@ class DeltaRs:
         table = open_table(self.uri, self.options)
         if table is None:
             return -1, None
-        check_scannable(table, self.uri)
+        check_scannable(table, self.root)
         return table.version(), pa.table(table.scan())
 
     def compact(self, file_bytes: int | None = None) -> None:

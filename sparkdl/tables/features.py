@@ -2,17 +2,28 @@
 
 Enters: an open table, or why it could not be opened. Leaves: nothing, or a typed refusal that says what the table
 needs and what the caller can do. What is not listed here is refused, so that a feature of tomorrow is, too. No Spark.
+
+Column mapping by id lets a file call a column as it likes, and delta-rs and we find columns by their physical names all
+the same. Writers of such tables are to use these (Delta's PROTOCOL.md, "Writer Requirements for Column Mapping"), and
+Spark's Delta does; files that came from elsewhere, such as Iceberg's, need not. So the files of such a table are asked.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from sparkdl.errors import StorageError
+from sparkdl.storage import Storage
 
 __all__ = ["check_readable", "check_scannable", "check_writable", "refused_at_opening"]
 
@@ -40,28 +51,90 @@ def refused_at_opening(cause: Exception, uri: str) -> StorageError | None:
     return _refusal(uri, "readers", found) if found else None
 
 
-def check_readable(table: DeltaTable, uri: str) -> None:
+def check_readable(table: DeltaTable, root: Storage) -> None:
     """Refuse a table that Spark's Parquet reader does not read right, even with its vectors and names.
 
     Raises:
         StorageError: names the features that the table needs.
     """
-    lacking = set(table.protocol().reader_features or ()) - _READ
-    if maps_columns(table) == "id":
-        lacking.add("columnMapping by id")
-    if lacking:
-        raise _refusal(uri, "readers", lacking)
+    _check_readers(table, root, _READ)
 
 
-def check_scannable(table: DeltaTable, uri: str) -> None:
+def check_scannable(table: DeltaTable, root: Storage) -> None:
     """Refuse a table that delta-rs's own engine does not read.
 
     Raises:
         StorageError: names the features that the table needs.
     """
-    lacking = set(table.protocol().reader_features or ()) - _SCANNED
+    _check_readers(table, root, _SCANNED)
+
+
+def _check_readers(table: DeltaTable, root: Storage, known: set[str]) -> None:
+    lacking = set(table.protocol().reader_features or ()) - known
     if lacking:
-        raise _refusal(uri, "readers", lacking)
+        raise _refusal(root.uri, "readers", lacking)
+    if maps_columns(table) == "id":
+        check_names_by_id(table, root)
+
+
+def check_names_by_id(table: DeltaTable, root: Storage) -> None:
+    """Refuse a table that finds columns by id, and has a file in which another name has a column's id.
+
+    The footers of all files are read.
+
+    Raises:
+        StorageError: names the file and the column.
+    """
+    ids = dict(_of_table(json.loads(table.schema().to_json())))
+    paths = sorted({unquote(path) for path in pa.table(table.get_add_actions()).column("path").to_pylist()})
+    with ThreadPoolExecutor(16) as pool:
+        for path, wrong in zip(paths, pool.map(partial(_misnamed, root, ids), paths), strict=True):
+            if wrong:
+                raise StorageError(
+                    f"the Delta table {root.uri} finds columns by id (feature columnMapping), and its file {path} "
+                    f"{wrong}, while delta-rs goes by names: {_SPARK}"
+                )
+
+
+def _misnamed(root: Storage, ids: dict[str, int], path: str) -> str:
+    """What in a file contradicts the table's names and ids; empty where nothing does."""
+    file = Storage.of(path) if "://" in path else root.child(path)
+    with file.open_input() as stream:
+        found = dict(_of_file(pq.read_schema(stream)))
+    names = {number: name for name, number in ids.items()}
+    for name, number in found.items():
+        if number is None:
+            return f"has no id for its column {name!r}"
+        if ids.get(name, number) != number or names.get(number, name) != name:
+            of = f"of {names[number]!r}" if number in names else "of no column"
+            return f"calls a column {name!r} that has the id {number}, {of}"
+    return ""
+
+
+def _of_table(kind: Any, above: str = "") -> Iterator[tuple[str, int]]:
+    """Physical names of a type's fields, with those around them, and their ids."""
+    if isinstance(kind, dict):
+        for field in kind.get("fields", ()):
+            name = f"{above}{field['metadata']['delta.columnMapping.physicalName']}"
+            yield name, field["metadata"]["delta.columnMapping.id"]
+            yield from _of_table(field["type"], f"{name}.")
+        for inner in ("elementType", "keyType", "valueType"):
+            yield from _of_table(kind.get(inner), f"{above}{inner}.")
+
+
+def _of_file(kind: Any, above: str = "") -> Iterator[tuple[str, int | None]]:
+    """The same of a Parquet file, whose ids Arrow keeps as metadata of its fields."""
+    types = pa.types
+    if isinstance(kind, pa.Schema) or types.is_struct(kind):
+        for field in kind:
+            number = (field.metadata or {}).get(b"PARQUET:field_id")
+            yield f"{above}{field.name}", None if number is None else int(number)
+            yield from _of_file(field.type, f"{above}{field.name}.")
+    elif types.is_list(kind):
+        yield from _of_file(kind.value_type, f"{above}elementType.")
+    elif types.is_map(kind):
+        yield from _of_file(kind.key_type, f"{above}keyType.")
+        yield from _of_file(kind.item_type, f"{above}valueType.")
 
 
 def check_writable(table: DeltaTable, uri: str) -> None:
@@ -70,8 +143,10 @@ def check_writable(table: DeltaTable, uri: str) -> None:
     Raises:
         StorageError: names the features that delta-rs does not write, or what else the table asks its writers for.
     """
-    check_readable(table, uri)
     protocol = table.protocol()
+    unread = set(protocol.reader_features or ()) - _READ
+    if unread:
+        raise _refusal(uri, "readers", unread)
     lacking = set(protocol.writer_features or ()) - _WRITTEN
     if protocol.min_writer_version == _IDENTITY_COLUMNS:
         lacking.add("identityColumns")

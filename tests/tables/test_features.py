@@ -9,6 +9,7 @@ import pytest
 from delta_log import commit, protocol
 
 from sparkdl.errors import ConflictError, StorageError
+from sparkdl.storage import Storage
 from sparkdl.tables import delta
 from sparkdl.tables.delta import open_table
 from sparkdl.tables.features import check_readable, check_writable
@@ -66,7 +67,7 @@ def test_a_feature_for_readers_is_read_or_refused_by_name(table, feature):
     by_files, by_scan = READERS[feature]
     commit(table.uri, 1, protocol([feature], []))
     for works, read in (
-        (by_files, lambda: check_readable(open_table(table.uri, None), table.uri)),
+        (by_files, lambda: check_readable(open_table(table.uri, None), Storage.of(table.uri))),
         (by_scan, table.rows),
     ):
         if works:

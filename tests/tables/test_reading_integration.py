@@ -6,6 +6,7 @@ import datetime as dt
 import os
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from delta_log import HIDDEN, actions, commit, edited_metadata, hide_rows, map_columns, protocol, remove
 
@@ -85,13 +86,40 @@ def test_mapped_columns_have_the_names_of_the_table(spark, table):
     assert not any(field.metadata for field in frame.schema)
 
 
-def test_a_table_that_maps_columns_by_id_is_refused(spark, table):
-    table.append(numbers(0, 2))
-    features = protocol(["columnMapping"], [])
-    commit(table.uri, 1, features, edited_metadata(table.uri, lambda found: map_columns(found, "id")))
-    with pytest.raises(StorageError, match=r"columnMapping by id.*Spark session with Delta"):
-        table.read(spark)
-    assert table.rows().num_rows == 2
+def by_id(table, **files):
+    """A table that finds columns by id: x has 1, y 2; each file has these columns, by name with their id."""
+    table.append(pa.table({"x": [1, 2], "y": [10, 20]}))
+    first = next(action["add"] for action in actions(table.uri) if "add" in action)
+    added = []
+    for name, ids in files.items():
+        fields = [pa.field(one, pa.int64(), metadata=ids[one] and {"PARQUET:field_id": str(ids[one])}) for one in ids]
+        pq.write_table(pa.table([[5, 6], [50, 60]], schema=pa.schema(fields)), f"{table.uri}/{name}.parquet")
+        size = os.path.getsize(f"{table.uri}/{name}.parquet")
+        added.append({"add": {**first, "path": f"{name}.parquet", "size": size, "stats": None}})
+    mapped = edited_metadata(table.uri, lambda found: map_columns(found, "id", renamed={"x": "y", "y": "x"}))
+    commit(table.uri, 1, protocol(["columnMapping"], []), mapped, remove(first), *added)
+
+
+def test_a_table_that_maps_columns_by_id_is_read_where_its_files_have_the_names_of_these_ids(spark, table):
+    by_id(table, one={"x": 1, "y": 2}, other={"y": 2, "z": 3})
+    assert {tuple(row) for row in table.read(spark).collect()} == {(5, 50), (6, 60), (None, 5), (None, 6)}
+    assert {tuple(row.values()) for row in table.rows().to_pylist()} == {(5, 50), (6, 60), (None, 5), (None, 6)}
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ({"y": 1, "x": 2}, "calls a column 'y' that has the id 1, of 'x'"),
+        ({"x": 1, "b": 2}, "calls a column 'b' that has the id 2, of 'y'"),
+        ({"x": 7, "y": 2}, "calls a column 'x' that has the id 7, of no column"),
+        ({"x": 1, "y": None}, "has no id for its column 'y'"),
+    ],
+)
+def test_a_table_that_maps_columns_by_id_is_refused_where_a_file_has_other_names(spark, table, ids, said):
+    by_id(table, sound={"x": 1, "y": 2}, wrong=ids)
+    for read in (lambda: table.read(spark), table.rows, table.snapshot, table.check_readable, table.scan):
+        with pytest.raises(StorageError, match=rf"its file wrong.parquet {said}, while.*Spark session with Delta"):
+            read()
 
 
 def test_mapping_hidden_rows_and_odd_folders_go_together(spark, table):

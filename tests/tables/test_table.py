@@ -254,7 +254,7 @@ def test_a_table_whose_promises_plain_files_would_break_is_not_written(table, se
     table.append(numbers(1))
     older = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}}
     commit(table.uri, 1, older, edited_metadata(table.uri, lambda metadata: metadata.update(configuration=setting)))
-    check_readable(open_table(table.uri, None), table.uri)
+    check_readable(open_table(table.uri, None), Storage.of(table.uri))
     with pytest.raises(StorageError, match=next(iter(setting))):
         check_writable(open_table(table.uri, None), table.uri)
     with pytest.raises(StorageError, match="Spark session with Delta"):

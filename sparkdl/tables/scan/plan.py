@@ -100,7 +100,7 @@ def scan_of(table: DeltaTable, root: Storage, where: Where) -> TableScan:
         SchemaError: it names a column that the table has not.
         StorageError: the table has features that this reader does not know.
     """
-    check_readable(table, root.uri)
+    check_readable(table, root)
     logical = json.loads(table.schema().to_json())
     arrow = pa.schema(table.schema().to_arrow())
     schema = pa.schema([(one.name, one.type) for one in arrow])
