@@ -120,7 +120,7 @@ class Transaction:
     ) -> None:
         self.root = Storage.of(uri)
         self.tag = uuid.uuid4().hex[:16]
-        self._layout, self._source, self._config = layout, source, config
+        self.layout, self._source, self._config = layout, source, config
         self._key, self._overwrite = key, overwrite
         self._committed = False
 
@@ -175,7 +175,7 @@ class Transaction:
         rows = sum(shard.rows for shard in shards)
         if not rows:
             raise NoRowsError(f"there are 0 rows to write to {self.root.uri}: check the filters before it")
-        known = _with_known_shapes(tensors, reports, statistics, self._layout)
+        known = _with_known_shapes(tensors, reports, statistics, self.layout)
         manifest = Manifest(
             rows=rows,
             bytes=sum(shard.bytes for shard in shards),

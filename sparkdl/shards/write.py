@@ -1,7 +1,8 @@
 """A Spark DataFrame -> shards and their manifest, by one Spark stage.
 
-Enters: a DataFrame, classic or of Spark Connect. Leaves: a committed shard set. No row passes through the driver: each
-task writes the rows of its partition and returns one report.
+Enters: a DataFrame, classic or of Spark Connect. Leaves: a committed shard set, or two of one reading, so that a frame
+whose rows change from one reading to the next has no row in both and none in neither. No row passes through the driver:
+each task writes the rows of its partition and returns one report.
 
 Partitions are written as they are: one of any size becomes as many shards as it fills, an empty one none, and readers
 deal blocks, not shards, to ranks. So skew costs time in this stage and nothing later, and no shuffle is paid for by
@@ -13,13 +14,15 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.errors import PySparkTypeError
-from pyspark.sql import DataFrame, functions
+from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.pandas.types import to_arrow_type
 
 from sparkdl.columns.layout import Layout, Preparation, plan_tensors, with_dictionaries
@@ -31,7 +34,7 @@ from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ShardConfig
-from sparkdl.errors import DataError, SchemaError
+from sparkdl.errors import DataError, NoRowsError, SchemaError
 from sparkdl.observe import span
 from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
@@ -39,7 +42,7 @@ from sparkdl.shards.manifest import Manifest, Source
 from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage, check_places
 
-__all__ = ["spark_arrow_schema", "write_shards"]
+__all__ = ["spark_arrow_schema", "write_shards", "write_split"]
 
 
 def write_shards(
@@ -84,23 +87,85 @@ def write_shards(
     found = transaction.existing()
     if found is not None:
         return found
-    check_places({"shards": transaction.root}, df.sparkSession)
+    (written,) = _written(df, [transaction], (schema, tensors), labels, config)
+    if isinstance(written, NoRowsError):
+        raise written
+    return written
+
+
+def write_split(
+    df: DataFrame,
+    held_out: str,
+    uris: tuple[str | Storage, str | Storage],
+    *,
+    columns: Sequence[str],
+    labels: Sequence[str],
+    layout: Layout,
+    config: ShardConfig,
+) -> list[Manifest | NoRowsError]:
+    """Write the rows of a DataFrame as two shard sets, in one reading of it.
+
+    Args:
+        df: the rows; string columns share one dictionary.
+        held_out: the column, true of rows of the second set; null counts as false.
+        uris: of both sets' directories.
+        columns: those to write, beside labels.
+        labels: the columns that become labels.
+        layout: how columns become tensors.
+        config: sizes, format and seed.
+
+    Returns:
+        the two manifests; for a set without rows, which is not written, the error that says so.
+
+    Raises:
+        SchemaError, DataError, ConflictError, StorageError: as ``write_shards``.
+    """
+    layout = layout.of_prepared(columns)
+    use_drivers_python(df.sparkSession)
+    planned = _planned(df, columns, labels, layout)
+    transactions = [
+        Transaction(uri, layout=layout, source=None, config=config, key="", overwrite=False) for uri in uris
+    ]
+    for transaction in transactions:
+        transaction.existing()  # which refuses to write over another set
+    return _written(df, transactions, planned, labels, config, [held_out])
+
+
+def _written(
+    df: DataFrame,
+    transactions: Sequence[Transaction],
+    planned: tuple[pa.Schema, tuple[TensorSpec, ...]],
+    labels: Sequence[str],
+    config: ShardConfig,
+    mark: Sequence[str] = (),
+) -> list[Manifest | NoRowsError]:
+    """Read the rows once, and write them as one set, or as two that the column ``mark`` tells apart."""
+    (schema, tensors), layout = planned, transactions[0].layout
+    check_places({"shards": transactions[0].root}, df.sparkSession)
     strings = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]
-    with transaction, span("write_shards"):
-        if strings:
-            values = _distinct(df, strings, config.max_dictionary_values)
-            tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
-        else:
-            tensors = with_dictionaries(tensors, {}, layout, config.max_dictionary_values)
+    with ExitStack() as open_transactions, span("write_shards"):
+        for transaction in transactions:
+            open_transactions.enter_context(transaction)
+        values = _distinct(df, strings, config.max_dictionary_values) if strings else {}
+        tensors = with_dictionaries(tensors, values, layout, config.max_dictionary_values)
         if layout.prepare is None:
-            rows, packed = _packed_rows(df, schema, tensors)
+            chosen, packed = _packed_columns(schema, tensors)
         else:
-            rows, packed = df.select(*map(quoted, dict.fromkeys([*layout.prepare.columns, *labels]))), ()
+            chosen = [functions.col(quoted(name)) for name in dict.fromkeys([*layout.prepare.columns, *labels])]
+            packed = ()
+        rows = df.select(*chosen, *mark)
         if config.repartition is not None:
             rows = rows.repartition(config.repartition)
-        task = _WriteTask(transaction.root, tensors, config, transaction.tag, packed, layout.prepare)
-        reports = [PartReport.from_json(fields) for fields in _run(rows, task)]
-        return transaction.commit(reports, tensors, strings)
+        targets = tuple((transaction.root, transaction.tag) for transaction in transactions)
+        found = _run(rows, _WriteTask(targets, tensors, config, packed, layout.prepare))
+        written: list[Manifest | NoRowsError] = []
+        for number, transaction in enumerate(transactions):
+            reports = [PartReport.from_json(one["sets"][number]) for one in found]
+            try:
+                written.append(transaction.commit(reports, tensors, strings))
+            except NoRowsError as error:
+                written.append(error)
+        return written
 
 
 def _planned(
@@ -144,12 +209,13 @@ def spark_arrow_schema(df: DataFrame, columns: Sequence[str] | None = None, labe
     return pa.schema(fields)
 
 
-def _packed_rows(df: DataFrame, schema: pa.Schema, tensors: Sequence[TensorSpec]) -> tuple[DataFrame, tuple[str, ...]]:
+def _packed_columns(schema: pa.Schema, tensors: Sequence[TensorSpec]) -> tuple[list[Column], tuple[str, ...]]:
     """The columns that are written, those of a packed tensor as one array where they have one type.
 
     Spark passes an array of 40 numbers to Python faster than 40 columns, and it is the packed tensor as it comes.
     """
-    selected, packed = [], []
+    selected: list[Column] = []
+    packed: list[str] = []
     for spec in tensors:
         if spec.mask_of is not None:
             continue
@@ -160,7 +226,7 @@ def _packed_rows(df: DataFrame, schema: pa.Schema, tensors: Sequence[TensorSpec]
             packed.append(spec.name)
         else:
             selected.extend(columns)
-    return df.select(*selected), tuple(packed)
+    return selected, tuple(packed)
 
 
 def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
@@ -198,37 +264,55 @@ class _WriteTask:
 
     What is wrong with the rows goes to the driver as a report, since trying again would not help. What is wrong with
     the storage is raised, so that Spark tries again, elsewhere if it can.
+
+    Attributes:
+        targets: root and tag of each set's transaction; of two, the last column of the rows says whose each row is.
+        tensors: as planned.
+        config: how shards are written.
+        packed: packed tensors that arrive as one array column of their name.
+        prepare: makes the columns that become tensors of the raw ones.
     """
 
-    root: Storage
+    targets: tuple[tuple[Storage, str], ...]
     tensors: tuple[TensorSpec, ...]
     config: ShardConfig
-    tag: str
     packed: tuple[str, ...]
     prepare: Preparation | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partition = _partition()
-        writer = PartWriter(
-            self.root,
-            self.tensors,
-            self.config,
-            partition=partition,
-            tag=self.tag,
-            packed_already=self.packed,
-            prepare=self.prepare,
-        )
+        writers = [
+            PartWriter(
+                root,
+                self.tensors,
+                self.config,
+                partition=partition,
+                tag=tag,
+                packed_already=self.packed,
+                prepare=self.prepare,
+            )
+            for root, tag in self.targets
+        ]
         try:
             for batch in batches:
-                writer.write(batch)
-            report = writer.finish()
-        except (DataError, SchemaError) as cause:
-            writer.abort()
-            report = PartReport(partition=partition, error=(type(cause).__name__, str(cause)))
-        except BaseException:
-            writer.abort()
-            raise
-        yield _report(report.to_json())
+                for writer, rows in zip(writers, self._divided(batch), strict=True):
+                    writer.write(rows)
+            reports = [writer.finish() for writer in writers]
+        except BaseException as cause:
+            for writer in writers:
+                writer.abort()
+            if not isinstance(cause, DataError | SchemaError):
+                raise
+            reports = [PartReport(partition=partition, error=(type(cause).__name__, str(cause)))] * len(writers)
+        yield _report({"sets": [report.to_json() for report in reports]})
+
+    def _divided(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, ...]:
+        if len(self.targets) == 1:
+            return (batch,)
+        *columns, told = batch.columns
+        marks = pc.fill_null(told, False)
+        rows = pa.RecordBatch.from_arrays(columns, batch.schema.names[:-1])
+        return rows.filter(pc.invert(marks)), rows.filter(marks)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import decimal
 import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +16,9 @@ from sparkdl.batches.reading.loader import ShardedDataset
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.types import Ragged, tensor_arrays
 from sparkdl.config import LoaderConfig, ShardConfig
-from sparkdl.errors import ConflictError, DataError, SchemaError, StorageError
+from sparkdl.errors import ConflictError, DataError, NoRowsError, SchemaError, StorageError
 from sparkdl.shards.manifest import Manifest, Source
-from sparkdl.shards.write import write_shards
+from sparkdl.shards.write import write_shards, write_split
 from sparkdl.storage import Storage
 
 pytest.importorskip("pyspark")
@@ -206,6 +207,42 @@ def test_the_same_partitions_and_seed_give_the_same_bytes(spark, tmp_path):
     assert first.content_hash == again.content_hash != other.content_hash
 
 
+SPLIT = {"columns": ["id", "x"], "labels": [], "layout": Layout(), "config": ShardConfig()}
+
+
+def test_two_sets_of_one_reading_are_those_of_two_readings(spark, tmp_path):
+    frame = spark.range(0, 9000, 1, 3).select("id", F.rand(5).alias("x"), F.expr("id % 7 = 0").alias("m"))
+    frame = frame.withColumn("m", F.when(frame.id % 50 != 3, frame.m))  # null is no mark
+    both = write_split(frame, "m", (tmp_path / "train", tmp_path / "held"), **SPLIT)
+    mark = F.coalesce("m", F.lit(False))
+    for part, written in (("held", both[1]), ("train", both[0])):
+        alone = frame.where(mark if part == "held" else ~mark).select("id", "x")
+        assert written.content_hash == write_shards(alone, tmp_path / f"{part} alone").content_hash
+        assert Manifest.load(tmp_path / part) == written
+    with pytest.raises(ConflictError, match="another shard set of"):
+        write_split(frame, "m", (tmp_path / "more", tmp_path / "held"), **SPLIT)
+
+
+def test_each_row_of_a_frame_that_is_never_the_same_is_in_one_of_two_sets(spark, tmp_path):
+    now = F.udf(lambda: float(time.time_ns() % 1000), "double").asNondeterministic()
+    frame = spark.range(0, 4000, 1, 3).withColumn("x", now())
+    both = write_split(frame.withColumn("m", F.expr("x < 500")), "m", (tmp_path / "a", tmp_path / "b"), **SPLIT)
+    train, held = (rows_of(one) for one in both)
+    assert sorted([*train["id"], *held["id"]]) == list(range(4000))
+    assert min(train["x"]) >= 500 > max(held["x"])
+
+
+def test_a_set_without_rows_and_one_with_bad_rows(spark, tmp_path):
+    frame = spark.range(100).select("id", F.rand(5).alias("x"), F.lit(False).alias("m"))
+    train, held = write_split(frame, "m", (tmp_path / "a", tmp_path / "b"), **SPLIT)
+    assert (train.rows, type(held)) == (100, NoRowsError)
+    assert not Storage.of(tmp_path / "b").child("manifest.json").exists()
+    bad = frame.withColumn("m", F.expr("id < 5")).withColumn("x", F.expr("IF(id < 3, NULL, x)"))
+    with pytest.raises(DataError, match="'x' has 3 nulls"):
+        write_split(bad, "m", (tmp_path / "c", tmp_path / "d"), **SPLIT)
+    assert not list((tmp_path / "d" / "shards").glob("*"))
+
+
 def test_a_pinned_source_is_a_cache_hit_and_another_query_on_it_is_not(spark, tmp_path):
     source = Source(uri="/lake/t", version="7")
     frame = spark.range(100).withColumn("x", F.rand(1))
@@ -261,7 +298,7 @@ FAILURES = """
     import os, signal, sys, time
     from pyspark import TaskContext
     from pyspark.sql import SparkSession
-    from sparkdl.shards.write import write_shards
+    from sparkdl.shards.write import write_shards, write_split
     from sparkdl.config import ShardConfig
     root = sys.argv[1]
     spark = (SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
@@ -304,7 +341,7 @@ def test_retried_tasks_leave_one_whole_set_and_a_killed_driver_none(tmp_path):
 CONNECT = """
     import sys
     from pyspark.sql import SparkSession, functions as F
-    from sparkdl.shards.write import write_shards
+    from sparkdl.shards.write import write_shards, write_split
     from sparkdl.shards.manifest import Source
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     frame = spark.range(0, 1000, 1, 3).select("id", F.rand(1).alias("x"), (F.col("id") % 3).cast("string").alias("s"))

@@ -27,6 +27,7 @@ from pyspark.sql import types as T
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted, tells_cases_apart
 from sparkdl.compat.quick_ack import promptly
+from sparkdl.config import ShardConfig
 from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError
 from sparkdl.estimator.fit.checks import built
 from sparkdl.estimator.fit.settings import ranks_wanted, roles_of, seed_of, shard_config
@@ -37,11 +38,13 @@ from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
 from sparkdl.observe import span
 from sparkdl.shards.manifest import WRITER_VERSION, Manifest, Source
-from sparkdl.shards.write import write_shards
+from sparkdl.shards.write import write_shards, write_split
+from sparkdl.storage import Storage
 
 __all__ = ["Prepared", "prepare", "prepare_existing", "sharing_key"]
 
 _BUCKETS = 1 << 30
+_HELD_OUT = "_sparkdl_validation"
 
 _DATA_PARAMS = (
     *("continuous_cols", "categorical_cols", "input_shapes", "label_shapes", "feature_dtypes", "random_seed"),
@@ -133,7 +136,7 @@ def prepare(
 
     Args:
         params: the estimator's parameters.
-        df: the rows; read once for training and once for validation.
+        df: the rows, which are read once; those of a pinned table version once for training, once for validation.
         store: where shards go.
         num_proc: number of ranks.
         held_out: rows to validate on; None takes those of ``df`` that the parameter ``validation`` chooses.
@@ -154,32 +157,55 @@ def prepare(
         parts["validation"] = _transformed(params, held_out)
         plan_columns(parts["validation"].schema, roles, cases=tells_cases_apart(rows))
     stem = uuid.uuid4().hex if source is None else _stem(source, params, num_proc, float_dtype)
-    config = shard_config(params, num_proc)
+    config, uris = shard_config(params, num_proc), {part: store.shards(f"{stem}-{part}") for part in parts}
 
     def write(part: str) -> Manifest:
         pinned = source and replace(source, transformation=f"{source.transformation}|{part}")
-        call = functools.partial(
-            write_shards,
-            plan.select(parts[part]),
-            store.shards(f"{stem}-{part}"),
-            columns=plan.columns,
-            labels=plan.packed_labels,
-            layout=plan.layout,
-            config=config,
-            source=pinned,
-        )
-        try:
-            return call()
-        except ConflictError:
-            if source is None:
-                raise
-            return call()  # another fit on the same table version was faster; the content key makes its set ours
+        return _written(plan, parts[part], uris[part], config, pinned)
 
     seconds: dict[str, float] = {}
     with span("shards", seconds):
-        written = _at_once(df, write, list(parts))
+        if marks is not None and held_out is None and source is None:  # who knows whether a second reading is the same
+            written = _divided(plan, rows, marks, (uris["train"], uris["validation"]), config)
+        else:
+            written = _at_once(df, write, list(parts))
     validation = written[1] if len(written) > 1 else None
     return Prepared(plan, written[0], validation, store, pinned=source is not None, seconds=seconds)
+
+
+def _written(plan: ColumnPlan, rows: DataFrame, uri: Storage, config: ShardConfig, source: Source | None) -> Manifest:
+    call = functools.partial(
+        write_shards,
+        plan.select(rows),
+        uri,
+        columns=plan.columns,
+        labels=plan.packed_labels,
+        layout=plan.layout,
+        config=config,
+        source=source,
+    )
+    try:
+        return call()
+    except ConflictError:
+        if source is None:
+            raise
+        return call()  # another fit on the same table version was faster; the content key makes its set ours
+
+
+def _divided(
+    plan: ColumnPlan, rows: DataFrame, marks: Column, uris: tuple[Storage, Storage], config: ShardConfig
+) -> list[Manifest]:
+    """Write training and validation rows in one reading: no row is in both, also of a frame that is never the same."""
+    both = write_split(
+        plan.select(rows, marks.alias(_HELD_OUT)),
+        _HELD_OUT,
+        uris,
+        columns=plan.columns,
+        labels=plan.packed_labels,
+        layout=plan.layout,
+        config=config,
+    )
+    return [_or_empty(one) for one in both]
 
 
 def _planned(params: CheckedParams, rows: DataFrame, roles: Roles) -> ColumnPlan:
