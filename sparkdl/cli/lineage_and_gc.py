@@ -9,7 +9,7 @@ import argparse
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from sparkdl.cli.words import Answer, plain_text, shown, size_text, table_of, version_or_alias
 from sparkdl.config import require
@@ -35,7 +35,7 @@ def lineage(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
 
 
 def _view(found: ModelLineage) -> Table:
-    view = Table.grid(padding=(0, 2))
+    view = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name, text in (
         ("model", f"{found.name} version {found.version}"),
         ("table", f"{found.table} version {shown(found.table_version) or 'unknown'}" if found.table else ""),
@@ -74,7 +74,8 @@ def collect(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     removed = registry.gc(age, keep_last=options.keep_last, name=options.name, dry_run=options.dry_run)
     lines = [f"{each.kind} {each.what}: {each.reason}" for each in removed]
     verb = "would be removed" if options.dry_run else "removed"
-    lines.append(f"{len(removed)} {verb}, {size_text(sum(each.bytes for each in removed))}")
+    size = sum(each.bytes for each in removed)
+    lines.append(f"{len(removed)} {verb}" + (f", {size_text(size)}" if size else ""))
     return Answer(value={"dry_run": options.dry_run, "removed": removed}, view=plain_text("\n".join(lines)))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from sparkdl.cli.lineage_and_gc import collect, collection_arguments, lineage, lineage_arguments
 from sparkdl.cli.words import (
@@ -115,7 +115,7 @@ def _source(version: ModelVersion) -> str:
 
 def _show(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     found = registry.get(options.name, version_or_alias(options.which))
-    view = Table.grid(padding=(0, 2))
+    view = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name in ("name", "version", "aliases", "published", "uri", "artifact"):
         value = getattr(found, name)
         text = ", ".join(value) if name == "aliases" else time_text(value) if name == "published" else str(value)

@@ -87,7 +87,7 @@ def plain_text(text: str) -> Text:
 
 def table_of(titles: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> RenderableType:
     """Rows under titles; the words of ``empty`` where there are none."""
-    table = Table(*(Column(plain_text(title)) for title in titles))
+    table = Table(*(Column(plain_text(title), overflow="fold") for title in titles))
     for row in rows:
         table.add_row(*map(plain_text, row))
     return table if rows else plain_text(empty)

@@ -143,9 +143,14 @@ def trained_on(
         version: of the table; None: any.
         file: a path below the table, or its whole address; None: any.
         reach: how tables are reached.
+
+    Raises:
+        ConfigError: it is neither an address nor a name, and no model was noted with it.
     """
-    wanted = _address(table, reach)
-    found = [each for each in candidates if _is_of(each, wanted, reach)]
+    every = list(candidates)
+    noted = any(each.lineage.get("source_table") == table for each in every)
+    wanted = table if noted else reach.table(table).uri
+    found = [each for each in every if _is_of(each, wanted, reach)]
     if version is not None:
         found = [each for each in found if _number(each.lineage.get("source_version")) == version]
     if file is None:

@@ -135,6 +135,9 @@ class RegistryReader:
             table: its address, or its name in a catalog, as it was trained on.
             version: of the table; any by default.
             file: one of its files, a path below the table or a whole address.
+
+        Raises:
+            ConfigError: ``table`` is neither an address nor a name, and no model was noted with it.
         """
         every = self._log.ask(lambda state: [each for name in state.names() for each in state.versions(name)])
         return trained_on(every, table, version, file, Reach(self.uri, self.storage_options))

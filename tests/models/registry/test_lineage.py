@@ -113,3 +113,10 @@ def test_lineage_that_no_sparkdl_notes_is_no_lineage(registry, bundle, noted):
     found = registry.lineage("m", 2)
     assert (found.files, found.parent, found.software) == (None, None, {})
     assert registry.models_of(str(registry.uri)).versions == ()
+
+
+def test_a_word_that_can_be_no_table_is_refused_unless_a_model_was_noted_with_it(trained, bundle):
+    with pytest.raises(ConfigError, match="'clean' is neither an address"):
+        trained.models_of("clean")
+    trained.publish("odd", bundle, lineage=Lineage(source_table="clean"))
+    assert names(trained.models_of("clean").versions) == [("odd", 1)]
