@@ -1,9 +1,10 @@
 """What a pipeline that runs for years would fill its disk with, and nobody needs: it goes at the end of a training.
 
 Enters: the context of a run that holds the lease and has trained. Leaves: shard sets and bundles of the newest
-trainings (``keep.trainings``), and of the pipeline's own tables the versions of the last days (``keep.days``). What was
-published lies in the registry and is not touched. Names to delete follow from keys of results, never from what a
-result says; the document that makes a set or a bundle whole goes first, so what is half-deleted counts as gone.
+trainings (``keep.trainings``), and of the last days (``keep.days``) the versions of the pipeline's own tables and the
+records of runs that found nothing new. What was published lies in the registry and is not touched. Names to delete
+are names of a listing that look like keys of results or ids of runs, never what a document says; the document that
+makes a set, a bundle or a run whole goes first, so what is half-deleted counts as gone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sparkdl.storage import Storage
 __all__ = ["clean_up"]
 
 _KEY = re.compile(r"[0-9a-f]{32}")
+_RUN = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 _TABLES = ("clean", "quarantine", "ledger", "predictions", "runs")
 _VACUUM_EVERY = 32
 """Versions of the table of clean rows between two vacuums, since listing all folders of a store takes its time."""
@@ -34,7 +36,7 @@ def clean_up(context: Context) -> None:
     """
     if not any(note.name == "train" and not note.kept for note in context.steps.notes):
         return
-    for remove in (_shards, _models, _versions):
+    for remove in (_shards, _models, _versions, _idle_runs):
         try:
             remove(context)
         except Exception as error:
@@ -77,13 +79,25 @@ def _versions(context: Context) -> None:
             tables.table(name).vacuum(timedelta(days=days), versions=True)
 
 
+def _idle_runs(context: Context) -> None:
+    """Records of runs that found nothing new; their rows stay in the table of runs."""
+    days, table = context.spec.keep.days, context.tables.table("runs")
+    if days is None or not table.exists():
+        return
+    limit = context.now - timedelta(days=days)
+    rows = table.rows(columns=["run_id", "started"], where="outcome = 'nothing new'").to_pylist()
+    idle = {row["run_id"] for row in rows if row["started"] < limit}
+    for name in _names(context.runs, _RUN) & idle:
+        _delete(context.runs.child(name), "record.json")
+
+
 def _delete(folder: Storage, first: str) -> None:
     folder.child(first).delete()
     folder.delete(recursive=True)
 
 
-def _names(folder: Storage) -> set[str]:
-    return {entry.name for entry in folder.list() if _KEY.fullmatch(entry.name)} if folder.exists() else set()
+def _names(folder: Storage, form: re.Pattern[str] = _KEY) -> set[str]:
+    return {entry.name for entry in folder.list() if form.fullmatch(entry.name)} if folder.exists() else set()
 
 
 def _made_now(context: Context, step: str) -> set[str]:

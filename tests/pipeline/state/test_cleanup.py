@@ -1,6 +1,8 @@
 """What goes after a training, and what stays."""
 
+import itertools
 import os
+from datetime import timedelta
 
 import pyarrow as pa
 import pytest
@@ -12,6 +14,7 @@ from sparkdl.pipeline.spec.operation import Keep, Places
 from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.results import Trained
+from sparkdl.pipeline.state.runs import add_run
 from sparkdl.pipeline.state.steps import Steps, content_key
 
 STRANGER = "train-of-somebody-else"
@@ -152,3 +155,18 @@ def test_what_cannot_be_deleted_does_not_fail_the_run(home, monkeypatch, caplog)
     monkeypatch.setattr("sparkdl.pipeline.state.cleanup._delete", refuse)
     clean_up(context)
     assert "was not cleaned up: OSError: read-only" in caplog.text
+
+
+def test_records_of_runs_that_found_nothing_new_go_after_their_days_and_their_rows_stay(home):
+    context = home.context()
+    table, made = context.tables.table("runs"), {}
+    for outcome, age in itertools.product(("nothing new", "promoted"), (1, 40)):
+        record = Context(context.file, now=context.now - timedelta(days=age)).record
+        record.end(outcome, "")
+        record.write(context.runs.child(record.run_id).child("record.json"))
+        add_run(table, record)
+        made[outcome, age] = record.run_id
+    home.train(0, context.steps)
+    clean_up(context)
+    assert {name for name in home.names("runs") if name in made.values()} == {*made.values()} - {made["nothing new", 40]}
+    assert {row["run_id"] for row in table.rows().to_pylist()} == {*made.values()}
