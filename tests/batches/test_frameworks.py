@@ -75,6 +75,7 @@ print("equal", len(weights[0]))
 """
 
 
+@pytest.mark.slow
 def test_lightning_and_accelerate_train_as_a_plain_loop_does_without_spark(tmp_path):
     random = np.random.default_rng(0)
     columns = {name: random.random(1000, dtype=np.float32) for name in ("a", "b", "c", "label")}

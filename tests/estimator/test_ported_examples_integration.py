@@ -84,6 +84,7 @@ def test_a_convolutional_network_on_vectors_of_digits(digits, tmp_path):
     assert len(torch_model.getHistory()) == 8
 
 
+@pytest.mark.slow
 def test_several_inputs_with_embeddings_and_sample_weights(spark):
     generator = np.random.default_rng(2)
     effect = generator.normal(size=12)

@@ -38,7 +38,7 @@ print(json.dumps([won, lost]))
 """
 
 
-@pytest.fixture(params=["local", "memory", "s3", "hdfs"])
+@pytest.fixture(params=["local", "memory", "s3", pytest.param("hdfs", marks=pytest.mark.slow)])
 def root(request, tmp_path):
     if request.param == "local":
         yield Storage.of(tmp_path / "root")
@@ -211,6 +211,7 @@ def test_nothing_of_a_failed_replacement_is_left_by_name(root):
     assert not root.child("model").exists()
 
 
+@pytest.mark.slow
 def test_a_child_process_lives_where_its_parent_spoke_to_hdfs(hdfs):
     root = Storage.of(f"{hdfs}/contract/{uuid.uuid4().hex}")
     root.child("f").write_atomic(b"1")

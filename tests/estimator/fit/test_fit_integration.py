@@ -253,7 +253,7 @@ class Mean(nn.Module):
         return self.scale * (values.float() * v_mask).sum(1) / v_mask.sum(1).clamp(min=1)
 
 
-@pytest.mark.parametrize("kind", ["ragged", "bytes"])
+@pytest.mark.parametrize("kind", [pytest.param("ragged", marks=pytest.mark.slow), "bytes"])
 def test_rows_of_varying_length_reach_a_model_with_their_mask(spark, kind):
     lengths = [1, 2, 3, 5, 8, 4] * 8
     if kind == "ragged":
