@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from sparkdl.shards.files import write_table_shards
 
