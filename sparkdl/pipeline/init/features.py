@@ -26,6 +26,8 @@ MAX_FEATURES = 2000
 _CODE = re.compile(r"(code|type|kind|class|category|status|zip|plz|postcode|channel|region|country|store|group)", re.I)
 _VOCABULARY = 10_000
 _SKEWED = 2.0
+_OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}(?!\d)")
+"""How a text begins that is a date, but not as ISO 8601 has it: day and month may change places."""
 _LONG = 3
 """Words from which on a text is more than a name."""
 
@@ -157,6 +159,9 @@ def _text(one: Profile) -> tuple[dict[str, Any], str]:
     dates = sum(rows for text, rows in one.top if re.fullmatch(r"\d{4}-\d{2}-\d{2}.*", str(text)))
     if dates and dates == sum(rows for _, rows in one.top):
         return {}, "dates as text: cast it to a date in transform, for date_parts"
+    others = [_OTHER_DATE.match(str(text)) for text, _ in one.top]
+    if others and others[0] and all(others):
+        return {}, f"dates as text, such as {others[0][0]}: to_timestamp in transform makes a time of it, to split by"
     if median >= _LONG and one.distinct > 0.2 * one.there:
         length = min(256, max(8, -(-most // 8) * 8))
         return {"type": "text", "max_length": length}, f"texts of {least} to {most} words, {values}"

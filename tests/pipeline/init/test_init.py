@@ -57,6 +57,7 @@ def customers(rows=ROWS):
         "review": [" ".join(random.choice(words, 7)) for _ in range(rows)],
         "seen_at": pa.array(days.astype("datetime64[us]"), pa.timestamp("us", "UTC")),
         "token": [f"t{n:x}x{n * 7919 % 1009}" for n in range(rows)],
+        "paid_on": [f"{1 + day % 28:02d}.{1 + day % 12:02d}.2026 08:30" for day in range(rows)],
         "source": ["web"] * rows,
         "nothing": pa.nulls(rows, pa.string()),
         "nested": [{"a": 1}] * rows,
@@ -94,11 +95,12 @@ def test_every_kind_of_column_becomes_a_feature_of_its_type(written):
 def test_columns_that_tell_nothing_or_too_much_are_left_out_with_the_reason(written):
     done, text = written
     assert list(done.suspects) == ["churn_text", "left_because"]
-    left = ["customer_id", "token", "source", "nothing", "nested", *done.suspects]
+    left = ["customer_id", "token", "paid_on", "source", "nothing", "nested", *done.suspects]
     assert not set(left) & set(features_of(done))
     for name, reason in {
         "customer_id": "the key",
         "token": "nearly every row has its own, 400 values in 400 rows: an id",
+        "paid_on": "dates as text, such as 01.01.2026: to_timestamp in transform makes a time of it, to split by",
         "source": "one value, 'web', in every row that was looked at",
         "nothing": "missing in every row that was looked at",
         "nested": "struct<a: int64>: take what you need of it in transform",
