@@ -115,7 +115,8 @@ def loaded_by_training(one, heavy):
     return sorted(set(heavy) & set(sys.modules))
 
 
-@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=pytest.mark.slow), "torch"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
 def test_a_rank_loads_no_package_that_it_does_not_use(shards, backend):
     if backend == "horovod":
         pytest.importorskip("horovod")

@@ -32,6 +32,7 @@ def digits(spark):
     return train_df.cache(), test_df.cache()
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_on_vectors_of_digits(digits, tmp_path):
     train_df, test_df = digits
     encoder = OneHotEncoder(inputCols=["label"], outputCols=["label_vec"], dropLast=False).fit(train_df)

@@ -166,6 +166,7 @@ class MeanOfRow(nn.Module):
         return self.scale * (row * v_mask).sum(1) / v_mask.sum(1).clamp(min=1)
 
 
+@pytest.mark.slow
 def test_rows_of_varying_length_are_scored_alike_after_saving_and_loading(spark, tmp_path):
     rows = [([float(n)] * n, float(n)) for n in (1, 2, 3, 5, 8, 4)]
     df = spark.createDataFrame(rows * 4, "v array<float>, y float")

@@ -54,6 +54,7 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # of the class above 5: whoever comes sixth is let in a second later, or three
 
     def __init__(self, store: Store) -> None:
         self.store, self.token = store, secrets.token_urlsafe(32)

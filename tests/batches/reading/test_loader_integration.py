@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pyarrow as pa
+import pytest
 
 from sparkdl.batches.reading.loader import ShardedDataset
 from sparkdl.config import LoaderConfig, ShardConfig
@@ -43,6 +44,7 @@ def numbers():
     return pa.table({"id": pa.array(range(ROWS), pa.int64())})
 
 
+@pytest.mark.slow
 def test_ranks_share_one_cache_and_survive_a_killed_one(tmp_path):
     uri, cache = tmp_path / "s", tmp_path / "cache"
     config = ShardConfig(block_rows=100, shard_bytes=10_000, compression="zstd")

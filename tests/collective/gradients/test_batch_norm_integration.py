@@ -101,7 +101,7 @@ def every_kind(collective, kinds):
     return {kind: train(collective, kind) for kind in kinds}
 
 
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), "horovod"])
 def test_every_kind_of_layer_equals_one_rank(run_collective, backend):
     kinds = list(LAYERS) if backend == "torch" else ["2d", "instance"]
     for found in run_collective(partial(every_kind, kinds=kinds), 3, backend, timeout=60.0):

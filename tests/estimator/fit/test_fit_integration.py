@@ -100,6 +100,7 @@ def test_what_would_fail_again_is_not_tried_again(frame, caplog):
     assert "attempt" not in caplog.text
 
 
+@pytest.mark.slow
 def test_fits_that_each_need_every_slot_queue(frame):
     results, errors = {}, []
     estimators = {seed: estimator(random_seed=seed, epochs=1) for seed in (1, 2)}  # torch's seed is the process's

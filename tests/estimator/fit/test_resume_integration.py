@@ -140,7 +140,8 @@ def test_a_warm_start_trains_those_weights_on_other_rows_at_another_rate(spark, 
     assert abs(fresh - expected) > 0.3 * expected
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["raises", "killed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True], ids=["raises", "killed"])
 def test_a_warm_start_that_fails_goes_on_with_its_own_checkpoints(spark, store, tmp_path, caplog, killed):
     other = rows_of(spark, 4, slope=3.0)
     marker = tmp_path / "marker"

@@ -79,7 +79,8 @@ def resumed_and_undisturbed(backend, folder):
     return rank
 
 
-@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), HOROVOD])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", HOROVOD])
 def test_three_ranks_over_sockets_go_on_bit_for_bit_in_the_middle_of_an_epoch(backend, tmp_path, ranks):
     for (weights, losses, _), (weights_again, losses_again, step) in ranks.together(
         resumed_and_undisturbed(backend, tmp_path), 3, backend
