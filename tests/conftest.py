@@ -26,6 +26,7 @@ S3_OPTIONS = {"key": "testing", "secret": "testing", "client_kwargs": {"region_n
 
 # Spark's workers take the first python3 on the PATH unless they are told.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("SPARKDL_PRELOAD", "torch,torch.distributed,torch._dynamo,horovod.torch,sparkdl.launch.rank.rank")
 
 
 LONGEST = ("test_readme", "test_save_integration", "test_notebooks")
@@ -60,6 +61,8 @@ def spark(tmp_path_factory):
         .config("spark.sql.warehouse.dir", str(warehouse))
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
+        # Spark ends a Python worker whose rows nobody wants any more: the next one has torch when it is born.
+        .config("spark.python.daemon.module", "sparkdl.launch.daemon")
         .config("spark.jars", ",".join(map(str, sorted(DRIVERS.glob("*.jar")))))
         .getOrCreate()
     )

@@ -36,6 +36,7 @@ def test_trying_a_place_of_an_object_store_leaves_nothing(s3_root):
     assert s3_root.list() == []
 
 
+@pytest.mark.slow
 def test_trying_a_place_on_hdfs_makes_no_folder(hdfs):
     check_places({"store": Storage.of(f"{hdfs}/places/new/deep")})
     assert Storage.of(f"{hdfs}/places").list() == []

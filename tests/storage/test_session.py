@@ -33,7 +33,7 @@ def test_what_was_made_under_one_default_filesystem_means_the_same_place_under_a
     assert TorchEstimator(store=store).getStore().shards("k").local_path() == tmp_path / "shards/k"
     assert table._address.root.local_path() == tmp_path / "table"
     assert registry._log.root.local_path() == tmp_path / "registry"
-    assert registry._artifact("0" * 64).local_path() == tmp_path / "registry/artifacts" / ("0" * 64)
+    assert registry._log.artifact("0" * 64).local_path() == tmp_path / "registry/artifacts" / ("0" * 64)
 
 
 def test_a_saved_store_means_the_same_place_wherever_it_is_loaded(default, tmp_path):

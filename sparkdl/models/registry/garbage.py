@@ -29,7 +29,8 @@ __all__ = ["Garbage", "Removed", "spare_versions"]
 _ARTIFACT = re.compile("[0-9a-f]{64}")
 _WORK = (TEMPORARY, ".sparkdl-bundle-")
 """How the names of what a killed publisher leaves begin, and a living one works in."""
-_COPIED_WITHIN = timedelta(days=1)
+_WRITTEN_WITHIN = timedelta(days=1)
+"""A younger one may belong to somebody who lives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +121,7 @@ class Garbage:
         folder, needed = self.root.child("artifacts"), self._needed(events)
         for entry in folder.list():
             place = folder.child(entry.name)
-            if entry.name.startswith(_WORK) and self._is_old(entry, place, _COPIED_WITHIN):
+            if entry.name.startswith(_WORK) and self._is_old(entry, place, _WRITTEN_WITHIN):
                 yield self._removed("leftover", place, "a writer was killed")
             elif _ARTIFACT.fullmatch(entry.name) and entry.name not in needed and self._is_old(entry, place):
                 size = sum(found.bytes for found in place.list())
@@ -132,7 +133,7 @@ class Garbage:
         for file in self.leases.left():
             yield self._removed("leftover", file, "its holder is gone")
         for file, entry in self.log.unused_pages():
-            if self._is_old(entry, file):
+            if self._is_old(entry, file, _WRITTEN_WITHIN):
                 yield self._removed("page", file, "the checkpoint does not name it", entry.bytes)
         for uri in self.log.remove_old_files(self.older_than, self.dry_run):
             yield Removed(kind="file", what=uri, bytes=0, reason="the table of events does not need it")

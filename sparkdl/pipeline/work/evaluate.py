@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, IntegrityError, SchemaError
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
-from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.judging.metrics.rows import Floats, Rows
 from sparkdl.pipeline.judging.metrics.slices import Slices
 from sparkdl.pipeline.rows.parts import unit_of
 from sparkdl.pipeline.rows.source import WINDOW
@@ -30,7 +31,7 @@ from sparkdl.scoring.score import score
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["evaluate", "gate_of", "judged_label", "probabilities"]
+__all__ = ["evaluate", "gate_of", "judged_label"]
 
 _MOST_ROWS = 5_000_000
 """Rows that are measured on the driver; of more, a share is drawn by a hash of the key."""
@@ -75,22 +76,22 @@ def evaluate(
         except (SchemaError, BundleError, IntegrityError, ValueError) as cause:  # it reads columns that are no more,
             error = str(cause)  # predicts something else, or is damaged
     wanted = [*kept, mine, *([theirs] if theirs else [])]
-    table = scored.select(*[quoted(name) for name in wanted]).toPandas()
+    table = scored.select(*[quoted(name) for name in wanted]).toArrow()
     common: dict[str, Any] = {
-        "weights": table[spec.weight].to_numpy() if spec.weight else None,
-        "groups": table["_group"].to_numpy(),
+        "weights": _numbers(table[spec.weight]) if spec.weight else None,
+        "groups": table["_group"].to_pandas().to_numpy(),
         "label": label.name,
     }
-    actual = table["_label"].to_numpy()
+    actual = _numbers(table["_label"])
     classes = list(dict.fromkeys([*label.classes, *known.classes]))
     found = [
-        Rows.of(label.type, actual, _in_order(probabilities(label.type, table[name]), of.classes, classes), **common)
-        for name, of in ((mine, label), (theirs, known))
-        if name
+        Rows.of(label.type, actual, _in_order(_probabilities(label.type, outputs), of.classes, classes), **common)
+        for outputs, of in ((_numbers(table[name]), of) for name, of in ((mine, label), (theirs, known)) if name)
     ]
     decision = decide(gate_of(spec, label), *found, champion_error=error)
     slices = {
-        name: Slices.of(found[0], table[f"_slice_{place}"].to_numpy()) for place, name in enumerate(spec.report.slices)
+        name: Slices.of(found[0], table[f"_slice_{place}"].to_pandas().to_numpy())
+        for place, name in enumerate(spec.report.slices)
     }
     by_model = [{name: one.measure(rows) for name, one in slices.items()} for rows in found]
     seen = diagnose(found, classes)
@@ -139,7 +140,7 @@ def _champions(bundle: str, label: FittedLabel) -> tuple[FittedLabel, int, int]:
     return known, place, len(labels.names)
 
 
-def _in_order(found: np.ndarray[Any, Any], classes: Sequence[str], wanted: Sequence[str]) -> np.ndarray[Any, Any]:
+def _in_order(found: Floats, classes: Sequence[str], wanted: Sequence[str]) -> Floats:
     """Probabilities of ``classes`` as those of ``wanted``; a class that a model does not know has none."""
     if found.ndim == 1:  # of the second class of two
         return found if list(classes) == list(wanted) else 1 - found
@@ -148,14 +149,32 @@ def _in_order(found: np.ndarray[Any, Any], classes: Sequence[str], wanted: Seque
     return ordered
 
 
-def probabilities(task: str, outputs: Any) -> np.ndarray[Any, Any]:
-    """What a model's raw outputs say: values; the probability of class 1; probabilities of all classes."""
+def _numbers(column: pa.ChunkedArray) -> Floats:
+    """Numbers (rows,), or (rows, width) of lists of as many each; a null is NaN."""
+    if not pa.types.is_list(column.type):
+        values: Floats = column.cast(pa.float64()).to_numpy()
+        return values
+    lists = column.combine_chunks()
+    there = lists.is_valid().to_numpy(zero_copy_only=False)
+    flat = lists.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False)
+    width = max(1, len(flat) // max(1, int(there.sum())))
+    found = np.full((len(lists), width), np.nan)
+    found[there] = flat.reshape(-1, width)
+    return found
+
+
+def _probabilities(task: str, outputs: Floats) -> Floats:
+    """What a model's raw outputs say: values; the probability of class 1; probabilities of all classes.
+
+    Args:
+        task: what the label is.
+        outputs: (rows,) or (rows, 1) numbers; (rows, classes) logits for ``multiclass``.
+    """
     if task == "multiclass":
-        logits = np.stack([np.asarray(row, dtype=np.float64) for row in outputs])
-        powers: np.ndarray[Any, Any] = np.exp(logits - logits.max(axis=1, keepdims=True))
+        powers: Floats = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         powers /= powers.sum(axis=1, keepdims=True)
         return powers
-    values = np.asarray([np.asarray(row).reshape(()) for row in outputs], dtype=np.float64)
+    values = outputs.reshape(len(outputs))
     return values if task == "regression" else 1 / (1 + np.exp(-np.clip(values, -700, 700)))
 
 
