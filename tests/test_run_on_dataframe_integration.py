@@ -14,7 +14,7 @@ def seen(loader, epochs=1, shift=0):
     return int(os.environ["RANK"]), len(loader), rows
 
 
-@pytest.mark.parametrize("num_proc", [pytest.param(2, marks=pytest.mark.slow), -2])
+@pytest.mark.parametrize("num_proc", [2, pytest.param(-2, marks=pytest.mark.slow)])
 def test_every_row_reaches_one_rank_in_equal_steps(spark, num_proc):
     df = spark.range(0, 101, 1, 3).selectExpr("id", "cast(id as float) as x", "cast(2 * id as float) as z")
     results = run_on_dataframe(seen, df, num_proc=num_proc, batch_size=8, labels=["id"], kwargs={"shift": 1})

@@ -114,7 +114,7 @@ def test_spark_submit_runs_the_same_file_with_its_own_settings(folder):
     assert "wine: promoted in " in done.stdout
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupted_run_is_exit_code_130_gives_its_lease_back_and_leaves_a_record(folder, sent):
     process = subprocess.Popen(
         [sys.executable, "-m", "sparkdl.cli", "run", str(folder / "wine.yaml")],

@@ -45,7 +45,7 @@ def three_steps(collective, how, shared, noticed):
 
 @BOTH
 @WAYS
-@pytest.mark.parametrize("how", ["dies", "raises", "hangs"])
+@pytest.mark.parametrize("how", ["dies", pytest.param("raises", marks=pytest.mark.slow), "hangs"])
 def test_a_rank_that_leaves_ends_the_others(run_collective, backend, shared, how, tmp_path):
     # Longer than the test waits for an answer, where the end of a rank must be noticed without waiting it out.
     timeout = 3.0 if how == "hangs" else 300.0

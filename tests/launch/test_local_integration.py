@@ -313,6 +313,7 @@ def test_runs_below_zero_need_no_spark_and_both_backends_work():
     assert run(train, num_proc=-2, log_to_driver=False) == [(2.0, False)] * 2
 
 
+@pytest.mark.slow
 def test_ranks_load_what_they_seem_to_need_while_they_wait_unless_variables_come_first():
     def needs_torch(world):
         loaded = "torch" in sys.modules

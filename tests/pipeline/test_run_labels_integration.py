@@ -64,6 +64,7 @@ def done_steps(record):
     return [note.name for note in record.steps if not note.kept]
 
 
+@pytest.mark.slow
 def test_rows_without_a_label_are_predicted_learn_nothing_and_are_compared_once_it_is_there(spark, trips):
     for day, missing in ((1, 0), (2, 5), (3, 3)):
         trips.day(day, missing=missing)

@@ -70,6 +70,7 @@ def test_zero_takes_every_slot_and_says_that_it_is_deprecated(spark, caplog):
     assert "deprecated" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_number_below_zero_takes_local_processes(spark):
     def place():
         return os.environ["WORLD_SIZE"], os.getsid(0) == os.getpid()  # a local rank has a session of its own

@@ -58,6 +58,7 @@ def try_where_plain_paths_are_on_hdfs(hadoop, stages, addresses, folder):
     check(json.loads(done.stdout.splitlines()[-1]), stages, addresses)
 
 
+@pytest.mark.slow
 def test_stages_are_saved_and_loaded_where_plain_paths_are_local(spark, tmp_path):
     addresses = [str(tmp_path / "plain"), f"file://{tmp_path}/scheme"]
     try_here(spark, ["TorchModel", "PipelineModel", "CrossValidator", "bundle"], addresses)

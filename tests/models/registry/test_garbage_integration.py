@@ -38,6 +38,7 @@ def start(code, *arguments):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_no_publication_loses_its_artifact_to_a_collection_at_the_same_time(tmp_path, bundle):
     registry = ModelRegistry(str(tmp_path / "registry"))
     registry.publish("first", bundle)

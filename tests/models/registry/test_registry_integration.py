@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from datetime import timedelta
 
+import pytest
+
 from sparkdl.models.registry import ModelRegistry
 
 PUBLISH = """
@@ -67,6 +69,7 @@ def test_publishers_in_several_processes_take_every_number_once(tmp_path, bundle
     assert [one.version for one in registry.list("m")] == list(range(1, 16))
 
 
+@pytest.mark.slow
 def test_of_racing_promoters_exactly_one_wins_each_round(tmp_path, bundle):
     registry = ModelRegistry(str(tmp_path / "registry"))
     for _ in range(40):

@@ -24,6 +24,7 @@ def run_of(spark, folder, name, *overrides):
     return pipeline.run(spark)
 
 
+@pytest.mark.slow
 def test_a_strangers_csv_file_is_predicted_without_a_change(spark, tmp_path):
     """Names with everything in them, numbers that are missing, classes that are words, a key that counts."""
     random = np.random.default_rng(0)
