@@ -6,6 +6,7 @@ Python workers can import the modules that the file names.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.compat.interrupts import interrupts_wait
 from sparkdl.compat.spark_errors import jar_error
+from sparkdl.launch.daemon import DEFAULT_PRELOAD
 from sparkdl.pipeline.code import code_folder
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.spec import PipelineSpec
@@ -125,7 +127,14 @@ def _ours(spec: PipelineSpec) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.python.daemon.module": "sparkdl.launch.daemon",
         "spark.executorEnv.PYTHONPATH": path,
+        "spark.executorEnv.SPARKDL_PRELOAD": os.environ.get("SPARKDL_PRELOAD", _preload()),
     }
+
+
+def _preload() -> str:
+    """What workers have loaded when they are born: with what ranks import at their first step, once for all of them."""
+    names = (*DEFAULT_PRELOAD, "torch._dynamo")
+    return ",".join(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
 
 
 def _by_size(size: int) -> dict[str, str]:
