@@ -29,7 +29,7 @@ from sparkdl.models.registry.model import Hash
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
 
-__all__ = ["STALE_SECONDS", "Holder", "Leases"]
+__all__ = ["STALE_SECONDS", "Holder", "Leases", "place"]
 
 STALE_SECONDS = 300.0
 """Silence after which a holder on another machine is gone."""
@@ -65,7 +65,7 @@ class Holder:
         """This process."""
         mine = psutil.Process()
         return Holder(
-            artifact=artifact, purpose=purpose, place=_place(), process=mine.pid, started=mine.create_time(),
+            artifact=artifact, purpose=purpose, place=place(), process=mine.pid, started=mine.create_time(),
             beat=time.time(),
         )  # fmt: skip
 
@@ -73,7 +73,7 @@ class Holder:
         """Whether it may still need the artifact."""
         if not -_FASTEST_CLOCK_SECONDS < now - self.beat < STALE_SECONDS:
             return False
-        if not self.place or self.place != _place():
+        if not self.place or self.place != place():
             return True
         try:
             return abs(psutil.Process(self.process).create_time() - self.started) < 1.0
@@ -170,7 +170,7 @@ def _holder(file: Storage) -> Holder | None:
         return None
 
 
-def _place() -> str:
+def place() -> str:
     """This machine since it was started, and the numbering of processes; empty where that cannot be told."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

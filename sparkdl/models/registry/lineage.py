@@ -148,9 +148,10 @@ def trained_on(
         ConfigError: it is neither an address nor a name, and no model was noted with it.
     """
     every = list(candidates)
-    noted = any(each.lineage.get("source_table") == table for each in every)
-    wanted = table if noted else reach.table(table).uri
-    found = [each for each in every if _is_of(each, wanted, reach)]
+    noted = {_text(each.lineage.get("source_table")) for each in every} - {None}
+    wanted = table if table in noted else reach.table(table).uri
+    same = {text for text in noted if text is not None and wanted in (text, _address(text, reach))}
+    found = [each for each in every if _text(each.lineage.get("source_table")) in same]
     if version is not None:
         found = [each for each in found if _number(each.lineage.get("source_version")) == version]
     if file is None:
@@ -164,11 +165,6 @@ def trained_on(
         versions=tuple(each for each, answer in answers if answer),
         unknown=tuple(each for each, answer in answers if answer is None),
     )
-
-
-def _is_of(found: ModelVersion, wanted: str, reach: Reach) -> bool:
-    table = _text(found.lineage.get("source_table"))
-    return table is not None and (table == wanted or _address(table, reach) == wanted)
 
 
 def _address(table: str, reach: Reach) -> str:

@@ -254,7 +254,8 @@ class ModelRegistry(RegistryReader):
 
         Args:
             older_than: what was written, deleted, or left by an alias within this time stays: a job that does not
-                ``hold`` its model may be at work with it. 0 is safe while others publish, not while they read.
+                ``hold`` its model may be at work with it. 0 is safe while others publish, not while they read: what
+                writers work in, and pages of a checkpoint, stay for a day in any case.
             keep_last: delete all but so many of the newest versions of each model, but for those with an alias; their
                 artifacts follow once ``older_than`` has passed. By default no version is deleted.
             name: of the one model whose versions are deleted; by default those of all.

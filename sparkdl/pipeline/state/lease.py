@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 
 from sparkdl.documents.typed import Count, encode, read
 from sparkdl.errors import ConflictError, StorageError
+from sparkdl.models.registry.leases import place
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
 
@@ -47,6 +48,7 @@ class Holder:
         since: when it began, ISO 8601 in UTC.
         beat: seconds since the epoch when it was last known to be alive, by its own clock.
         released: whether it gave the lease back.
+        place: what its process number means something in; two containers may share the name of a host.
     """
 
     run_id: str
@@ -55,12 +57,14 @@ class Holder:
     since: str
     beat: float
     released: bool = False
+    place: str = ""
 
     def over(self, now: float, stale_after: float) -> bool:
         """Whether somebody else may take the lease."""
         if self.released or now - self.beat > stale_after:
             return True
-        return self.host == socket.gethostname() and not _alive(self.process)
+        here = self.host == socket.gethostname() and self.place in ("", place())
+        return here and not _alive(self.process)
 
     def __str__(self) -> str:
         return f"run {self.run_id} (process {self.process} on {self.host}, since {self.since})"
@@ -126,7 +130,7 @@ def _take(folder: Storage, run_id: str, stale_after: float) -> tuple[int, Holder
             logger.warning("%s is gone without giving its lease back: this run takes over", current)
     number = numbers[-1] + 1 if numbers else 1
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    holder = Holder(run_id=run_id, host=socket.gethostname(), process=os.getpid(), since=since, beat=now)
+    holder = Holder(run_id=run_id, host=socket.gethostname(), process=os.getpid(), since=since, beat=now, place=place())
     try:
         folder.child(f"{number:09d}.json").write_if_absent(encode(holder))
     except ConflictError:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 
 from sparkdl.documents.typed import encode
+from sparkdl.models.registry.leases import place
 from sparkdl.pipeline.state.lease import Holder, LeaseTakenError, lease
 from sparkdl.storage import Storage
 
@@ -114,3 +118,14 @@ def test_of_many_who_try_at_once_one_wins(folder):
     for child in children:
         child.join()
     assert sum(name is not None for name in found) == 1
+
+
+def test_a_process_of_another_container_with_this_hosts_name_is_not_looked_for_here():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    holder = Holder(
+        run_id="r", host=socket.gethostname(), process=gone.pid, since="", beat=time.time(), place="elsewhere"
+    )
+    assert not holder.over(time.time(), 300.0)
+    assert replace(holder, place=place()).over(time.time(), 300.0)
+    assert not replace(holder, place=place(), process=os.getpid()).over(time.time(), 300.0)
