@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, IntegrityError, SchemaError
+from sparkdl.observe import logger
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
 from sparkdl.pipeline.judging.metrics.rows import Floats, Rows
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "gate_of", "judged_label"]
 
-_MOST_ROWS = 5_000_000
-"""Rows that are measured on the driver; of more, a share is drawn by a hash of the key."""
 _LEAST_WINDOWS = 8
 
 
@@ -111,8 +110,10 @@ def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: in
     from pyspark.sql import functions as F
 
     unit = unit_of(rows, spec)
-    if count > _MOST_ROWS:  # whole keys or groups, so that the rows of one stay together
-        rows = rows.where(F.pmod(F.xxhash64(F.lit("held out"), unit), F.lit(count)) < _MOST_ROWS)
+    most = label.most_measured
+    if count > most:  # whole keys or groups, so that the rows of one stay together
+        logger.info("%d of %d held-out rows judge, drawn by a hash of the key", most, count)
+        rows = rows.where(F.pmod(F.xxhash64(F.lit("held out"), unit), F.lit(count)) < most)
     group = F.col(WINDOW) if _over(spec) == "window" else unit
     weight = [spec.weight] if spec.weight else []
     # as texts: pandas would make numbers of another type of whole numbers of which some are missing

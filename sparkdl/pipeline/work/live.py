@@ -43,8 +43,6 @@ _MOST_WINDOWS = 100
 """The newest windows with predictions that are looked at."""
 _MOST_KEPT = 400
 """Errors that are kept, of the newest windows."""
-_MOST_ROWS = 2_000_000
-"""Rows that the driver holds at once; of a window with more a share is drawn by a hash of the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +126,7 @@ def _of_version(context: Context, clean: DataFrame, name: str, due: list[_Due]) 
     found: list[LiveError] = []
     chunk: list[_Due] = []
     for each in due:
-        if chunk and sum(one.scored.rows for one in (*chunk, each)) > _MOST_ROWS:
+        if chunk and sum(one.scored.rows for one in (*chunk, each)) > label.most_measured:
             found += _measured(context, clean, (label, output), chunk, model)
             chunk = []
         chunk.append(each)
@@ -170,9 +168,9 @@ def _joined(
         raise SchemaError(f"the rows have no label {label.name!r}, but {clean.columns}")
     made = predictions.where(F.col(WINDOW).isin(*windows) & (F.col("model_version") == version))
     most = max(each.scored.rows for each in due)
-    if most > _MOST_ROWS:
+    if most > label.most_measured:
         hashed = F.xxhash64(*[F.col(quoted(name)) for name in key])
-        made = made.where(F.pmod(hashed, F.lit(most)) < _MOST_ROWS)
+        made = made.where(F.pmod(hashed, F.lit(most)) < label.most_measured)
     keys = [f"_key_{place}" for place in range(len(key))]
     columns = [F.col(quoted(name)).alias(as_) for name, as_ in zip(key, keys, strict=True)]
     made = made.select(WINDOW, *columns, F.col(quoted(output)).alias("_output"))

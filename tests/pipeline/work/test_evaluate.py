@@ -21,3 +21,12 @@ def test_every_confidence_that_a_file_may_ask_for_makes_a_gate(confidence):
     gate = gate_of(spec, FittedLabel(name="quality", type="regression"))
     assert gate.confidence == confidence
     assert gate.metric == "rmse"
+
+
+def test_many_classes_are_measured_on_fewer_rows():
+    most = [
+        FittedLabel(name="a", type="multiclass", classes=tuple(map(str, range(count)))).most_measured
+        for count in (3, 100, 10_000)
+    ]
+    assert most == [1_562_500, 119_047, 10_000]
+    assert FittedLabel(name="a", type="binary", classes=("0", "1")).most_measured == 2_083_333

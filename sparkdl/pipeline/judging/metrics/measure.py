@@ -79,6 +79,7 @@ class Measured:
 
 def measure(rows: Rows) -> Measured:
     """Return all metrics of the rows' task."""
+    rows = rows.as_one_group()
     values = values_of(sums_of(rows))
     if rows.task == "binary":
         values = values | {name: over(rows) for name, over in _OF_RANKS.items()}

@@ -28,7 +28,7 @@ def auc(rows: Rows, draws: Floats | None = None) -> Floats:
         (draws,), (1,) without draws; NaN where only one class has weight.
     """
     if draws is None:
-        rows = Rows(rows.task, rows.labels, rows.predictions, rows.weights, np.zeros_like(rows.groups), 1)
+        rows = rows.as_one_group()
         draws = np.ones((1, 1))
     positive = rows.labels == 1
     of_positives, of_negatives = (

@@ -8,6 +8,7 @@ summed about their mean: in ``r2`` nothing cancels, however large the labels are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,40 +61,60 @@ def sums_of(rows: Rows) -> Sums:
     origin = float(rows.weights @ rows.labels / weight) if rows.task == "regression" and weight else 0.0
     kinds = {"regression": _regression, "binary": _binary, "multiclass": _multiclass}
     with np.errstate(over="ignore", invalid="ignore"):
-        columns = kinds[rows.task](rows, origin)
-        table = np.stack([np.bincount(rows.groups, rows.weights * each, rows.group_count) for each in columns], axis=1)
-    return Sums(rows.task, table.astype(np.float64, copy=False), origin)
+        columns = [  # one at a time: together they would take more than the rows
+            np.bincount(rows.groups, rows.weights * each, rows.group_count) for each in kinds[rows.task](rows, origin)
+        ]
+        if rows.task == "multiclass":
+            columns += _by_class(rows)
+    return Sums(rows.task, np.stack(columns, axis=1).astype(np.float64, copy=False), origin)
 
 
-def _regression(rows: Rows, origin: float) -> list[Floats]:
+def _regression(rows: Rows, origin: float) -> Iterator[Floats]:
     """Ones, label and its square about the origin, error squared, error absolute, error relative, label is 0, error."""
     y, error = rows.labels, rows.predictions - rows.labels
     zero = y == 0
-    relative = np.abs(error) / np.where(zero, 1.0, np.abs(y))
-    squares = [(y - origin) ** 2, error**2]
-    return [np.ones(len(y)), y - origin, *squares, np.abs(error), relative, zero.astype(np.float64), error]
+    yield np.ones(len(y))
+    yield y - origin
+    yield (y - origin) ** 2
+    yield error**2
+    yield np.abs(error)
+    yield np.abs(error) / np.where(zero, 1.0, np.abs(y))
+    yield zero.astype(np.float64)
+    yield error
 
 
-def _binary(rows: Rows, _: float) -> list[Floats]:
+def _binary(rows: Rows, _: float) -> Iterator[Floats]:
     """Ones, log loss, Brier, true positives, predicted positives, positives, right ones; 0.5 and above is positive."""
     y, p = rows.labels, rows.predictions
-    chance = np.where(y == 1, p, 1 - p)
     positive = (p >= 0.5).astype(np.float64)
-    log_loss = -np.log(np.maximum(chance, _LEAST_PROBABILITY))
-    return [np.ones(len(y)), log_loss, (p - y) ** 2, positive * y, positive, y, (positive == y).astype(np.float64)]
+    yield np.ones(len(y))
+    yield _log_losses(rows)
+    yield (p - y) ** 2
+    yield positive * y
+    yield positive
+    yield y
+    yield (positive == y).astype(np.float64)
 
 
-def _multiclass(rows: Rows, _: float) -> list[Floats]:
-    """Ones, log loss, Brier, right ones; then true positives of each class, predictions of each, labels of each."""
-    p, y, chosen = rows.predictions, rows.labels.astype(np.int64), rows.predictions.argmax(axis=1)
-    chance = np.take_along_axis(p, y[:, None], axis=1)[:, 0]
-    brier = (p * p).sum(axis=1) - 2 * chance + 1  # sum over classes of (p - [class is label])^2
-    right = (chosen == y).astype(np.float64)
-    columns = [np.ones(len(y)), _log_losses(rows), brier, right]
-    classes = range(p.shape[1])
-    columns += [right * (y == one) for one in classes]
-    columns += [(chosen == one).astype(np.float64) for one in classes]
-    return columns + [(y == one).astype(np.float64) for one in classes]
+def _multiclass(rows: Rows, _: float) -> Iterator[Floats]:
+    """Ones, log loss, Brier, right ones."""
+    p = rows.predictions
+    yield np.ones(len(p))
+    yield _log_losses(rows)
+    yield np.einsum("rc,rc->r", p, p) - 2 * _chances(rows) + 1  # sum over classes of (p - [class is label])^2
+    yield (p.argmax(axis=1) == rows.labels).astype(np.float64)
+
+
+def _by_class(rows: Rows) -> list[Floats]:
+    """By group: true positives of each class, predictions of each, labels of each."""
+    chosen, label, count = rows.predictions.argmax(axis=1), rows.labels.astype(np.int64), rows.predictions.shape[1]
+
+    def summed(of: npt.NDArray[np.int64], weights: Floats) -> Floats:
+        cells = np.bincount(rows.groups * count + of, weights, rows.group_count * count)
+        return cells.reshape(rows.group_count, count).T
+
+    columns = (summed(label, rows.weights * (chosen == label)), summed(chosen, rows.weights))
+    return [*columns[0], *columns[1], *summed(label, rows.weights)]
 
 
 def losses_of(rows: Rows) -> Floats:
@@ -101,12 +122,18 @@ def losses_of(rows: Rows) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         if rows.task == "regression":
             return np.asarray((rows.predictions - rows.labels) ** 2, dtype=np.float64)
-        return _binary(rows, 0.0)[1] if rows.task == "binary" else _log_losses(rows)
+        return _log_losses(rows)
+
+
+def _chances(rows: Rows) -> Floats:
+    """The probability that each row's class was given, (rows,)."""
+    if rows.task == "binary":
+        return np.where(rows.labels == 1, rows.predictions, 1 - rows.predictions)
+    return np.take_along_axis(rows.predictions, rows.labels.astype(np.int64)[:, None], axis=1)[:, 0]
 
 
 def _log_losses(rows: Rows) -> Floats:
-    chance = np.take_along_axis(rows.predictions, rows.labels.astype(np.int64)[:, None], axis=1)[:, 0]
-    return np.asarray(-np.log(np.maximum(chance, _LEAST_PROBABILITY)), dtype=np.float64)
+    return np.asarray(-np.log(np.maximum(_chances(rows), _LEAST_PROBABILITY)), dtype=np.float64)
 
 
 def values_of(sums: Sums, draws: npt.NDArray[np.float64] | None = None) -> dict[str, Floats]:

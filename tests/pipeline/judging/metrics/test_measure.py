@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from sklearn import metrics as sklearn
@@ -110,6 +112,20 @@ def test_metrics_of_many_classes_are_sklearns():
         rel=1e-12,
     )
     assert confusion(rows) == pytest.approx(sklearn.confusion_matrix(*chosen, labels=range(4), **weight))
+
+
+@pytest.mark.parametrize(
+    "rows", [multiclass_rows(count=2_000, classes=500), regression_rows(count=200_000, groups=200_000)]
+)
+def test_measuring_takes_less_memory_than_three_copies_of_the_rows(rows):
+    """A group a row, and many classes: neither makes a table of all of them."""
+    tracemalloc.start()
+    try:
+        measure(rows)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * sum(each.nbytes for each in (rows.labels, rows.predictions, rows.weights, rows.groups))
 
 
 def test_a_probability_of_nothing_costs_what_sklearn_says():
