@@ -15,7 +15,7 @@ import pytest
 import sparkdl
 
 ROOT = Path(sparkdl.__file__).parent
-LEAVES = {"errors", "world", "config"}
+LEAVES = {"errors", "world", "config", "processes"}
 BASE = LEAVES | {"storage", "observe", "compat"}
 
 # What a module of a room may import of ours besides its own room and BASE; a room not listed may import nothing more.

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
+from sparkdl import processes
 from sparkdl.errors import StorageError
 from sparkdl.storage import Storage, xxh3_hex
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["keep", "process_folder", "remove_orphans"]
 
 _PREFIX = "sparkdl-models-"
-_NAME = re.compile(rf"{_PREFIX}(?P<machine>[0-9a-f]{{16}})-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]{{8}}")
+_NAME = re.compile(rf"{_PREFIX}(?P<place>[0-9a-f]{{16}})-(?P<pid>\d+)-(?P<began>\d+)-[0-9a-f]{{8}}")
 
 _lock = threading.Lock()
 _folders: dict[tuple[int, str], Storage] = {}  # by process and root: a fork has none of its parent's
@@ -67,7 +66,7 @@ def process_folder(root: Storage) -> Storage:
         where = (os.getpid(), root.uri)
         if where not in _folders:
             remove_orphans(root)
-            name = f"{_PREFIX}{_machine()}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:8]}"
+            name = f"{_PREFIX}{_place()}-{os.getpid()}-{processes.started(os.getpid())}-{uuid.uuid4().hex[:8]}"
             _folders[where] = root.child(name)
             folder = _folders[where].local_path()
             if folder is not None and folder.parent == Path(tempfile.gettempdir()):  # all users of the machine share it
@@ -80,26 +79,16 @@ def remove_orphans(root: Storage) -> None:
     with contextlib.suppress(StorageError):
         for entry in root.list():
             found = _NAME.fullmatch(entry.name)
-            if found and found["machine"] == _machine() and _started(int(found["pid"])) != int(found["started"]):
+            if (
+                found
+                and found["place"] == _place()
+                and processes.ended(processes.place(), int(found["pid"]), int(found["began"]))
+            ):
                 _remove(root.child(entry.name))
 
 
-def _machine() -> str:
-    """What process numbers count in: a running machine, or a container on it."""
-    facts = [os.uname().nodename]
-    with contextlib.suppress(OSError):  # not Linux
-        facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
-    return xxh3_hex("\n".join(facts).encode())
-
-
-def _started(pid: int) -> int | None:
-    """When a process began; None if it is none. In ticks since the machine did, where that is known: no clock moves."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    try:
-        return int(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
-        return None
+def _place() -> str:
+    return xxh3_hex(processes.place().encode())
 
 
 def _remove(folder: Storage) -> None:

@@ -21,15 +21,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-import psutil
-
+from sparkdl import processes
 from sparkdl.documents.typed import Count, encode, read
 from sparkdl.errors import StorageError
 from sparkdl.models.registry.model import Hash
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
 
-__all__ = ["STALE_SECONDS", "Holder", "Leases", "place"]
+__all__ = ["STALE_SECONDS", "Holder", "Leases"]
 
 STALE_SECONDS = 300.0
 """Silence after which a holder on another machine is gone."""
@@ -47,9 +46,9 @@ class Holder:
     Attributes:
         artifact: content hash of the bundle.
         purpose: for people.
-        place: the machine since it was started, and which numbers its processes have: those of a container are its own.
+        place: what process numbers count in.
         process: its number there.
-        started: when it began, seconds since the epoch.
+        started: when it began, as ``processes.started`` tells.
         beat: when it was last known to live, by its own clock.
     """
 
@@ -57,30 +56,22 @@ class Holder:
     purpose: str
     place: str
     process: Count
-    started: float
+    started: Count
     beat: float
 
     @staticmethod
     def here(artifact: str, purpose: str) -> Holder:
         """This process."""
-        mine = psutil.Process()
+        mine = os.getpid()
         return Holder(
-            artifact=artifact, purpose=purpose, place=place(), process=mine.pid, started=mine.create_time(),
-            beat=time.time(),
+            artifact=artifact, purpose=purpose, place=processes.place(), process=mine,
+            started=processes.started(mine) or 0, beat=time.time(),
         )  # fmt: skip
 
     def lives(self, now: float) -> bool:
         """Whether it may still need the artifact."""
-        if not -_FASTEST_CLOCK_SECONDS < now - self.beat < STALE_SECONDS:
-            return False
-        if not self.place or self.place != place():
-            return True
-        try:
-            return abs(psutil.Process(self.process).create_time() - self.started) < 1.0
-        except psutil.NoSuchProcess:
-            return False
-        except psutil.Error:
-            return True
+        silent = not -_FASTEST_CLOCK_SECONDS < now - self.beat < STALE_SECONDS
+        return not silent and not processes.ended(self.place, self.process, self.started)
 
     def __str__(self) -> str:
         return f"{self.purpose} (process {self.process})"
@@ -168,12 +159,3 @@ def _holder(file: Storage) -> Holder | None:
             raise
         logger.debug("%s", error)  # given back since the look
         return None
-
-
-def place() -> str:
-    """This machine since it was started, and the numbering of processes; empty where that cannot be told."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""

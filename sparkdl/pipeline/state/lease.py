@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from sparkdl import processes
 from sparkdl.documents.typed import Count, encode, read
 from sparkdl.errors import ConflictError, StorageError
-from sparkdl.models.registry.leases import place
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
 
@@ -44,11 +44,12 @@ class Holder:
     Attributes:
         run_id: of the run.
         host: its machine.
-        process: its number there.
+        process: its number where it runs.
         since: when it began, ISO 8601 in UTC.
         beat: seconds since the epoch when it was last known to be alive, by its own clock.
         released: whether it gave the lease back.
-        place: what its process number means something in; two containers may share the name of a host.
+        place: what its number counts in; two containers may share the name of a host.
+        started: when the process began, as ``processes.started`` tells.
     """
 
     run_id: str
@@ -58,13 +59,12 @@ class Holder:
     beat: float
     released: bool = False
     place: str = ""
+    started: Count = 0
 
     def over(self, now: float, stale_after: float) -> bool:
         """Whether somebody else may take the lease."""
-        if self.released or now - self.beat > stale_after:
-            return True
-        here = self.host == socket.gethostname() and self.place in ("", place())
-        return here and not _alive(self.process)
+        silent = now - self.beat > stale_after
+        return self.released or silent or processes.ended(self.place, self.process, self.started)
 
     def __str__(self) -> str:
         return f"run {self.run_id} (process {self.process} on {self.host}, since {self.since})"
@@ -130,7 +130,11 @@ def _take(folder: Storage, run_id: str, stale_after: float) -> tuple[int, Holder
             logger.warning("%s is gone without giving its lease back: this run takes over", current)
     number = numbers[-1] + 1 if numbers else 1
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    holder = Holder(run_id=run_id, host=socket.gethostname(), process=os.getpid(), since=since, beat=now, place=place())
+    mine = os.getpid()
+    holder = Holder(
+        run_id=run_id, host=socket.gethostname(), process=mine, since=since, beat=now, place=processes.place(),
+        started=processes.started(mine) or 0,
+    )  # fmt: skip
     try:
         folder.child(f"{number:09d}.json").write_if_absent(encode(holder))
     except ConflictError:
@@ -164,13 +168,3 @@ def _holder(folder: Storage, number: int) -> Holder | None:
 
 def _beat(folder: Storage, number: int, holder: Holder) -> None:
     folder.child(f"{number:09d}.beat.json").write_atomic(encode(holder))
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _MOST_CLASSES = 10_000
-_MOST_NUMBERS = 50_000_000
+_MOST_NUMBERS = 25_000_000
 """Of 8 bytes, that the driver holds at once to measure predictions."""
 _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "decimal", "boolean")
 
@@ -68,7 +68,7 @@ class FittedLabel:
     def most_measured(self) -> int:
         """Rows whose predictions the driver measures at once; of more, a share is drawn by a hash of the key.
 
-        Two million with one output, fewer with many classes: a row takes about 20 numbers, and 4 an output.
+        A million with one output, fewer with many classes: a row takes about 20 numbers, and 4 an output.
         """
         return max(10_000, _MOST_NUMBERS // (20 + 4 * self.outputs))
 

@@ -189,7 +189,7 @@ def test_a_holder_is_gone_when_its_process_is_or_it_is_silent():
     assert holder(beat=now + 600).lives(now)  # a clock that goes ahead
     assert not holder(beat=now + 1e9).lives(now)
     assert not holder(process=2**22 + 1).lives(now)
-    assert not holder(started=1.0).lives(now)  # another process has the number now
+    assert not holder(started=1).lives(now)  # another process has the number now
     assert holder(process=2**22 + 1, place="another machine").lives(now)
     assert holder(process=2**22 + 1, place="").lives(now)
 

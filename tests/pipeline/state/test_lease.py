@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
+from sparkdl import processes
 from sparkdl.documents.typed import encode
-from sparkdl.models.registry.leases import place
 from sparkdl.pipeline.state.lease import Holder, LeaseTakenError, lease
 from sparkdl.storage import Storage
 
@@ -127,5 +127,7 @@ def test_a_process_of_another_container_with_this_hosts_name_is_not_looked_for_h
         run_id="r", host=socket.gethostname(), process=gone.pid, since="", beat=time.time(), place="elsewhere"
     )
     assert not holder.over(time.time(), 300.0)
-    assert replace(holder, place=place()).over(time.time(), 300.0)
-    assert not replace(holder, place=place(), process=os.getpid()).over(time.time(), 300.0)
+    assert replace(holder, place=processes.place()).over(time.time(), 300.0)
+    mine = replace(holder, place=processes.place(), process=os.getpid(), started=processes.started(os.getpid()))
+    assert not mine.over(time.time(), 300.0)
+    assert replace(mine, started=mine.started + 1).over(time.time(), 300.0)  # a dead process' number, given again

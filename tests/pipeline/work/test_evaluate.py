@@ -28,5 +28,5 @@ def test_many_classes_are_measured_on_fewer_rows():
         FittedLabel(name="a", type="multiclass", classes=tuple(map(str, range(count)))).most_measured
         for count in (3, 100, 10_000)
     ]
-    assert most == [1_562_500, 119_047, 10_000]
-    assert FittedLabel(name="a", type="binary", classes=("0", "1")).most_measured == 2_083_333
+    assert most == [781_250, 59_523, 10_000]
+    assert FittedLabel(name="a", type="binary", classes=("0", "1")).most_measured == 1_041_666

@@ -62,11 +62,12 @@ def sums_of(rows: Rows) -> Sums:
     kinds = {"regression": _regression, "binary": _binary, "multiclass": _multiclass}
     with np.errstate(over="ignore", invalid="ignore"):
         columns = [  # one at a time: together they would take more than the rows
-            np.bincount(rows.groups, rows.weights * each, rows.group_count) for each in kinds[rows.task](rows, origin)
+            np.bincount(rows.groups, rows.weights * each, rows.group_count).astype(np.float64, copy=False)
+            for each in kinds[rows.task](rows, origin)
         ]
         if rows.task == "multiclass":
             columns += _by_class(rows)
-    return Sums(rows.task, np.stack(columns, axis=1).astype(np.float64, copy=False), origin)
+    return Sums(rows.task, np.stack(columns, axis=1), origin)
 
 
 def _regression(rows: Rows, origin: float) -> Iterator[Floats]:
@@ -111,7 +112,7 @@ def _by_class(rows: Rows) -> list[Floats]:
 
     def summed(of: npt.NDArray[np.int64], weights: Floats) -> Floats:
         cells = np.bincount(rows.groups * count + of, weights, rows.group_count * count)
-        return cells.reshape(rows.group_count, count).T
+        return cells.reshape(rows.group_count, count).T.astype(np.float64, copy=False)
 
     columns = (summed(label, rows.weights * (chosen == label)), summed(chosen, rows.weights))
     return [*columns[0], *columns[1], *summed(label, rows.weights)]
