@@ -28,7 +28,6 @@ from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.status import Status, status_of
 from sparkdl.pipeline.trials import search_problems
-from sparkdl.pipeline.unsupported import unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,13 +46,13 @@ class Pipeline:
         file: read and sound.
 
     Raises:
-        PipelineFileError: it asks for what is not built yet, or names functions that cannot be found; says all lines.
+        PipelineFileError: it names functions that cannot be found, or a package that is not installed; says all lines.
         ConfigError: the folder of its modules is not there.
     """
 
     def __init__(self, file: PipelineFile) -> None:
         with importable(file.spec.code):
-            found = [*unsupported(file.spec), *_functions_not_found(file.spec), *search_problems(file.spec)]
+            found = [*_functions_not_found(file.spec), *search_problems(file.spec)]
             found += _not_installed(file.spec)
         if found:
             raise file.refused(found)

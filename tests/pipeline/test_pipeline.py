@@ -37,21 +37,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("label.grade=regression", "publish.label is missing"),
-        ("train.transform_batch_size=7", "train.transform_batch_size has no effect"),
-        ("train.partitions_per_process=3", "train.partitions_per_process has no effect"),
-    ],
-)
-def test_a_setting_that_nothing_acts_on_is_refused(folder, override, said):
-    Pipeline.load(folder / "wine.yaml")
-    with pytest.raises(PipelineFileError, match=said) as refused:
-        Pipeline.load(folder / "wine.yaml", [override])
-    assert len(refused.value.problems) == 1
-
-
 def test_mlflow_that_is_not_installed_is_named_before_anything_runs(folder, monkeypatch):
     pytest.importorskip("mlflow")
     mirrored = "publish.mlflow='sqlite:////data/mlflow.db'"
@@ -79,12 +64,12 @@ def test_a_gate_that_nothing_could_pass_is_refused_before_a_training(folder):
         Pipeline.load(folder / "wine.yaml", ["publish.gate.confidence=0.5"])
 
 
-def test_what_is_not_built_is_told_all_at_once_with_its_lines(folder):
-    (folder / "wine.yaml").write_text(f"{FILE}train: {{transform_batch_size: 7}}\nmodel: absent:f\n")
+def test_functions_that_are_not_there_are_told_all_at_once_with_their_lines(folder):
+    (folder / "wine.yaml").write_text(f"{FILE}train: {{optimizer: 'absent:g'}}\nmodel: absent:f\n")
     with pytest.raises(PipelineFileError) as refused:
         Pipeline.load(folder / "wine.yaml")
     assert [problem.split(" is ")[0] for problem in refused.value.problems] == [
-        "wine.yaml:6: train.transform_batch_size has no effect in a pipeline yet: leave it out",
+        "wine.yaml:6: train.optimizer: absent:g names the module absent, which",
         "wine.yaml:7: model.factory: absent:f names the module absent, which",
     ]
 

@@ -14,6 +14,7 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.scoring.score import score
+from sparkdl.shards.manifest import Manifest
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -118,17 +119,20 @@ def test_every_type_of_feature_and_two_labels_are_predicted_as_the_published_mod
       place: vector
       picture: {{type: image, height: 8, width: 8, channels: 1}}
       day: date_parts
-    label: {{price: regression, kept: {{type: binary, positive: "yes"}}}}
+    label: {{kept: {{type: binary, positive: "yes"}}, price: regression}}
     weight: trust
     split: {{by: column, column: fold, train: [a], validate: [b], score: [c]}}
-    train: {{epochs: 2, batch_size: 32, num_proc: 1, verbose: 0, optimizer: adamw, decay: cosine, warmup_steps: 3}}
-    publish: {{label: kept, metric: auc, gate: {{min_rows: 50}}}}
+    train: {{epochs: 2, batch_size: 32, num_proc: 1, verbose: 0, optimizer: adamw, decay: cosine, warmup_steps: 3,
+      partitions_per_process: 3, transform_batch_size: 50}}
+    publish: {{metric: auc, gate: {{min_rows: 50}}}}
     report: {{slices: [colour]}}
     score: {{keep: [colour]}}
     """)
     done = run(Context(file, NOW), spark)
     assert (done.outcome, done.evaluated.label) == ("promoted", "kept")
     assert set(done.evaluated.slices["colour"]) == {"red", "green", "blue"}
+    [cut] = (tmp_path / "everything" / "shards").glob("train-*")
+    assert len(Manifest.load(cut).shards) == 3
     predictions = Table(done.places["predictions"]).rows().to_pandas().set_index("id").sort_index()
     rows = pd.read_parquet(everything / "rows.parquet").set_index("id")
     assert list(predictions.index) == list(rows.index[rows.fold == "c"])
@@ -136,7 +140,7 @@ def test_every_type_of_feature_and_two_labels_are_predicted_as_the_published_mod
 
     clean = Table(done.places["clean"]).read(spark).where("fold = 'c'")
     version = ModelRegistry(f"{tmp_path}/everything/registry").get("everything", "champion")
-    scored = score(clean, version.uri, output_columns=["price_", "kept_"], keep=["id"], trusted=[own])
+    scored = score(clean, version.uri, output_columns=["kept_", "price_"], keep=["id"], trusted=[own])
     again = scored.toPandas().set_index("id").sort_index()
     np.testing.assert_allclose(predictions.price_prediction, np.array(again.price_.to_list()).ravel(), rtol=1e-5)
     chance = 1 / (1 + np.exp(-np.array(again.kept_.to_list(), dtype=np.float64).ravel()))

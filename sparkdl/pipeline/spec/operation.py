@@ -95,7 +95,7 @@ class Publish(Section, frozen=True, kw_only=True):
         ),
     ] = None
     label: Annotated[
-        Text | None, Meta(description="The label that metric and floors are of; needed where there are several.")
+        Text | None, Meta(description="The label that metric and floors are of; the first if left out.")
     ] = None
     direction: Annotated[
         Literal["min", "max"] | None,

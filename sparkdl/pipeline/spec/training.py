@@ -141,7 +141,7 @@ ESTIMATOR_NAMES = tuple(name for name in Train.__struct_fields__ if name in _PAR
 
 NOT_DECIDING = (
     *("verbose", "timeout", "max_failures", "checkpoint_every", "keep_checkpoints"),
-    *("train_reader_num_workers", "val_reader_num_workers"),
+    *("train_reader_num_workers", "val_reader_num_workers", "transform_batch_size"),
 )
 """Names in ``train`` that leave the weights as they are."""
 

@@ -15,6 +15,7 @@ from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.windows import NO_TIME
+from sparkdl.pipeline.spec import Train
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.context import VERSION, Context
 from sparkdl.pipeline.state.results import Published, Scored, Shards, Trained
@@ -73,8 +74,13 @@ def shards_inputs(context: Context, parts: Parts, content: Content, fitted: str)
         "split": context.settings["split"],
         "weight": context.spec.weight,
         "seed": context.spec.train.random_seed,
+        **_repartitioned(context.spec.train),
         "rows": {part: {name: content[name] for name in parts.windows(part)} for part in ("train", "validate")},
     }
+
+
+def _repartitioned(train: Train) -> Inputs:
+    return {"partitions": [train.partitions_per_process, train.num_proc]} if train.partitions_per_process else {}
 
 
 def shards_are_there(found: Shards) -> bool:

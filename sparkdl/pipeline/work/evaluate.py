@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.columns.names import quoted
+from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, IntegrityError, SchemaError
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.gate import Gate, decide
@@ -65,13 +66,14 @@ def evaluate(
     frame, kept = _held_out(rows, spec, label, count)
     mine = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
-    scored = score(frame, challenger, output_columns=names, trusted=trusted)
+    config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
+    scored = score(frame, challenger, output_columns=names, config=config, trusted=trusted)
     theirs, error, known = "", "", label
     if champion is not None:
         try:
             known, place, outputs = _champions(champion, label)
             names = [f"_champion_{n}" for n in range(outputs)]
-            scored, theirs = score(scored, champion, output_columns=names, trusted=trusted), names[place]
+            scored, theirs = score(scored, champion, output_columns=names, config=config, trusted=trusted), names[place]
         except (SchemaError, BundleError, IntegrityError, ValueError) as cause:  # it reads columns that are no more,
             error = str(cause)  # predicts something else, or is damaged
     wanted = [*kept, mine, *([theirs] if theirs else [])]

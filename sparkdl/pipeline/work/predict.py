@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.columns.names import quoted
+from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.source import WINDOW
@@ -70,7 +71,9 @@ def score_windows(
     labels = labels_of(champion.uri)
     names = [f"_output_{n}" for n in range(len(labels.names))]
     chosen = rows.where(F.col(WINDOW).isin(*todo))
-    scored = score(chosen, champion.uri, output_columns=names, keep=[WINDOW, *kept], trusted=trusted)
+    config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
+    keep = [WINDOW, *kept]
+    scored = score(chosen, champion.uri, output_columns=names, keep=keep, config=config, trusted=trusted)
     columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept]]
     for label, name in zip(labels, names, strict=True):
         columns += _columns(label, F.col(name), "" if len(names) == 1 else f"{label.name}_")

@@ -19,6 +19,7 @@ from sparkdl.config import ShardConfig
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import ConfigError
 from sparkdl.features.fitted import Features, fit, token_functions
+from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.bundle import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.code import imported
@@ -237,7 +238,13 @@ def _cut(
         source=source,
         labels=[*labels.names, *weight],
         layout=Layout(prepare=features),
-        config=ShardConfig(seed=spec.train.random_seed or 0),
+        config=ShardConfig(seed=spec.train.random_seed or 0, repartition=_partitions(spec, rows)),
         overwrite=True,
     )
     return manifest, unlabelled
+
+
+def _partitions(spec: PipelineSpec, rows: DataFrame) -> int | None:
+    """How many partitions the rows of a part are written from; None leaves them as they are."""
+    each = spec.train.partitions_per_process
+    return each * (spec.train.num_proc or slots_of(rows.sparkSession)) if each else None
