@@ -108,7 +108,7 @@ def test_whichever_write_fails_the_target_is_as_it_was_and_nothing_lies_beside_i
     assert failures >= 6
 
 
-@pytest.mark.parametrize("kind", ["PipelineModel", "CrossValidatorModel"])
+@pytest.mark.parametrize("kind", ["PipelineModel", pytest.param("CrossValidatorModel", marks=pytest.mark.slow)])
 def test_a_pipeline_or_search_that_cannot_be_saved_leaves_the_one_before_it(spark, tmp_path, kind):
     script = load_script()
     make = {"PipelineModel": lambda one: PipelineModel([script.plain(), one]), "CrossValidatorModel": script.searched}
