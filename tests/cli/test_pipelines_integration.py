@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sparkdl.pipeline import Pipeline
@@ -132,4 +133,32 @@ def test_an_interrupted_run_is_exit_code_130_gives_its_lease_back_and_leaves_a_r
     status = Pipeline.load(folder / "wine.yaml").status()
     assert status.holder is None
     assert status.last_run is not None
+    assert (status.last_run.exit_code, status.last_run.error) == (130, "KeyboardInterrupt")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_trial_of_a_search_and_leaves_nothing_running(folder):
+    """As a terminal sends it: to the whole group of processes, Java and workers too."""
+    changes = [
+        "search={space: {train.learning_rate: [0.01, 0.02]}, slots: 2}", "train.epochs=100000", "train.verbose=1",
+        "split={by: hash, train: 0.5, validate: 0.2, test: 0.1, score: 0.2}",
+    ]  # fmt: skip
+    words = [word for change in changes for word in ("--set", change)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparkdl.cli", "run", str(folder / "wine.yaml"), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    trials = Path(f"{folder}/data/wine/runs/training/runs")
+    while process.poll() is None and len(list(trials.glob("*/*"))) < 2:
+        time.sleep(0.05)
+    group = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=170)
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "sparkdl: interrupted"
+    assert "Traceback" not in said
+    assert len(group) > 2
+    assert psutil.wait_procs(group, timeout=30)[1] == []
+    status = Pipeline.load(folder / "wine.yaml").status()
+    assert status.holder is None
     assert (status.last_run.exit_code, status.last_run.error) == (130, "KeyboardInterrupt")
