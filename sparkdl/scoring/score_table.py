@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,14 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from sparkdl.columns.names import quoted
-from sparkdl.compat.column_names import Task
 from sparkdl.errors import IntegrityError, StorageError
 from sparkdl.observe import logger
 from sparkdl.scoring.score import Predictor, ScoringPlan, plan_scoring
 from sparkdl.storage import check_places
 from sparkdl.tables.engine import WriteResult, is_name
 from sparkdl.tables.scan.conditions import Condition, conditions_of
-from sparkdl.tables.scan.plan import TableScan, Where
-from sparkdl.tables.scan.read import ScanTask
+from sparkdl.tables.scan.plan import TableScan, Where, tasks_at_once
+from sparkdl.tables.scan.read import Chain, ScanTask
 from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_SLOTS_OF_A_SERVER = 16  # Spark Connect does not tell how many tasks run at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +97,7 @@ def score_table(
         frame = spark.createDataFrame([], _spark_schema(scan))
         chosen = predictor(frame)
         plan = plan_scoring(frame, chosen, keep, packed=False)
-        read = scan.task(list(plan.transport.called), slots=_slots(spark), batch_rows=chosen.config.batch_rows)
+        read = scan.task(list(plan.transport.called), slots=tasks_at_once(spark), batch_rows=chosen.config.batch_rows)
     except IntegrityError:
         raise
     except StorageError as why:
@@ -117,18 +115,6 @@ def score_table(
     return TableScore(version=scan.version, files=len(scan.files), skipped=scan.skipped, written=written)
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """Functions on batches, one behind the other, as the one function of a task."""
-
-    tasks: tuple[Task, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for task in self.tasks:
-            batches = task(batches)
-        return batches
-
-
 def _by_workers(
     spark: SparkSession,
     read: ScanTask,
@@ -141,14 +127,14 @@ def _by_workers(
     count = max(1, len(read.shares))
     numbers = spark.range(0, count, 1, count)
     if not target.can_stage(spark):
-        return target.write(numbers.mapInArrow(_Chain((read, plan.scorer)), plan.schema), **write, metadata=facts)
+        return target.write(numbers.mapInArrow(Chain((read, plan.scorer)), plan.schema), **write, metadata=facts)
     mark = write.get("transaction")
     last = target.transaction_version(mark.application) if mark is not None else None
     if mark is not None and last is not None and last >= mark.version:
         return WriteResult(version=target.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
     staged = target.stage(plan.schema.json(), **write, metadata=facts)
     check_places({"predictions": staged.root}, spark)
-    return staged.run(numbers, _Chain((read, plan.scorer, staged.task)))
+    return staged.run(numbers, Chain((read, plan.scorer, staged.task)))
 
 
 def _by_spark(
@@ -216,10 +202,3 @@ def _value(value: pa.Scalar) -> Column:
         return F.lit(value.as_py())
     kind = "date" if pa.types.is_date(value.type) else "timestamp" if value.type.tz else "timestamp_ntz"
     return F.lit(value.as_py().isoformat()).cast(kind)
-
-
-def _slots(spark: SparkSession) -> int:
-    """How many tasks run at once."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        return _SLOTS_OF_A_SERVER
-    return int(spark.sparkContext.defaultParallelism)

@@ -175,7 +175,10 @@ def delta_schema(spark_schema_json: str) -> Schema:
         {"name": field["name"], "type": _delta_type(field["type"], field["name"]), "nullable": True, "metadata": {}}
         for field in json.loads(spark_schema_json)["fields"]
     ]
-    return Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    try:
+        return Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    except ValueError as refused:  # two names that differ in case alone
+        raise SchemaError(f"the rows cannot be those of a Delta table ({refused}): rename columns") from refused
 
 
 def _delta_type(kind: Any, column: str) -> Any:

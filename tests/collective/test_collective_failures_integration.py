@@ -56,7 +56,11 @@ def test_a_rank_that_leaves_ends_the_others(run_collective, backend, way, how, t
     # Longer than the test waits for an answer, where the end of a rank must be noticed without waiting it out.
     timeout = 3.0 if how == "hangs" else 300.0
     values = run_collective(
-        partial(leave, how=how, shared=way == "shared", noticed=tmp_path / "noticed"), 2, backend, timeout=timeout, raw=True
+        partial(leave, how=how, shared=way == "shared", noticed=tmp_path / "noticed"),
+        2,
+        backend,
+        timeout=timeout,
+        raw=True,
     )
     assert isinstance(values[0], ClusterError), values
     assert "rank 0 lost" in str(values[0])

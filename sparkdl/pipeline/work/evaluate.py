@@ -62,11 +62,10 @@ def evaluate(
     Raises:
         DataError: there are no rows, or predictions are missing.
     """
-    label = judged_label(spec, labels)
+    label, config = judged_label(spec, labels), ScoreConfig(batch_rows=spec.train.transform_batch_size)
     frame, kept = _held_out(rows, spec, label, count)
     mine = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
-    config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
     scored = score(frame, challenger, output_columns=names, config=config, trusted=trusted)
     theirs, error, known = "", "", label
     if champion is not None:

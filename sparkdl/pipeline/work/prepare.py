@@ -7,7 +7,7 @@ it meant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +17,21 @@ from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
 from sparkdl.documents.typed import Source, convert
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, IntegrityError, StorageError
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.bundle import read_bundle
 from sparkdl.models.registry import ModelVersion
+from sparkdl.observe import logger
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.rows.parts import Part, Parts, rows_of
-from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import features_inputs, shards_are_there, shards_inputs
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.state.steps import content_key
+from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.labels import FittedLabel, Labels, check_labels, check_weight, encoded, fit_labels, labelled
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
@@ -37,7 +40,7 @@ from sparkdl.shards.write import write_shards
 from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Fitted", "Prepared", "cut_shards", "fit_features", "labels_of"]
 
@@ -178,11 +181,12 @@ def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[
         if champion is not None:
             kept = _champions(spec, champion, functions)
             return _Fitted(features=kept[0].to_json(), labels=kept[1].labels, start=champion.uri)
-        # Not kept in memory: each of the three passes reads its own columns of the table, at a pinned version.
+        # Not kept in memory: each pass reads its own columns of the table, at a pinned version.
         chosen = rows_of(clean, spec, "train", parts.train)
         labels = fit_labels(chosen, spec.label)
         known = labelled(chosen, spec.label)
-        features = fit(spec.features, spark_statistics(known, spec.features, functions), functions)
+        found = spark_statistics(known, spec.features, functions, _files(context, parts.train, clean.sparkSession))
+        features = fit(spec.features, found, functions)
         return _Fitted(features=features.to_json(), labels=labels.labels)
 
     def there(found: _Fitted) -> bool:
@@ -192,6 +196,20 @@ def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[
     features = Features.from_json(done.features, Source("the result of the step 'features'"), functions.__getitem__)
     labels, key = Labels(labels=done.labels), content_key("features", inputs)
     return Fitted(features=features, labels=labels, start=done.start, key=key)
+
+
+def _files(context: Context, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
+    """The labelled rows of whole windows, as workers read them from files; None where Spark alone can tell which."""
+    if not isinstance(context.spec.split, TimeSplit):
+        return None
+    labels = [(name, "is not", None) for name in context.spec.label]
+    try:
+        return FileRows(spark, context.tables.table("clean").scan([(WINDOW, "in", list(windows)), *labels]))
+    except IntegrityError:
+        raise
+    except StorageError as why:
+        logger.info("Spark reads the rows to fit features to: %s", why)
+        return None
 
 
 def _champions(spec: PipelineSpec, champion: ModelVersion, functions: Mapping[str, Any]) -> tuple[Features, Labels]:

@@ -4,9 +4,10 @@ Enters: a DataFrame, classic or of Spark Connect, and the features' options. Lea
 ``features.statistics`` gives of rows in memory: counts are equal, moments to 1e-12, and quantiles are numbers of the
 rows whose rank is off by a ten-thousandth of the rows at most.
 
-Two passes. The JVM finds the quantiles of all numbers in one aggregation. Then every task counts its rows with the very
-functions that ``features.statistics`` uses, and one ``groupBy`` adds up the values of all vocabularies; what is rare,
-or beyond the size of a vocabulary, never leaves the cluster, so that the driver holds as many values as the model will.
+Two passes. The first finds the quantiles of all numbers in one aggregation. Then every task counts its rows with the
+very functions that ``features.statistics`` uses, and one ``groupBy`` adds up the values of all vocabularies; what is
+rare, or beyond the size of a vocabulary, never leaves the cluster, so that the driver holds as many values as the model
+will. Rows that lie in files of a table are read by the tasks themselves (``file_rows``).
 
 Windows that are compared with training rows need one pass: quantiles and vocabularies are those of the training rows.
 """
@@ -36,6 +37,7 @@ from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.spec import Encoded, Feature, Image, Number
 from sparkdl.features.statistics import PROBABILITIES, Running, Statistics, top_values
 from sparkdl.features.tokens import Functions
+from sparkdl.pipeline.work.file_rows import FileRows
 
 __all__ = ["spark_statistics", "window_statistics"]
 
@@ -51,24 +53,29 @@ _Found = dict[str, Running]
 
 
 def spark_statistics(
-    df: DataFrame, features: Mapping[str, Feature], functions: Functions | None = None
+    df: DataFrame, features: Mapping[str, Feature], functions: Functions | None = None, files: FileRows | None = None
 ) -> dict[str, Statistics]:
     """The statistics of the rows of a DataFrame.
 
     Args:
-        df: of raw columns; it is computed twice, once if no feature is a number.
+        df: of raw columns; it is computed twice, once if no feature is a number, and not at all with ``files``.
         features: by name, their options.
         functions: that cut texts.
+        files: the same rows, as workers read them from files.
 
     Raises:
         SchemaError: a column is missing, or of a type that its feature cannot be made of.
         DataError: its values are none that the feature can be made of.
     """
     sources = _sources(df, features)
-    quantiles = _quantiles(df, features)
+    quantiles = _quantiles(df, features, files)
     task = _Count(dict(features), sources, quantiles, dict(functions or {}))
     with task_errors():
-        rows = _bounded(_raw(df, features).mapInArrow(task, _SCHEMA), features).collect()
+        if files is None:
+            by_task = _raw(df, features).mapInArrow(task, _SCHEMA)
+        else:
+            by_task = files.map(sources, [_of_one_window, task], _SCHEMA)
+        rows = _bounded(by_task, features).collect()
     running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
     counted: list[list[tuple[str, int]]] = [[] for _ in features]
     for _, place, value, times, _ in rows:
@@ -144,7 +151,7 @@ def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None =
     return df.select(*(column.alias(f"column_{place}") for place, column in enumerate(columns)))
 
 
-def _quantiles(df: DataFrame, features: Mapping[str, Feature]) -> dict[str, tuple[float, ...]]:
+def _quantiles(df: DataFrame, features: Mapping[str, Feature], files: FileRows | None) -> dict[str, tuple[float, ...]]:
     """The quantiles of every number, in one aggregation; none where no row has one."""
     sources = {name: options.source(name) for name, options in features.items() if isinstance(options, Number)}
     columns = list(dict.fromkeys(sources.values()))
@@ -152,8 +159,12 @@ def _quantiles(df: DataFrame, features: Mapping[str, Feature]) -> dict[str, tupl
         return {}
     aggregates = [_quantile(df, name).alias(f"column_{place}") for place, name in enumerate(columns)]
     with task_errors():
-        [row] = df.agg(*aggregates).collect()
-    return {name: tuple(row[f"column_{columns.index(source)}"] or ()) for name, source in sources.items()}
+        if files is not None:
+            found = files.quantiles(columns)
+        else:
+            [row] = df.agg(*aggregates).collect()
+            found = {column: tuple(row[f"column_{place}"] or ()) for place, column in enumerate(columns)}
+    return {name: found.get(source, ()) for name, source in sources.items()}
 
 
 def _quantile(df: DataFrame, name: str) -> Column:
@@ -253,6 +264,13 @@ class _Count:
             found = running[name].add(source, options, column, quantiles=quantiles, functions=self.functions)
             named = None if self.named is None else self.named.get(name, frozenset())
             values.update(found if named is None else {value: found[value] for value in found.keys() & named})
+
+
+def _of_one_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches as ``_Count`` takes them: the window in front."""
+    for batch in batches:
+        window = pa.repeat(pa.scalar("", pa.string()), batch.num_rows)
+        yield pa.RecordBatch.from_arrays([window, *batch.columns], ["window", *batch.schema.names])
 
 
 def _by_window(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:

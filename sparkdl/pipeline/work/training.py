@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -76,7 +77,8 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
         TrainingError: the training went wrong.
     """
     features, labels = prepared.features, prepared.labels
-    settings, description = spec.train, described(features, labels)
+    description = described(features, labels)
+    settings = msgspec.structs.replace(spec.train, partitions_per_process=None)  # by which the shards were cut
     ranks = settings.num_proc or slots_of(spark)
     steps = settings.epochs * math.ceil(prepared.train_rows / (settings.batch_size * ranks))
     estimator = TorchEstimator(

@@ -26,7 +26,7 @@ from sparkdl.tables.record import TableFile
 from sparkdl.tables.scan.conditions import Condition, conditions_of
 from sparkdl.tables.scan.read import FilePart, ScanTask
 
-__all__ = ["TableScan", "Where", "scan_of", "shares_of"]
+__all__ = ["TableScan", "Where", "scan_of", "shares_of", "tasks_at_once"]
 
 Where = Sequence[tuple[str, str, Any]]
 """``(column, operator, value)`` each, see ``conditions.py``; all of them must hold."""
@@ -34,6 +34,7 @@ Where = Sequence[tuple[str, str, Any]]
 _LARGEST_SHARE, _SMALLEST_SHARE = 128 << 20, 4 << 20  # bytes of files that one task reads
 _SMALLEST_PIECE = 32 << 20  # bytes of a file: writers make row groups of this size, and these are not divided
 _OPENING = 1 << 20  # what opening a file costs, in bytes that could be read meanwhile
+_SLOTS_OF_A_SERVER = 16  # Spark Connect does not tell how many tasks run at once
 _SHARES_A_SLOT = 3  # so that slots which are done early find something more to do
 
 
@@ -162,6 +163,13 @@ def shares_of(files: Sequence[TableFile], deleted: Mapping[str, bytes], slots: i
             found[-1].append(FilePart(file.path, file.bytes, start, end, file.partition, deleted.get(file.path)))
             room -= cost
     return tuple(map(tuple, found))
+
+
+def tasks_at_once(spark: Any) -> int:
+    """How many tasks a session runs at once, by which files are shared out."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return _SLOTS_OF_A_SERVER
+    return int(spark.sparkContext.defaultParallelism)
 
 
 def _statistics(actions: pa.Table, what: str, column: str) -> pa.Array:

@@ -19,13 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.storage import Storage, storage_errors
 from sparkdl.tables.record import Partition
 from sparkdl.tables.scan.conditions import Condition
 
-__all__ = ["FilePart", "ScanTask"]
+__all__ = ["Chain", "FilePart", "ScanTask"]
 
 _BUFFER, _BUFFERS = 256 << 10, 16 << 20  # bytes of a column that are read at once, and of all columns together
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
@@ -151,6 +152,19 @@ class ScanTask:
                 f"column {field.name!r} is {column.type} in the file {part.path} and {field.type} in the table "
                 f"{self.root.uri}: write the file again"
             ) from cause
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Functions on batches, one behind the other, as the one function of a task."""
+
+    tasks: tuple[Task, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What the last makes of what the others made."""
+        for task in self.tasks:
+            batches = task(batches)
+        return batches
 
 
 @contextmanager

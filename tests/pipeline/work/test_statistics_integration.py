@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import functions as F
 
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, Ids, Number
-from sparkdl.features.statistics import Statistics, statistics_of
+from sparkdl.features.statistics import PROBABILITIES, Statistics, statistics_of
+from sparkdl.pipeline.work import file_rows
+from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.statistics import spark_statistics, window_statistics
+from sparkdl.tables.table import Table
 from tests.features.conftest import FEATURES, VOWELS, rows_of
 from tests.pipeline.judging.conftest import counted_between
 
@@ -24,6 +29,43 @@ def test_spark_counts_what_memory_counts(spark):
         for field in Statistics.__dataclass_fields__:
             one, two = getattr(by_spark[name], field), getattr(in_memory[name], field)
             assert one == two or one == pytest.approx(two, rel=1e-12), (name, field)
+
+
+def test_workers_that_read_files_count_what_memory_counts(spark, tmp_path):
+    rows = rows_of(300)
+    parts = pa.array(np.repeat(["a", "b", "c"], 100))
+    frame = spark.createDataFrame(rows.append_column("part", parts))
+    Table(str(tmp_path)).write(frame, "overwrite", partition_by=["part"])
+    files = FileRows(spark, Table(str(tmp_path)).scan([("part", "in", ["a", "c"])]))
+    assert len(files.scan.files) == 2
+    chosen = pa.concat_tables([rows.slice(0, 100), rows.slice(200, 100)])
+    found, wanted = spark_statistics(frame, FEATURES, VOWELS, files), statistics_of(chosen, FEATURES, VOWELS)
+    assert list(found) == list(wanted)
+    for name in FEATURES:
+        for field in Statistics.__dataclass_fields__:
+            one, two = getattr(found[name], field), getattr(wanted[name], field)
+            assert one == two or one == pytest.approx(two, rel=1e-12), (name, field)
+
+
+def test_quantiles_of_files_are_numbers_of_the_rows_however_few_a_column_has(monkeypatch):
+    monkeypatch.setattr(file_rows, "POINTS", 500)
+    monkeypatch.setattr(file_rows, "BLOCK_ROWS", 7_000)
+    random = np.random.default_rng(0)
+    many = random.permutation(100_000).astype(np.float64)
+    few = np.where(np.arange(100_000) % 20_000 == 0, np.arange(100_000), np.nan)
+    task = file_rows._Points(("many", "few", "none"))
+    batches = pa.table({"many": many, "few": few, "none": np.full(100_000, np.inf)}).to_batches(3_000)
+    points = pa.Table.from_batches(list(task(iter(batches))))
+    assert points.num_rows < 15 * 500 + 10
+    by_column = {
+        place: file_rows._quantiles(points.filter(pc.equal(points["place"], place)))["quantiles"][0].as_py()
+        for place in (0, 1)
+    }
+    for found, share in zip(by_column[0], PROBABILITIES, strict=True):
+        assert found in many
+        assert found == pytest.approx(share * 100_000, abs=100)
+    assert by_column[1] == np.nanquantile(few, PROBABILITIES, method="inverted_cdf").tolist()
+    assert 2 not in points["place"].to_pylist()
 
 
 def test_features_fitted_twice_to_one_frame_are_the_same(spark):

@@ -1,0 +1,111 @@
+"""Rows that workers read from a table's files themselves, so that they never enter the JVM.
+
+Enters: the files of a version that hold the rows (``tables/scan``). Leaves: what tasks make of the rows of their
+shares, and the quantiles of columns. Spark's reader and the way of each row through Java to Python cost more than the
+counting (``bench_pipeline.py``: 1.5 million training rows, features in 12 to 15 s instead of 23 to 29).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.compat.column_names import Task
+from sparkdl.compat.worker_python import use_drivers_python
+from sparkdl.features.statistics import PROBABILITIES
+from sparkdl.features.values import numbers_of
+from sparkdl.tables.scan.plan import TableScan, tasks_at_once
+from sparkdl.tables.scan.read import Chain
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["FileRows"]
+
+POINTS, BLOCK_ROWS = 10_000, 500_000
+"""Numbers that stand for those of a column in a block, each for as many: ranks are off by half of that at most."""
+_BATCH_ROWS = 10_000
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of a scan.
+
+    Attributes:
+        spark: whose workers read.
+        scan: the files, and which of their rows.
+    """
+
+    spark: SparkSession
+    scan: TableScan
+
+    def map(self, columns: Sequence[str], tasks: Sequence[Task], schema: str) -> DataFrame:
+        """What tasks, one behind the other, make of the rows.
+
+        Args:
+            columns: that are read.
+            tasks: the first takes batches of these columns.
+            schema: of what the last gives.
+        """
+        use_drivers_python(self.spark)
+        read = self.scan.task(columns, slots=tasks_at_once(self.spark), batch_rows=_BATCH_ROWS)
+        count = max(1, len(read.shares))
+        return self.spark.range(0, count, 1, count).mapInArrow(Chain((read, *tasks)), schema)
+
+    def quantiles(self, columns: Sequence[str]) -> dict[str, tuple[float, ...]]:
+        """The quantiles at ``PROBABILITIES``, by column: numbers of the rows, whose ranks are off by 1/20,000 at most.
+
+        What is missing, NaN or infinite does not count; a column without any number is not there.
+        """
+        points = self.map(columns, [_Points(tuple(columns))], "place int, value double, weight bigint")
+        merged = points.groupBy("place").applyInArrow(_quantiles, "place int, quantiles array<double>")
+        return {columns[row["place"]]: tuple(row["quantiles"]) for row in merged.collect()}
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Of each block of rows and each column at most ``POINTS`` of its numbers, with how many each stands for."""
+
+    columns: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held: list[list[Array]] = [[] for _ in self.columns]
+        rows = 0
+        for batch in batches:
+            for into, name, column in zip(held, self.columns, batch.columns, strict=True):
+                into.append(numbers_of(name, column))
+            rows += batch.num_rows
+            if rows >= BLOCK_ROWS:
+                yield _points(held)
+                held, rows = [[] for _ in self.columns], 0
+        if rows:
+            yield _points(held)
+
+
+def _points(columns: Sequence[Sequence[Array]]) -> pa.RecordBatch:
+    found = []
+    for place, parts in enumerate(columns):
+        values = np.concatenate(parts)
+        values = np.sort(values[~np.isnan(values)])
+        edges = np.arange(min(POINTS, len(values)) + 1) * len(values) // max(1, min(POINTS, len(values)))
+        chosen = values[(edges[:-1] + edges[1:]) // 2]
+        found.append((np.full(len(chosen), place, np.int32), chosen, np.diff(edges)))
+    return pa.RecordBatch.from_arrays(
+        [pa.array(np.concatenate(each)) for each in zip(*found, strict=True)], ["place", "value", "weight"]
+    )
+
+
+def _quantiles(points: pa.Table) -> pa.Table:
+    """The quantiles of one column, of the points of all blocks."""
+    value, weight = points["value"].to_numpy(), points["weight"].to_numpy()
+    order = np.argsort(value, kind="stable")
+    upto = np.cumsum(weight[order])
+    at = np.searchsorted(upto, np.ceil(np.array(PROBABILITIES) * upto[-1] - 1e-9), side="left")
+    place, found = points["place"][:1], value[order][np.minimum(at, len(order) - 1)]
+    return pa.table({"place": place, "quantiles": pa.array([found.tolist()], pa.list_(pa.float64()))})
