@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FileRows"]
 
-POINTS, BLOCK_ROWS = 10_000, 500_000
-"""Numbers that stand for those of a column in a block, each for as many: ranks are off by half of that at most."""
+POINTS = 10_000
+"""Numbers that stand for those of a column in a block of rows, each for as many: ranks are off by half of that."""
+BLOCK_NUMBERS = 20_000_000
+"""Of all columns together that a task holds, 160 MB."""
 _BATCH_ROWS = 10_000
 
 Array = np.ndarray[Any, Any]
@@ -81,7 +83,7 @@ class _Points:
             for into, name, column in zip(held, self.columns, batch.columns, strict=True):
                 into.append(numbers_of(name, column))
             rows += batch.num_rows
-            if rows >= BLOCK_ROWS:
+            if rows * len(held) >= BLOCK_NUMBERS:
                 yield _points(held)
                 held, rows = [[] for _ in self.columns], 0
         if rows:

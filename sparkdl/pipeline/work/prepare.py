@@ -19,6 +19,7 @@ from sparkdl.config import ShardConfig
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import ConfigError, IntegrityError, StorageError
 from sparkdl.features.fitted import Features, fit, token_functions
+from sparkdl.features.spec import Image
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.bundle import read_bundle
 from sparkdl.models.registry import ModelVersion
@@ -199,8 +200,12 @@ def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[
 
 
 def _files(context: Context, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
-    """The labelled rows of whole windows, as workers read them from files; None where Spark alone can tell which."""
-    if not isinstance(context.spec.split, TimeSplit):
+    """The labelled rows of whole windows, as workers read them from files; None where Spark alone can tell which.
+
+    Of pictures Spark reads the first byte, and whoever reads files all of them: a batch would not fit into memory.
+    """
+    pictures = any(isinstance(options, Image) for options in context.spec.features.values())
+    if pictures or not isinstance(context.spec.split, TimeSplit):
         return None
     labels = [(name, "is not", None) for name in context.spec.label]
     try:

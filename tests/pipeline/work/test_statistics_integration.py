@@ -49,7 +49,7 @@ def test_workers_that_read_files_count_what_memory_counts(spark, tmp_path):
 
 def test_quantiles_of_files_are_numbers_of_the_rows_however_few_a_column_has(monkeypatch):
     monkeypatch.setattr(file_rows, "POINTS", 500)
-    monkeypatch.setattr(file_rows, "BLOCK_ROWS", 7_000)
+    monkeypatch.setattr(file_rows, "BLOCK_NUMBERS", 21_000)
     random = np.random.default_rng(0)
     many = random.permutation(100_000).astype(np.float64)
     few = np.where(np.arange(100_000) % 20_000 == 0, np.arange(100_000), np.nan)
