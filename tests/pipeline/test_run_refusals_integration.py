@@ -107,7 +107,7 @@ def refused(spark, rows, root, *overrides):
     ("overrides", "message"),
     [
         (["label={same: regression}"], "label 'same' is 1 in all 100 training rows"),
-        (["label={lost: regression}"], "label 'lost': 50 of the rows to validate have none"),
+        (["label={lost: regression}"], "none of the 50 rows to validate has a label yet"),
         (["label={wild: regression}"], "label 'wild': 50 of the rows to validate have one that is no finite float32"),
         (["label={kind: {type: binary, positive: a}}"], "have one that training never saw, such as 'new'"),
         (["label={three: multiclass}"], "training never saw, such as 'd': refuse them in expect, or name all classes"),

@@ -38,6 +38,7 @@ from sparkdl.features.spec import Encoded, Feature, Image, Number
 from sparkdl.features.statistics import PROBABILITIES, Running, Statistics, top_values
 from sparkdl.features.tokens import Functions
 from sparkdl.pipeline.work.file_rows import FileRows
+from sparkdl.tables.scan.read import Chain
 
 __all__ = ["spark_statistics", "window_statistics"]
 
@@ -72,7 +73,7 @@ def spark_statistics(
     task = _Count(dict(features), sources, quantiles, dict(functions or {}))
     with task_errors():
         if files is None:
-            by_task = _raw(df, features).mapInArrow(task, _SCHEMA)
+            by_task = _raw(df, features).mapInArrow(Chain((_flat, task)), _SCHEMA)
         else:
             by_task = files.map(sources, [_of_one_window, task], _SCHEMA)
         rows = _bounded(by_task, features).collect()
@@ -113,7 +114,7 @@ def window_statistics(
     named = {name: frozenset(values) for name, values in known.items()}
     task = _Count(features, _sources(df, features), quantiles, dict(functions or {}), named)
     with task_errors():
-        counted = _raw(df, features, F.col(quoted(window))).mapInArrow(task, _SCHEMA)
+        counted = _raw(df, features, F.col(quoted(window))).mapInArrow(Chain((_flat, task)), _SCHEMA)
         rows = _summed(counted).collect()
     running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
     times = {(row["window"], row["feature"], row["value"]): row["times"] for row in rows if row["feature"] != _REPORT}
@@ -138,7 +139,10 @@ def _sources(df: DataFrame, features: Mapping[str, Feature]) -> tuple[str, ...]:
 
 
 def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None = None) -> DataFrame:
-    """What ``_Count`` takes: the window, if there are several, and the columns of ``_sources``."""
+    """What ``_Count`` takes, in one column: the window, if there are several, and the columns of ``_sources``.
+
+    A name for each of them would not do: Spark's optimizer writes a condition on k renamed columns in 2^k ways.
+    """
     use_drivers_python(df.sparkSession)
     pictures = {options.source(name) for name, options in features.items() if isinstance(options, Image)}
     only = pictures - {options.source(name) for name, options in features.items() if not isinstance(options, Image)}
@@ -148,7 +152,7 @@ def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None =
         F.substring(F.col(quoted(name)), 1, 1) if name in only else F.col(quoted(name))
         for name in _sources(df, features)
     ]
-    return df.select(*(column.alias(f"column_{place}") for place, column in enumerate(columns)))
+    return df.select(F.struct(*(column.alias(f"column_{place}") for place, column in enumerate(columns))).alias("row"))
 
 
 def _quantiles(df: DataFrame, features: Mapping[str, Feature], files: FileRows | None) -> dict[str, tuple[float, ...]]:
@@ -264,6 +268,12 @@ class _Count:
             found = running[name].add(source, options, column, quantiles=quantiles, functions=self.functions)
             named = None if self.named is None else self.named.get(name, frozenset())
             values.update(found if named is None else {value: found[value] for value in found.keys() & named})
+
+
+def _flat(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The columns of ``_raw``."""
+    for batch in batches:
+        yield pa.RecordBatch.from_struct_array(batch.column(0))
 
 
 def _of_one_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

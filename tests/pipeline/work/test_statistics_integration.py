@@ -68,6 +68,15 @@ def test_quantiles_of_files_are_numbers_of_the_rows_however_few_a_column_has(mon
     assert 2 not in points["place"].to_pylist()
 
 
+def test_many_columns_behind_a_condition_on_all_of_them_are_counted(spark):
+    """Renamed one by one, they would take Spark's optimizer 2^40 conditions."""
+    names = [f"n{number}" for number in range(40)]
+    frame = spark.range(100).select("id", *[(F.col("id") * number).alias(name) for number, name in enumerate(names)])
+    rows = frame.where(F.pmod(F.xxhash64(*names), F.lit(2)) == 0)
+    found = spark_statistics(rows, {name: Number() for name in names})
+    assert {each.rows for each in found.values()} == {rows.count()}
+
+
 def test_features_fitted_twice_to_one_frame_are_the_same(spark):
     frame = spark.createDataFrame(rows_of(100)).repartition(3, "plain")
     one, two = (fit(FEATURES, spark_statistics(frame, FEATURES, VOWELS), VOWELS) for _ in range(2))
