@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["run"]
+
+_LOADING_SECONDS = 30.0
 
 
 def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
@@ -52,9 +56,7 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
                 check_source(context)
             from sparkdl.pipeline.session import code_for_workers, open_session
 
-            loading = threading.Thread(target=importlib.import_module, args=("sparkdl.pipeline.work.work",))
-            loading.start()  # torch, while Java starts
-            with lease(context.runs.child("leases"), record.run_id):
+            with _loading("sparkdl.pipeline.work.work") as loading, lease(context.runs.child("leases"), record.run_id):
                 before = default_filesystem()
                 session = spark or open_session(context.spec, context.look.bytes)
                 check_plain_paths(context, before)
@@ -71,6 +73,21 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         record.seconds, record.steps = time.perf_counter() - started, context.steps.notes
         leave(context)
     return record
+
+
+@contextmanager
+def _loading(module: str) -> Iterator[threading.Thread]:
+    """Import a module, torch with it, beside the block, in which Java starts.
+
+    An interrupt that comes while this thread imports something can leave Python's import lock taken, and the other one
+    waiting for it: so that is waited for only so long, and does not keep the interpreter from ending.
+    """
+    thread = threading.Thread(target=importlib.import_module, args=(module,), daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.join(_LOADING_SECONDS)
 
 
 def check_plain_paths(context: Context, before: str) -> None:

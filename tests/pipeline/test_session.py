@@ -53,3 +53,11 @@ def test_torch_is_loaded_beside_the_start_of_spark():
     )
     done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_import_lock_that_an_interrupt_left_taken_does_not_keep_a_run_from_ending():
+    program = (
+        "import _imp, sparkdl.pipeline.run as run; run._LOADING_SECONDS = 0.2\n"
+        "_imp.acquire_lock()\nwith run._loading('colorsys') as loading: pass\nassert loading.is_alive()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
