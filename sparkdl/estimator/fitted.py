@@ -59,18 +59,18 @@ def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> 
         loss_constructors=get("loss_constructors"),
         summary=summary,
         signature=signature_of(trained.probe, prepared.train),
-        meanings=trained.meanings,
-        origin={
-            "parameters": _parameters(estimator, summary, trained.optimizer),
-            "lineage": _lineage(prepared),
-            "metrics": plain_epochs([result.metrics])[0],
-            "columns": dict(prepared.plan.types),
-        },
         feature_columns=list(prepared.plan.roles.features),
         label_columns=list(prepared.plan.roles.labels),
         run_id=trained.run_id,
         **plain,
     )
+    origin = {
+        "parameters": _parameters(estimator, summary, trained.optimizer),
+        "lineage": _lineage(prepared),
+        "metrics": plain_epochs([result.metrics])[0],
+        "columns": dict(prepared.plan.types),
+    }
+    model.set_origin(trained.meanings, origin)
     model._home = None if prepared.store.temporary else prepared.store.root
     return model
 

@@ -60,10 +60,6 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         loss_constructors: functions that made the loss.
         summary: the course of the fit.
         signature: how the model is fed; found out from the columns if it is not given.
-        features: that make the model's inputs of raw columns; ``transform`` then reads those.
-        meanings: by label, what its output means: ``value``, ``classes``, ``logit`` or ``probability``; found out from
-            the loss if it is not given.
-        origin: where it comes from, as ``origin`` gives it.
         params: plain parameters; see ``explainParams()``.
     """
 
@@ -77,15 +73,14 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         loss_constructors: Any = None,
         summary: TrainingSummary | None = None,
         signature: Signature | None = None,
-        features: Features | None = None,
-        meanings: Mapping[str, Meaning] | None = None,
-        origin: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> None:
         super().__init__()
         set_defaults(self)
-        self._model, self._signature, self._meanings = _module(model), signature, meanings
-        self._features, self._origin = features, dict(origin or {})
+        self._model, self._signature = _module(model), signature
+        self._features: Features | None = None
+        self._meanings: Mapping[str, Meaning] | None = None
+        self._origin: dict[str, Any] = {}
         self._history, self._summary = list(history or ()), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
         self._published: dict[tuple[OutputSpec, ...], Published] = {}
@@ -321,6 +316,11 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     def getFeatures(self) -> Features | None:
         """Return the features that make the model's inputs of raw columns; None if it takes columns as they are."""
         return self._features
+
+    def set_origin(self, meanings: Mapping[str, Meaning] | None, origin: Mapping[str, Any] | None) -> TorchModel:
+        """Set what only the fit knew: by label what its output means (None: the loss tells), and ``origin``."""
+        self._meanings, self._origin = meanings, dict(origin or {})
+        return self
 
     def setFeatures(self, value: Features | None) -> TorchModel:
         """Set the features that the model was trained with: ``transform`` reads their raw columns from now on."""

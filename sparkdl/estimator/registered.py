@@ -98,22 +98,21 @@ def load_model(
     features = features_of(bundle.info, trusted)
     history = [{key: math.nan if one is None else one for key, one in row.items()} for row in training.history]
     columns: dict[str, Any] = {str(parameter): value for parameter, value in training.columns.items()}
-    return TorchModel(
+    origin = {
+        "parameters": found.parameters,
+        "lineage": found.lineage,
+        "metrics": found.metrics,
+        "columns": column_types(bundle.info),
+    }
+    made = TorchModel(
         model=bundle.model,
         history=history,
         signature=signature,
-        features=features,
-        meanings=training.meanings,
-        origin={
-            "parameters": found.parameters,
-            "lineage": found.lineage,
-            "metrics": found.metrics,
-            "columns": column_types(bundle.info),
-        },
         feature_columns=list(signature.columns if features is None else features.columns),
         label_columns=[field.name for field in signature.outputs],
         **columns,
     )
+    return made.set_origin(training.meanings, origin).setFeatures(features)
 
 
 def _parts(model: str, registry: base.ModelRegistry) -> tuple[str, int | str]:

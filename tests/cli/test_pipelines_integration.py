@@ -97,9 +97,10 @@ def test_a_file_with_a_model_of_its_own_runs_from_the_shell_and_then_has_nothing
     assert status.champion is not None
     assert status.champion.version == 1
     plan = Pipeline.load(folder / "wine.yaml", ["train.epochs=3"]).plan()
-    states = {step.name: step.state for step in plan.steps}
-    assert list(states) == ["drift", "features", "shards", "train", "evaluate", "publish", "score"]
-    assert (states["shards"], states["train"], states["evaluate"]) == ("open", "done again", "done again")
+    assert [(step.name, step.state) for step in plan.steps] == [
+        ("drift", "open"), ("features", "open"), ("shards", "open"), ("train", "done again"),
+        ("evaluate", "done again"), ("publish", "open"), ("score", "done again"),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -252,7 +252,9 @@ class ModelReader(MLReader[Any]):
         if strange:
             raise IntegrityError(f"{root.uri} holds {strange[0][:60]!r}, which no TorchModel has: save the model again")
         features = features_of(bundle.info, trusted)
-        instance = self._kind(model=bundle.model, signature=bundle.signature, features=features, **objects)
+        of_fit = [objects.pop(name, None) for name in ("meanings", "origin")]
+        instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
+        instance.set_origin(*of_fit).setFeatures(features)
         return _restored(instance, metadata, root, {})
 
 
