@@ -51,7 +51,7 @@ def test_a_fitted_model_reads_raw_columns_also_when_it_is_loaded_again(spark, fe
         outputs=(TensorField(name="label"),),
     )
     columns = {"feature_columns": ["numbers"], "label_columns": ["label"], "input_shapes": [[-1, size]]}
-    model = TorchModel(model=module, signature=signature, features=features, **columns)
+    model = TorchModel(model=module, signature=signature, **columns).setFeatures(features)
     made = features.apply(rows.combine_chunks().to_batches()[0]).column("numbers").flatten()
     expected = module(torch.tensor(made.to_numpy()).reshape(-1, size)).detach().reshape(-1)
     model.save(str(tmp_path / "model"))
@@ -66,4 +66,4 @@ def test_a_fitted_model_reads_raw_columns_also_when_it_is_loaded_again(spark, fe
         column = next(name for name in scored.schema.names if name not in (*rows.schema.names, "row"))
         np.testing.assert_allclose(np.array(scored[column].to_pylist()).reshape(-1), expected, rtol=1e-5)
     with pytest.raises(ConfigError, match="features and no signature"):
-        TorchModel(model=module, features=features, **columns).transform(frame)
+        TorchModel(model=module, **columns).setFeatures(features).transform(frame)
