@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from datetime import date, timedelta
+import time
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,22 @@ def test_vacuum_spares_what_an_older_version_names(table):
     table.compact()
     assert table.vacuum(timedelta(seconds=-1)) == []
     assert table.rows(version=0)["x"].to_pylist() == [1]
+
+
+def test_vacuum_spares_what_an_older_version_names_even_where_a_checkpoint_forgot_the_removal(table):
+    table.append(numbers(1))
+    forgets = {"configuration": {"delta.deletedFileRetentionDuration": "interval 0 seconds"}}
+    commit(table.uri, 1, edited_metadata(table.uri, lambda metadata: metadata.update(forgets)))
+    table.stage(table.schema_json(), "overwrite").commit([])
+    time.sleep(0.01)
+    open_table(table.uri, None).create_checkpoint()
+    dead = WriteTask(root=Storage.of(table.uri), write_id="dead").write(iter(numbers(7).to_batches()))
+    assert [path.rsplit("/", 1)[-1] for path in table.vacuum(timedelta(seconds=-1))] == [dead[0].path]
+    assert table.rows(version=0)["x"].to_pylist() == [1]
+    WriteTask(root=Storage.of(table.uri), write_id="dead").write(iter(numbers(7).to_batches()))
+    Path(table.uri.removeprefix("file://"), "_delta_log", f"{0:020d}.json").write_text('{"add": 1')
+    with pytest.raises(StorageError, match=r"nothing is deleted.*0\.json"):
+        table.vacuum(timedelta(seconds=-1))
 
 
 def test_a_task_that_fails_removes_its_files(table, tmp_path):
