@@ -16,6 +16,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.tables.delta import (
     check_same_schema,
@@ -27,6 +28,7 @@ from sparkdl.tables.delta import (
 )
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
 from sparkdl.tables.features import check_writable
+from sparkdl.tables.nulls import forbids_nulls
 from sparkdl.tables.parquet import FileRow, partition_text
 from sparkdl.tables.record import Filter, Partition, TableFile, commit_facts, partition_predicate, removal_filter
 
@@ -196,16 +198,16 @@ class WritePlan:
                 )
 
     def _check_nulls(self, table: DeltaTable, files: Sequence[FileRow]) -> None:
-        strict = {field.name for field in table.schema().fields if not field.nullable}
-        for file in files:
-            counts = json.loads(file.statistics)["nullCount"]
-            partition = json.loads(file.partition)
-            for name in strict:
-                nulls = counts.get(name, 0) or (file.rows if partition.get(name, "") is None else 0)
-                if nulls and not self.request.overwrite_schema:
+        strict = [] if self.request.overwrite_schema else forbids_nulls(json.loads(table.schema().to_json()))
+        for file in files if strict else ():
+            whole = {name: file.rows for name, value in json.loads(file.partition).items() if value is None}
+            counts = json.loads(file.statistics)["nullCount"] | whole
+            found = {quoted(name): nulls for name, nulls in counts.items()} | json.loads(file.nulls)
+            for path in strict:
+                if found.get(path):
                     raise DataError(
-                        f"column {name!r} of the Delta table {self.uri} forbids nulls, {nulls} rows of this write have "
-                        "one: drop or fill them"
+                        f"column {path} of the Delta table {self.uri} forbids nulls, and {found[path]} are in these "
+                        "rows: drop or fill them"
                     )
 
     def _result(self, version: int, files: Sequence[FileRow], *, committed: bool = False) -> WriteResult:

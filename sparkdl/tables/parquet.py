@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
+from sparkdl.tables.nulls import nested_nulls
 
 __all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "Files", "WriteTask", "partition_text"]
 
@@ -45,6 +46,7 @@ class FileRow:
         rows: how many it holds.
         partition: JSON object, partition column to text or null.
         statistics: JSON object as the Delta protocol defines it.
+        nulls: JSON object, nested columns and what is inside of them to nulls, which the statistics do not tell.
         modified: milliseconds since the epoch.
     """
 
@@ -53,6 +55,7 @@ class FileRow:
     rows: int
     partition: str
     statistics: str
+    nulls: str
     modified: int
 
 
@@ -120,7 +123,8 @@ class _OpenFile:
     writer: pq.ParquetWriter
     collected: list[pq.FileMetaData]
     rows: int = 0
-    nulls: Counter[str] = field(default_factory=Counter)  # of the columns that get no statistics in the file
+    nulls: Counter[str] = field(default_factory=Counter)  # of floats, which get no statistics in the file
+    nested: Counter[str] = field(default_factory=Counter)
     held: list[pa.RecordBatch] = field(default_factory=list)
     held_bytes: int = 0
 
@@ -236,6 +240,7 @@ class Files:
         file.rows += batch.num_rows
         for name in _floating(batch.schema):
             file.nulls[name] += batch.column(name).null_count
+        file.nested.update(nested_nulls(batch))
         if file.held_bytes >= min(_ROW_GROUP_BYTES, self._task.file_bytes):
             self._flush(file)
         elif sum(one.held_bytes for one in self._open.values()) >= _HELD_BYTES:
@@ -279,6 +284,7 @@ class Files:
             rows=file.rows,
             partition=json.dumps(values),
             statistics=json.dumps(statistics(file.collected[0], file.writer.schema, file.nulls)),
+            nulls=json.dumps(file.nested),
             modified=int(time.time() * 1000),
         )
         self._done.append((file.storage, row))

@@ -1,0 +1,69 @@
+"""Which columns of a table forbid nulls, and how many nulls are in the nested columns of a write.
+
+Enters: on the driver, a table's schema; in a task, its record batches. Leaves: the columns that forbid nulls, and the
+nulls of nested ones, under the same paths as in Spark: a struct's ```s`.`a```, an array's ```tags`.`element```, a map's
+```m`.`value```. Of plain columns the files' statistics tell. No Spark, no torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from sparkdl.columns.names import quoted
+
+__all__ = ["forbids_nulls", "nested_nulls"]
+
+_INSIDE = {"elementType": "containsNull", "keyType": "", "valueType": "valueContainsNull"}
+
+
+def forbids_nulls(kind: Any, above: str = "") -> list[str]:
+    """The columns of a schema that forbid nulls, and what does so inside of others.
+
+    Args:
+        kind: the schema in Delta's JSON, decoded, or a type inside of it.
+        above: the path of what it is inside of.
+    """
+    if not isinstance(kind, dict):
+        return []
+    inside = [(field["name"], field["nullable"], field["type"]) for field in kind.get("fields", ())]
+    inside += [
+        (name.removesuffix("Type"), kind.get(allowed, True), kind[name])
+        for name, allowed in _INSIDE.items()
+        if name in kind
+    ]
+    found = []
+    for name, nullable, inner in inside:
+        path = above + quoted(name)
+        found += [*([] if nullable else [path]), *forbids_nulls(inner, f"{path}.")]
+    return found
+
+
+def nested_nulls(batch: pa.RecordBatch) -> Counter[str]:
+    """Nulls of the nested columns of a batch, and of what is inside of them."""
+    found: Counter[str] = Counter()
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_nested(column.type):
+            found.update(dict(_nulls(column, quoted(name))))
+    return found
+
+
+def _nulls(column: pa.Array, path: str) -> Iterator[tuple[str, int]]:
+    """Nulls of a column, and of what is inside of it where it is none itself."""
+    kind = column.type
+    yield path, column.null_count
+    if pa.types.is_struct(kind):
+        whole = column.drop_null()
+        for number, inner in enumerate(kind):
+            yield from _nulls(whole.field(number), f"{path}.{quoted(inner.name)}")
+    elif pa.types.is_map(kind):
+        whole = column.drop_null()
+        offsets = whole.offsets  # keys and items are those of the buffers, not of a slice
+        start, end = (offsets[0].as_py(), offsets[-1].as_py()) if len(whole) else (0, 0)
+        for name, part in (("key", whole.keys), ("value", whole.items)):
+            yield from _nulls(part.slice(start, end - start), f"{path}.{quoted(name)}")
+    elif pa.types.is_nested(kind):
+        yield from _nulls(column.flatten(), f"{path}.{quoted('element')}")
