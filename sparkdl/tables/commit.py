@@ -88,7 +88,7 @@ class WritePlan:
         """
         layout = self.request.layout(self.uri, None if table is None else table.metadata().partition_columns)
         if table is not None:
-            check_writable(table, self.uri)
+            check_writable(table, self.uri, removes=self.request.mode != "append")
             if not self.request.overwrite_schema:
                 check_same_schema(self.uri, table.schema().to_json(), self.schema.to_json())
         self._check_partition_columns(layout)

@@ -170,7 +170,7 @@ class DeltaRs:
 
         def attempt() -> int:
             table = self._open()
-            check_writable(table, self.uri)
+            check_writable(table, self.uri, removes=True)
             check_scannable(table, self.root)
             check_same_schema(self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json())
             merger = table.merge(

@@ -137,8 +137,13 @@ def _of_file(kind: Any, above: str = "") -> Iterator[tuple[str, int | None]]:
         yield from _of_file(kind.item_type, f"{above}valueType.")
 
 
-def check_writable(table: DeltaTable, uri: str) -> None:
+def check_writable(table: DeltaTable, uri: str, *, removes: bool = False) -> None:
     """Refuse a table with promises that a plain append of files would break.
+
+    Args:
+        table: as it is now.
+        uri: its address, for messages.
+        removes: whether rows are to be removed or changed, too.
 
     Raises:
         StorageError: names the features that delta-rs does not write, or what else the table asks its writers for.
@@ -156,6 +161,11 @@ def check_writable(table: DeltaTable, uri: str) -> None:
         raise StorageError(
             f"the Delta table {uri} holds deletion vectors, which a writer of plain files would not carry along: "
             f"run REORG TABLE ... APPLY (PURGE) on it first, or {_SPARK} to write it"
+        )
+    if removes and table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
+        raise StorageError(
+            f"the Delta table {uri} lets nobody remove or change its rows (delta.appendOnly=true), which overwrite, "
+            "replace and merge do: append, or set that property of the table to false first"
         )
     promises = _promises(table)
     if promises:

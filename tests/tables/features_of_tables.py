@@ -199,6 +199,10 @@ def check(spark, folder, feature):
     else:
         by_rs.write(more)
         assert by_spark.read(spark).count() == before + 3
+    if feature == "append-only":
+        for table in (by_rs, by_spark):
+            with pytest.raises(StorageError, match=r"delta\.appendOnly"):
+                table.write(more, "overwrite")
     if feature not in ("generated", "identity"):  # whose values are not for the writer to say
         by_spark.write(more)
         assert by_spark.read(spark).count() == before + (3 if write_refusal else 6)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from delta_log import commit, protocol
+from delta_log import commit, edited_metadata, protocol
 
 from sparkdl.errors import ConflictError, StorageError
 from sparkdl.storage import Storage
@@ -119,6 +119,21 @@ def test_identity_columns_of_an_older_protocol_are_refused_at_once(table, tries)
     with pytest.raises(StorageError, match=r"writers for \['identityColumns'\]"):
         table.append(ROWS)
     assert not tries
+
+
+def test_an_append_only_table_loses_no_rows_and_says_why(table, tries):
+    only_appends = {"configuration": {"delta.appendOnly": "true"}}
+    older = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
+    commit(table.uri, 1, older, edited_metadata(table.uri, lambda metadata: metadata.update(only_appends)))
+    stages = [lambda: table.stage(table.schema_json(), "overwrite").commit([])]
+    for change in (*stages, lambda: table.merge(ROWS, ["x"])):
+        with pytest.raises(StorageError, match=r"delta.appendOnly=true.*append, or set that property") as refusal:
+            change()
+        assert not isinstance(refusal.value, ConflictError)
+    assert not tries
+    assert table.append(ROWS) == 2
+    table.compact()
+    assert table.rows().num_rows == 4
 
 
 def test_every_feature_at_once_names_all_that_are_lacking(table):
