@@ -86,7 +86,8 @@ class WritePlan:
             ConfigError: the table is partitioned by other columns than asked for.
             StorageError: the table must not be written by sparkdl.
         """
-        layout = self.request.layout(self.uri, None if table is None else table.metadata().partition_columns)
+        existing = None if table is None else table.metadata().partition_columns
+        layout = self.request.layout(self.uri, existing, [field.name for field in self.schema.fields])
         if table is not None:
             check_writable(table, self.uri, removes=self.request.mode != "append")
             if not self.request.overwrite_schema:

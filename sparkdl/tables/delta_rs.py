@@ -31,7 +31,7 @@ from sparkdl.tables.delta import (
     open_table,
     optimistic,
 )
-from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
+from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_metadata
 from sparkdl.tables.features import check_readable, check_scannable, check_writable
 from sparkdl.tables.parquet import WriteTask
 from sparkdl.tables.reading import frame_of_files, spark_address
@@ -121,7 +121,8 @@ class DeltaRs:
 
     def stage(self, schema: str, request: WriteRequest) -> StagedWrite:
         """The first half of a write: the caller lets tasks write files, then commits or abandons them."""
-        plan = WritePlan(uri=self.uri, options=self.options, schema=delta_schema(schema), request=request)
+        asked = request.spelled(schema)
+        plan = WritePlan(uri=self.uri, options=self.options, schema=delta_schema(schema), request=asked)
         task = WriteTask(
             root=self.root,
             write_id=uuid.uuid4().hex[:12],
@@ -140,6 +141,7 @@ class DeltaRs:
         new_columns: bool = False,
     ) -> int:
         """Append a small table; return the version that holds it."""
+        check_metadata(metadata or {})
         properties = commit_properties(transaction, **{**(metadata or {}), "isBlindAppend": expected_version is None})
 
         def attempt() -> int:

@@ -8,20 +8,21 @@ elsewhere.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
 from sparkdl.config import require
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.observe import logger
 from sparkdl.storage.address import looks_like_a_table
-from sparkdl.tables.record import Partition
+from sparkdl.tables.record import Partition, spelled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +33,7 @@ __all__ = [
     "EngineName",
     "WriteRequest",
     "WriteResult",
+    "check_metadata",
     "has_delta",
     "is_name",
     "said",
@@ -40,6 +42,10 @@ __all__ = [
 
 EngineName = Literal["auto", "delta-rs", "spark"]
 
+_OF_THE_LOG = {
+    *("version", "timestamp", "operation", "operationParameters", "operationMetrics", "engineInfo", "readVersion"),
+    *("isBlindAppend", "isolationLevel"),
+}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -92,15 +98,35 @@ class WriteRequest:
             f"overwrite_schema=True is given with mode={self.mode!r}: only mode='overwrite' can change the columns",
         )
 
-    def layout(self, uri: str, existing: Sequence[str] | None) -> tuple[str, ...]:
-        """The partition columns to write by.
+        check_metadata(self.metadata)
+
+    def spelled(self, schema: str) -> WriteRequest:
+        """The same request, with the values of ``partitions`` as the log spells those of their columns' types.
+
+        Args:
+            schema: of the rows, as JSON.
+
+        Raises:
+            ConfigError: a value is none of its column's type.
+        """
+        types = {field["name"]: field["type"] for field in json.loads(schema)["fields"]}
+        named = [
+            {name: spelled(name, value, types.get(name)) for name, value in partition.items()}
+            for partition in self.partitions or ()
+        ]
+        return self if self.partitions is None else replace(self, partitions=tuple(named))
+
+    def layout(self, uri: str, existing: Sequence[str] | None, columns: Collection[str]) -> tuple[str, ...]:
+        """The partition columns to write by: a table keeps those that it was made with.
 
         Args:
             uri: the table, for messages.
-            existing: its partition columns; None where there is no table, or its columns are to change.
+            existing: its partition columns; None where there is no table.
+            columns: of the rows.
 
         Raises:
             ConfigError: they are not those asked for, or not those that ``partitions`` names.
+            SchemaError: the rows are to bring other columns, and lack one of these.
         """
         layout = self.partition_by
         if existing is not None:
@@ -108,8 +134,14 @@ class WriteRequest:
             require(
                 not self.partition_by or self.partition_by == layout,
                 f"partition_by={list(self.partition_by)} is asked for, the Delta table {uri} is partitioned by "
-                f"{list(layout)}: leave partition_by out, or write to another table",
+                f"{list(layout)}, and stays so: leave partition_by out, or write to another table",
             )
+            lacking = sorted(set(layout) - set(columns))
+            if self.overwrite_schema and lacking:
+                raise SchemaError(
+                    f"the Delta table {uri} is partitioned by {list(layout)}, which overwrite_schema keeps, and the "
+                    f"rows lack {lacking}: keep these columns, or write to another table"
+                )
         require(
             self.mode != "replace" or bool(layout),
             f"mode='replace' needs a partitioned table, {uri} has no partition columns: use mode='overwrite'",
@@ -186,6 +218,16 @@ class Engine(Protocol):
 
     def rows(self, columns: Sequence[str] | None, where: str | None, version: int | None) -> pa.Table:
         """A small table, or a small part of one."""
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Refuse facts for the history under names that the log uses itself.
+
+    Raises:
+        ConfigError: names them.
+    """
+    taken = sorted(_OF_THE_LOG & set(metadata))
+    require(not taken, f"metadata names {taken}, which the history says of each commit itself: call these otherwise")
 
 
 def is_name(text: str | os.PathLike[str]) -> bool:

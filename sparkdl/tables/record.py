@@ -7,16 +7,23 @@ Overwrite. No Spark, no disk.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import date
 from typing import Any, NamedTuple
 
 from sparkdl.columns.names import quoted
+from sparkdl.errors import ConfigError
 from sparkdl.tables.parquet import FileRow
 
-__all__ = ["Filter", "Partition", "TableFile", "commit_facts", "partition_predicate", "removal_filter"]
+__all__ = ["Filter", "Partition", "TableFile", "commit_facts", "partition_predicate", "removal_filter", "spelled"]
 
 Partition = Mapping[str, str | None]
 Filter = list[tuple[str, str, Any]]
+
+_DAY = re.compile(r"(\d{4})-(\d\d?)-(\d\d?)(?:[T ]00:00(?::00(?:\.0+)?)?)?")
+_WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?")
+_TRUTH = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
 class TableFile(NamedTuple):
@@ -29,6 +36,36 @@ class TableFile(NamedTuple):
     bytes: int
     partition: dict[str, str | None]
     rows: int | None = None
+
+
+def spelled(column: str, text: str | None, kind: str | None) -> str | None:
+    """A partition's value as the log spells it: the caller's midnight of a day, or 3.0, must find its partition.
+
+    Args:
+        column: for the message.
+        text: of the caller's value.
+        kind: the column's type; None, and those with one spelling, leave the text as it is.
+
+    Raises:
+        ConfigError: it is no value of that type.
+    """
+    found: str | None = text
+    if text is None:
+        return None
+    if kind == "date":
+        day = _DAY.fullmatch(text)
+        try:
+            found = day and date(*(int(part) for part in day.groups())).isoformat()
+        except ValueError:  # the 31st of June
+            found = None
+    elif kind in ("long", "integer", "short", "byte"):
+        whole = _WHOLE.fullmatch(text)
+        found = whole and str(int(whole[1]))
+    elif kind == "boolean":
+        found = _TRUTH.get(text.lower())
+    if found is None:
+        raise ConfigError(f"partitions name {column}={text!r}, and that column is a {kind}: give a value of this type")
+    return found
 
 
 def partition_predicate(partitions: Collection[Partition]) -> str:

@@ -110,17 +110,18 @@ class SparkDelta:
 
     def write(self, frame: DataFrame, request: WriteRequest) -> WriteResult:
         """One commit by Spark's Delta, tried anew where another one came first."""
-        write_id = uuid.uuid4().hex[:12]
+        request, write_id = request.spelled(frame.schema.json()), uuid.uuid4().hex[:12]
 
         def attempt() -> WriteResult:
             existing = self._detail() if self.exists() else None
-            layout = request.layout(self.uri, None if existing is None else existing["partitionColumns"])
+            layout = request.layout(self.uri, None if existing is None else existing["partitionColumns"], frame.columns)
             if existing is None:
                 self._save(frame, request, layout, {}, write_id, "errorifexists")
                 return self._result(write_id, created=True)
             if not request.overwrite_schema:
                 self._check_columns(frame.schema.json(), existing)
-            self._save(frame, request, (), _options(request), write_id, _mode(request))
+            kept = layout if request.overwrite_schema else ()  # or Delta would drop it with the schema
+            self._save(frame, request, kept, _options(request), write_id, _mode(request))
             return self._result(write_id)
 
         return optimistic(self.uri, attempt, tries=5)

@@ -220,7 +220,7 @@ class Table:
         Args:
             frame: the rows; its columns are the table's, in any order.
             mode: ``"append"``; ``"overwrite"`` replaces all rows; ``"replace"`` replaces whole partitions.
-            partition_by: partition columns of a table that this call creates or overwrites with a new schema.
+            partition_by: partition columns of a table that this call creates; one that is there keeps its own.
             partitions: with ``mode="replace"``, the partitions to replace (``[{"day": date(2024, 1, 2)}]``), also those
                 that got no rows; None means those that the rows fall into.
             transaction: the identity of this piece of work: if it has committed before, nothing happens.

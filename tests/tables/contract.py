@@ -23,6 +23,7 @@ from sparkdl.tables.table import AppTransaction, Table
 
 JARS = Path(__file__).resolve().parents[3] / "shared" / "jars" / "delta"
 KINDS = ("delta-rs", "spark", "name")
+NOON = dt.datetime(2024, 1, 2, 13)
 DAYS = [dt.date(2024, 1, day) for day in (1, 2, 3)]
 
 
@@ -86,6 +87,22 @@ def check_columns_that_differ_are_refused_and_change_only_on_demand(spark, make)
     assert found(table.read(spark)) == found(other)
     assert table.read(spark, version=0).columns == ["id", "x", "name", "day"]
     assert table.schema_json(0) != table.schema_json()
+
+
+def check_an_overwrite_with_other_columns_keeps_the_partition_columns(spark, make):
+    table, frame = make(), frame_of(spark)
+    table.write(frame, partition_by=["day"])
+    other = frame.withColumnRenamed("x", "y")
+    table.write(other, "overwrite", overwrite_schema=True)
+    assert (table.columns(), table.partition_columns()) == (["id", "y", "name", "day"], ["day"])
+    empty = other.where("false")
+    table.write(empty, "replace", partitions=[{"day": dt.datetime(2024, 1, 2)}])
+    assert found(table.read(spark)) == found(other.where("day != '2024-01-02'"))
+    raises(ConfigError, ["'2024-01-02T13"], lambda: table.write(empty, "replace", partitions=[{"day": NOON}]))
+    raises(SchemaError, ["['day']"], lambda: table.write(other.drop("day"), "overwrite", overwrite_schema=True))
+    how = {"partition_by": ["name"], "overwrite_schema": True}
+    raises(ConfigError, ["['name']", "['day']"], lambda: table.write(other, "overwrite", **how))
+    assert table.version() == 2
 
 
 def check_partitions_are_replaced_and_the_history_says_so(spark, make):

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from delta_log import HIDDEN, commit, edited_metadata, hide_rows, map_columns, protocol
+from deltalake import Schema
 
 from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
 from sparkdl.storage import Storage
@@ -56,6 +57,20 @@ def test_what_is_not_there_is_said(table):
         table.rows(version=7)
     with pytest.raises(StorageError, match="predicate"):
         table.rows(where="nothing = 1")
+
+
+@pytest.mark.parametrize("name", ["version", "timestamp", "operation", "readVersion"])
+def test_facts_under_the_names_of_the_log_are_refused(table, name):
+    table.append(numbers(1), metadata={"job": "etl"})
+    assert table.history()[0]["job"] == "etl"
+    schema = table.schema_json()
+    for write in (
+        lambda facts: table.append(numbers(2), metadata=facts),
+        lambda facts: table.stage(schema, metadata=facts),
+    ):
+        with pytest.raises(ConfigError, match=rf"metadata names \['{name}'\]"):
+            write({name: 7})
+    assert table.version() == 0
 
 
 def test_merge_updates_and_inserts(table):
@@ -230,6 +245,59 @@ def test_a_batch_is_split_by_every_combination_of_partition_values():
 def test_partition_values_are_spelled_as_delta_does():
     values = [None, "", "a", True, 3, date(2024, 1, 2)]
     assert [partition_text(value) for value in values] == [None, None, "a", "true", "3", "2024-01-02"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "given"),
+    [
+        (pa.date32(), date(2024, 1, 2), datetime(2024, 1, 2)),
+        (pa.date32(), date(2024, 1, 2), np.datetime64("2024-01-02T00:00:00", "ns")),
+        (pa.date32(), date(2024, 1, 2), "2024-1-2"),
+        (pa.int64(), 3, 3.0),
+        (pa.int8(), -3, "-03"),
+        (pa.bool_(), True, 1),
+        (pa.bool_(), False, np.bool_(False)),
+        (pa.string(), "3.0", 3.0),
+    ],
+)
+def test_a_partition_is_replaced_however_its_value_is_spelled(table, kind, value, given):
+    rows = pa.table({"x": [1, 2], "day": pa.array([value, None], kind)})
+    schema = Schema.from_arrow(rows.schema).to_json()
+    staged = table.stage(schema, partition_by=["day"])
+    staged.commit(staged.task.write(iter(rows.to_batches())))
+    assert table.stage(schema, "replace", partitions=[{"day": given}]).commit([]).committed
+    assert table.rows()["x"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (pa.date32(), datetime(2024, 1, 2, 13)),
+        (pa.date32(), date(2024, 1, 2).toordinal()),
+        (pa.date32(), "2024-06-31"),
+        (pa.int64(), 3.5),
+        (pa.int64(), True),
+        (pa.int64(), float("nan")),
+        (pa.bool_(), "perhaps"),
+    ],
+)
+def test_a_value_that_no_partition_can_have_is_refused(table, kind, given):
+    rows = pa.table({"x": [1], "day": pa.array([None], kind)})
+    schema = Schema.from_arrow(rows.schema).to_json()
+    table.stage(schema, partition_by=["day"]).commit([])
+    with pytest.raises(ConfigError, match=r"partitions name day=.*give a value of this type"):
+        table.stage(schema, "replace", partitions=[{"day": given}])
+
+
+def test_a_table_keeps_its_partition_columns_when_its_columns_change(table):
+    table.stage(Schema.from_arrow(numbers(1).schema).to_json(), partition_by=["day"]).commit([])
+    other = pa.table({"y": [1.5], "day": ["d"]})
+    staged = table.stage(Schema.from_arrow(other.schema).to_json(), "overwrite", overwrite_schema=True)
+    staged.commit(staged.task.write(iter(other.to_batches())))
+    assert (table.partition_columns(), table.rows().to_pylist()) == (["day"], other.to_pylist())
+    lacking = Schema.from_arrow(other.select(["y"]).schema).to_json()
+    with pytest.raises(SchemaError, match=r"partitioned by \['day'\].* lack \['day'\].*another table"):
+        table.stage(lacking, "overwrite", overwrite_schema=True)
 
 
 def test_statistics_hold_bounds_of_ordered_columns_and_none_of_floats(tmp_path):
