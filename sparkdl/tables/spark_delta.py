@@ -90,7 +90,7 @@ class SparkDelta:
         rows = self._described(f"HISTORY {self._name}{'' if limit is None else f' LIMIT {limit:d}'}")
         for row in rows:
             row["timestamp"] = int(row["timestamp"].timestamp() * 1000)
-            row |= _facts(row.get("userMetadata"))
+            row |= _added(row)
         return rows
 
     def transaction_version(self, application: str) -> int | None:
@@ -313,10 +313,10 @@ def _options(request: WriteRequest) -> dict[str, str]:
     return {"partitionOverwriteMode": "static", "replaceWhere": partition_predicate(request.partitions)}
 
 
-def _facts(text: str | None) -> dict[str, Any]:
-    """What a writer of ours kept in a commit's metadata."""
+def _added(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a writer kept in a commit's metadata; what the log says of the commit itself is not for him to say."""
     try:
-        found = json.loads(text or "{}")
+        found = json.loads(row.get("userMetadata") or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return {name: fact for name, fact in found.items() if row.get(name) is None} if isinstance(found, dict) else {}

@@ -247,6 +247,46 @@ def at_once(spark, folder):
     return ""
 
 
+def foreign_words(spark, folder):
+    """What another writer notes with a commit does not pass for what the log says of it."""
+    table = Table(f"{folder}/foreign-words", engine="spark")
+    table.append(pa.table({"k": [1]}))
+    words = {"job": "etl", "version": "1.4", "timestamp": 1, "operation": "none"}
+    setting = "spark.databricks.delta.commitInfo.userMetadata"
+    spark.conf.set(setting, json.dumps(words))
+    try:
+        spark.sql(f"INSERT INTO delta.`{folder}/foreign-words` VALUES (2)")
+    finally:
+        spark.conf.unset(setting)
+    assert table.version() == 1
+    entry = table.history(1)[0]
+    assert (entry["job"], entry["version"], entry["operation"]) == ("etl", 1, "WRITE"), entry
+    assert entry["timestamp"] > 1
+    assert table.read(spark).count() == 2
+
+
+def options_of_the_store(spark, folder):
+    """Options for the store are delta-rs's, and so is a table that has some, though Spark could open it."""
+    plain, opened = (Table(f"{folder}/options", options) for options in (None, {"timeout": "30s"}))
+    assert (plain.can_stage(spark), opened.can_stage(spark)) == (False, True)
+    assert opened.write(frame_of(spark), metadata={"job": "etl"}).rows == 12
+    assert opened.history(1)[0]["job"] == "etl"
+    assert "delta-rs" in opened.history(1)[0]["clientVersion"]
+    raises(ConfigError, ["storage_options are given"], lambda: Table(plain.uri, {"timeout": "30s"}, "spark"))
+
+
+APART = {"foreign words": foreign_words, "options of the store": options_of_the_store}
+
+
+def outcome(check, *given):
+    """The traceback of one check, empty where it holds."""
+    try:
+        check(*given)
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
 def main(result):
     """Run every check on every kind of table."""
     import features_of_tables
@@ -256,6 +296,7 @@ def main(result):
         spark.sparkContext.setLogLevel("ERROR")
         try:
             outcomes = {"at once": at_once(spark, folder)}
+            outcomes |= {name: outcome(check, spark, folder) for name, check in APART.items()}
             for kind, name in itertools.product(KINDS, CHECKS):
                 outcomes[f"{name}[{kind}]"] = run(spark, folder, kind, name)
                 Path(result).write_text(json.dumps(outcomes))

@@ -54,5 +54,12 @@ def test_a_table_of_spark_is_read_right_or_refused_by_name(outcomes, feature):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
+@pytest.mark.parametrize("name", contract.APART)
+def test_a_session_with_delta_knows_whose_words_and_whose_options_are_given(outcomes, name):
+    assert not outcomes[name], outcomes[name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
 def test_nothing_is_lost_where_both_engines_append_at_once(outcomes):
     assert not outcomes["at once"], outcomes["at once"]
