@@ -1,8 +1,8 @@
 """The one interface of both engines, and the rule by which a table gets one of them.
 
 Enters: an address or a name, a session. Leaves: which engine reads and writes that table here. A name of a catalog goes
-to Spark's catalog. An address goes to Spark's Delta where the session has its extension and catalog, and to delta-rs
-elsewhere.
+to Spark's catalog. An address goes to Spark's Delta where the session has its extension and catalog, and no options are
+given, which it does not take; and to delta-rs elsewhere.
 """
 
 from __future__ import annotations

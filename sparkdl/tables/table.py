@@ -58,10 +58,10 @@ class Table:
         storage_options: delta-rs's options for the store (``AWS_ENDPOINT_URL`` ...); for S3 they default to fsspec's
             configuration.
         engine: ``"delta-rs"``, ``"spark"``, or ``"auto"``: a name goes to Spark's catalog, an address to Spark's Delta
-            where the session has its extension, else to delta-rs.
+            where the session has its extension and there are no ``storage_options``, else to delta-rs.
 
     Raises:
-        ConfigError: the text is neither address nor name, or the engine does not fit it.
+        ConfigError: the text is neither address nor name, or the engine or the options do not fit it.
     """
 
     uri: str
@@ -72,6 +72,10 @@ class Table:
         require(
             self.engine in ("auto", "delta-rs", "spark"),
             f"engine={self.engine!r} is not one of 'auto', 'delta-rs', 'spark': choose one of these",
+        )
+        require(
+            not self.storage_options or (self.engine != "spark" and not is_name(self.uri)),
+            f"storage_options are given for {self.uri}, which Spark opens by its session's settings: leave them out",
         )
         if is_name(self.uri):
             require(
@@ -100,17 +104,17 @@ class Table:
                 )
             said(self.uri, "Spark", "it is a name of a catalog")
             return SparkDelta(spark, self.uri)
-        if self.engine == "spark" or (self.engine == "auto" and spark is not None and has_delta(spark)):
-            if spark is None or not has_delta(spark):
+        delta = spark is not None and has_delta(spark)
+        if self.engine == "spark" or (self.engine == "auto" and delta and not self.storage_options):
+            if spark is None or not delta:
                 raise ConfigError(
                     f"engine='spark' for {self.uri} needs a session with Delta's extension and catalog "
                     "(io.delta:delta-spark): start one, or leave engine out"
                 )
             said(self.uri, "Spark's Delta", "the session has its extension")
             return SparkDelta(spark, self.uri, spark_address(self._address.root.spark_uri))
-        said(
-            self.uri, "delta-rs", "the session has no Delta extension" if self.engine == "auto" else "it was asked for"
-        )
+        why = "Spark's Delta takes no storage_options" if delta else "the session has no Delta extension"
+        said(self.uri, "delta-rs", "it was asked for" if self.engine == "delta-rs" else why)
         return self._address
 
     def exists(self) -> bool:

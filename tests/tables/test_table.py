@@ -394,6 +394,13 @@ for text, engine in (("main.sales.orders", "delta-rs"), ("./orders", "jvm")):
         assert "delta-rs" in str(error), error
     else:
         raise AssertionError(engine)
+for text, engine in (("main.sales.orders", "auto"), ("./orders", "spark")):
+    try:
+        Table(text, {"AWS_REGION": "here"}, engine)
+    except ConfigError as error:
+        assert "storage_options are given" in str(error), error
+    else:
+        raise AssertionError(engine)
 try:
     Table("./orders", engine="spark").version()
 except ConfigError as error:
