@@ -120,6 +120,19 @@ def guarded_s3(tmp_path_factory):
         yield url, made["AccessKeyId"], made["SecretAccessKey"]
 
 
+@pytest.fixture
+def lost_answers(monkeypatch):
+    """A folder of ``memory://``, whose client waits in vain for the first answer to each write, and sends it again."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    send = MemoryFileSystem.pipe_file
+    monkeypatch.setattr(
+        MemoryFileSystem, "pipe_file", lambda *given, **more: send(*given, **more) or send(*given, **more)
+    )
+    yield f"memory://lost-{os.getpid()}"
+    MemoryFileSystem.store.clear()
+
+
 @contextmanager
 def _s3_server(log: Path) -> Iterator[str]:
     pytest.importorskip("s3fs")

@@ -26,7 +26,7 @@ from sparkdl.storage.connect import HADOOP, OBJECT_STORES, filesystem_of, option
 from sparkdl.storage.failures import http_status, storage_errors
 from sparkdl.storage.local import DurableFile, leads_out, open_regular, resolved
 from sparkdl.storage.names import plain_name
-from sparkdl.storage.remote import Upload, copy_tree, exists, listed, remove
+from sparkdl.storage.remote import Upload, copy_tree, exists, holds, listed, remove
 from sparkdl.storage.sizes import Entry, check_size, entry_of, whole
 
 __all__ = ["TEMPORARY", "Storage"]
@@ -150,7 +150,7 @@ class Storage(ABC):
 
     @abstractmethod
     def write_if_absent(self, data: bytes) -> None:
-        """Write the whole file unless it is there: ``ConflictError``; of several writers exactly one succeeds."""
+        """Write the file unless it is there: ``ConflictError``; of writers of different bytes exactly one succeeds."""
 
     def _conflict(self) -> ConflictError:
         return ConflictError(f"{self.uri} exists already: another writer committed first; read it, or use another URI")
@@ -367,6 +367,8 @@ class RemoteStorage(Storage):
                 except Exception as cause:
                     refusal = 412 if isinstance(cause, FileExistsError) else http_status(cause)
                     if refusal == 412 or (refusal == 409 and self.exists()):
+                        if holds(self._fs, self._path, data):  # the client sent it again: the first answer was lost
+                            return
                         raise self._conflict() from cause
                     if refusal != 409:  # 409: two conditional writes at the same moment, neither of which won
                         raise

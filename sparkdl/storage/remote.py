@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkdl.storage.failures import lacks_bucket
 
-__all__ = ["Upload", "copy_tree", "exists", "listed", "remove"]
+__all__ = ["Upload", "copy_tree", "exists", "holds", "listed", "remove"]
 
 
 def exists(files: Any, path: str) -> bool:
@@ -24,6 +24,14 @@ def exists(files: Any, path: str) -> bool:
     except FileNotFoundError as cause:
         if lacks_bucket(cause):
             raise
+        return False
+
+
+def holds(files: Any, path: str, data: bytes) -> bool:
+    """Whether a file is exactly these bytes, as one is whose writer was not told that it had been written."""
+    try:
+        return bool(files.info(path)["size"] == len(data) and files.cat_file(path) == data)
+    except FileNotFoundError:
         return False
 
 

@@ -187,15 +187,7 @@ class DeltaRs:
         self, columns: Sequence[str] | None = None, where: str | None = None, version: int | None = None
     ) -> pa.Table:
         """A small table, or a small part of one, in Arrow without Spark."""
-        table = self._open(version)
-        check_scannable(table, self.root)
-        try:
-            # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
-            return pa.table(table.scan(list(columns) if columns else None, where))
-        except DeltaError as cause:
-            raise StorageError(
-                f"cannot read from the Delta table {self.uri}: {cause}; check columns and predicate"
-            ) from cause
+        return self._scanned(self._open(version), list(columns) if columns else None, where)
 
     def snapshot(self) -> tuple[int, pa.Table | None]:
         """The newest version with its rows, for a decision that ``append(expected_version=...)`` commits.
@@ -204,10 +196,7 @@ class DeltaRs:
             ``(-1, None)`` where there is no table.
         """
         table = open_table(self.uri, self.options)
-        if table is None:
-            return -1, None
-        check_scannable(table, self.root)
-        return table.version(), pa.table(table.scan())
+        return (-1, None) if table is None else (table.version(), self._scanned(table))
 
     def compact(self, file_bytes: int | None = None) -> None:
         """Rewrite many small files as few; rows and older versions stay as they are. A lost race is no error.
@@ -248,6 +237,16 @@ class DeltaRs:
         if table is None:
             raise StorageError(f"there is no Delta table at {self.uri}: check the path, or write the table first")
         return table
+
+    def _scanned(self, table: DeltaTable, columns: list[str] | None = None, where: str | None = None) -> pa.Table:
+        check_scannable(table, self.root)
+        try:
+            # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
+            return pa.table(table.scan(columns, where))
+        except (DeltaError, OSError, pa.ArrowException) as cause:
+            raise StorageError(
+                f"cannot read from the Delta table {self.uri}: {cause}; check columns, predicate, and its files"
+            ) from cause
 
     def _moved_on(self, expected: int, newest: int) -> ConflictError:
         return ConflictError(

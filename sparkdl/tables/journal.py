@@ -107,7 +107,8 @@ class Journal:
     def append(self, rows: pa.Table, version: int) -> str:
         """Commit rows as ``version + 1``; return the hash of its entry.
 
-        The caller knows that ``version`` is the newest, and that the columns are the table's.
+        The caller knows that ``version`` is the newest, and that the columns are the table's. No other entry is equal,
+        for each names a file of its own: so a store's client that sends it twice is not taken for somebody else.
 
         Args:
             rows: a few.

@@ -49,6 +49,14 @@ def test_of_two_attempts_of_a_task_only_the_reported_one_stays(tmp_path):
     assert files(tmp_path) == sorted(["manifest.json", won.shards[0].path])
 
 
+def test_a_set_whose_commit_got_no_answer_keeps_its_shards(lost_answers):
+    with begin(lost_answers) as transaction:
+        made = transaction.commit([attempt(transaction)], TENSORS, [])
+    with pytest.raises(ConflictError), begin(lost_answers) as other:
+        other.commit([attempt(other)], TENSORS, [])
+    assert [f"shards/{entry.name}" for entry in transaction.root.child("shards").list()] == [made.shards[0].path]
+
+
 def test_reports_in_any_order_give_the_same_set(tmp_path):
     hashes = []
     for name, order in (("a", (0, 1, 2)), ("b", (2, 0, 1))):

@@ -64,6 +64,15 @@ def test_write_if_absent_keeps_the_first(root):
     assert [entry.name for entry in root.list()] == ["f"]
 
 
+def test_a_writer_whose_answer_was_lost_is_not_told_that_somebody_was_faster(lost_answers):
+    file = Storage.of(lost_answers).child("f")
+    file.write_if_absent(b"first")
+    for other in (b"other", b"more than the first"):
+        with pytest.raises(ConflictError, match="another writer"):
+            file.write_if_absent(other)
+    assert file.read_bytes() == b"first"
+
+
 def test_of_many_writers_exactly_one_creates(tmp_path):
     file = Storage.of(tmp_path / "f")
     won = []

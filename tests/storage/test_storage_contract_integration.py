@@ -114,6 +114,27 @@ def test_a_second_writer_is_told_of_the_first(root):
     assert names(root) == ["f"]
 
 
+def test_s3_takes_a_commit_once_whose_answer_was_lost(s3_root, monkeypatch):
+    session = pytest.importorskip("aiobotocore.httpsession")
+    from botocore.exceptions import ReadTimeoutError
+
+    send, lost = session.AIOHTTPSession.send, []
+
+    async def without_an_answer(self, request):
+        answer = await send(self, request)
+        if request.method == "PUT" and not lost:
+            lost.append(answer.status_code)
+            raise ReadTimeoutError(endpoint_url=request.url)
+        return answer
+
+    monkeypatch.setattr(session.AIOHTTPSession, "send", without_an_answer)
+    s3_root.child("f").write_if_absent(b"mine")
+    assert lost == [200]
+    with pytest.raises(ConflictError):
+        s3_root.child("f").write_if_absent(b"your")
+    assert s3_root.child("f").read_bytes() == b"mine"
+
+
 def test_of_three_writers_of_forty_names_each_name_has_one_winner(root):
     """Three processes; of ``memory://``, which every process has to itself, three threads of one."""
     results = _threads(root) if root.uri.startswith("memory:") else _processes(root)

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 from delta_log import actions, commit, edited_metadata, protocol, remove
 
-from sparkdl.errors import ConflictError
+from sparkdl.errors import ConflictError, StorageError
+from sparkdl.storage import Storage
+from sparkdl.tables.journal import Journal
 from sparkdl.tables.table import Table
 
 
@@ -65,6 +67,25 @@ def test_of_those_who_append_to_one_version_one_succeeds_and_nothing_is_left_of_
     assert len(list((tmp_path / "table").glob("*.parquet"))) == 2
     with pytest.raises(ConflictError):
         table.append(rows(9), expected_version=0)
+
+
+def test_a_commit_whose_answer_was_lost_stands_with_its_rows(lost_answers):
+    journal = Journal(Storage.of(lost_answers).child("table"))
+    begin = journal.append(rows(0), -1)
+    last = journal.append(rows(1), 0)
+    with pytest.raises(ConflictError):
+        journal.append(rows(2), 0)
+    tail = journal.since(0, begin)
+    assert (tail.version, tail.proof, values(tail)) == (1, last, [1])
+    assert len([entry for entry in journal.root.list() if not entry.is_dir]) == 2
+
+
+def test_a_file_that_is_gone_is_one_sentence(table, tmp_path):
+    for file in (tmp_path / "table").glob("*.parquet"):
+        file.unlink()
+    for read in (table.snapshot, table.rows):
+        with pytest.raises(StorageError, match=r"cannot read from the Delta table .*/table: .*\.parquet"):
+            read()
 
 
 def test_a_compaction_changes_no_rows(table, journal):
