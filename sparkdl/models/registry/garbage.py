@@ -117,6 +117,9 @@ class Garbage:
 
         Args:
             events: all of the registry, in order.
+
+        Raises:
+            StorageError: there are none where some have been: every artifact would go.
         """
         folder, needed = self.root.child("artifacts"), self._needed(events)
         for entry in folder.list():
@@ -124,6 +127,8 @@ class Garbage:
             if entry.name.startswith(_WORK) and self._is_old(entry, place, _WRITTEN_WITHIN):
                 yield self._removed("leftover", place, "a writer was killed")
             elif _ARTIFACT.fullmatch(entry.name) and entry.name not in needed and self._is_old(entry, place):
+                if not events:
+                    self._check_never_named(place, entry.name)
                 size = sum(found.bytes for found in place.list())
                 if self.dry_run or self._collect(place, entry.name, len(events)):
                     yield Removed(kind="artifact", what=place.uri, bytes=size, reason="no version names it")
@@ -152,6 +157,18 @@ class Garbage:
                 if event.time is None or event.time > limit:
                     lately.add(artifact)
         return {*published.values(), *lately, *self.leases.held()}
+
+    def _check_never_named(self, place: Storage, artifact: str) -> None:
+        """Refuse an artifact of a registry without events, unless the registry's first publisher was killed over it.
+
+        Such a one leaves a lease, and no ``registry.json`` yet; half a copy of a registry has artifacts without leases.
+        """
+        killed = artifact in self.leases.named() and not self.log.has_begun()
+        if not killed and not self.log.events():
+            raise StorageError(
+                f"the registry {self.root.uri} has artifacts and no events, so nobody knows what is needed: restore "
+                f"{self.log.table.uri}, or delete {place.uri} if nothing was ever published there"
+            )
 
     def _collect(self, place: Storage, artifact: str, seen: int) -> bool:
         """Remove an artifact, unless somebody turns out to need it once the mark stands.

@@ -109,6 +109,10 @@ class Leases:
         """The artifacts that somebody alive needs, and who does."""
         return {holder.artifact: holder for mark, holder in self._alive() if not mark}
 
+    def named(self) -> set[str]:
+        """The artifacts that somebody needs, or needed when he was killed."""
+        return {holder.artifact for file, holder in self._all() if _MARK not in file.uri.rpartition("/")[2]}
+
     def left(self) -> list[Storage]:
         """The documents of holders that are gone."""
         return [file for file, holder in self._all() if not holder.lives(time.time())]

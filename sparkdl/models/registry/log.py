@@ -110,6 +110,26 @@ class EventLog:
         rows = self.table.rows(where=where).to_pylist() if self.table.exists() else []
         return sorted((Event.from_row(row) for row in rows), key=lambda event: event.sequence)
 
+    def every_event(self) -> list[Event]:
+        """The events, oldest first, for who removes what they do not name.
+
+        Raises:
+            StorageError: there are fewer than the checkpoint was made of: the table is of an earlier day, say.
+        """
+        checkpoint = self._checkpoints.newest()  # before the events, of which others commit more meanwhile
+        events = self.events()
+        if checkpoint and len(events) < checkpoint.events:
+            raise StorageError(
+                f"the registry {self.root.uri} has {len(events):,} events, its checkpoint was made of "
+                f"{checkpoint.events:,}, so nobody knows what is needed: restore {self.table.uri}, or delete the "
+                "checkpoint's folder 'state' if no others shall come back"
+            )
+        return events
+
+    def has_begun(self) -> bool:
+        """Whether somebody came as far as the first event, even if none is there; not known of the first sparkdl's."""
+        return self.root.child(_DOCUMENT).exists()
+
     def events_of(self, name: str) -> list[Event]:
         """Every event of a model, oldest first."""
         quoted = name.replace("'", "''")
@@ -243,6 +263,12 @@ class EventLog:
             logger.warning("the registry %s is as it should be, but slower to read: %s", self.root.uri, error)
 
     def _write_checkpoint(self, seen: _Seen, version: int, proof: str) -> None:
+        before = None if seen.checkpoint else self._checkpoints.newest()
+        if before and before.events > seen.state.count:
+            logger.warning(
+                "the registry %s once had %d events and has %d: restore %s if others shall come back; what only they "
+                "name, gc removes", self.root.uri, before.events, seen.state.count, self.table.uri,
+            )  # fmt: skip
         columns = seen.checkpoint.columns if seen.checkpoint and proof else self.table.columns(version)
         self._checkpoints.write(seen.state, version, proof or self.table.journal.proof(version), columns)
 

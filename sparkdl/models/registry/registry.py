@@ -263,18 +263,19 @@ class ModelRegistry(RegistryReader):
 
         Raises:
             ConfigError: ``keep_last`` is below 1.
+            StorageError: events are missing, so that nobody knows what is needed: nothing is removed.
         """
         require(keep_last is None or keep_last >= 1, f"keep_last={keep_last} is below 1: keep one version at least")
         require(keep_last is not None or name is None, f"name={name!r} is given without keep_last: give both")
+        events = self._log.every_event()
         if not dry_run:
             self._log.checkpoint()  # of all events: what follows may remove files that the last one still counts on
-        events = self._log.events()
         removed: list[Removed] = []
         garbage = Garbage(self._root, self._log, self._leases, older_than, dry_run)
         if keep_last is not None:
             for event in spare_versions(events, set(self._leases.held()), keep_last, older_than, name):
                 removed += self._spare(event, keep_last, dry_run)
-            events = self._log.events()
+            events = self._log.every_event()
         return [*removed, *garbage.artifacts(events), *garbage.leftovers()]
 
     def vacuum(self, older_than: timedelta = timedelta(days=1)) -> Sequence[str]:

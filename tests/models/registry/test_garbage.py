@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -152,6 +153,61 @@ def test_what_killed_writers_leave_goes_once_it_is_old(registry, bundles, tmp_pa
     assert [kind for kind, _ in kinds(registry.gc(NOW))] == ["file"]
     assert not orphan.exists()
     registry.load("m", 1)
+
+
+def folders(place):
+    return sorted(each.name for each in place.iterdir())
+
+
+@pytest.mark.parametrize("left", ["all but the events", "the artifacts alone", "events of an earlier day"])
+def test_nothing_is_removed_where_events_are_missing(registry, bundles, tmp_path, left):
+    home, kept = tmp_path / "registry", tmp_path / "kept"
+    registry.publish("m", bundles(1))
+    shutil.copytree(home / "events", tmp_path / "earlier")
+    for number in range(20):
+        registry.publish("m", bundles(1 + number % 3))
+    shutil.copytree(home, kept)
+    for name in ("events", "state", "leases") if left == "the artifacts alone" else ("events",):
+        shutil.rmtree(home / name)
+    if left == "the artifacts alone":
+        (home / "registry.json").unlink()
+    elif left == "events of an earlier day":
+        shutil.copytree(tmp_path / "earlier", home / "events")
+    found = ModelRegistry(registry.uri)
+    for how in ({"dry_run": True}, {"keep_last": 1}, {}):
+        with pytest.raises(
+            StorageError, match=r"so nobody knows what is needed: restore .*/registry/events, or delete "
+        ):
+            found.gc(NOW, **how)
+    assert folders(home / "artifacts") == folders(kept / "artifacts")
+    shutil.rmtree(home)
+    shutil.copytree(kept, home)
+    assert kinds(ModelRegistry(registry.uri).gc(NOW)) == []
+    assert len(registry.list("m")) == 21
+
+
+def test_a_registry_without_versions_is_collected_without_a_word(tmp_path, registry, bundles):
+    assert registry.gc(NOW) == []
+    artifacts = tmp_path / "registry" / "artifacts"
+    (artifacts / ".sparkdl-bundle-1").mkdir(parents=True)
+    age(artifacts / ".sparkdl-bundle-1", 2)
+    assert kinds(registry.gc(NOW)) == [("leftover", "a writer was killed")]
+    registry.publish("m", bundles(1))
+    registry.delete("m", 1)
+    assert kinds(registry.gc(NOW)) == [("artifact", "no version names it")]
+    assert kinds(registry.gc(NOW)) == []
+
+
+def test_a_publication_after_fewer_events_than_there_were_says_so(registry, bundles, tmp_path, caplog):
+    registry.publish("m", bundles(1))
+    shutil.copytree(tmp_path / "registry" / "events", tmp_path / "earlier")
+    for _ in range(20):
+        registry.publish("m", bundles(1))
+    assert "once had" not in caplog.text
+    shutil.rmtree(tmp_path / "registry" / "events")
+    shutil.copytree(tmp_path / "earlier", tmp_path / "registry" / "events")
+    assert ModelRegistry(registry.uri).publish("m", bundles(1)).version == 2
+    assert "once had 17 events and has 2: restore" in caplog.text
 
 
 def test_old_pages_of_checkpoints_go(registry, bundles, tmp_path):
