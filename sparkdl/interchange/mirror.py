@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkdl.config import require
-from sparkdl.errors import SparkdlError
+from sparkdl.errors import IntegrityError, SparkdlError
 from sparkdl.estimator.training import training_of
 from sparkdl.interchange.client import check_installed, opened, shown
 from sparkdl.interchange.logged import (
@@ -95,11 +95,12 @@ def mirror(
     Raises:
         ConfigError: there is no such model, version or alias; or MLflow is not installed.
         BundleError: the bundle holds a pickle.
+        IntegrityError: the bundle is not the one that was published; or the registry's key has not signed the version.
         StorageError: MLflow does not answer, or refuses something; again later makes what is missing.
     """
     where = registry if isinstance(registry, ModelRegistry) else ModelRegistry(registry)
     version = find_version(where, model)
-    info = read_bundle(version.uri)
+    info = where.bundle(version.name, version.version)
     check_servable(info)
     with opened(uri, registry_uri) as client:
         wanted = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or version.name
@@ -110,7 +111,7 @@ def mirror(
         done = _registered(client, name or version.name, run.info.run_id, version, (model_id, source))
         found = Mirrored(
             uri=shown(uri), name=done.name, version=str(done.version), run_id=run.info.run_id, model_id=model_id,
-            **_noted(client, done, version),
+            **_noted(client, done, where, version),
         )  # fmt: skip
     logger.info("%s version %d is mirrored as %s", version.name, version.version, found)
     return found
@@ -139,16 +140,17 @@ def mirror_published(registry: ModelRegistry, version: ModelVersion, uri: str) -
 
 
 def find_version(registry: ModelRegistry, model: str) -> ModelVersion:
-    """The version that ``name@alias``, ``name@3``, ``name:3`` or ``name`` (the newest) means.
+    """The version that ``name@alias``, ``name@3``, ``name:3`` or ``name`` (the newest) means, as ``get`` gives it.
 
     Raises:
         ConfigError: there is none; the message lists those there are.
+        IntegrityError: the registry was opened with a key that has not signed it.
     """
     name, _, which = model.replace(":", "@", 1).partition("@")
     if which:
         return registry.get(name, int(which) if which.isdigit() else which)
     versions = registry.list(name)
-    return versions[-1] if versions else registry.get(name, 1)  # which says what models there are
+    return registry.get(name, versions[-1].version if versions else 1)  # which says what models there are
 
 
 def _experiment(client: Any, name: str, uri: str) -> str:
@@ -249,18 +251,28 @@ def _description(version: ModelVersion) -> str:
     )
 
 
-def _noted(client: Any, done: Any, version: ModelVersion) -> dict[str, tuple[str, ...]]:
+def _noted(client: Any, done: Any, registry: ModelRegistry, version: ModelVersion) -> dict[str, tuple[str, ...]]:
     """Set tags and aliases; tell which are set, and what this registry does not hold."""
     missing, pointing = [], []
     tags = {IDENTITY: identity_of(version), "sparkdl.version": version.version, "sparkdl.artifact": version.artifact}
     if not all(_held(client.set_model_version_tag, done.name, done.version, key, one) for key, one in tags.items()):
         missing.append("tags")
-    for alias in version.aliases:
+    for alias in _pointing(registry, version):
         if _held(client.set_registered_model_alias, done.name, alias, done.version):
             pointing.append(alias)
         else:
             missing.append(f"the alias {alias}")
     return {"aliases": tuple(pointing), "missing": tuple(missing)}
+
+
+def _pointing(registry: ModelRegistry, version: ModelVersion) -> Iterator[str]:
+    """The aliases that point to a version now, after the upload; with a key, those whose move it has signed."""
+    for alias, number in registry.aliases(version.name).items():
+        try:
+            if number == version.version == registry.get(version.name, alias).version:
+                yield alias
+        except IntegrityError as refusal:
+            logger.warning("MLflow is not given the alias %s: %s", alias, refusal)
 
 
 def _held(call: Callable[..., Any], *given: Any) -> bool:

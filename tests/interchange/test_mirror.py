@@ -13,11 +13,12 @@ import pytest
 from torch import nn
 
 import sparkdl
-from sparkdl.errors import BundleError, ConfigError, StorageError
+from sparkdl.errors import BundleError, ConfigError, IntegrityError, StorageError
 from sparkdl.estimator import TorchModel
 from sparkdl.interchange import mirror as mirroring
 from sparkdl.interchange.client import shown
 from sparkdl.interchange.mirror import find_version, mirror
+from sparkdl.models.registry import ModelRegistry, SigningKey
 from sparkdl.models.signature import Signature, TensorField
 
 pytest.importorskip("mlflow")
@@ -139,6 +140,56 @@ def test_names_of_three_parts_and_names_of_ones_own(registry, bundles, uri, clie
     assert experiment.artifact_location.startswith("file://")
     for name in ("main.ml.churn", "main.sales.churn"):
         assert len(mlflow.pyfunc.load_model(f"models:/{name}/1").predict(ROWS)) == 2
+
+
+def test_an_alias_that_was_moved_during_the_upload_is_left_where_it_is(
+    registry, bundles, uri, client, named, monkeypatch
+):
+    registry.publish(named, str(bundles / "vector"))
+    registry.set_alias(named, "best", 1, expected=None)
+    registry.set_alias(named, "best", 2, expected=1)
+    first, write = mirror(registry, f"{named}@1", uri), mirroring.write_model
+
+    def write_for_minutes(*given, **more):
+        registry.rollback(named, "best")
+        assert mirror(registry, f"{named}@1", uri).aliases == ("best",)
+        write(*given, **more)
+
+    monkeypatch.setattr(mirroring, "write_model", write_for_minutes)
+    assert mirror(registry, f"{named}@2", uri).aliases == ()
+    assert client.get_model_version_by_alias(named, "best").run_id == first.run_id
+
+
+def test_what_the_key_has_not_signed_does_not_reach_mlflow(registry, bundles, uri, client, named, caplog):
+    signed = ModelRegistry(registry.uri, key=SigningKey.of("5d41402abc4b2a76b9719d911017c592"))
+    for _ in range(2):
+        signed.publish(named, str(bundles / "plain"))
+    signed.set_alias(named, "best", 2, expected=None)
+    registry.set_alias(named, "best", 3, expected=2)
+    registry.publish(named, str(bundles / "vector"))
+    for refused in (named, f"{named}@4", f"{named}@1", f"{named}@best"):
+        with pytest.raises(IntegrityError, match="is not signed"):
+            mirror(signed, refused, uri)
+        with pytest.raises(IntegrityError, match="is not signed"):
+            find_version(signed, refused)
+    assert client.get_experiment_by_name(named) is None
+    assert mirror(signed, f"{named}@3", uri).aliases == ()
+    assert (
+        f"MLflow is not given the alias best: the move of 'best' to version 3 of '{named}' is not signed" in caplog.text
+    )
+    assert client.get_registered_model(named).aliases == {}
+    signed.set_alias(named, "better", 3, expected=None)
+    assert mirror(signed, f"{named}@better", uri).aliases == ("better",)
+    assert mirror(registry, f"{named}@3", uri).aliases == ("best", "better")  # who has no key believes both
+
+
+def test_a_bundle_that_was_replaced_does_not_reach_mlflow(registry, bundles, uri, client, named, tmp_path):
+    place = tmp_path / "registry" / "artifacts" / registry.get(named, 1).artifact
+    for file in (bundles / "vector").iterdir():  # whole, and of one mind with itself
+        (place / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(IntegrityError, match="has the content hash"):
+        mirror(registry, named, uri)
+    assert client.get_experiment_by_name(named) is None
 
 
 class _OnlyVersions:
