@@ -4,7 +4,8 @@ Enters: rows with their windows, the expectations of a pipeline file, the key. L
 none more, with the column ``_outcome``. Their books are made where they are written, see ``sift.py``.
 
 Every condition is evaluated once, and what is not true is broken, NULL included: so a row is never in both tables and
-never in neither. Of rows with one key in one window one stays: a sound one before a broken one, the newest by the
+never in neither. A row is refused for the first reason alone, and counts for each condition that fails a run, whatever
+else is wrong with it. Of rows with one key in one window one stays: a sound one before a broken one, the newest by the
 source's time, and of several the one whose content hashes lowest; it follows from the rows, not from their order.
 """
 
@@ -23,24 +24,25 @@ from sparkdl.pipeline.spec import Expectation
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 __all__ = [
+    "BROKEN",
     "DUPLICATE",
     "KEPT",
     "OUTCOME",
     "OWN",
     "SALT",
-    "WARNED",
     "Outcomes",
     "check_shares",
     "content_hash",
     "judged",
 ]
 
-OUTCOME, WARNED, SALT = "_outcome", "_warned", "_salt"
+OUTCOME, BROKEN, SALT = "_outcome", "_broken", "_salt"
 KEPT, DUPLICATE = "", "duplicate"
 """Outcomes of rows that are sound, and of rows whose key another row has; every other outcome is a reason."""
-OWN = frozenset({WINDOW, MALFORMED, OUTCOME, WARNED, SALT})
+OWN = frozenset({WINDOW, MALFORMED, OUTCOME, BROKEN, SALT})
 """The columns that the pipeline adds."""
 NOT_DATED, NOT_WHOLE = "no time that can be read", "malformed in its file"
 
@@ -48,7 +50,7 @@ NOT_DATED, NOT_WHOLE = "no time that can be read", "malformed in its file"
 def judged(
     frame: DataFrame, expectations: Mapping[str, Expectation], key: Sequence[str] = (), newest: str | None = None
 ) -> DataFrame:
-    """Add ``_outcome`` and ``_warned`` (the names of warnings that a row broke) to every row.
+    """Add ``_outcome`` and ``_broken`` (the names of what a row broke that warns or fails) to every row.
 
     Args:
         frame: rows with ``_window``; with ``_salt``, too, which then follows from the key, where those of a window are
@@ -71,10 +73,15 @@ def judged(
     reasons = [F.when(F.col(WINDOW) == NO_TIME, F.lit(NOT_DATED))]
     if MALFORMED in frame.columns:
         reasons.append(F.when(F.col(MALFORMED).isNotNull(), F.lit(NOT_WHOLE)))
-    reasons += [F.when(no, F.lit(name)) for name, no in broken.items() if expectations[name].action != "warn"]
-    warnings = [F.when(no, F.lit(name)) for name, no in broken.items() if expectations[name].action == "warn"]
-    warned = F.array_compact(F.array(*warnings)) if warnings else F.array().cast("array<string>")
-    rows = frame.withColumns({OUTCOME: F.coalesce(*reasons, F.lit(KEPT)), WARNED: warned})
+    named = []
+    for name, each in expectations.items():
+        if each.action != "quarantine":
+            named.append(F.when(broken[name], F.lit(name)))
+        if each.action != "warn":
+            no = broken[name] if each.action == "quarantine" else F.array_contains(BROKEN, name)
+            reasons.append(F.when(no, F.lit(name)))
+    counted = F.array_compact(F.array(*named)) if named else F.array().cast("array<string>")
+    rows = frame.withColumn(BROKEN, counted).withColumn(OUTCOME, F.coalesce(*reasons, F.lit(KEPT)))
     if not key:
         return rows
     order = [F.col(OUTCOME) != KEPT, content_hash(frame)]
@@ -90,15 +97,33 @@ def judged(
 def content_hash(frame: DataFrame) -> Column:
     """A hash of a row's values, bigint; the columns that the pipeline adds do not count."""
     from pyspark.sql import functions as F
-    from pyspark.sql.types import MapType, VariantType
 
-    columns = []
-    for each in frame.schema.fields:
-        if each.name not in OWN:
-            column = F.col(quoted(each.name))  # Spark hashes neither maps nor variants: their text stands for them
-            textual = isinstance(each.dataType, MapType | VariantType)
-            columns.append(F.to_json(column) if textual else column)
-    return F.xxhash64(*columns)
+    fields = [each for each in frame.schema.fields if each.name not in OWN]
+    return F.xxhash64(*(part for each in fields for part in _hashed(F.col(quoted(each.name)), each.dataType)))
+
+
+def _hashed(column: Column, kind: DataType) -> list[Column]:
+    """What is hashed of a column, so that no two values give the same but by chance.
+
+    Spark's hash passes over nulls, at the top and inside, and folds lists without their lengths: both are said first.
+    It takes no map, which is a list of pairs here, and no variant, whose text stands for it.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.MapType):
+        pair = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
+        return _hashed(F.map_entries(column), T.ArrayType(pair))
+    if isinstance(kind, T.StructType):
+        return [column.isNull(), *(p for each in kind for p in _hashed(column.getField(each.name), each.dataType))]
+    if not isinstance(kind, T.ArrayType):
+        return [column.isNull(), F.to_json(column) if isinstance(kind, T.VariantType) else column]
+    inner = kind.elementType
+    if isinstance(inner, T.ArrayType | T.MapType | T.StructType | T.VariantType):
+        items = F.transform(column, lambda item: F.xxhash64(*_hashed(item, inner)))
+        return [column.isNull(), F.array_size(column), items]
+    gaps = F.when(F.exists(column, F.isnull), F.transform(column, F.isnull))  # which most lists have none of
+    return [column.isNull(), F.array_size(column), F.xxhash64(gaps), column]
 
 
 @dataclass(kw_only=True)
@@ -107,11 +132,13 @@ class Outcomes:
 
     Attributes:
         rows: by outcome.
-        warned: rows by the warning that they broke.
+        broken: rows by the expectation that they broke, of those that warn or fail, whatever became of the rows.
+        warned: those of them that were kept.
         content: a hash of the rows kept that their order does not change.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, int] = field(default_factory=dict)
     warned: dict[str, int] = field(default_factory=dict)
     content: str = ""
 
@@ -129,15 +156,19 @@ class Outcomes:
 def check_shares(found: Mapping[str, Outcomes], expectations: Mapping[str, Expectation]) -> None:
     """Compare what was broken with what each expectation bears, window by window; a warning is logged.
 
+    Rows without a time are of no window that they could be a share of; they are refused as they are.
+
     Raises:
         DataError: an expectation with the action ``fail`` is broken by a greater share of rows than it bears; names
             all windows and expectations.
     """
     failed = []
     for window, outcomes in sorted(found.items()):
+        if window == NO_TIME:
+            continue
         for name, each in expectations.items():
-            broken = outcomes.rows.get(name, 0) + outcomes.warned.get(name, 0)
-            if not broken or broken <= each.above * outcomes.total or each.action == "quarantine":
+            broken = (outcomes.warned if each.action == "warn" else outcomes.broken).get(name, 0)
+            if broken <= each.above * outcomes.total:  # of one that puts rows aside none are counted
                 continue
             text = (
                 f"{name!r} ({each.check}) is broken by {broken} of the {outcomes.total} rows of window {window}, "

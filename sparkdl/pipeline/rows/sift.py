@@ -21,7 +21,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import one_value, to_numpy
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
-from sparkdl.pipeline.rows.expect import DUPLICATE, KEPT, OUTCOME, OWN, WARNED, Outcomes, content_hash
+from sparkdl.pipeline.rows.expect import BROKEN, DUPLICATE, KEPT, OUTCOME, OWN, Outcomes, content_hash
 from sparkdl.pipeline.rows.source import MALFORMED, WINDOW
 from sparkdl.tables.parquet import FileRow, WriteTask
 
@@ -33,6 +33,9 @@ __all__ = ["QUARANTINE", "clean_columns", "sift"]
 QUARANTINE = (WINDOW, "reason", "row")
 """The columns of the table of refused rows, all of them texts."""
 _MODULUS = 2**31 - 1
+
+Broken = dict[tuple[str, str, bool], int]
+"""Rows by window, by the expectation that they broke, and by whether they were kept."""
 
 Sums = dict[tuple[str, str], list[int]]
 """By window and outcome: rows, their hashes exclusive-ored, and the sum of their hashes modulo ``_MODULUS``."""
@@ -64,7 +67,7 @@ def sift(
     columns = clean_columns(rows)
     whole = F.to_json(F.struct(*[F.col(quoted(name)) for name in columns[1:]]), {"ignoreNullFields": "false"})
     line = F.coalesce(F.col(MALFORMED), whole) if MALFORMED in rows.columns else whole
-    own = [F.col(OUTCOME), F.col(WARNED), content_hash(rows), F.when(~F.col(OUTCOME).isin(KEPT, DUPLICATE), line)]
+    own = [F.col(OUTCOME), F.col(BROKEN), content_hash(rows), F.when(~F.col(OUTCOME).isin(KEPT, DUPLICATE), line)]
     selected = rows.select(*[F.col(quoted(name)) for name in columns], *own)
     # Spark's mapInArrow takes a dot in a name for a path into a struct, and a backtick for a quote.
     plain = selected.toDF(*(f"column_{number}" for number in range(len(columns) + len(own))))
@@ -88,8 +91,11 @@ def _books(reports: Sequence[Mapping[str, Any]]) -> dict[str, Outcomes]:
             hashes[window] = (before[0] ^ mixed, before[1] + added)
     for window, (mixed, added) in hashes.items():
         found[window].content = f"{mixed}.{added}.{found[window].rows[KEPT]}"
-    for window, name, rows in (line for report in reports for line in report["warned"]):
-        found[window].warned[name] = found[window].warned.get(name, 0) + rows
+    for window, name, kept, rows in (line for report in reports for line in report["broken"]):
+        into = found[window]
+        into.broken[name] = into.broken.get(name, 0) + rows
+        if kept:
+            into.warned[name] = into.warned.get(name, 0) + rows
     return dict(sorted(found.items()))
 
 
@@ -109,28 +115,28 @@ class _Sift:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sums: Sums = {}
-        warned: dict[tuple[str, str], int] = {}
+        broken: Broken = {}
         with self.clean.open() as clean, self.quarantine.open() as quarantine:
             for batch in promptly(batches):
                 judged = _Judged(batch, self.columns)
-                judged.count(sums, warned)
+                judged.count(sums, broken)
                 clean.write(judged.sound())
                 quarantine.write(judged.refused())
             report = {
                 "clean": [asdict(file) for file in clean.finish()],
                 "quarantine": [asdict(file) for file in quarantine.finish()],
                 "sums": [[*key, *counts] for key, counts in sums.items()],
-                "warned": [[*key, rows] for key, rows in warned.items()],
+                "broken": [[*key, rows] for key, rows in broken.items()],
             }
         yield pa.RecordBatch.from_arrays([one_value(zlib.compress(json.dumps(report).encode(), level=1))], ["report"])
 
 
 class _Judged:
-    """A batch: columns of sound rows, the window first; then outcome, warnings, hash, and the text of a refused row."""
+    """A batch: columns of sound rows, the window first; then outcome, what was broken, hash, a refused row's text."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
         self.rows = pa.RecordBatch.from_arrays(batch.columns[: len(columns)], list(columns))
-        self.outcomes, self.warned, self.hashes, self.texts = batch.columns[len(columns) :]
+        self.outcomes, self.broken, self.hashes, self.texts = batch.columns[len(columns) :]
         self.windows = batch.column(0)
         self.kept = pc.equal(self.outcomes, KEPT)
 
@@ -142,7 +148,7 @@ class _Judged:
         columns = [column.filter(there) for column in (self.windows, self.outcomes, self.texts)]
         return pa.RecordBatch.from_arrays(columns, list(QUARANTINE))
 
-    def count(self, sums: Sums, warned: dict[tuple[str, str], int]) -> None:
+    def count(self, sums: Sums, broken: Broken) -> None:
         """Add the rows of the batch."""
         windows, outcomes = self.windows.dictionary_encode(), self.outcomes.dictionary_encode()
         codes = to_numpy(windows.indices).astype(np.int64) * len(outcomes.dictionary) + to_numpy(outcomes.indices)
@@ -155,8 +161,10 @@ class _Judged:
             into[0] += len(chosen)
             into[1] ^= int(np.bitwise_xor.reduce(chosen))
             into[2] += int(np.mod(chosen, _MODULUS).sum())
-        broken = self.warned.filter(self.kept)
-        if len(broken.flatten()):
-            parents = self.windows.filter(self.kept).take(pc.list_parent_indices(broken))
-            for name in zip(parents.to_pylist(), broken.flatten().to_pylist(), strict=True):
-                warned[name] = warned.get(name, 0) + 1
+        if len(names := self.broken.flatten()):
+            rows = pc.list_parent_indices(self.broken)
+            table = pa.table([self.windows.take(rows), names, self.kept.take(rows)], ["window", "name", "kept"])
+            counted = table.group_by(table.column_names).aggregate([([], "count_all")])
+            for row in counted.to_pylist():
+                told = row["window"], row["name"], row["kept"]
+                broken[told] = broken.get(told, 0) + row["count_all"]

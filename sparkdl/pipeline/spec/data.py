@@ -62,7 +62,8 @@ class Expectation(Section, frozen=True, kw_only=True):
         Literal["quarantine", "warn", "fail"],
         Meta(
             description="quarantine puts rows that break it aside; warn keeps them and says so; fail ends the run, "
-            "before anything of the window is committed, if they are more than above."
+            "before anything of the window is committed, if they are more than above, counting also rows that are "
+            "duplicates, malformed or refused for another reason."
         ),
     ] = "quarantine"
     above: Annotated[

@@ -26,11 +26,11 @@ from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.code import code_hash
 from sparkdl.pipeline.rows.entered import Entered
 from sparkdl.pipeline.rows.expect import (
+    BROKEN,
     DUPLICATE,
     KEPT,
     OUTCOME,
     SALT,
-    WARNED,
     Outcomes,
     check_shares,
     content_hash,
@@ -50,7 +50,7 @@ from sparkdl.pipeline.rows.source import (
 )
 from sparkdl.pipeline.rows.window_column import window_column
 from sparkdl.pipeline.rows.windows import due
-from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.spec import FunctionSource, PipelineSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.storage import Storage, check_places
@@ -65,7 +65,7 @@ __all__ = ["Ingested", "due_windows", "ingest", "rules_of"]
 _ROWS_PER_FILE = 1_000_000
 _HASHED = {"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz", "boolean", "binary"}
 """Types of which equal values have equal hashes, whatever the session's settings."""
-_RULES = 1
+_RULES = 2
 """Version of what this module does to rows; raise it when that changes, and every window is due again."""
 
 
@@ -146,12 +146,15 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
         rules = rules_of(spec)
         done = {name: books.fingerprint for name, books in known.items() if books.rules == rules}
         todo = due(found, done, now=now, again=again)
-    rows = _transformed(spark, spec, of_windows(source, spec.source, todo))
+    chosen = of_windows(source, spec.source, todo)
+    rows = _transformed(spark, spec, chosen)
     context.file.check_columns(_types(source), None if spec.transform is None else _types(rows))
     if not todo:
         return Ingested(done=(), warned={}, version=-1)
     most = max(rows_of.get(name, 0) for name in todo)
     as_hashed = look.windows is None and spec.transform is None
+    if isinstance(spec.source, FunctionSource) and spec.transform is not None and spec.source.when is not None:
+        _check_function(spec.source, {name: found.get(name) for name in todo}, _fingerprints(chosen)[0])
     return _ingest(spark, context, rows, {name: found[name] for name in todo}, most, as_hashed)
 
 
@@ -169,6 +172,16 @@ def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
     rows = sums.collect()
     found = {row[WINDOW]: f"{named}.{row['rows']}.{row['mixed']}.{row['added']}" for row in rows}
     return found, {row[WINDOW]: row["rows"] for row in rows}
+
+
+def _check_function(source: FunctionSource, whole: Mapping[str, str | None], asked: Mapping[str, str]) -> None:
+    """Refuse a function that returns other rows of a window when it is asked for windows than when asked for all."""
+    for name, fingerprint in whole.items():
+        if asked.get(name) != fingerprint:
+            raise DataError(
+                f"source.function={source.function} returns other rows of the window {name} with a window and without: "
+                "leave out only what lies before window.start, or not before window.end"
+            )
 
 
 def _types(rows: DataFrame) -> dict[str, pa.DataType]:
@@ -189,7 +202,7 @@ def _ingest(
     spark: SparkSession, context: Context, prepared: DataFrame, todo: Mapping[str, str], most: int, as_hashed: bool
 ) -> Ingested:
     spec, tables = context.spec, context.tables
-    taken = sorted({OUTCOME, WARNED, SALT} & set(prepared.columns))
+    taken = sorted({OUTCOME, BROKEN, SALT} & set(prepared.columns))
     if taken:
         raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
     newest = spec.source.time if spec.source.time in prepared.columns else None
@@ -333,5 +346,6 @@ def _check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> Non
         if str(outcomes.total) != rows or (all_kept and outcomes.content != f"{mixed}.{added}.{rows}"):
             raise DataError(
                 f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
-                "were judged: the source changed meanwhile, or is not the same twice; run again"
+                "were judged: the source changed meanwhile, or is not the same twice; run again, or let a function of "
+                "yours return the same rows with a window and without"
             )
