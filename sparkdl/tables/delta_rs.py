@@ -19,7 +19,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.compat.column_names import named_columns
 from sparkdl.errors import ConflictError, StorageError
-from sparkdl.storage import Storage, check_places
+from sparkdl.storage import Storage, check_places, sha256_hex
 from sparkdl.tables.commit import WritePlan, active_files, has_committed
 from sparkdl.tables.delta import (
     check_same_schema,
@@ -34,7 +34,7 @@ from sparkdl.tables.delta import (
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_metadata
 from sparkdl.tables.features import check_readable, check_scannable, check_writable
 from sparkdl.tables.parquet import WriteTask
-from sparkdl.tables.reading import frame_of_files, spark_address
+from sparkdl.tables.reading import deletion_vectors, frame_of_files, spark_address
 from sparkdl.tables.record import TableFile
 from sparkdl.tables.scan.plan import TableScan, Where, scan_of
 from sparkdl.tables.staged import StagedWrite
@@ -89,7 +89,9 @@ class DeltaRs:
 
     def files(self, version: int | None = None) -> list[TableFile]:
         """The files that a version is made of."""
-        return active_files(self._open(version))
+        table = self._open(version)
+        vectors = {path: sha256_hex(words.tobytes())[:32] for path, words in deletion_vectors(table).items()}
+        return [file._replace(deleted=vectors.get(file.path, "")) for file in active_files(table)]
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The commits, newest first: version, timestamp (ms), operation, and what the writer added."""

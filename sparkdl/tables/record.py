@@ -29,13 +29,15 @@ _TRUTH = {"true": "true", "1": "true", "false": "false", "0": "false"}
 class TableFile(NamedTuple):
     """One file of a table's version: path as on disk, size, values of its partition as the log spells them, and rows.
 
-    The rows are those that were written, None where the log does not tell; a deletion vector may hide some.
+    The rows are those that were written, None where the log does not tell; a deletion vector may hide some. Which ones
+    ``Table.files`` tells by a hash, empty where it hides none.
     """
 
     path: str
     bytes: int
     partition: dict[str, str | None]
     rows: int | None = None
+    deleted: str = ""
 
 
 def spelled(column: str, text: str | None, kind: str | None) -> str | None:

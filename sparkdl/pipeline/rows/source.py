@@ -11,7 +11,6 @@ in the window ``none``.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,8 +26,8 @@ from sparkdl.pipeline.code import code_hash, imported
 from sparkdl.pipeline.file.resolved import plain
 from sparkdl.pipeline.rows.database import NOT_DECIDING, rows_of_database
 from sparkdl.pipeline.rows.failures import source_errors
-from sparkdl.pipeline.rows.window_column import FORMS, window_column
-from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE, spans
+from sparkdl.pipeline.rows.window_column import window_column, window_of
+from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE, Span, spans
 from sparkdl.pipeline.spec import (
     CsvSource,
     DeltaSource,
@@ -165,6 +164,10 @@ def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
     except PySparkException as error:
         reason = str(error).strip().partition("\n")[0]
         raise SchemaError(f"the source cannot be read: {reason}; correct source, or how it is written") from error
+    return _with_windows(frame, source)
+
+
+def _with_windows(frame: DataFrame, source: Source) -> DataFrame:
     taken = sorted({WINDOW} & set(frame.columns))
     if taken:
         raise SchemaError(f"the source has a column {taken[0]}, which the pipeline adds: rename it in the source")
@@ -172,17 +175,26 @@ def read_rows(spark: SparkSession, source: Source, look: Look) -> DataFrame:
 
 
 def of_windows(rows: DataFrame, source: Source, windows: Collection[str]) -> DataFrame:
-    """The rows of some windows, and for those who can pass over others unread, a range of the time column beside.
+    """The rows of some windows, and for those who can pass over others unread, a range of time beside.
 
     Args:
         rows: as ``read_rows`` leaves them.
-        source: the section of the file.
+        source: the section of the file; its function is called again, with the time that the windows cover.
         windows: their names.
+
+    Raises:
+        ConfigError: the function fails, or returns no DataFrame.
+        SchemaError: what it returns has no column that says when a row happened.
     """
     from pyspark.sql import functions as F
 
+    timed = bool(windows) and not {NO_TIME, WHOLE} & {*windows}
+    if timed and isinstance(source, FunctionSource):
+        covered = spans(windows, timedelta(0))
+        given = rows.sparkSession, Span(covered[0].start, covered[-1].end)
+        rows = _with_windows(frame_of("source.function", source.function, *given, **source.arguments), source)
     chosen = rows.where(F.col(WINDOW).isin(*windows))
-    if source.time is None or not windows or {NO_TIME, WHOLE} & {*windows}:
+    if source.time is None or not timed:
         return chosen
     kind, column = rows.schema[source.time].dataType.typeName(), quoted(source.time)
     if kind not in _MOMENTS:
@@ -195,6 +207,7 @@ def _look_at_table(source: DeltaSource) -> Look:
     table = Table(source.table)
     version = table.version() if source.version is None else source.version
     files = table.files(version)
+    stamps = [[file.path, file.bytes, file.deleted] for file in files]  # deletions leave path and size as they are
     windows = None
     if source.partition is not None:
         if source.partition not in table.partition_columns():
@@ -202,16 +215,16 @@ def _look_at_table(source: DeltaSource) -> Look:
                 f"source.partition names {source.partition!r}, and {table.uri} is partitioned by "
                 f"{table.partition_columns()}: name one of these, or say source.time"
             )
-        windows = _by_window((str(file.partition[source.partition]), [file.path, file.bytes]) for file in files)
-    state = _hash(sorted([file.path, file.bytes] for file in files))
+        named = (str(file.partition[source.partition]) for file in files)
+        windows = _by_window(source, zip(named, stamps, strict=True))
     sizes: dict[str, Size] = {}
     for file in files:
-        name = WHOLE if source.partition is None else _name_of(str(file.partition[source.partition]))
+        name = WHOLE if source.partition is None else window_of(str(file.partition[source.partition]), source)
         before = sizes.get(name, Size(bytes=0, rows=0))
         rows = None if file.rows is None or before.rows is None else before.rows + file.rows
         sizes[name] = Size(bytes=before.bytes + file.bytes, rows=rows)
     total = sum(file.bytes for file in files)
-    return Look(state=state, windows=windows, version=version, sizes=sizes, bytes=total)
+    return Look(state=_hash(sorted(stamps)), windows=windows, version=version, sizes=sizes, bytes=total)
 
 
 def _look_at_files(source: _FILES) -> Look:
@@ -227,12 +240,11 @@ def _look_at_files(source: _FILES) -> Look:
                 f"source.partition names {source.partition!r}, and {lost} lies in no folder {source.partition}=...: "
                 "name the partition column, or say source.time"
             )
-        windows = _by_window(
-            (values[source.partition], stamp) for (_, _, _, values), stamp in zip(found, stamps, strict=True)
-        )
+        named = (values[source.partition] for *_, values in found)
+        windows = _by_window(source, zip(named, stamps, strict=True))
     grouped: dict[str, list[tuple[str, int]]] = {}
     for file, size, _, values in found:
-        name = WHOLE if source.partition is None else _name_of(values[source.partition])
+        name = WHOLE if source.partition is None else window_of(values[source.partition], source)
         grouped.setdefault(name, []).append((file.uri, size))
     sizes = {
         name: Size(bytes=sum(size for _, size in each), files=tuple(uri for uri, _ in each))
@@ -244,17 +256,11 @@ def _look_at_files(source: _FILES) -> Look:
     )
 
 
-def _by_window(stamps: Iterator[tuple[str, list[Any]]]) -> dict[str, str]:
+def _by_window(source: Source, stamps: Iterator[tuple[str, list[Any]]]) -> dict[str, str]:
     grouped: dict[str, list[list[Any]]] = {}
     for value, stamp in stamps:
-        grouped.setdefault(_name_of(value), []).append(stamp)
+        grouped.setdefault(window_of(value, source), []).append(stamp)
     return {name: _hash(sorted(found)) for name, found in sorted(grouped.items())}
-
-
-def _name_of(value: str) -> str:
-    """The window that a partition's value names."""
-    name = value.strip().replace(" ", "T")
-    return name if any(re.fullmatch(form, name) for form in FORMS.values()) else NO_TIME
 
 
 def _listed(path: str) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:

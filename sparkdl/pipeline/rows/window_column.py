@@ -1,11 +1,13 @@
 """The window of each row, as an expression over the column that says when it happened.
 
 Enters: rows, the section ``source``. Leaves: a column of names, ``2026-03-02`` or ``2026-03-02T05``, told by UTC
-whatever the session's time zone is.
+whatever the session's time zone is; and the same of one text, without Spark, for what a partition's folder is called.
 """
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
@@ -16,10 +18,14 @@ from sparkdl.pipeline.spec import Source
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["FORMS", "window_column"]
+__all__ = ["window_column", "window_of"]
 
-FORMS = {"day": r"^\d{4}-\d{2}-\d{2}$", "hour": r"^\d{4}-\d{2}-\d{2}T\d{2}$"}
-"""How names of windows look, by how long one is."""
+_DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_FORMS = {"day": f"^{_DAY}$", "hour": f"^{_DAY}T([01][0-9]|2[0-3])$"}
+"""How names of windows look, by how long one is; whether there is such a day they do not tell."""
+_LENGTHS = {"day": 10, "hour": 13}
+_FIRST_YEAR = "0001"
+"""Spark knows a year 0, Python's dates begin after it."""
 _US_PER_HOUR = 3_600_000_000
 
 
@@ -40,16 +46,31 @@ def window_column(frame: DataFrame, source: Source) -> Column:
         hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
         day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
         text = day if source.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
-    elif kind == "timestamp_ntz":
-        text = F.date_format(column, "yyyy-MM-dd" if source.every == "day" else "yyyy-MM-dd'T'HH")
+    elif kind == "timestamp_ntz":  # by its date, since the years of a format are those of an era
+        day = column.cast("date").cast("string")
+        text = day if source.every == "day" else F.concat_ws("T", day, F.date_format(column, "HH"))
     elif kind == "date" and source.every == "day":
         text = column.cast("string")
     elif kind == "string":
-        text = F.translate(F.substring(F.trim(column), 1, 10 if source.every == "day" else 13), " ", "T")
+        text = F.translate(F.substring(F.trim(column), 1, _LENGTHS[source.every]), " ", "T")
     else:
         raise SchemaError(
             f"source.time names {source.when!r}, which is a {kind}: windows of one {source.every} need a timestamp"
             f"{' or a date' if source.every == 'day' else ''}"
         )
-    real = F.when(text.rlike(FORMS[source.every]) & F.substring(text, 1, 10).try_cast("date").isNotNull(), text)
-    return F.coalesce(real, F.lit(NO_TIME))
+    dated = F.substring(text, 1, 10).try_cast("date").isNotNull() & (text >= _FIRST_YEAR)
+    return F.coalesce(F.when(text.rlike(_FORMS[source.every]) & dated, text), F.lit(NO_TIME))
+
+
+def window_of(text: str, source: Source) -> str:
+    """The window that a text tells: the one that ``window_column`` gives a row with this text.
+
+    Args:
+        text: the value of a partition.
+        source: the section of the file.
+    """
+    name = text.strip(" ")[: _LENGTHS[source.every]].replace(" ", "T")
+    try:
+        return name if re.fullmatch(_FORMS[source.every], name) and date.fromisoformat(name[:10]) else NO_TIME
+    except ValueError:
+        return NO_TIME

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from sparkdl.errors import DataError
 
-__all__ = ["NO_TIME", "WHOLE", "Windows", "ahead", "due", "spans", "split_by_time"]
+__all__ = ["NO_TIME", "WHOLE", "Span", "Windows", "ahead", "due", "spans", "split_by_time"]
 
 WHOLE = "all"
 """The one window of a source without a time column."""
@@ -27,7 +29,14 @@ NO_TIME = "none"
 """The window of rows that do not say when they happened; it is never trained on."""
 
 _FORMATS = {10: "%Y-%m-%d", 13: "%Y-%m-%dT%H"}
-_NAME = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2})?")
+_NAME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2})?")
+
+
+class Span(NamedTuple):
+    """A stretch of time, from its start to before its end, both in UTC."""
+
+    start: datetime
+    end: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,21 +128,21 @@ def split_by_time(
     return Windows(training=parts["train"], validation=parts["validate"], testing=parts["test"], scoring=parts["score"])
 
 
-def spans(windows: Collection[str], around: timedelta) -> list[tuple[datetime, datetime]]:
-    """Stretches of time that hold the windows, in order, from the first moment to the first one after.
+def spans(windows: Collection[str], around: timedelta) -> list[Span]:
+    """Stretches of time that hold the windows, in order.
 
     Args:
         windows: days or hours.
         around: what each stretch has more at both ends; stretches that touch are one.
     """
-    found: list[tuple[datetime, datetime]] = []
+    found: list[Span] = []
     for name in sorted(windows):
         first = _moved(_start(name), -around)
         end = _moved(_start(name), timedelta(hours=1 if len(name) == 13 else 24) + around)
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if found and first <= found[-1].end:
+            found[-1] = Span(found[-1].start, max(found[-1].end, end))
         else:
-            found.append((first, end))
+            found.append(Span(first, end))
     return found
 
 
@@ -145,9 +154,10 @@ def _moved(moment: datetime, by: timedelta) -> datetime:
 
 
 def _start(name: str) -> datetime:
-    if not _NAME.fullmatch(name):
-        raise DataError(f"{name!r} is no window: windows are called 2026-03-02 or 2026-03-02T05")
-    return datetime.strptime(name, _FORMATS[len(name)]).replace(tzinfo=UTC)
+    if _NAME.fullmatch(name):
+        with suppress(ValueError):  # the 30th of February, hour 24, year 0
+            return datetime.strptime(name, _FORMATS[len(name)]).replace(tzinfo=UTC)
+    raise DataError(f"{name!r} is no window: windows are called 2026-03-02 or 2026-03-02T05")
 
 
 def _span(ordered: Sequence[str]) -> str:

@@ -217,7 +217,12 @@ class SparkSource(_AnySource, frozen=True, kw_only=True, tag="spark"):
 
 
 class FunctionSource(_AnySource, frozen=True, kw_only=True, tag="function"):
-    """A function of yours, ``(spark, window, **arguments) -> DataFrame``; window is None where there is no time."""
+    """A function of yours, ``(spark, window, **arguments) -> DataFrame``, for all rows, whose window is None.
+
+    With time or partition it is called once more, for the rows of windows that are due: window.start and
+    window.end (datetimes in UTC, the end exclusive) are the time that these cover. It may read less then; what lies
+    beyond is left out anyway.
+    """
 
     function: Annotated[Function, Meta(description="The function, as module:function.")]
     arguments: Annotated[dict[str, Any], Meta(description="Its further arguments, by name.")] = field(

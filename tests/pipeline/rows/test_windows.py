@@ -42,7 +42,10 @@ def test_a_source_without_time_is_one_window():
     assert due({WHOLE: "a"}, {WHOLE: "a"}, now=NOW) == []
 
 
-@pytest.mark.parametrize("name", ["yesterday", "2026-03", "2026-3-2", "2026-03-02T5"])
+@pytest.mark.parametrize(
+    "name",
+    ["yesterday", "2026-03", "2026-3-2", "2026-03-02T5", "2026-03-02T24", "2026-02-30", "2026-13-01", "0000-01-01"],
+)
 def test_a_name_that_is_no_window_is_refused(name):
     with pytest.raises(DataError, match=f"'{name}' is no window"):
         ahead([name], NOW)

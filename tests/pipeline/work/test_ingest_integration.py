@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from deltalake import write_deltalake
+from pyspark.sql import functions as F
 
 from sparkdl.errors import ConfigError, DataError, PipelineFileError, SchemaError
 from sparkdl.pipeline.file import PipelineFile
@@ -29,6 +32,10 @@ from sparkdl.pipeline.work import ingest as work_ingest
 from sparkdl.pipeline.work.ingest import due_windows
 from sparkdl.pipeline.work.ingest import ingest as ingested
 from sparkdl.tables.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tables"))
+
+from delta_log import HIDDEN, actions, commit, hide_rows, protocol
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
 
@@ -240,6 +247,56 @@ def test_a_delta_table_tells_what_is_due_by_its_log(spark, tables, tmp_path):
     assert {books.window: books.kept for books in compacted}["2026-03-03"] == 4
 
 
+@pytest.mark.parametrize("when", [{"partition": "day"}, {"time": "day"}])
+def test_rows_that_a_deletion_vector_takes_from_a_table_go(spark, tables, tmp_path, when):
+    place = str(tmp_path / "orders")
+    rows = spark.range(80).selectExpr("id AS order_id", "1.0D AS amount", "IF(id < 40, '2026-03-01', '2026-03-02') day")
+    write_deltalake(place, rows.toArrow(), partition_by=["day"])
+    commit(place, 1, protocol(["deletionVectors"], []))
+    spec = spec_of(DeltaSource(table=place, key=("order_id",), **when))
+    ingest(spark, spec, tables, "one", NOW)
+    added = [action["add"] for action in actions(place) if "add" in action]
+    hide_rows(place, 2, next(add for add in added if add["partitionValues"]["day"] == "2026-03-01"))
+    assert [books.window for books in ingest(spark, spec, tables, "two", NOW).done] == ["2026-03-01"]
+    assert sorted(row["order_id"] for row in clean_rows(tables)) == [n for n in range(80) if n not in HIDDEN]
+    assert ingest(spark, spec, tables, "three", NOW).done == ()
+
+
+@pytest.mark.parametrize("columns", ["3 AS a, CAST(NULL AS INT) AS b", "array(1, 2) AS a, array(3) AS b"])
+def test_a_feed_whose_columns_were_swapped_is_due_when_it_is_corrected(spark, tables, columns):
+    rows = f"(SELECT id, 1.0D AS amount, {columns} FROM range(3))"
+    feed = f"CREATE OR REPLACE TEMPORARY VIEW feed AS SELECT {{}} FROM {rows}"
+    spec = spec_of(SqlSource(query="SELECT id AS order_id, amount, a, b FROM feed"))
+    spark.sql(feed.format("id, amount, a, b"))
+    (first,) = ingest(spark, spec, tables, "one", NOW).done
+    assert ingest(spark, spec, tables, "two", NOW).done == ()
+    other = "b AS a, a AS b" if "NULL" in columns else "slice(a, 1, 1) AS a, array(a[1], b[0]) AS b"
+    spark.sql(feed.format(f"id, amount, {other}"))
+    (second,) = ingest(spark, spec, tables, "three", NOW).done
+    assert second.content != first.content
+
+
+def test_a_condition_that_fails_a_run_counts_rows_that_are_refused_for_something_else(spark, tables, tmp_path):
+    lines = [f"{number},2026-03-01,{1.0 if number > 1 else ''}" for number in range(10)]
+    lines += ["9,2026-03-01,", "20,2026-03-01,much", "21,soon,"]  # a duplicate, malformed, without a time
+    (tmp_path / "rows.csv").write_text("\n".join(["order_id,at,amount", *lines]))
+    schema = "order_id BIGINT, at STRING, amount DOUBLE"
+    source = CsvSource(path=str(tmp_path / "rows.csv"), schema=schema, key=("order_id",), time="at")
+    expect = {
+        "paid": Expectation(check="amount > 0"),
+        "known": Expectation(check="amount IS NOT NULL", action="fail", above=0.3),
+    }
+    with pytest.raises(DataError, match=r"'known' .* is broken by 4 of the 12 rows of window 2026-03-01, above its 30"):
+        ingest(spark, spec_of(source, expect=expect), tables, "one", NOW)
+    assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]
+    expect["known"] = Expectation(check="amount IS NOT NULL", action="fail", above=0.34)
+    made = ingest(spark, spec_of(source, expect=expect), tables, "two", NOW)
+    assert [(books.window, books.kept, books.duplicates, books.outcomes) for books in made.done] == [
+        ("2026-03-01", 8, 1, {"paid": 2, "malformed in its file": 1}),
+        ("none", 0, 0, {"no time that can be read": 1}),
+    ]
+
+
 def moved(rows):
     return rows.withColumn("order_id", rows.order_id + 1)
 
@@ -343,6 +400,59 @@ def test_rows_that_spark_alone_knows_are_those_that_their_hash_is_of(spark, tabl
     assert ingest(spark, spec, tables, "run", NOW).done == ()
 
 
+def asked_for(spark, window, *, wrong=0):
+    """Four days of a row an hour; as a window of time is asked for, those of it, but the first of ``wrong`` hours."""
+    rows = spark.range(96).selectExpr(
+        "id AS order_id", "timestamp'2026-03-01 00:00:00Z' + make_dt_interval(0, id) AS at", "1.0D AS amount"
+    )
+    ASKED.append(window)
+    if window is None:
+        return rows
+    return rows.where((rows["at"] >= window.start + timedelta(hours=wrong)) & (rows["at"] < window.end))
+
+
+ASKED = []
+
+
+@pytest.mark.parametrize("transform", [None, Transform(sql="SELECT * FROM {source}")])
+@pytest.mark.parametrize("time", [{"time": "at"}, {"partition": "at"}])
+def test_a_function_is_asked_for_all_rows_and_for_those_of_the_windows_that_are_due(spark, tables, transform, time):
+    spec = spec_of(FunctionSource(function=f"{HERE}:asked_for", key=("order_id",), **time), transform=transform)
+    ASKED.clear()
+    assert [books.kept for books in ingest(spark, spec, tables, "one", NOW).done] == [24] * 4
+    day = [datetime(2026, 3, number, tzinfo=UTC) for number in range(1, 6)]
+    assert [None, (day[0], day[4])] == ASKED
+    ASKED.clear()
+    assert ingest(spark, spec, tables, "two", NOW).done == ()
+    assert ASKED == [None]
+    ASKED.clear()
+    again = ingest(spark, spec, tables, "three", NOW, again=("2026-03-02", "2026-03-03")).done
+    assert [(books.window, books.kept) for books in again] == [("2026-03-02", 24), ("2026-03-03", 24)]
+    assert [None, (day[1], day[3])] == ASKED
+    assert (ASKED[1].start, ASKED[1].end) == (day[1], day[3])
+    assert len(clean_rows(tables)) == 96
+
+
+@pytest.mark.parametrize("transform", [None, Transform(sql="SELECT * FROM {source}")])
+def test_a_function_that_returns_other_rows_for_a_window_is_refused(spark, tables, transform):
+    source = FunctionSource(function=f"{HERE}:asked_for", arguments={"wrong": 1}, key=("order_id",), time="at")
+    with pytest.raises(DataError, match=r"window 2026-03-01.* with a window and without"):
+        ingest(spark, spec_of(source, transform=transform), tables, "one", NOW)
+    assert not [path for path in Path(tables.folder).rglob("*") if path.is_file()]
+
+
+def test_a_function_is_asked_for_all_where_rows_without_a_time_are_due(spark, tables):
+    ASKED.clear()
+    source = FunctionSource(function=f"{HERE}:partly_timed", key=("order_id",), time="at")
+    assert [books.window for books in ingest(spark, spec_of(source), tables, "one", NOW).done] == ["2026-03-01", "none"]
+    assert ASKED == [None]
+
+
+def partly_timed(spark, window):
+    rows = asked_for(spark, window)
+    return rows.where("order_id < 9").withColumn("at", F.when(rows.order_id > 4, rows["at"]))
+
+
 @pytest.mark.parametrize("key", [("order_id", "shop"), ("nothing",)])
 def test_a_key_that_is_not_there_is_named(spark, tables, key):
     source = FunctionSource(function=f"{HERE}:orders_of", arguments={"rows": 3}, time="at", key=key)
@@ -426,7 +536,7 @@ def test_rows_of_partition_folders_are_not_moved(spark, tables, tmp_path):
     assert len(tables.table("clean").files()) == 2
 
 
-@pytest.mark.parametrize("name", ["_outcome", "_warned", "_salt"])
+@pytest.mark.parametrize("name", ["_outcome", "_broken", "_salt"])
 def test_columns_that_the_pipeline_adds_are_refused_in_the_source(spark, tables, name):
     query = f"SELECT 1 AS order_id, 2.0D AS amount, 3 AS {name}"
     with pytest.raises(SchemaError, match=f"the rows have a column {name}, which the pipeline adds"):
