@@ -41,6 +41,8 @@ AT = "timestamp'2026-03-01 00:00:00.00000{}'"
         ("array(1, 2), array(3)", "array(1), array(2, 3)"),
         ("array(1, NULL)", "array(NULL, 1)"),
         ("array(1, NULL)", "array(1)"),
+        ("array(-7461, NULL, 1)", "array(-7461, 1, NULL)"),
+        ("array(DATE'2026-03-01', NULL)", "array(NULL, DATE'2026-03-01')"),
         ("array(), 1", "CAST(NULL AS array<void>), 1"),
         ("array(1, 0), 1", "array(NULL, 0), CAST(NULL AS INT)"),
         ("array(array(1), array(2, 3))", "array(array(1, 2), array(3))"),
