@@ -309,9 +309,9 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return self._model
 
     def setModel(self, value: torch.nn.Module) -> TorchModel:
-        """Put another module in its place, with the same inputs and outputs."""
-        self._model, self._published = _module(value), {}
-        return self
+        """Put another module in its place, with the same inputs and outputs; what was noted of its training goes."""
+        self._model, self._published, self._summary = _module(value), {}, None
+        return self.set_origin(self._meanings, {"columns": self._origin.get("columns", {})}).setHistory(())
 
     def getFeatures(self) -> Features | None:
         """Return the features that make the model's inputs of raw columns; None if it takes columns as they are."""

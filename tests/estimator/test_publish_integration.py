@@ -120,6 +120,25 @@ def test_a_loaded_model_is_saved_loaded_and_published_again(fitted, registry, tm
     assert (again.metrics, again.parameters, again.lineage) == (first.metrics, first.parameters, first.lineage)
 
 
+def test_another_module_is_not_published_with_what_the_first_one_achieved(fitted, registry):
+    first = fitted.publish(registry, "churn")
+    other = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    for model in (registry.load_model("churn@1"), fitted.copy()):
+        made = model.setModel(other).publish(registry, "churn")
+        assert (made.metrics, made.parameters) == ({}, {})
+        assert not {"source_table", "source_version", "shard_key"} & {name for name, one in made.lineage.items() if one}
+        assert (len(model.history), model.hasSummary) == (0, False)
+        loaded = registry.load_model(f"churn@{made.version}")
+        assert len(loaded.history) == 0
+        assert loaded.origin["columns"] == fitted.origin["columns"]
+        rows = pd.DataFrame({"a": np.ones(2, "float32"), "b": np.ones(2, "float32")})
+        assert list(loaded.predict(rows)) == ["a", "b", "prediction", "probability"]
+    assert fitted.hasSummary
+    assert fitted.publish(registry, "churn").metrics == first.metrics != {}
+    with pytest.raises(ConfigError, match="metric"):
+        registry.promote_if_better("churn", "champion", 2, metric="val_loss")
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
