@@ -15,7 +15,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
 from sparkdl.pipeline.judging.drift import Action
 from sparkdl.pipeline.rows.ledger import WindowBooks
-from sparkdl.pipeline.rows.parts import Parts, parts_of
+from sparkdl.pipeline.rows.parts import Parts, parts_of, parts_to_do
 from sparkdl.pipeline.rows.windows import ahead
 from sparkdl.pipeline.run import check_champion, nothing_new
 from sparkdl.pipeline.state.context import LEARNING, STEPS, Context
@@ -32,6 +32,7 @@ from sparkdl.pipeline.state.keys import (
     shards_inputs,
     train_inputs,
     trial_inputs,
+    windows_to_score,
 )
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.results import Shards, Trained
@@ -121,8 +122,9 @@ def plan_of(context: Context) -> Plan:
         return Plan(nothing_new=True, due=why or {}, steps=tuple(kept), **common)
     if not asked:
         return Plan(nothing_new=False, due=why, steps=(), amounts=_amounts(context, due, known, None), **common)
+    expected = {**known, **{name: _expected(name) for name in due or ()}}
     try:
-        parts = parts_of(spec, {**known, **{name: _expected(name) for name in due or ()}}, train=context.train)
+        parts, waits = parts_to_do(spec, expected, train=context.train, champion=context.champion() is not None)
     except DataError as error:
         if due is not None:
             return Plan(nothing_new=False, due=why, steps=(), stops=str(error), **common)
@@ -133,10 +135,11 @@ def plan_of(context: Context) -> Plan:
     drift, action = _drift(context, parts, content)
     if action == "fail" and due is not None:
         return Plan(nothing_new=False, due=why, steps=(drift,), stops=drift.why, **common)
-    if action == "retrain" and context.train:
-        parts = parts_of(spec, {**known, **{name: _expected(name) for name in due or ()}}, hold_back=False)
-    learning = _learning(context, parts, content) if context.train else ()
-    steps = [step for step in (drift, *learning, *_scoring(context, parts, content)) if step.name in asked]
+    if action == "retrain" and context.train and not waits:
+        parts = parts_of(spec, expected, hold_back=False)
+    learning = _learning(context, parts, content) if context.train and not waits else _waiting(waits)
+    scoring = _scoring(context, parts, content, due or ())
+    steps = [step for step in (drift, *learning, *scoring) if step.name in asked]
     if due is None and any(step.state == "kept" for step in steps):
         steps = [step if step.state != "kept" else _if_same(step) for step in steps]
     amounts = _amounts(context, due, known, parts)
@@ -185,6 +188,12 @@ def _drift(context: Context, parts: Parts, content: Mapping[str, str]) -> tuple[
     action, reason = rule_of(given).decide(found)
     then = "" if action in ("none", "warn") else f"{action}: "
     return PlannedStep(name="drift", state="kept", why=f"{then}{reason}"), action
+
+
+def _waiting(why: str) -> Iterator[PlannedStep]:
+    """The steps to a model, which are left out for now; none where nothing is to be learnt."""
+    for name in LEARNING if why else ():
+        yield PlannedStep(name=name, state="kept", why=why)
 
 
 def _learning(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:
@@ -236,12 +245,12 @@ def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Itera
     yield _kept(steps.known("publish", judged), "publish differs")
 
 
-def _scoring(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:
-    champion, part = context.champion(), context.spec.score.window
+def _scoring(context: Context, parts: Parts, content: Mapping[str, str], due: Sequence[str]) -> Iterator[PlannedStep]:
+    champion = context.champion()
     if champion is None:
         yield PlannedStep(name="score", state="open", why="there is no champion yet")
         return
-    windows = sorted(set(content) | set(parts.score)) if part == "all" else list(parts.windows(part))
+    windows = windows_to_score(context, parts, {**content, **dict.fromkeys(due, "not ingested yet")})
     fresh, target = [name for name in windows if name not in content], str(context.spec.score.target)
     inputs = score_inputs(context, champion, {name: content[name] for name in windows if name not in fresh})
     fresh += [name for name, each in inputs.items() if not score_is_there(context.steps, target, name, each)]

@@ -120,3 +120,19 @@ def test_a_training_that_drift_asks_for_holds_the_newest_days_back_no_more(spark
         "; nothing can change, since a model was trained on all rows up to 2026-03-06 already"
     )
     assert {note.name: note.kept for note in again.steps}["train"]
+
+
+@pytest.mark.slow
+def test_days_that_a_training_after_drift_has_seen_do_not_judge_its_model(spark, sales):
+    longer = "split={by: time, train: 2 days, validate: 1 day, score: 2 days}"
+    assert run(sales.context(longer), spark).outcome == "promoted"
+    sales.day(6, shift=2.0)
+    assert run(sales.context(longer, "drift.action=retrain"), spark).windows["train"][-1] == "2026-03-05"
+    sales.day(7, shift=2.0)
+    done = run(sales.context(longer), spark)
+    assert done.windows["validate"] == ["2026-03-05"]
+    said = "version 2 was trained on 2026-03-05: no row judges both, and it stays the champion"
+    assert (done.outcome, done.exit_code, done.message) == ("not promoted", 20, said)
+    sales.day(8, shift=2.0)
+    sales.day(9, shift=2.0)
+    assert run(sales.context(longer), spark).outcome == "promoted"  # by the seventh, which version 2 never saw

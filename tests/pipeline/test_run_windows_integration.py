@@ -12,6 +12,7 @@ import pytest
 from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.tables.table import Table
@@ -33,7 +34,7 @@ class Shop:
         frame["at"] = pd.Timestamp(2026, 3, day, 10, tz="UTC")
         frame.to_parquet(self.days / f"{day:02d}-{name}.parquet", coerce_timestamps="us")
 
-    def run(self, spark, *overrides):
+    def context(self, *overrides):
         text = f"""
         name: shop
         root: {self.root}
@@ -45,7 +46,10 @@ class Shop:
         train: {{epochs: 2, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
         publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
         """
-        return run(Context(loads(text, overrides), NOW), spark)
+        return Context(loads(text, overrides), NOW)
+
+    def run(self, spark, *overrides):
+        return run(self.context(*overrides), spark)
 
     @property
     def predictions(self):
@@ -113,6 +117,74 @@ def test_a_late_row_does_its_window_again_and_nothing_else(spark, shop):
     assert kept(late)["train"]
     assert shop.predictions["order"].is_unique
     assert len(shop.predictions) == 241
+
+
+@pytest.mark.slow
+def test_days_that_no_run_came_for_are_scored_and_a_late_row_has_its_day_scored_again(spark, shop):
+    assert scored(shop.run(spark)) == {"2026-03-05": 40}
+    for day in (6, 7, 8):
+        shop.day(day)
+    assert scored(shop.run(spark)) == dict.fromkeys(("2026-03-06", "2026-03-07", "2026-03-08"), 40)
+    shop.day(6, "late", first=40, rows=1)
+    shop.day(4, "late", first=40, rows=1)  # this day was never predicted
+    late = shop.run(spark)
+    assert scored(late) == {"2026-03-06": 41, "2026-03-08": 40}, late.message
+    assert late.windows["score"] == ["2026-03-06", "2026-03-08"]
+    assert shop.predictions["order"].is_unique
+    assert len(shop.predictions) == 161
+    assert shop.run(None).outcome == "nothing new"
+
+
+@pytest.mark.slow
+def test_where_no_rows_validate_learning_waits_and_the_champion_predicts(spark, shop):
+    shop.run(spark)
+    shop.day(7)  # nothing on the sixth, which would validate
+    planned = plan_of(shop.context())
+    done = shop.run(spark)
+    assert (done.outcome, done.exit_code, scored(done)) == ("scored", 0, {"2026-03-07": 40})
+    said = "learning waits: split.validate has no window with rows"
+    assert said in done.message
+    assert planned.exit_code == 0
+    shop.day(8)
+    assert scored(shop.run(spark)) == {"2026-03-08": 40}
+
+
+@pytest.mark.slow
+def test_a_champion_that_fails_where_rows_are_scored_is_replaced(spark, shop):
+    def widened(numbers):
+        for path in shop.days.iterdir():
+            frame = pd.read_parquet(path)
+            frame["v"] = [list(each) for each in np.random.default_rng(0).normal(size=(len(frame), numbers))]
+            frame.to_parquet(path, coerce_timestamps="us")
+
+    widened(2)
+    assert shop.run(spark, "features={v: vector}").outcome == "promoted"
+    widened(3)  # the type of the column is the same
+    done = shop.run(spark, "features={v: vector}")
+    assert (done.outcome, done.evaluated.decision.outcome) == ("promoted", "champion_unusable"), done.message
+    assert "the champion cannot predict these rows (" in done.message
+    assert scored(done) == {"2026-03-05": 40}
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_once_the_alias_had_moved_ends_as_it_would_have(spark, shop):
+    shop.run(spark)
+    shop.day(6)
+    before = shop.run(spark)
+    assert before.model["version"] == shop.registry.get("shop", "champion").version == 2
+    steps = shop.root / "shop" / "runs" / "steps"
+    newest = max((steps / "publish").glob("*.json"), key=lambda file: file.stat().st_mtime)
+    newest.unlink()  # what a killed run has not written
+    (steps / "run").rename(steps / "gone")
+    after = shop.run(spark)
+    assert (after.outcome, after.exit_code, after.message) == ("promoted", 0, before.message)
+    assert kept(after)["evaluate"]
+    assert newest.exists()
+    edited = shop.run(spark, "publish.gate.min_rows=21")
+    assert (edited.outcome, edited.evaluated.decision.outcome) == ("promoted", "not_worse"), edited.message
+    stricter = shop.run(spark, "publish.gate.min_rows=1000")
+    assert (stricter.outcome, stricter.message) == ("promoted", "it is the champion already")
+    assert [each.version for each in shop.registry.list("shop")] == [1, 2]
 
 
 @pytest.mark.slow

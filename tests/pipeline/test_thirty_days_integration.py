@@ -243,8 +243,8 @@ def a_row_of_long_ago(shop, day, late):
     shop.deliver(day)
     done = shop.run(day)
     assert (done.outcome, done.windows["ingested"]) == ("promoted", [window(late), window(day)])
-    assert done.predictions == {window(day - 1): ROWS, window(day): ROWS}
-    shop.promoted(day - 1, day)
+    assert done.predictions == {window(late): ROWS + 1, window(day - 1): ROWS, window(day): ROWS}
+    shop.promoted(late, day - 1, day)
 
 
 def nothing_was_done_twice(shop):

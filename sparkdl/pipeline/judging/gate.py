@@ -148,7 +148,9 @@ class Decision:
     positives: int | None
 
 
-def decide(gate: Gate, challenger: Rows, champion: Rows | None = None, *, champion_error: str = "") -> Decision:
+def decide(
+    gate: Gate, challenger: Rows, champion: Rows | None = None, *, champion_error: str = "", seen: str = ""
+) -> Decision:
     """Decide about a challenger.
 
     Args:
@@ -157,6 +159,7 @@ def decide(gate: Gate, challenger: Rows, champion: Rows | None = None, *, champi
         champion: the same rows with the champion's; None if there is none yet, or it failed.
         champion_error: why the champion could not predict the rows, such as a schema that it does not know. It then
             serves nobody, and is replaced by any challenger that reaches the floors.
+        seen: why no row can judge the champion, such as that it was trained on all of them. It then stays.
 
     Raises:
         ConfigError: a metric is none of the task.
@@ -168,6 +171,8 @@ def decide(gate: Gate, challenger: Rows, champion: Rows | None = None, *, champi
         challenger.check_same(champion)
     mine, theirs = measure(challenger), None if champion is None else measure(champion)
     outcome, reason, gain, lower = _judge(gate, challenger, champion, mine, theirs, champion_error)
+    if seen and outcome == "first":
+        outcome, reason = "too_little", seen
     return Decision(
         promote=outcome in ("first", "champion_unusable", "better", "not_worse"),
         outcome=outcome,

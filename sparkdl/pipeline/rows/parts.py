@@ -22,7 +22,7 @@ from sparkdl.pipeline.spec.base import hours_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["PARTS", "Part", "Parts", "parts_of", "rows_of", "unit_of"]
+__all__ = ["PARTS", "Part", "Parts", "parts_of", "parts_to_do", "rows_of", "unit_of"]
 
 Part = Literal["train", "validate", "test", "score"]
 PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
@@ -82,6 +82,28 @@ def parts_of(
     found = divided(hours_of(split.score), *(PARTS if train else ("score",)))
     newest = found if hold_back else divided(0, "train", "validate", "test")
     return Parts(train=newest.training, validate=newest.validation, test=newest.testing, score=found.scoring)
+
+
+def parts_to_do(
+    spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: bool, champion: bool
+) -> tuple[Parts, str]:
+    """The same, and why nothing is learnt although that was asked for: a champion predicts all the same.
+
+    Args:
+        spec: the pipeline.
+        known: what the ledger knows of each window.
+        train: whether to learn.
+        champion: whether there is one.
+
+    Raises:
+        DataError: a part that is needed is left without a window.
+    """
+    try:
+        return parts_of(spec, known, train=train), ""
+    except DataError as error:
+        if not (train and champion):
+            raise
+        return parts_of(spec, known, train=False), f"learning waits: {error}"
 
 
 def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[str]) -> DataFrame:

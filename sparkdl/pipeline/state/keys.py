@@ -6,7 +6,7 @@ makes a key of. The steps and the plan ask here, so that a plan says what a run 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.errors import BundleError
@@ -15,10 +15,10 @@ from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.windows import NO_TIME
-from sparkdl.pipeline.spec import Train
+from sparkdl.pipeline.spec import TimeSplit, Train
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.context import VERSION, Context
-from sparkdl.pipeline.state.results import Published, Scored, Shards, Trained
+from sparkdl.pipeline.state.results import Published, Scored, ScoredWindows, Shards, Trained
 from sparkdl.pipeline.state.steps import Steps, content_key
 from sparkdl.pipeline.trials import chosen_by, chosen_settings
 from sparkdl.storage import Storage
@@ -36,11 +36,14 @@ __all__ = [
     "score_inputs",
     "score_is_there",
     "scored_place",
+    "scored_windows",
     "shards_are_there",
     "shards_inputs",
     "train_inputs",
     "trained_on",
     "trial_inputs",
+    "unseen",
+    "windows_to_score",
 ]
 
 _PREPARE, _SCORE, _DRIFT = 1, 1, 1
@@ -132,12 +135,22 @@ def publish_inputs(context: Context, parts: Parts, content: Content, train: str)
 
 
 def judged_against(context: Context, publish: Inputs) -> int | None:
-    """The version that a publication's model is compared with: the champion when it was first judged, or now."""
+    """The version that a publication's model is compared with: the champion when it was first judged, or now.
+
+    A model that is the champion itself is compared with the one that it followed.
+    """
     before = context.steps.find("publish", publish, Published)
     if before is not None:
         return before.against
     champion = context.champion()
-    return champion.version if champion is not None else None
+    if champion is None or champion.publication != publish["train"]:
+        return champion.version if champion is not None else None
+    # it is this very model: a run ended once the alias had moved, or only the gate was changed since
+    name, alias = str(context.spec.publish.name), context.spec.publish.alias
+    moves = [each for each in context.registry.history(name) if each.kind == "aliased" and each.alias == alias]
+    followed = [each.previous for each in moves if each.version == champion.version]
+    there = {each.version for each in context.registry.list(name)}
+    return followed[-1] if followed and followed[-1] in there else None
 
 
 def evaluate_inputs(context: Context, publish: Inputs, against: int | None) -> Inputs:
@@ -159,6 +172,36 @@ def trained_on(context: Context, version: ModelVersion) -> Content:
     """A hash of the rows of each window that a version was trained on; empty where that is not known any more."""
     trained = context.steps.result("train", version.publication, Trained) if version.publication else None
     return {} if trained is None else trained.windows
+
+
+def unseen(context: Context, version: ModelVersion | None, windows: Sequence[str]) -> tuple[str, ...]:
+    """Those of the windows that a version was not trained on; by a hash or a column, windows hold rows of each part."""
+    if version is None or not isinstance(context.spec.split, TimeSplit):
+        return tuple(windows)
+    seen = trained_on(context, version)
+    return tuple(name for name in windows if name not in seen)
+
+
+def windows_to_score(context: Context, parts: Parts, content: Content) -> tuple[str, ...]:
+    """The windows that the file asks to score, and those that earlier runs owe, in order.
+
+    Owed are, since the first window that was ever scored, those that no run came for, those whose rows have changed
+    since, and, of any split, those that were scored and have no rows any more.
+    """
+    part = context.spec.score.window
+    asked = tuple(name for name in content if content[name]) if part == "all" else parts.windows(part)
+    known = context.steps.find("score", scored_windows(context), ScoredWindows)
+    scored = known.content if known is not None else {}
+    owed = {name for name, rows in content.items() if not rows and scored.get(name)}
+    if scored and asked and isinstance(context.spec.split, TimeSplit) and NO_TIME not in asked:
+        since = [name for name in content if min(scored) <= name < max(asked)]
+        owed |= {name for name in since if scored.get(name, "") != content[name]}
+    return tuple(sorted({*owed, *asked}))
+
+
+def scored_windows(context: Context) -> Inputs:
+    """Under what it is kept which rows of each window were scored: there is one, the last."""
+    return {"target": Table(str(context.spec.score.target)).uri, "windows": "all"}
 
 
 def drift_inputs(context: Context, champion: ModelVersion, parts: Parts, content: Content) -> dict[str, Inputs]:

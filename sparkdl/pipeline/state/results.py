@@ -15,7 +15,19 @@ from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.judging.metrics.diagnostics import Diagnostics
 from sparkdl.pipeline.judging.metrics.measure import Measured
 
-__all__ = ["Drifted", "Evaluated", "Live", "LiveError", "Published", "Scored", "Shards", "Trained", "Trial", "Tried"]
+__all__ = [
+    "Drifted",
+    "Evaluated",
+    "Live",
+    "LiveError",
+    "Published",
+    "Scored",
+    "ScoredWindows",
+    "Shards",
+    "Trained",
+    "Trial",
+    "Tried",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +188,17 @@ class Scored:
     rows: Count
     version: Count
     artifact: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredWindows:
+    """What the table of predictions was made from.
+
+    Attributes:
+        content: by window, a hash of its rows when they were last scored.
+    """
+
+    content: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

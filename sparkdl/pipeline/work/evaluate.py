@@ -6,15 +6,16 @@ challenger's metrics by slice. Each row passes both models in one query, so that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.columns.names import quoted
+from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
-from sparkdl.errors import BundleError, IntegrityError, SchemaError
+from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
@@ -46,7 +47,7 @@ def judged_label(spec: PipelineSpec, labels: Labels) -> FittedLabel:
 
 def evaluate(
     rows: DataFrame, spec: PipelineSpec, labels: Labels, challenger: str, champion: str | None, trusted: Sequence[str],
-    count: int,
+    count: int, seen: str = "",
 ) -> Evaluated:  # fmt: skip
     """Measure on held-out rows, and decide.
 
@@ -58,6 +59,7 @@ def evaluate(
         champion: address of the champion's bundle; None where there is none.
         trusted: packages that bundles may import.
         count: how many rows there are; of more than the driver holds a share is drawn, the same each time.
+        seen: why these rows cannot judge the champion; it is not asked then, and stays.
 
     Raises:
         DataError: there are no rows, or predictions are missing.
@@ -67,16 +69,9 @@ def evaluate(
     mine = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
     scored = score(frame, challenger, output_columns=names, config=config, trusted=trusted)
-    theirs, error, known = "", "", label
-    if champion is not None:
-        try:
-            known, place, outputs = _champions(champion, label)
-            names = [f"_champion_{n}" for n in range(outputs)]
-            scored, theirs = score(scored, champion, output_columns=names, config=config, trusted=trusted), names[place]
-        except (SchemaError, BundleError, IntegrityError, ValueError) as cause:  # it reads columns that are no more,
-            error = str(cause)  # predicts something else, or is damaged
-    wanted = [*kept, mine, *([theirs] if theirs else [])]
-    table = scored.select(*[quoted(name) for name in wanted]).toArrow()
+    kept.append(mine)
+    rival = None if seen else champion
+    table, theirs, known, error = _predicted(scored, kept, label, rival, {"config": config, "trusted": trusted})
     common: dict[str, Any] = {
         "weights": _numbers(table[spec.weight]) if spec.weight else None,
         "groups": table["_group"].to_pandas().to_numpy(),
@@ -88,22 +83,47 @@ def evaluate(
         Rows.of(label.type, actual, _in_order(_probabilities(label.type, outputs), of.classes, classes), **common)
         for outputs, of in ((_numbers(table[name]), of) for name, of in ((mine, label), (theirs, known)) if name)
     ]
-    decision = decide(gate_of(spec, label), *found, champion_error=error)
+    decision = decide(gate_of(spec, label), *found, champion_error=error, seen=seen)
     slices = {
         name: Slices.of(found[0], table[f"_slice_{place}"].to_pandas().to_numpy())
         for place, name in enumerate(spec.report.slices)
     }
     by_model = [{name: one.measure(rows) for name, one in slices.items()} for rows in found]
-    seen = diagnose(found, classes)
+    views = diagnose(found, classes)
     return Evaluated(
         label=label.name,
         decision=decision,
         slices=by_model[0],
         champion_slices=by_model[1] if theirs else {},
         values={name: one.values for name, one in slices.items()},
-        challenger=seen[0],
-        champion=seen[1] if theirs else None,
+        challenger=views[0],
+        champion=views[1] if theirs else None,
     )
+
+
+def _predicted(
+    scored: DataFrame, kept: Sequence[str], label: FittedLabel, champion: str | None, options: Mapping[str, Any]
+) -> tuple[pa.Table, str, FittedLabel, str]:
+    """The challenger's predictions and the champion's beside them, in one pass.
+
+    Returns:
+        the rows; the column of the champion's predictions, empty if it has none; its label; and why it has none: it
+        reads columns that are no more, or other ones, predicts something else, cannot be built any more, or is damaged.
+    """
+    if champion is None:
+        return _collected(scored, kept), "", label, ""
+    try:
+        known, place, outputs = _champions(champion, label)
+        names = [f"_champion_{n}" for n in range(outputs)]
+        both = score(scored, champion, output_columns=names, **options)
+        return _collected(both, [*kept, names[place]]), names[place], known, ""
+    except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
+        return _collected(scored, kept), "", label, str(cause)  # if it is the challenger that fails, it does so again
+
+
+def _collected(scored: DataFrame, columns: Sequence[str]) -> pa.Table:
+    with task_errors():
+        return scored.select(*[quoted(name) for name in columns]).toArrow()
 
 
 def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:

@@ -17,7 +17,7 @@ from sparkdl.estimator.publishing import publish_bundle
 from sparkdl.interchange.mirror import mirror_published
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
-from sparkdl.pipeline.rows.parts import PARTS, Parts, parts_of, rows_of
+from sparkdl.pipeline.rows.parts import PARTS, Parts, parts_of, parts_to_do, rows_of
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import (
@@ -26,10 +26,13 @@ from sparkdl.pipeline.state.keys import (
     judged_against,
     publish_inputs,
     score_inputs,
+    scored_windows,
     train_inputs,
+    unseen,
+    windows_to_score,
 )
 from sparkdl.pipeline.state.record import Finished, Outcome
-from sparkdl.pipeline.state.results import Drifted, Evaluated, Published, Trained
+from sparkdl.pipeline.state.results import Drifted, Evaluated, Published, ScoredWindows, Trained
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.trials import chosen_settings
 from sparkdl.pipeline.work.drift import look_for_drift
@@ -90,15 +93,17 @@ class _Work:
         self._describe(ingested)
         yield "ingest"
         known = context.tables.ledger.windows()
-        parts = parts_of(spec, known, train=context.train)
+        parts, waits = parts_to_do(spec, known, train=context.train, champion=context.champion() is not None)
+        if waits:
+            self._wait(waits)
         content = {name: books.content for name, books in known.items()}
         clean = context.tables.table("clean").read(self.spark)
         record.live = live_errors(context, clean, content)
         drifted = self._drift(clean, parts, content)
         yield "drift"
-        record.windows["score"] = list(parts.score)
-        choices = [parts] if context.train else []
-        if drifted.action == "retrain" and context.train:
+        record.windows["score"] = list(windows_to_score(context, parts, content))
+        choices = [parts] if context.train and not waits else []
+        if drifted.action == "retrain" and context.train and not waits:
             choices.insert(0, parts_of(spec, known, hold_back=False))
         for number, chosen in enumerate(choices, 1):
             try:
@@ -107,14 +112,18 @@ class _Work:
             except NoLabelsError as error:  # the champion predicts all the same
                 if number == len(choices) and context.champion() is None:
                     raise
-                self.waits = f"learning waits: {error}"
-                logger.warning("%s", self.waits)
+                self._wait(f"learning waits: {error}")
         self._score(clean, parts, content)
         yield "score"
 
+    def _wait(self, why: str) -> None:
+        self.waits = why
+        logger.warning("%s", self.waits)
+
     def _prepare_and_learn(self, clean: DataFrame, parts: Parts, content: Mapping[str, str]) -> Iterator[str]:
         record, context = self.record, self.context
-        record.windows |= {part: list(parts.windows(part)) for part in PARTS if parts.windows(part)}
+        learnt = [part for part in PARTS if part != "score" and parts.windows(part)]
+        record.windows |= {part: list(parts.windows(part)) for part in learnt}
         fitted = fit_features(context, clean, (parts, content))
         yield "features"
         prepared = cut_shards(context, clean, (parts, content), fitted)
@@ -197,16 +206,18 @@ class _Work:
         against = judged_against(self.context, judged)
 
         def measured() -> Evaluated:
-            rows, count = self._judging(clean, parts, prepared)
-            other = self.context.registry.get(str(spec.publish.name), against).uri if against is not None else None
-            return evaluate(rows, spec, prepared.labels, trained.bundle, other, self.context.trusted, count)
+            versions = self.context.registry.list(str(spec.publish.name))
+            rival = next((each for each in versions if each.version == against), None)  # or it was removed since
+            rows, count, seen = self._judging(clean, parts, prepared, rival)
+            theirs = None if rival is None else rival.uri
+            return evaluate(rows, spec, prepared.labels, trained.bundle, theirs, self.context.trusted, count, seen)
 
         measuring = evaluate_inputs(self.context, judged, against)
         evaluated = self.context.steps.do("evaluate", measuring, Evaluated, measured)
         record.evaluated = evaluated
         yield "evaluate"
         published = self.context.steps.do(
-            "publish", judged, Published, lambda: self._publish(evaluated, trained, champion, key)
+            "publish", judged, Published, lambda: self._publish(evaluated, trained, champion, key, against)
         )
         record.model |= {"name": spec.publish.name, "version": published.version, "promoted": published.reason}
         self.published = published
@@ -220,62 +231,88 @@ class _Work:
         parent = next((each.version for each in reversed(versions) if each.uri == start), None)
         return {**origin, "lineage": {**origin.get("lineage", {}), "parent": parent}}
 
-    def _judging(self, clean: DataFrame, parts: Parts, prepared: Prepared) -> tuple[DataFrame, int]:
-        """The rows that judge champion and challenger, checked as those of shards are, and their number."""
-        rows = rows_of(clean, self.spec, parts.judging, parts.windows(parts.judging))
-        known = labelled(rows, prepared.labels.names)
-        if parts.judging == "validate":
-            return known, prepared.validate_rows
-        self.record.rows["test unlabelled"] = check_labels(rows, prepared.labels, "test")
-        if self.spec.weight is not None:
-            check_weight(known, self.spec.weight, "test")
-        self.record.rows["test"] = count = known.count()
-        return known, count
+    def _judging(
+        self, clean: DataFrame, parts: Parts, prepared: Prepared, rival: ModelVersion | None
+    ) -> tuple[DataFrame, int, str]:
+        """The rows that judge, checked as those of shards are, their number, and why they cannot judge the champion.
 
-    def _publish(self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str) -> Published:
-        published = self._promoted(evaluated, trained, champion, key)
+        Rows that the champion was trained on, as after a training that drift asked for, tell nothing of it.
+        """
+        part = parts.judging
+        windows = parts.windows(part)
+        rows = rows_of(clean, self.spec, part, windows)
+        known, count = labelled(rows, prepared.labels.names), prepared.validate_rows
+        if part == "test":
+            self.record.rows["test unlabelled"] = check_labels(rows, prepared.labels, "test")
+            if self.spec.weight is not None:
+                check_weight(known, self.spec.weight, "test")
+            self.record.rows["test"] = count = known.count()
+        new = unseen(self.context, rival, windows)
+        if rival is None or len(new) == len(windows):
+            return known, count, ""
+        fewer = known.where(known[WINDOW].isin(*new))
+        if new and (left := fewer.count()):
+            told = "%d of %d windows judge: version %d was trained on the others"
+            logger.info(told, len(new), len(windows), rival.version)
+            return fewer, left, ""
+        seen = windows[0] if len(windows) == 1 else f"all of {windows[0]} to {windows[-1]}"
+        return (
+            known,
+            count,
+            f"version {rival.version} was trained on {seen}: no row judges both, and it stays the champion",
+        )
+
+    def _publish(
+        self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str, against: int | None
+    ) -> Published:
+        published = self._promoted(evaluated, trained, champion, key, against)
         spec, registry = self.spec.publish, self.context.registry
         if spec.mlflow is not None:  # with the alias where it points now
             mirror_published(registry, registry.get(str(spec.name), published.version), spec.mlflow)
         return published
 
-    def _promoted(self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str) -> Published:
-        spec, name = self.spec, str(self.spec.publish.name)
-        against = champion.version if champion is not None else None
+    def _promoted(
+        self, evaluated: Evaluated, trained: Trained, champion: ModelVersion | None, key: str, against: int | None
+    ) -> Published:
+        """Publish the model of a training, and promote it if the gate, which compared it with ``against``, says so."""
+        spec, name, decision = self.spec, str(self.spec.publish.name), evaluated.decision
         version = publish_bundle(
             self.context.registry,
             name,
             trained.bundle,
             trained.origin,
-            metrics=evaluated.decision.challenger.values,
+            metrics=decision.challenger.values,
             parameters=chosen_settings(self.context.settings, trained.settings),
             publication=key,
-        )
-        decision = evaluated.decision
+        ).version
+        now = champion.version if champion is not None else None
+        if now == version:
+            reason = decision.reason if decision.promote else "it is the champion already"
+            return Published(version=version, promoted=True, reason=reason, against=against)
         if not decision.promote:
-            return Published(version=version.version, promoted=False, reason=decision.reason, against=against)
-        if against == version.version:
-            reason = "it is the champion already"
-            return Published(version=version.version, promoted=True, reason=reason, against=against)
+            return Published(version=version, promoted=False, reason=decision.reason, against=against)
+        alias = spec.publish.alias
         try:
-            self.context.registry.set_alias(
-                name, spec.publish.alias, version.version, expected=against, reason=decision.reason
-            )
+            self.context.registry.set_alias(name, alias, version, expected=now, reason=decision.reason)
         except ConflictError as error:
-            raise ConflictError(f"another run moved {spec.publish.alias} of {name} meanwhile: run again") from error
-        return Published(version=version.version, promoted=True, reason=decision.reason, against=against)
+            raise ConflictError(f"another run moved {alias} of {name} meanwhile: run again") from error
+        return Published(version=version, promoted=True, reason=decision.reason, against=against)
 
     def _score(self, clean: DataFrame, parts: Parts, content: Mapping[str, str]) -> None:
         """Let the champion predict the windows that it has not predicted yet."""
         spec, champion = self.spec, self.context.champion()
         if champion is None:
             return
-        part = spec.score.window
-        windows = sorted(name for name in content if content[name]) if part == "all" else parts.windows(part)
+        windows, part = windows_to_score(self.context, parts, content), spec.score.window
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
         inputs = score_inputs(self.context, champion, {name: content[name] for name in windows})
         self.record.predictions = score_windows(
             self.context.steps, rows, spec, champion, inputs, self.record.run_id, self.context.trusted
         )
+        place = scored_windows(self.context)
+        before = self.context.steps.find("score", place, ScoredWindows) or ScoredWindows(content={})
+        made = ScoredWindows(content={**before.content, **{name: content[name] for name in windows}})
+        if made != before:
+            self.context.steps.put("score", place, made, 0.0)
         if self.record.predictions:
             self.record.places["predictions"] = Table(str(spec.score.target)).uri

@@ -104,6 +104,14 @@ def test_a_champion_that_cannot_predict_is_replaced_by_whoever_reaches_the_floor
     assert decide(Gate(metric="auc", floors=("auc >= 0.99",)), clicks(1.5), champion_error=why).outcome == "below_floor"
 
 
+def test_a_champion_that_no_row_can_judge_stays():
+    found = decide(Gate(metric="auc"), clicks(1.5), seen="version 3 was trained on all of them")
+    assert (found.promote, found.outcome, found.reason) == (False, "too_little", "version 3 was trained on all of them")
+    assert found.champion is None
+    floor = Gate(metric="auc", floors=("auc >= 0.99",))
+    assert decide(floor, clicks(1.5), seen="version 3 was trained on all of them").outcome == "below_floor"
+
+
 def test_a_challenger_below_a_floor_is_refused_however_bad_the_champion_is():
     found = decide(
         Gate(

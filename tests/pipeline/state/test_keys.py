@@ -1,0 +1,113 @@
+"""Which windows a run scores, which of them judge a champion, and whom a model is compared with."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from sparkdl.models.bundle import save_bundle
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import (
+    judged_against,
+    publish_inputs,
+    scored_windows,
+    unseen,
+    windows_to_score,
+)
+from sparkdl.pipeline.state.results import Published, ScoredWindows, Trained
+
+D1, D2, D3, D4, D5, D6 = (f"2026-03-0{day}" for day in range(1, 7))
+PARTS = Parts(train=(D1, D2, D3), validate=(D4,), score=(D5, D6))
+
+
+@pytest.fixture
+def context_of(tmp_path):
+    def make(*overrides):
+        text = f"""
+        name: shop
+        root: {tmp_path}
+        source: {{kind: parquet, path: {tmp_path}/orders, time: at}}
+        features: {{x: number}}
+        label: {{y: regression}}
+        split: {{by: time, train: 3 days, validate: 1 day, score: 2 days}}
+        """
+        return Context(loads(text, overrides))
+
+    return make
+
+
+def test_days_that_no_run_scored_and_rows_that_came_late_are_owed(context_of):
+    context = context_of()
+    content = {name: f"rows of {name}" for name in (D1, D2, D3, D4, D5, D6)} | {"none": "lost"}
+    assert windows_to_score(context, PARTS, content) == (D5, D6)
+    scored = {D2: "rows of before", D3: content[D3]}  # a run of the third day; none came on the fourth
+    context.steps.put("score", scored_windows(context), ScoredWindows(content=scored), 0.0)
+    assert windows_to_score(context, PARTS, content) == (D2, D4, D5, D6)
+    assert windows_to_score(context, PARTS, content | {D2: "rows of before"}) == (D4, D5, D6)
+    assert windows_to_score(context, PARTS, content | {D2: ""}) == (D2, D4, D5, D6)  # its rows are gone
+    assert windows_to_score(context, PARTS, content | {D2: "", D4: ""}) == (D2, D5, D6)  # nobody predicted the fourth
+    validated = context_of("score.window=validate")
+    assert windows_to_score(validated, PARTS, content | {D2: "rows of before"}) == (D4,)  # newer ones are not asked for
+
+
+def test_without_windows_in_time_nothing_is_owed_but_what_is_gone(context_of):
+    content = {D1: "a", D2: "", D3: "c"}
+    for overrides in (["score.window=all"], ["split={by: hash, train: 0.8, validate: 0.1, score: 0.1}"]):
+        context = context_of(*overrides)
+        parts = Parts(train=(D1, D3), validate=(D1, D3), score=(D1, D3))
+        assert windows_to_score(context, parts, content) == (D1, D3)
+        place = scored_windows(context)
+        context.steps.put("score", place, ScoredWindows(content={D1: "a", D2: "b"}), 0.0)
+        assert windows_to_score(context, parts, content) == (D1, D2, D3)
+        context.steps.put("score", place, ScoredWindows(content=content), 0.0)
+        assert windows_to_score(context, parts, content) == (D1, D3)
+
+
+@pytest.fixture
+def published(tmp_path):
+    def publish(context, training):
+        bundle = save_bundle(nn.Linear(1, 1), str(tmp_path / training))
+        return context.registry.publish("shop", bundle.uri, publication=training)
+
+    return publish
+
+
+def test_rows_that_a_version_was_trained_on_do_not_judge_it(context_of, published):
+    context = context_of()
+    version = published(context, "a training")
+    assert unseen(context, version, (D4, D5)) == (D4, D5)  # what it was trained on is not known any more
+    trained = Trained(
+        bundle="", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1, rows=1, ranks=1,
+        backend="torch", windows={D3: "c", D4: "d"},
+    )  # fmt: skip
+    context.steps.result = lambda step, key, kind: trained if (step, key) == ("train", "a training") else None
+    assert unseen(context, version, (D4, D5)) == (D5,)
+    assert unseen(context, version, (D3, D4)) == ()
+    assert unseen(context, None, (D3, D4)) == (D3, D4)
+    by_hash = context_of("split={by: hash, train: 0.8, validate: 0.1, score: 0.1}")
+    assert unseen(by_hash, version, (D4, D5)) == (D4, D5)
+
+
+def test_a_model_that_is_the_champion_already_is_compared_with_the_one_before_it(context_of, published):
+    context = context_of()
+    content = dict.fromkeys((D1, D2, D3, D4, D5, D6), "rows")
+    first, second = (publish_inputs(context, PARTS, content, training) for training in ("one", "two"))
+    assert judged_against(context, first) is None
+    assert published(context, "one").version == 1
+    context.registry.set_alias("shop", "champion", 1, expected=None)
+    assert judged_against(context, first) is None  # nobody was champion before it
+    assert judged_against(context, second) == 1
+    published(context, "two")
+    context.registry.set_alias("shop", "champion", 2, expected=1)  # and here a run was killed
+    assert judged_against(context, second) == 1
+    context.steps.put("publish", second, Published(version=2, promoted=True, reason="", against=1), 0.0)
+    published(context, "three")
+    context.registry.set_alias("shop", "champion", 3, expected=2)
+    assert judged_against(context, second) == 1
+    assert judged_against(context, publish_inputs(context, PARTS, content, "four")) == 3
+    context.registry.delete("shop", 1)
+    context.registry.set_alias("shop", "champion", 2, expected=3)
+    edited = publish_inputs(context_of("publish.gate.min_rows=7"), PARTS, content, "two")
+    assert judged_against(context, edited) == 3
