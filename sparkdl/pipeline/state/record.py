@@ -42,7 +42,14 @@ EXIT_CODES: Mapping[Outcome, int] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What the last whole run came to, and the key of what decided it: the next one sees that there is nothing new."""
+    """What the last whole run came to, and the key of what decided it: the next one sees that there is nothing new.
+
+    Attributes:
+        inputs: the key.
+        run_id: of the run.
+        outcome: what came of it.
+        ahead: windows of the source that began later than the run, and are due once they begin.
+    """
 
     inputs: str
     run_id: str

@@ -15,7 +15,7 @@ short between the commits leaves windows that are due again, and are replaced ag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ from sparkdl.pipeline.rows.source import (
     source_identity,
 )
 from sparkdl.pipeline.rows.window_column import window_column
-from sparkdl.pipeline.rows.windows import due
+from sparkdl.pipeline.rows.windows import ahead, due
 from sparkdl.pipeline.spec import FunctionSource, PipelineSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.steps import content_key
@@ -77,11 +77,13 @@ class Ingested:
         done: books of the windows that were due, in order.
         warned: rows of these windows by the warning that they broke.
         version: of the table of clean rows; -1 where nothing was due.
+        ahead: windows of the source that begin later than now, and were left alone.
     """
 
     done: tuple[WindowBooks, ...]
     warned: Mapping[str, int]
     version: int
+    ahead: tuple[str, ...] = ()
 
 
 def rules_of(spec: PipelineSpec) -> str:
@@ -146,16 +148,18 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
         rules = rules_of(spec)
         done = {name: books.fingerprint for name, books in known.items() if books.rules == rules}
         todo = due(found, done, now=now, again=again)
+    later = tuple(ahead(found, now))
     chosen = of_windows(source, spec.source, todo)
     rows = _transformed(spark, spec, chosen)
     context.file.check_columns(_types(source), None if spec.transform is None else _types(rows))
     if not todo:
-        return Ingested(done=(), warned={}, version=-1)
+        return Ingested(done=(), warned={}, version=-1, ahead=later)
     most = max(rows_of.get(name, 0) for name in todo)
     as_hashed = look.windows is None and spec.transform is None
     if isinstance(spec.source, FunctionSource) and spec.transform is not None and spec.source.when is not None:
         _check_function(spec.source, {name: found.get(name) for name in todo}, _fingerprints(chosen)[0])
-    return _ingest(spark, context, rows, {name: found[name] for name in todo}, most, as_hashed)
+    done = _ingest(spark, context, rows, {name: found[name] for name in todo}, most, as_hashed)
+    return replace(done, ahead=later)
 
 
 def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:

@@ -67,6 +67,7 @@ class _Work:
         self.spec, self.record = context.spec, context.record
         self.published: Published | None = None
         self.waits = ""
+        self.ahead: tuple[str, ...] = ()
 
     def all(self) -> None:
         """Do every step that is due, in order, as far as was asked."""
@@ -79,9 +80,8 @@ class _Work:
         self._end()
         inputs = context.whole()
         if inputs is not None:
-            ahead = tuple(sorted(set(context.look.windows or ()) - set(context.tables.ledger.windows())))
             key = content_key("run", inputs)
-            done = Finished(inputs=key, run_id=self.record.run_id, outcome=self.record.outcome, ahead=ahead)
+            done = Finished(inputs=key, run_id=self.record.run_id, outcome=self.record.outcome, ahead=self.ahead)
             context.steps.put("run", context.asked, done, 0.0)  # the last alone: what others left may be overwritten
 
     def _steps(self) -> Iterator[str]:
@@ -89,6 +89,7 @@ class _Work:
         spec, record, context = self.spec, self.record, self.context
         started = time.perf_counter()
         ingested = ingest(self.spark, context)
+        self.ahead = ingested.ahead
         context.steps.timed("ingest", not ingested.done, time.perf_counter() - started)
         self._describe(ingested)
         yield "ingest"

@@ -1,0 +1,69 @@
+"""What a run finds due as its source and the clock move on; runs end after ingestion, which decides it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pandas as pd
+import pytest
+
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.tables.table import Table
+
+
+class Shop:
+    """A source by day or by time, and its pipeline."""
+
+    def __init__(self, root, source):
+        self.root, self.source = root, source
+
+    def context(self, now, again=None, **settings):
+        source = ", ".join(f"{name}: {value}" for name, value in {**self.source, **settings}.items())
+        text = f"""
+        name: shop
+        root: {self.root}
+        source: {{{source}}}
+        features: {{x: number}}
+        label: {{y: regression}}
+        """
+        return Context(loads(text), now, again, until="ingest")
+
+    @property
+    def clean(self):
+        return Table(f"{self.root}/shop/tables/clean").rows().to_pandas()
+
+
+def noon(day):
+    return datetime(2026, 3, day, 12, tzinfo=UTC)
+
+
+def orders(*days, rows=3, **more):
+    """As many orders of each day, as pandas rows."""
+    found = [
+        {"order": f"{day}-{n}", "at": pd.Timestamp(2026, 3, day, n, tz="UTC"), "x": float(n), "y": 2.0 * n, **more}
+        for day in days
+        for n in range(rows)
+    ]
+    return pd.DataFrame(found)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_rows_dated_ahead_are_taken_in_when_their_day_comes_though_no_file_has_changed(spark, tmp_path, kind):
+    place = tmp_path / "orders"
+    if kind == "parquet":
+        place.mkdir()
+        orders(18, 19, 20).to_parquet(place / "rows.parquet", coerce_timestamps="us")
+        source = {"kind": kind, "path": place, "time": "at"}
+    else:
+        Table(str(place)).write(spark.createDataFrame(orders(18, 19, 20)))
+        source = {"kind": kind, "table": place, "time": "at"}
+    shop = Shop(tmp_path, source)
+    first = run(shop.context(noon(18)), spark)
+    assert first.windows["ingested"] == ["2026-03-18"]
+    assert run(shop.context(noon(18))).outcome == "nothing new"  # no session: nothing of Spark is asked
+    assert run(shop.context(noon(19)), spark).windows["ingested"] == ["2026-03-19"]
+    assert run(shop.context(noon(19))).outcome == "nothing new"
+    assert run(shop.context(noon(20)), spark).windows["ingested"] == ["2026-03-20"]
+    assert len(shop.clean) == 9
