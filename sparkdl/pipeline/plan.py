@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
 from sparkdl.pipeline.judging.drift import Action
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.ledger import WindowBooks, transformed
 from sparkdl.pipeline.rows.parts import Parts, parts_of, parts_to_do
 from sparkdl.pipeline.rows.windows import ahead
 from sparkdl.pipeline.run import check_champion, nothing_new
@@ -74,6 +74,7 @@ class Plan:
         due: why, by window that would be ingested; None where only Spark can tell.
         unchanged: windows that stay as they are.
         ahead: windows that begin later than now, and are left alone.
+        transformed: rows of the windows that were ingested in the source, and after the transform, where these differ.
         steps: all of them in order.
         holder: the run that is active now, beside which no other begins; None where there is none.
         stops: why the run would be refused; empty where nothing speaks against it.
@@ -88,6 +89,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     holder: Holder | None
     stops: str = ""
+    transformed: tuple[int, int] | None = None
     amounts: Mapping[str, Amount] = field(default_factory=dict)
 
     @property
@@ -110,6 +112,7 @@ def plan_of(context: Context) -> Plan:
     later = ahead(look.windows or (), context.now)
     same = tuple(name for name in known if name not in (due or ()))
     common: dict[str, Any] = {"pipeline": str(spec.name), "unchanged": same, "ahead": tuple(later)}
+    common["transformed"] = transformed(known.values())
     common["holder"] = holder_of(context.runs.child("leases"))
     why = None if due is None else {name: _why(context, known.get(name), name) for name in due}
     asked = [name for name in STEPS[1:] if context.asks_for(name)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sparkdl.pipeline.plan import Plan
+from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
@@ -98,8 +99,10 @@ def _rows(record: RunRecord) -> str:
     windows = record.windows.get("ingested", [])
     if not windows:
         return "none is new"
+    before = transformed(record.books)
+    told = "" if before is None else f"{before[0]:,} in the source, {before[1]:,} after the transform; "
     return (
-        f"{rows['read']:,} read = {rows['kept']:,} kept + {rows['quarantined']:,} quarantined + "
+        f"{told}{rows['read']:,} read = {rows['kept']:,} kept + {rows['quarantined']:,} quarantined + "
         f"{rows['duplicates']:,} duplicates, of {_span(windows)}"
     )
 
@@ -198,6 +201,9 @@ def plan_lines(plan: Plan) -> list[Line]:
     if plan.ahead:
         lines.append(("ahead", f"{_span(plan.ahead)}: left alone until then"))
     lines = [(name, text + _amount(plan, name)) for name, text in lines]
+    if plan.transformed is not None:
+        before, after = plan.transformed
+        lines.append(("transform", f"as last ingested: {before:,} rows in the source, {after:,} after the transform"))
     lines += [(step.name, f"{step.state}: {step.why}{_amount(plan, step.name)}") for step in plan.steps]
     if plan.amounts:
         lines.append(("cost", _cost(plan)))

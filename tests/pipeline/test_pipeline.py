@@ -13,10 +13,12 @@ from sparkdl.errors import ConfigError, DataError, PipelineFileError
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.code import importable
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import publish_inputs
 from sparkdl.pipeline.state.lease import lease
+from sparkdl.pipeline.summary import plan_lines
 
 FILE = """\
 name: wine
@@ -146,6 +148,21 @@ def test_a_plan_says_that_a_run_would_be_refused(folder):
     plan = Pipeline.load(folder / "wine.yaml").plan()
     assert list(plan.due) == ["2026-03-01", "2026-03-02"]
     assert "split.train has no window with rows" in plan.stops
+
+
+def books(window, **more):
+    counts = {"read": 7, "kept": 7, "quarantined": 0, "duplicates": 0} | more
+    return WindowBooks(window=window, fingerprint="f", rules="r", content="c", **counts)
+
+
+def test_a_plan_says_how_many_rows_the_transform_left_out(folder):
+    pipeline = Pipeline.load(folder / "wine.yaml", ["split={by: hash}"])
+    ledger = Context(pipeline.file).tables.ledger
+    ledger.write([books("2026-03-01", source_rows=7)])
+    assert "transform" not in dict(plan_lines(pipeline.plan()))
+    ledger.write([books("2026-03-01", source_rows=10_000)])
+    said = dict(plan_lines(pipeline.plan()))["transform"]
+    assert said == "as last ingested: 10,000 rows in the source, 7 after the transform"
 
 
 def test_the_status_of_a_pipeline_that_never_ran(folder):

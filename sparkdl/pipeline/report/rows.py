@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from sparkdl.pipeline.report.charts import bar
 from sparkdl.pipeline.report.html import Html, tag
 from sparkdl.pipeline.report.tables import chosen, number, section, share, table
+from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.state.record import RunRecord
 
@@ -28,6 +29,9 @@ def rows_in(record: RunRecord) -> Html | None:
         f"{rows['read']:,} rows read = {rows['kept']:,} kept + {rows['quarantined']:,} quarantined + "
         f"{rows['duplicates']:,} duplicates, in {len(record.windows['ingested']):,} windows."
     )
+    before = transformed(record.books)
+    if before is not None:
+        total = f"{before[0]:,} rows in the source, {before[1]:,} after the transform. {total}"
     windows, note = chosen([books.window for books in record.books])
     by_name = {books.window: books for books in record.books}
     lines = [
@@ -35,7 +39,10 @@ def rows_in(record: RunRecord) -> Html | None:
          number(by_name[name].duplicates), share(by_name[name].quarantined, by_name[name].read))
         for name in windows
     ]  # fmt: skip
-    header = ("window", "read", "kept", "quarantined", "duplicates", "share quarantined")
+    header: tuple[str, ...] = ("window", "read", "kept", "quarantined", "duplicates", "share quarantined")
+    if any(books.source_rows not in (None, books.read) for books in record.books):
+        header = ("window", "in the source", *header[1:])
+        lines = [(line[0], number(by_name[line[0]].source_rows), *line[1:]) for line in lines]
     return section("Rows", tag("p", total), table(header, lines, note=note) if lines else None, _parts(record))
 
 

@@ -1,8 +1,9 @@
 """What was written for which input: the pipeline's memory of its windows.
 
 Enters: windows that were ingested. Leaves: for each the fingerprint of its input, the rules it was cleaned by, and its
-books: rows read = rows kept + quarantined + duplicates. One small Delta table, a row a window, committed after the
-window's rows are: a run that is cut short leaves windows that count as not done, and they are simply done again.
+books: rows in the source, and of those that the transform makes of them rows read = kept + quarantined + duplicates.
+One small Delta table, a row a window, committed after the window's rows are: a run that is cut short leaves windows
+that count as not done, and they are simply done again.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from sparkdl.documents.typed import Count, Source, convert, encode, parse
 from sparkdl.errors import DataError
 from sparkdl.tables.table import Table
 
-__all__ = ["Ledger", "Tables", "WindowBooks"]
+__all__ = ["Ledger", "Tables", "WindowBooks", "transformed"]
 
 _SCHEMA = pa.schema(
     [
         ("window", pa.string()),
         ("fingerprint", pa.string()),
         ("rules", pa.string()),
+        ("source_rows", pa.int64()),
         ("read", pa.int64()),
         ("kept", pa.int64()),
         ("quarantined", pa.int64()),
@@ -46,7 +48,8 @@ class WindowBooks:
         window: its name.
         fingerprint: of what the source held for it.
         rules: of the transform and the expectations that its rows went through.
-        read: rows that the source held.
+        source_rows: rows that the source held, before the transform; None where an earlier sparkdl did not count them.
+        read: rows that were judged, as the transform left them; where there is none, those of the source.
         kept: rows that went on to the features.
         quarantined: rows that an expectation refused.
         duplicates: rows whose key another row of the window has.
@@ -63,6 +66,7 @@ class WindowBooks:
     kept: Count
     quarantined: Count
     duplicates: Count
+    source_rows: Count | None = None
     outcomes: Mapping[str, Count] = field(default_factory=dict)
     content: str = ""
     version: int = -1
@@ -77,10 +81,17 @@ class WindowBooks:
         total = self.kept + self.quarantined + self.duplicates
         if total != self.read:
             raise DataError(
-                f"window {self.window} has {self.read} rows in its source, and {total} of them were accounted for "
+                f"window {self.window} has {self.read} rows that were read, and {total} of them were accounted for "
                 f"({self.kept} kept, {self.quarantined} quarantined, {self.duplicates} duplicates): the source changed "
-                "while it was read, or the transform drops or multiplies rows; run again, or correct the transform"
+                "while it was read; run again"
             )
+
+
+def transformed(books: Iterable[WindowBooks]) -> tuple[int, int] | None:
+    """Rows of some windows in the source, and after the transform; None where these are as many, or not counted."""
+    counted = [(each.source_rows, each.read) for each in books if each.source_rows is not None]
+    before, after = sum(one for one, _ in counted), sum(other for _, other in counted)
+    return None if before == after else (before, after)
 
 
 @dataclass(frozen=True)
@@ -123,6 +134,8 @@ class Ledger:
             rows.append({**vars(each), "outcomes": encode(dict(each.outcomes)).decode(), "written_at": now})
         content = pa.Table.from_pylist(rows, schema=_SCHEMA)
         if self.table.exists():
+            if not {*_SCHEMA.names} <= {*self.table.columns()}:  # an earlier sparkdl made it
+                self.table.append(_SCHEMA.empty_table(), new_columns=True)
             self.table.merge(content, on=["window"])
         else:
             self.table.append(content, expected_version=-1)

@@ -33,7 +33,7 @@ LOSSES = {
 
 
 class Transform(Section, frozen=True, kw_only=True):
-    """What is made of the source's rows before anything else: a function or SQL."""
+    """What is made of the source's rows first, by a function or SQL; a window of which it leaves no row is refused."""
 
     short = "function"
 

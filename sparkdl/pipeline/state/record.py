@@ -75,7 +75,7 @@ class RunRecord:
         settings: the file, after overrides and defaults, without secrets.
         windows: what was ingested, and what trains, validates and is scored.
         rows: read, kept, quarantined and duplicates of the windows that were ingested; warnings by name.
-        books: of each of these windows, with its rows by reason.
+        books: of each of these windows, with its rows in the source and by reason.
         steps: what was done, and what was kept of earlier runs.
         trained: what the training showed; None where none was due.
         evaluated: what the gate said.

@@ -8,8 +8,9 @@ Enters: a source, its transform and expectations, and what the ledger knows. Lea
 
 Each due window replaces its own partition and nothing else. The rows pass once: one job judges, writes and counts
 them. What entered that job, as Spark counted it where they were read, must come out of it, and every expectation hold,
-before anything is committed: until then nobody sees the files, and they are removed if it is not so. A run that is cut
-short between the commits leaves windows that are due again, and are replaced again.
+before anything is committed: until then nobody sees the files, and they are removed if it is not so. A transform may
+leave rows out or add some: the ledger keeps how many there were before it, and a window that it empties is refused. A
+run that is cut short between the commits leaves windows that are due again, and are replaced again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from sparkdl.pipeline.rows.source import (
     source_identity,
 )
 from sparkdl.pipeline.rows.window_column import window_column
-from sparkdl.pipeline.rows.windows import ahead, due
+from sparkdl.pipeline.rows.windows import NO_TIME, ahead, due
 from sparkdl.pipeline.spec import FunctionSource, PipelineSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.steps import content_key
@@ -155,11 +156,22 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     if not todo:
         return Ingested(done=(), warned={}, version=-1, ahead=later)
     most = max(rows_of.get(name, 0) for name in todo)
-    as_hashed = look.windows is None and spec.transform is None
-    if isinstance(spec.source, FunctionSource) and spec.transform is not None and spec.source.when is not None:
-        _check_function(spec.source, {name: found.get(name) for name in todo}, _fingerprints(chosen)[0])
-    done = _ingest(spark, context, rows, {name: found[name] for name in todo}, most, as_hashed)
+    before: Mapping[str, int] | None = None
+    if spec.transform is not None:
+        before = rows_of if look.windows is None else _counted(chosen)
+        if isinstance(spec.source, FunctionSource) and spec.source.when is not None:
+            _check_function(spec.source, {name: found.get(name) for name in todo}, _fingerprints(chosen)[0])
+    done = _ingest(spark, context, rows, {name: found[name] for name in todo}, most, before)
     return replace(done, ahead=later)
+
+
+def _counted(rows: DataFrame) -> dict[str, int]:
+    """The rows of each window, for which Parquet's footers are enough.
+
+    They are read by themselves: what a transform reads of its rows is not all of them where it takes some (LIMIT), or
+    where Spark sees that the other side of a join is empty.
+    """
+    return {row[WINDOW]: row["count"] for row in rows.groupBy(WINDOW).count().collect()}
 
 
 def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
@@ -203,8 +215,23 @@ def _types(rows: DataFrame) -> dict[str, pa.DataType]:
 
 
 def _ingest(
-    spark: SparkSession, context: Context, prepared: DataFrame, todo: Mapping[str, str], most: int, as_hashed: bool
+    spark: SparkSession,
+    context: Context,
+    prepared: DataFrame,
+    todo: Mapping[str, str],
+    most: int,
+    before: Mapping[str, int] | None,
 ) -> Ingested:
+    """Judge, write and count the rows of the windows that are due.
+
+    Args:
+        spark: the session.
+        context: of the run.
+        prepared: the rows, as the transform left them.
+        todo: fingerprint of each window.
+        most: rows of the largest window, about.
+        before: rows of the windows before the transform; None without one.
+    """
     spec, tables = context.spec, context.tables
     taken = sorted({OUTCOME, BROKEN, SALT} & set(prepared.columns))
     if taken:
@@ -215,9 +242,9 @@ def _ingest(
     clean, quarantine = _staged(spark, tables, rows, todo)
     try:
         sound, refused, found = sift(rows, clean.task, quarantine.task)
-        _check_counts(todo, found)
+        _check_counts(todo, found, before or {})
         entered.check({name: each.total for name, each in found.items()}, prepared)
-        if as_hashed:
+        if context.look.windows is None and before is None:
             _check_hashes(todo, found)
         check_unchanged(spec.source, context.look)
         check_shares(found, spec.expect)
@@ -229,29 +256,41 @@ def _ingest(
         raise
     quarantine.commit(refused)
     version = clean.commit(sound).version
-    rules, nothing = rules_of(spec), Outcomes()
-    books = tuple(
-        WindowBooks(
-            window=name,
-            fingerprint=fingerprint,
-            rules=rules,
-            read=found.get(name, nothing).total,
-            kept=found.get(name, nothing).rows.get(KEPT, 0),
-            quarantined=sum(found.get(name, nothing).quarantined.values()),
-            duplicates=found.get(name, nothing).rows.get(DUPLICATE, 0),
-            outcomes=found.get(name, nothing).quarantined,
-            content=found.get(name, nothing).content,
-            version=version,
-            run_id=context.record.run_id,
-        )
-        for name, fingerprint in sorted(todo.items())
-    )
+    books = _books(context, todo, found, before, version)
     tables.ledger.write(books)
     warned: dict[str, int] = {}
     for outcomes in found.values():
         for name, count in outcomes.warned.items():
             warned[name] = warned.get(name, 0) + count
     return Ingested(done=books, warned=warned, version=version)
+
+
+def _books(
+    context: Context,
+    todo: Mapping[str, str],
+    found: Mapping[str, Outcomes],
+    before: Mapping[str, int] | None,
+    version: int,
+) -> tuple[WindowBooks, ...]:
+    rules, books = rules_of(context.spec), []
+    for name, fingerprint in sorted(todo.items()):
+        outcomes = found.get(name, Outcomes())
+        made = WindowBooks(
+            window=name,
+            fingerprint=fingerprint,
+            rules=rules,
+            source_rows=outcomes.total if before is None else before.get(name, 0),
+            read=outcomes.total,
+            kept=outcomes.rows.get(KEPT, 0),
+            quarantined=sum(outcomes.quarantined.values()),
+            duplicates=outcomes.rows.get(DUPLICATE, 0),
+            outcomes=outcomes.quarantined,
+            content=outcomes.content,
+            version=version,
+            run_id=context.record.run_id,
+        )
+        books.append(made)
+    return tuple(books)
 
 
 def _gathered(rows: DataFrame, spec: PipelineSpec, most: int) -> DataFrame:
@@ -324,16 +363,22 @@ def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> Da
     return frame.withColumn(WINDOW, window_column(frame, spec.source))
 
 
-def _check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> None:
-    """Refuse windows that are not due, and windows without a sound row."""
+def _check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes], before: Mapping[str, int]) -> None:
+    """Refuse windows that are not due, windows that the transform has emptied, and windows without a sound row."""
     strangers = sorted(set(found) - set(todo), key=str)
     if strangers:
         raise DataError(
             f"the transform moved {found[strangers[0]].total} rows into the window {strangers[0]}, which is not due: "
             "change the column that says when a row happened in the source, not in the transform"
         )
+    for name in todo:
+        if before.get(name) and name not in found and name != NO_TIME:
+            raise DataError(
+                f"window {name} has {before[name]} rows in the source, and the transform leaves none of them: load "
+                "what it joins them with and run again, correct the transform, or leave the window out of the source"
+            )
     for name, outcomes in found.items():
-        if not outcomes.rows.get(KEPT) and name != "none":
+        if not outcomes.rows.get(KEPT) and name != NO_TIME:
             reason, rows = max(outcomes.quarantined.items(), key=lambda item: item[1])
             raise DataError(
                 f"all {outcomes.total} rows of window {name} are refused, {rows} of them for {reason!r}: deliver the "

@@ -17,6 +17,7 @@ from sparkdl.pipeline.judging.drift import Drift, FeatureDrift, Measure
 from sparkdl.pipeline.report import report_html, write_report
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Live, LiveError, Trial
+from sparkdl.pipeline.summary import summary_lines
 from sparkdl.storage import Storage
 
 HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(2)>\" ' & \u202e"
@@ -148,6 +149,20 @@ def test_rows_are_shown_by_window_and_reasons_largest_first(record_of_task):
     assert said.index("positive") < said.index("known")
     assert "2026-03-05" in said
     assert "late" in said
+
+
+def test_rows_that_the_transform_left_out_are_shown_and_nothing_is_where_it_left_none(record_of_task):
+    record = record_of_task()
+    assert "in the source" not in Page(report_html(record)).text
+    record.books = [replace(each, source_rows=110) for each in record.books]
+    assert "in the source" not in Page(report_html(record)).text
+    assert "in the source" not in dict(summary_lines(record))["rows"]
+    record.books[0] = replace(record.books[0], source_rows=1000)
+    said = Page(report_html(record)).text
+    assert "1,660 rows in the source, 770 after the transform. 770 rows read = " in said
+    assert re.search(r"window\s+in the source\s+read", said)
+    assert re.search(r"2026-03-01\s+1,000\s+110\s+100", said)
+    assert dict(summary_lines(record))["rows"].startswith("1,660 in the source, 770 after the transform; 770 read = ")
 
 
 def test_of_many_windows_the_newest_are_shown_and_the_others_counted(record_of_task):
