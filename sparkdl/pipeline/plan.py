@@ -40,7 +40,7 @@ from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.status import records
 from sparkdl.pipeline.trials import trials_of
 from sparkdl.pipeline.work.drift import kept_drift, rule_of
-from sparkdl.pipeline.work.ingest import due_windows, rules_of
+from sparkdl.pipeline.work.ingest import deleted_windows, due_windows, rules_of
 
 __all__ = ["Plan", "PlannedStep", "plan_of"]
 
@@ -73,6 +73,7 @@ class Plan:
         nothing_new: whether it would end at once.
         due: why, by window that would be ingested; None where only Spark can tell.
         unchanged: windows that stay as they are.
+        deleted: those of them that the source no longer holds, as far as that is known without Spark.
         ahead: windows that begin later than now, and are left alone.
         transformed: rows of the windows that were ingested in the source, and after the transform, where these differ.
         steps: all of them in order.
@@ -89,6 +90,7 @@ class Plan:
     steps: tuple[PlannedStep, ...]
     holder: Holder | None
     stops: str = ""
+    deleted: tuple[str, ...] = ()
     transformed: tuple[int, int] | None = None
     amounts: Mapping[str, Amount] = field(default_factory=dict)
 
@@ -110,11 +112,16 @@ def plan_of(context: Context) -> Plan:
     known, spec, look = context.tables.ledger.windows(), context.spec, context.look
     due = due_windows(spec, look, known, context.now, context.again)
     later = ahead(look.windows or (), context.now)
-    same = tuple(name for name in known if name not in (due or ()))
+    same = tuple(name for name, books in known.items() if books.read and name not in (due or ()))
     common: dict[str, Any] = {"pipeline": str(spec.name), "unchanged": same, "ahead": tuple(later)}
+    if look.windows is not None:
+        common["deleted"] = tuple(deleted_windows(look.windows, known, due or ()))
     common["transformed"] = transformed(known.values())
     common["holder"] = holder_of(context.runs.child("leases"))
     why = None if due is None else {name: _why(context, known.get(name), name) for name in due}
+    if due is not None and look.windows is not None:  # what is to be emptied is as if it had never been
+        known = {name: books for name, books in known.items() if name in look.windows or name not in due}
+        due = [name for name in due if name in look.windows]
     asked = [name for name in STEPS[1:] if context.asks_for(name)]
     try:
         check_champion(context)
@@ -159,11 +166,14 @@ def _amounts(
 
 
 def _why(context: Context, books: WindowBooks | None, name: str) -> str:
+    there = context.look.windows
+    if there is not None and name not in there:
+        return "the source no longer holds it: its rows are removed"
     if books is None:
         return "new"
     if books.rules != rules_of(context.spec):
         return "source, transform, expectations or their code differ from those it was made by"
-    if context.look.windows is not None and books.fingerprint != context.look.windows[name]:
+    if there is not None and books.fingerprint != there[name]:
         return "its rows in the source have changed"
     return "asked for"
 

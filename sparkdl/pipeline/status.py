@@ -74,7 +74,7 @@ def status_of(context: Context) -> Status:
         last_run=recent[0] if recent else None,
         champion=context.champion(),
         drift=next((record.drift for record in recent if record.drift is not None), None),
-        done=tuple(known.values()),
+        done=tuple(books for books in known.values() if books.read),
         due=None if due is None else tuple(due),
         ahead=None if later is None else tuple(later),
         source=problem,

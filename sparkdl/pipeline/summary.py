@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
+from sparkdl.pipeline.rows.windows import deleted_text
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
@@ -33,6 +34,7 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in warned.items())
     parts = [f"{part} {_span(record.windows[part])}" for part in PARTS if part in record.windows]
     yield "windows", "; ".join(parts)
+    yield "deleted", deleted_text(record.windows.get("deleted", ()), record.windows.get("removed", ()))
     yield "live", "" if record.live is None else _live(record.live)
     yield "drift", "" if record.drift is None else _drift(record.drift)
     trained = record.trained
@@ -198,6 +200,8 @@ def plan_lines(plan: Plan) -> list[Line]:
             causes.setdefault(why, []).append(window)
         parts = [f"{_span(windows)}: {why}" for why, windows in causes.items()]
         lines = [("ingest", "; ".join(parts) or f"nothing: {_span(plan.unchanged)} as before")]
+    if plan.deleted:
+        lines.append(("deleted", deleted_text(plan.deleted)))
     if plan.ahead:
         lines.append(("ahead", f"{_span(plan.ahead)}: left alone until then"))
     lines = [(name, text + _amount(plan, name)) for name, text in lines]

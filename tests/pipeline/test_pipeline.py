@@ -28,6 +28,8 @@ features: {alcohol: number, colour: category}
 label: {quality: regression}
 """
 
+GONE = "the source no longer holds it: its rows are removed"
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -163,6 +165,34 @@ def test_a_plan_says_how_many_rows_the_transform_left_out(folder):
     ledger.write([books("2026-03-01", source_rows=10_000)])
     said = dict(plan_lines(pipeline.plan()))["transform"]
     assert said == "as last ingested: 10,000 rows in the source, 7 after the transform"
+
+
+def test_a_plan_says_which_windows_the_source_no_longer_holds_and_what_becomes_of_them(folder):
+    kept = Pipeline.load(folder / "wine.yaml", ["split={by: hash}"])
+    Context(kept.file).tables.ledger.write([books("2026-02-26"), books("2026-02-27"), books("none")])
+    plan = kept.plan()
+    assert plan.deleted == plan.unchanged == ("2026-02-26", "2026-02-27")
+    assert plan.due == {"2026-03-01": "new", "2026-03-02": "new", "none": GONE}
+    assert "--backfill 2026-02-26..2026-02-27 or source.deleted" in dict(plan_lines(plan))["deleted"]
+    assert list(kept.plan(backfill=("2026-02-27", "2026-02-27")).due.values()).count(GONE) == 2
+    remove = Pipeline.load(folder / "wine.yaml", ["split={by: hash}", "source.deleted_windows=remove"])
+    plan = remove.plan()
+    assert (plan.deleted, plan.unchanged, plan.stops) == ((), (), "")
+    assert [name for name, why in plan.due.items() if why == GONE] == ["2026-02-26", "2026-02-27", "none"]
+    assert plan.amounts["ingest"].bytes is not None  # of what is read
+    assert "deleted" not in dict(plan_lines(plan))
+
+
+def test_a_source_that_lost_all_its_windows_is_refused_before_spark_starts(folder):
+    pipeline = Pipeline.load(folder / "wine.yaml", ["source.deleted_windows=remove"])
+    Context(pipeline.file).tables.ledger.write([books("2026-02-26")])
+    with pytest.raises(DataError, match="holds no rows of any window that has begun, and the clean rows are of window"):
+        pipeline.run(now=datetime(2026, 2, 27, tzinfo=UTC))
+
+
+def test_deleted_windows_of_a_source_without_windows_are_refused(folder):
+    with pytest.raises(PipelineFileError, match=r"source.deleted_windows='remove' needs windows"):
+        Pipeline.load(folder / "wine.yaml", ["source={kind: csv, path: rows, deleted_windows: remove}"])
 
 
 def test_the_status_of_a_pipeline_that_never_ran(folder):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime
 
 import pandas as pd
 import pytest
 
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.report import report_html
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.status import status_of
+from sparkdl.pipeline.summary import summary_lines
 from sparkdl.tables.table import Table
 
 
@@ -67,3 +71,24 @@ def test_rows_dated_ahead_are_taken_in_when_their_day_comes_though_no_file_has_c
     assert run(shop.context(noon(19))).outcome == "nothing new"
     assert run(shop.context(noon(20)), spark).windows["ingested"] == ["2026-03-20"]
     assert len(shop.clean) == 9
+
+
+def test_a_run_says_which_windows_the_source_no_longer_holds_and_one_that_removes_them_ends_well(spark, tmp_path):
+    shop = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "orders", "partition": "day"})
+    for day in (17, 18, 19):
+        (tmp_path / "orders" / f"day=2026-03-{day}").mkdir(parents=True)
+        orders(day).to_parquet(tmp_path / "orders" / f"day=2026-03-{day}" / "rows.parquet", coerce_timestamps="us")
+    run(shop.context(noon(19)), spark)
+    shutil.rmtree(tmp_path / "orders" / "day=2026-03-18")
+    kept = run(shop.context(noon(19)), spark)
+    assert kept.windows["deleted"] == ["2026-03-18"]
+    assert dict(summary_lines(kept))["deleted"].startswith("window 2026-03-18 of the clean rows that the source no")
+    assert run(shop.context(noon(19))).outcome == "nothing new"
+    assert status_of(shop.context(noon(19))).due == ()
+
+    done = run(shop.context(noon(19), deleted_windows="remove"), spark)
+    assert (done.outcome, done.windows["removed"]) == ("stopped", ["2026-03-18"])
+    assert "Deleted in the source: window 2026-03-18 removed from the clean rows." in report_html(done)
+    assert run(shop.context(noon(19), deleted_windows="remove")).outcome == "nothing new"
+    assert set(shop.clean["_window"]) == {"2026-03-17", "2026-03-19"}
+    assert [books.window for books in status_of(shop.context(noon(19))).done] == ["2026-03-17", "2026-03-19"]

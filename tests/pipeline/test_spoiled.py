@@ -37,7 +37,7 @@ from sparkdl.tables.table import Table
 
 FILES = Path(__file__).parent / "files"
 ENVIRONMENT = {"S3_SECRET_KEY": "hunter2"}
-COMMON = {"key": ["order_id", "line"], "time": "ordered_at", "every": "hour"}
+COMMON = {"key": ["order_id", "line"], "time": "ordered_at", "every": "hour", "deleted_windows": "remove"}
 WINDOWS = {"publish": {"gate": {"over": "key"}, "label": "returned"}}
 
 # What a source, a split and the rest may be instead of what they are in full.yaml.

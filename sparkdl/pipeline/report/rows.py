@@ -13,6 +13,7 @@ from sparkdl.pipeline.report.html import Html, tag
 from sparkdl.pipeline.report.tables import chosen, number, section, share, table
 from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
+from sparkdl.pipeline.rows.windows import deleted_text
 from sparkdl.pipeline.state.record import RunRecord
 
 __all__ = ["rows_in", "rows_predicted", "rows_refused"]
@@ -23,8 +24,10 @@ def rows_in(record: RunRecord) -> Html | None:
     rows = record.rows
     if "read" not in rows:
         return None
+    told = deleted_text(record.windows.get("deleted", ()), record.windows.get("removed", ()))
+    deleted = tag("p", f"Deleted in the source: {told}.") if told else None
     if not record.windows.get("ingested"):
-        return section("Rows", tag("p", "No window was new or changed, so none was read."))
+        return section("Rows", tag("p", "No window was new or changed, so none was read."), deleted)
     total = (
         f"{rows['read']:,} rows read = {rows['kept']:,} kept + {rows['quarantined']:,} quarantined + "
         f"{rows['duplicates']:,} duplicates, in {len(record.windows['ingested']):,} windows."
@@ -43,7 +46,8 @@ def rows_in(record: RunRecord) -> Html | None:
     if any(books.source_rows not in (None, books.read) for books in record.books):
         header = ("window", "in the source", *header[1:])
         lines = [(line[0], number(by_name[line[0]].source_rows), *line[1:]) for line in lines]
-    return section("Rows", tag("p", total), table(header, lines, note=note) if lines else None, _parts(record))
+    shown = table(header, lines, note=note) if lines else None
+    return section("Rows", tag("p", total), deleted, shown, _parts(record))
 
 
 def _parts(record: RunRecord) -> Html | None:

@@ -1,23 +1,27 @@
-"""How many rows entered a pass, by window, without a reading of their own.
+"""What entered a pass over the rows, by window, and that what left it is neither more nor less.
 
-Enters: rows as they are read. Leaves: the same rows, counted by Spark on their way with one sum more, in which each row
-stands for its window: what leaves the pass must give both numbers again, so no window lost or gained a row. Only where
-they differ are the rows read once more and counted by window, since a stage that Spark ran twice counts twice as well.
+Enters: rows as they are read, and what became of them. Leaves: nothing, or the refusal to commit any of it. Spark
+counts the rows on their way with one sum more, in which each row stands for its window: what leaves the pass must give
+both numbers again, so no window lost or gained a row. Only where they differ are the rows read once more and counted by
+window, since a stage that Spark ran twice counts twice as well.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError
+from sparkdl.pipeline.rows.expect import KEPT, Outcomes
 from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.rows.windows import NO_TIME
+from sparkdl.tables.parquet import FileRow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Entered"]
+__all__ = ["Entered", "check_counts", "check_files", "check_hashes", "counted"]
 
 
 class Entered:
@@ -56,3 +60,58 @@ class Entered:
                     f"window {name} had {left.get(name, 0)} rows when they were judged and has {counts.get(name, 0)}: "
                     "the source changed meanwhile, or the transform is not the same twice; run again"
                 )
+
+
+def counted(rows: DataFrame) -> dict[str, int]:
+    """The rows of each window, for which Parquet's footers are enough.
+
+    They are read by themselves: what a transform reads of its rows is not all of them where it takes some (LIMIT), or
+    where Spark sees that the other side of a join is empty.
+    """
+    return {row[WINDOW]: row["count"] for row in rows.groupBy(WINDOW).count().collect()}
+
+
+def check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes], before: Mapping[str, int]) -> None:
+    """Refuse windows that are not due, windows that the transform has emptied, and windows without a sound row."""
+    strangers = sorted(set(found) - set(todo), key=str)
+    if strangers:
+        raise DataError(
+            f"the transform moved {found[strangers[0]].total} rows into the window {strangers[0]}, which is not due: "
+            "change the column that says when a row happened in the source, not in the transform"
+        )
+    for name in todo:
+        if before.get(name) and name not in found and name != NO_TIME:
+            raise DataError(
+                f"window {name} has {before[name]} rows in the source, and the transform leaves none of them: load "
+                "what it joins them with and run again, correct the transform, or leave the window out of the source"
+            )
+    for name, outcomes in found.items():
+        if not outcomes.rows.get(KEPT) and name != NO_TIME:
+            reason, rows = max(outcomes.quarantined.items(), key=lambda item: item[1])
+            raise DataError(
+                f"all {outcomes.total} rows of window {name} are refused, {rows} of them for {reason!r}: deliver the "
+                "window again, or correct the expectation"
+            )
+
+
+def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> None:
+    """Refuse windows whose rows are other ones than those that their fingerprint is of, see ``_fingerprints``."""
+    for name, fingerprint in todo.items():
+        if not fingerprint:  # the source no longer holds it
+            continue
+        outcomes = found.get(name, Outcomes())
+        _, rows, mixed, added = fingerprint.rsplit(".", 3)
+        all_kept = outcomes.rows.get(KEPT) == outcomes.total  # the hash of a window is of the rows that are kept
+        if str(outcomes.total) != rows or (all_kept and outcomes.content != f"{mixed}.{added}.{rows}"):
+            raise DataError(
+                f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
+                "were judged: the source changed meanwhile, or is not the same twice; run again, or let a function of "
+                "yours return the same rows with a window and without"
+            )
+
+
+def check_files(files: Sequence[FileRow], expected: int, uri: str) -> None:
+    """Refuse files that do not hold as many rows as were counted for the table ``uri``."""
+    written = sum(file.rows for file in files)
+    if written != expected:
+        raise DataError(f"{uri} got {written} rows and {expected} were counted: its place loses rows, so run again")

@@ -383,6 +383,7 @@ def frame_of(what: str, target: str, *given: Any, **arguments: Any) -> DataFrame
 
 def source_identity(source: Source) -> list[Any]:
     """What of a source decides which rows there can be: its settings without secrets, and the code of its function."""
+    source = structs.replace(source, deleted_windows="keep")  # which decides of no window that there is
     code = code_hash(source.function) if isinstance(source, FunctionSource) else ""
     if getattr(source, "options", None):
         ignored = NOT_DECIDING if isinstance(source, JdbcSource) else ()

@@ -5,8 +5,10 @@ to do, and the split. A window is named by its start in UTC, ``2026-03-02`` (a d
 that names sort as time does.
 
 What is due follows from what was written for which input, never from the clock: a gap heals by itself, a late row makes
-its own window due and no other. The clock has one say: windows that begin after ``now`` are left alone, so that one
-row with a date in 2099 cannot become the newest day.
+its own window due and no other. A window that was written and that the source no longer holds stays, or is due to be
+emptied, as the file says; a source that holds nothing at all is refused, since that is rarely what anybody meant. The
+clock has one say: windows that begin after ``now`` are left alone, so that one row with a date in 2099 cannot become
+the newest day.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import NamedTuple
 
 from sparkdl.errors import DataError
 
-__all__ = ["NO_TIME", "WHOLE", "Span", "Windows", "ahead", "due", "spans", "split_by_time"]
+__all__ = ["NO_TIME", "WHOLE", "Span", "Windows", "ahead", "deleted_text", "due", "span", "spans", "split_by_time"]
 
 WHOLE = "all"
 """The one window of a source without a time column."""
@@ -60,26 +62,58 @@ def due(
     *,
     now: datetime,
     again: tuple[str, str] | None = None,
+    held: Collection[str] = (),
+    remove: bool = False,
 ) -> list[str]:
-    """The windows to do, in order.
+    """The windows to do, in order; those that are not in ``found`` are to be emptied.
 
     Args:
         found: fingerprint of what the source holds, by window.
         done: fingerprint that each window was last done for.
         now: windows that begin later are not due.
         again: first and last window to do in any case, both included.
+        held: windows that rows were written of.
+        remove: whether those of them that the source no longer holds are due; else only where ``again`` names them, or
+            where their rows can only be in other windows now.
 
     Raises:
-        DataError: ``again`` names no window that the source holds.
+        DataError: ``again`` names no window, or the source holds nothing any more.
     """
-    later = set(ahead(found, now))
-    forced = {name for name in found if again is not None and again[0] <= name <= again[1]}
+    later, deleted = set(ahead(found, now)), set(held) - set(found)
+    there = set(found) - later - {NO_TIME} if remove else set(found)
+    if deleted and not there:
+        raise DataError(
+            f"the source holds no rows{' of any window that has begun' if found else ''}, and the clean rows are of "
+            f"{_count(sorted(held))}: nothing is changed; check what source names, or wait for data"
+        )
+    forced = {name for name in {*found, *deleted} if again is not None and again[0] <= name <= again[1]}
     if again is not None and not forced - later:
         raise DataError(
             f"--backfill {again[0]}..{again[1]} names none of the {len(found)} windows of the source, "
-            f"{_span(sorted(found))}: name some of these"
+            f"{span(sorted(found))}: name some of these"
         )
-    return sorted(name for name in found if name not in later and (name in forced or done.get(name) != found[name]))
+    emptied = {name for name in deleted if remove or name in forced or _told_otherwise(name, found)}
+    changed = {name for name in found if name not in later and (name in forced or done.get(name) != found[name])}
+    return sorted(changed | emptied)
+
+
+def _told_otherwise(name: str, found: Collection[str]) -> bool:
+    """Whether the rows of a window that is not found are in others now: they have a time, or are told by hour."""
+    return name in (WHOLE, NO_TIME) or any(name[:10] == other[:10] and len(name) != len(other) for other in found)
+
+
+def deleted_text(kept: Sequence[str], removed: Sequence[str] = ()) -> str:
+    """What became of windows that the source no longer holds, in words; empty where there are none.
+
+    Args:
+        kept: those whose rows stay, in order.
+        removed: those whose rows were taken out of the clean rows, in order.
+    """
+    parts = [f"{_count(removed)} removed from the clean rows"] if removed else []
+    if kept:
+        remedy = f"--backfill {kept[0]}..{kept[-1]} or source.deleted_windows=remove takes them out"
+        parts.append(f"{_count(kept)} of the clean rows that the source no longer holds: {remedy}")
+    return "; ".join(parts)
 
 
 def split_by_time(
@@ -121,7 +155,7 @@ def split_by_time(
         if part in needed and not parts[part] and hours != 0:
             tested = f", {test} to test" if test else ""
             raise DataError(
-                f"split.{part} has no window with rows: the source has {_span(ordered)} ({len(ordered)} windows), "
+                f"split.{part} has no window with rows: the source has {span(ordered)} ({len(ordered)} windows), "
                 f"{score} hours to score{tested} and {validate} to validate end with the newest: wait for data, or "
                 "change split"
             )
@@ -160,7 +194,12 @@ def _start(name: str) -> datetime:
     raise DataError(f"{name!r} is no window: windows are called 2026-03-02 or 2026-03-02T05")
 
 
-def _span(ordered: Sequence[str]) -> str:
+def span(ordered: Sequence[str]) -> str:
+    """The first and the last of some windows, in words."""
     if not ordered:
         return "none"
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
+
+
+def _count(windows: Sequence[str]) -> str:
+    return f"{len(windows)} windows {span(windows)}" if len(windows) > 1 else f"window {span(windows)}"

@@ -97,8 +97,20 @@ class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
         Literal["hour", "day"],
         Meta(description="How long one window is: rows are taken in, checked, counted and scored window by window."),
     ] = "day"
+    deleted_windows: Annotated[
+        Literal["keep", "remove"],
+        Meta(
+            description="What becomes of the rows of windows that the source no longer holds: keep leaves them in the "
+            "clean rows, and every run says so; remove takes them out. --backfill over such a window removes it, too."
+        ),
+    ] = "keep"
 
     def _misfits(self) -> Iterator[Wrong]:
+        if self.deleted_windows == "remove" and not self.when:
+            yield (
+                "deleted_windows",
+                "='remove' needs windows, and there is neither time nor partition: leave it out, or name one of them",
+            )
         if self.time and self.partition:
             yield (
                 "partition",

@@ -73,7 +73,8 @@ class RunRecord:
             2 cluster, 3 training, 4 an error nobody foresaw, 130 interrupted.
         seconds: wall-clock.
         settings: the file, after overrides and defaults, without secrets.
-        windows: what was ingested, and what trains, validates and is scored.
+        windows: what was ingested, and what trains, validates and is scored; ``deleted`` are those that the source no
+            longer holds and whose rows stay, ``removed`` those whose rows this run has taken out.
         rows: read, kept, quarantined and duplicates of the windows that were ingested; warnings by name.
         books: of each of these windows, with its rows in the source and by reason.
         steps: what was done, and what was kept of earlier runs.

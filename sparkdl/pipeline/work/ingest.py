@@ -15,7 +15,7 @@ run that is cut short between the commits leaves windows that are due again, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -24,8 +24,9 @@ import pyarrow as pa
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
+from sparkdl.observe import logger
 from sparkdl.pipeline.code import code_hash
-from sparkdl.pipeline.rows.entered import Entered
+from sparkdl.pipeline.rows.entered import Entered, check_counts, check_files, check_hashes, counted
 from sparkdl.pipeline.rows.expect import (
     BROKEN,
     DUPLICATE,
@@ -50,18 +51,17 @@ from sparkdl.pipeline.rows.source import (
     source_identity,
 )
 from sparkdl.pipeline.rows.window_column import window_column
-from sparkdl.pipeline.rows.windows import NO_TIME, ahead, due
+from sparkdl.pipeline.rows.windows import ahead, deleted_text, due
 from sparkdl.pipeline.spec import FunctionSource, PipelineSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.storage import Storage, check_places
-from sparkdl.tables.parquet import FileRow
 from sparkdl.tables.staged import StagedWrite
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Ingested", "due_windows", "ingest", "rules_of"]
+__all__ = ["Ingested", "deleted_windows", "due_windows", "ingest", "rules_of"]
 
 _ROWS_PER_FILE = 1_000_000
 _HASHED = {"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz", "boolean", "binary"}
@@ -111,14 +111,36 @@ def due_windows(
 ) -> list[str] | None:
     """The windows that are due as far as files or a table's log tell; None where only Spark can.
 
+    Those that the source no longer holds are among them where they are to be emptied.
+
     Raises:
-        DataError: ``again`` names no window of the source.
+        DataError: ``again`` names no window of the source, or the source holds nothing any more.
     """
-    if look.windows is None:
-        return None
+    return None if look.windows is None else _due(spec, look.windows, known, now, again)
+
+
+def _due(
+    spec: PipelineSpec,
+    found: Mapping[str, str],
+    known: Mapping[str, WindowBooks],
+    now: datetime,
+    again: tuple[str, str] | None,
+) -> list[str]:
     rules = rules_of(spec)
     done = {name: books.fingerprint for name, books in known.items() if books.rules == rules}
-    return due(look.windows, done, now=now, again=again)
+    held = [name for name, books in known.items() if books.read]
+    return due(found, done, now=now, again=again, held=held, remove=spec.source.deleted_windows == "remove")
+
+
+def deleted_windows(found: Collection[str], known: Mapping[str, WindowBooks], todo: Collection[str]) -> list[str]:
+    """Windows that the source no longer holds and whose rows stay in the clean rows.
+
+    Args:
+        found: windows of the source.
+        known: what the ledger knows.
+        todo: windows that are due, those among them that are to be emptied.
+    """
+    return [name for name, books in known.items() if books.read and name not in found and name not in todo]
 
 
 def ingest(spark: SparkSession, context: Context) -> Ingested:
@@ -129,7 +151,7 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
         context: of the run.
 
     Raises:
-        DataError: rows were lost or multiplied, an expectation failed, or a window has no sound row.
+        DataError: rows were lost or multiplied, an expectation failed, or a window or the source has no sound row.
         PipelineFileError: the file reads columns that there are not, or that are of types that their use does not fit.
         SchemaError: columns differ from those of the table of clean rows.
         ConfigError: a condition, query or function is wrong.
@@ -140,17 +162,17 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
 
 
 def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
-    spec, tables, look, now, again = context.spec, context.tables, context.look, context.now, context.again
-    known, source = tables.ledger.windows(), read_rows(spark, spec.source, look)
-    todo = due_windows(spec, look, known, now, again)
-    found, rows_of = dict(look.windows or {}), {name: size.rows_about for name, size in look.sizes.items()}
-    if todo is None:
+    spec, look, now = context.spec, context.look, context.now
+    known, source = context.tables.ledger.windows(), read_rows(spark, spec.source, look)
+    if look.windows is None:
         found, rows_of = _fingerprints(source)
-        rules = rules_of(spec)
-        done = {name: books.fingerprint for name, books in known.items() if books.rules == rules}
-        todo = due(found, done, now=now, again=again)
+    else:
+        found, rows_of = dict(look.windows), {name: size.rows_about for name, size in look.sizes.items()}
+    todo = _due(spec, found, known, now, context.again)
+    there, removed = (tuple(name for name in todo if (name in found) is one) for one in (True, False))
+    _say_deleted(context, deleted_windows(found, known, todo))
     later = tuple(ahead(found, now))
-    chosen = of_windows(source, spec.source, todo)
+    chosen = of_windows(source, spec.source, there)
     rows = _transformed(spark, spec, chosen)
     context.file.check_columns(_types(source), None if spec.transform is None else _types(rows))
     if not todo:
@@ -158,20 +180,20 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     most = max(rows_of.get(name, 0) for name in todo)
     before: Mapping[str, int] | None = None
     if spec.transform is not None:
-        before = rows_of if look.windows is None else _counted(chosen)
+        before = rows_of if look.windows is None else counted(chosen)
         if isinstance(spec.source, FunctionSource) and spec.source.when is not None:
-            _check_function(spec.source, {name: found.get(name) for name in todo}, _fingerprints(chosen)[0])
-    done = _ingest(spark, context, rows, {name: found[name] for name in todo}, most, before)
+            _check_function(spec.source, {name: found[name] for name in there}, _fingerprints(chosen)[0])
+    done = _ingest(spark, context, rows, {name: found.get(name, "") for name in todo}, most, before)
+    if removed:
+        context.record.windows["removed"] = list(removed)
     return replace(done, ahead=later)
 
 
-def _counted(rows: DataFrame) -> dict[str, int]:
-    """The rows of each window, for which Parquet's footers are enough.
-
-    They are read by themselves: what a transform reads of its rows is not all of them where it takes some (LIMIT), or
-    where Spark sees that the other side of a join is empty.
-    """
-    return {row[WINDOW]: row["count"] for row in rows.groupBy(WINDOW).count().collect()}
+def _say_deleted(context: Context, kept: Sequence[str]) -> None:
+    """Let log and record say which windows the source no longer holds while their rows stay."""
+    if kept:
+        logger.warning("%s", deleted_text(kept))
+        context.record.windows["deleted"] = list(kept)
 
 
 def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
@@ -190,7 +212,7 @@ def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
     return found, {row[WINDOW]: row["rows"] for row in rows}
 
 
-def _check_function(source: FunctionSource, whole: Mapping[str, str | None], asked: Mapping[str, str]) -> None:
+def _check_function(source: FunctionSource, whole: Mapping[str, str], asked: Mapping[str, str]) -> None:
     """Refuse a function that returns other rows of a window when it is asked for windows than when asked for all."""
     for name, fingerprint in whole.items():
         if asked.get(name) != fingerprint:
@@ -228,7 +250,7 @@ def _ingest(
         spark: the session.
         context: of the run.
         prepared: the rows, as the transform left them.
-        todo: fingerprint of each window.
+        todo: fingerprint of each window; empty for one that the source no longer holds, which is replaced by nothing.
         most: rows of the largest window, about.
         before: rows of the windows before the transform; None without one.
     """
@@ -241,15 +263,16 @@ def _ingest(
     rows = judged(_gathered(entered.observe(prepared), spec, most), spec.expect, spec.source.key, newest)
     clean, quarantine = _staged(spark, tables, rows, todo)
     try:
-        sound, refused, found = sift(rows, clean.task, quarantine.task)
-        _check_counts(todo, found, before or {})
-        entered.check({name: each.total for name, each in found.items()}, prepared)
+        sound, refused, found = sift(rows, clean.task, quarantine.task) if any(todo.values()) else ([], [], {})
+        check_counts(todo, found, before or {})
+        if any(todo.values()):  # else every window is emptied, and nothing was read
+            entered.check({name: each.total for name, each in found.items()}, prepared)
         if context.look.windows is None and before is None:
-            _check_hashes(todo, found)
+            check_hashes(todo, found)
         check_unchanged(spec.source, context.look)
         check_shares(found, spec.expect)
-        _check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
-        _check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
+        check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
+        check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
     except BaseException:
         clean.abandon()
         quarantine.abandon()
@@ -322,13 +345,16 @@ def _staged(
 ) -> tuple[StagedWrite, StagedWrite]:
     """The replacement of the windows in both tables.
 
-    Where all windows there are are replaced, the clean rows may have other columns than before.
+    Where all windows that have rows are replaced, the clean rows may have other columns than before.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
     check_places({"places.tables": Storage.of(tables.folder)}, spark)
     partitions = [{WINDOW: name} for name in todo]
-    table, whole = tables.table("clean"), set(tables.ledger.windows()) <= set(todo)
+    table, whole = (
+        tables.table("clean"),
+        {name for name, each in tables.ledger.windows().items() if each.kept} <= set(todo),
+    )
     schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
     if whole and table.exists():
         clean = table.stage(schema, "overwrite", partition_by=[WINDOW], overwrite_schema=True)
@@ -336,12 +362,6 @@ def _staged(
         clean = table.stage(schema, "replace", partition_by=[WINDOW], partitions=partitions)
     texts = StructType([StructField(name, StringType()) for name in QUARANTINE]).json()
     return clean, tables.table("quarantine").stage(texts, "replace", partition_by=[WINDOW], partitions=partitions)
-
-
-def _check_files(files: Sequence[FileRow], expected: int, uri: str) -> None:
-    written = sum(file.rows for file in files)
-    if written != expected:
-        raise DataError(f"{uri} got {written} rows and {expected} were counted: its place loses rows, so run again")
 
 
 def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> DataFrame:
@@ -361,40 +381,3 @@ def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> Da
             f"the transform drops {when!r}, which says which window a row belongs to, and {WINDOW}: keep one of them"
         )
     return frame.withColumn(WINDOW, window_column(frame, spec.source))
-
-
-def _check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes], before: Mapping[str, int]) -> None:
-    """Refuse windows that are not due, windows that the transform has emptied, and windows without a sound row."""
-    strangers = sorted(set(found) - set(todo), key=str)
-    if strangers:
-        raise DataError(
-            f"the transform moved {found[strangers[0]].total} rows into the window {strangers[0]}, which is not due: "
-            "change the column that says when a row happened in the source, not in the transform"
-        )
-    for name in todo:
-        if before.get(name) and name not in found and name != NO_TIME:
-            raise DataError(
-                f"window {name} has {before[name]} rows in the source, and the transform leaves none of them: load "
-                "what it joins them with and run again, correct the transform, or leave the window out of the source"
-            )
-    for name, outcomes in found.items():
-        if not outcomes.rows.get(KEPT) and name != NO_TIME:
-            reason, rows = max(outcomes.quarantined.items(), key=lambda item: item[1])
-            raise DataError(
-                f"all {outcomes.total} rows of window {name} are refused, {rows} of them for {reason!r}: deliver the "
-                "window again, or correct the expectation"
-            )
-
-
-def _check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> None:
-    """Refuse windows whose rows are other ones than those that their fingerprint is of, see ``_fingerprints``."""
-    for name, fingerprint in todo.items():
-        _, rows, mixed, added = fingerprint.rsplit(".", 3)
-        outcomes = found.get(name, Outcomes())
-        all_kept = outcomes.rows.get(KEPT) == outcomes.total  # the hash of a window is of the rows that are kept
-        if str(outcomes.total) != rows or (all_kept and outcomes.content != f"{mixed}.{added}.{rows}"):
-            raise DataError(
-                f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
-                "were judged: the source changed meanwhile, or is not the same twice; run again, or let a function of "
-                "yours return the same rows with a window and without"
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sparkdl.errors import DataError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.ledger import Tables
-from sparkdl.pipeline.spec import Label, ParquetSource, PipelineSpec, Transform
+from sparkdl.pipeline.spec import Label, ParquetSource, PipelineSpec, SqlSource, Transform
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.work.ingest import ingest
 
@@ -35,15 +36,17 @@ class Orders:
         frame.to_parquet(folder / "rows.parquet", coerce_timestamps="us")
         return folder
 
-    def ingest(self, spark, again=None, transform=None, **source):
-        when = {self.by: "day"}
+    def ingest(self, spark, again=None, transform=None, query=None, **source):
+        """Take in what is due of the files, or of a query of Spark's."""
+        source |= {self.by: "day"}
+        path = str(self.root / "orders")
         spec = PipelineSpec(
-            source=ParquetSource(path=str(self.root / "orders"), **when, **source),
+            source=SqlSource(query=query, **source) if query else ParquetSource(path=path, **source),
             transform=None if transform is None else Transform(sql=transform),
-            features={"amount": Number()}, label={"y": Label(type="regression")},
+            features={"y": Number()}, label={"y": Label(type="regression")},
         )  # fmt: skip
         context = Context(PipelineFile("pipeline.yaml", spec, {}), NOW, again)
-        context.tables = self.tables
+        context.tables, self.record = self.tables, context.record
         return ingest(spark, context)
 
     @property
@@ -92,3 +95,76 @@ def test_rows_are_counted_as_the_source_has_them_whatever_the_transform_reads_of
     assert (books.source_rows, books.read) == (1000, 2000)
     [books] = orders.ingest(spark).done
     assert (books.source_rows, books.read) == (1000, 1000)
+
+
+def test_a_deleted_window_stays_until_it_is_asked_to_go_and_comes_back_with_its_rows(spark, orders, caplog):
+    for day in (1, 2, 3):
+        orders.day(day)
+    orders.ingest(spark)
+    shutil.rmtree(orders.day(2))
+    assert orders.ingest(spark).done == ()
+    assert [entry.message for entry in caplog.records if "no longer holds" in entry.message] == [
+        "window 2026-03-02 of the clean rows that the source no longer holds: --backfill 2026-03-02..2026-03-02 or "
+        "source.deleted_windows=remove takes them out"
+    ]
+    assert orders.record.windows == {"deleted": ["2026-03-02"]}
+    assert orders.clean == {"2026-03-01": 10, "2026-03-02": 10, "2026-03-03": 10}
+
+    [books] = orders.ingest(spark, deleted_windows="remove").done
+    assert (books.window, books.source_rows, books.read, books.kept, books.content) == ("2026-03-02", 0, 0, 0, "")
+    assert orders.record.windows == {"removed": ["2026-03-02"]}
+    assert orders.clean == {"2026-03-01": 10, "2026-03-03": 10}
+    assert orders.ingest(spark, deleted_windows="remove").done == ()
+    assert orders.ingest(spark).done == ()
+    assert orders.record.windows == {}
+
+    orders.day(2, rows=4)
+    assert [each.window for each in orders.ingest(spark).done] == ["2026-03-02"]
+    assert orders.clean == {"2026-03-01": 10, "2026-03-02": 4, "2026-03-03": 10}
+
+
+def test_a_backfill_takes_a_deleted_window_out_and_does_those_beside_it_again(spark, orders):
+    for day in (1, 2, 3):
+        orders.day(day)
+    orders.ingest(spark)
+    shutil.rmtree(orders.day(2))
+    assert [each.window for each in orders.ingest(spark, again=("2026-03-02", "2026-03-02")).done] == ["2026-03-02"]
+    assert orders.clean == {"2026-03-01": 10, "2026-03-03": 10}
+    shutil.rmtree(orders.day(1))
+    done = orders.ingest(spark, again=("2026-03-01", "2026-03-09")).done
+    assert [(each.window, each.kept) for each in done] == [("2026-03-01", 0), ("2026-03-03", 10)]
+    assert orders.clean == {"2026-03-03": 10}
+
+
+def test_a_row_whose_date_is_corrected_leaves_the_quarantine_and_on_demand_its_old_window(spark, tmp_path):
+    orders, query = Orders(tmp_path, "time"), "SELECT * FROM VALUES (1, {}), (2, '2026-03-18') AS t(y, day)"
+    for wrong in ("'2016-03-19'", "'soon'"):
+        orders.ingest(spark, query=query.format(wrong))
+    assert orders.clean == {"2016-03-19": 1, "2026-03-18": 1}
+    assert orders.tables.table("quarantine").rows().num_rows == 1
+    done = orders.ingest(spark, query=query.format("'2026-03-19'"), deleted_windows="remove").done
+    assert [(each.window, each.read) for each in done] == [
+        ("2016-03-19", 0), ("2026-03-18", 1), ("2026-03-19", 1), ("none", 0)]  # fmt: skip
+    assert orders.clean == {"2026-03-18": 1, "2026-03-19": 1}
+    assert orders.tables.table("quarantine").rows().num_rows == 0
+
+
+def test_a_table_that_was_truncated_is_refused_and_what_was_written_of_it_stays(spark, tmp_path):
+    orders, query = Orders(tmp_path, "time"), "SELECT id AS y, date'2026-03-18' AS day FROM range({})"
+    orders.ingest(spark, query=query.format(3))
+    files = orders.files
+    for how in ("keep", "remove"):
+        with pytest.raises(DataError, match="the source holds no rows, and the clean rows are of window 2026-03-18"):
+            orders.ingest(spark, query=query.format(0), deleted_windows=how)
+    assert orders.files == files
+
+
+def test_days_that_are_told_by_the_hour_now_are_no_windows_beside_their_hours(spark, tmp_path):
+    orders, query = (
+        Orders(tmp_path, "time"),
+        "SELECT id AS y, timestamp_seconds(1773792000 + id * 3600) AS day FROM range(3)",
+    )
+    orders.ingest(spark, query=query)
+    assert orders.clean == {"2026-03-18": 3}
+    orders.ingest(spark, query=query, every="hour")
+    assert orders.clean == {"2026-03-18T00": 1, "2026-03-18T01": 1, "2026-03-18T02": 1}
