@@ -24,6 +24,7 @@ from sparkdl.tables.delta import (
     creating,
     delta_address,
     delta_options,
+    merged_schema,
     open_table,
 )
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
@@ -90,7 +91,9 @@ class WritePlan:
         layout = self.request.layout(self.uri, existing, [field.name for field in self.schema.fields])
         if table is not None:
             check_writable(table, self.uri, removes=self.request.mode != "append")
-            if not self.request.overwrite_schema:
+            if self.request.new_columns:
+                merged_schema(self.uri, table.schema().to_json(), self.schema.to_json())
+            elif not self.request.overwrite_schema:
                 check_same_schema(self.uri, table.schema().to_json(), self.schema.to_json())
         self._check_partition_columns(layout)
         return layout
@@ -130,6 +133,8 @@ class WritePlan:
         removed = [file for file in active if self._replaces(file, replaced)]
         if not adds and not removed and self.request.mode != "overwrite" and self.request.transaction is None:
             return self._result(table.version(), ())
+        if self._add_columns(table):
+            return self.commit(files, write_id)
         schema = self.schema if self.request.overwrite_schema else table.schema()
         mode, filters, actions = self._recorded_as(active, removed, layout)
         predicate = partition_predicate(replaced) if self.request.mode == "replace" else None
@@ -138,6 +143,14 @@ class WritePlan:
             [*actions, *adds], mode, schema, list(layout), filters, commit_properties=properties
         )
         return self._result(table.version() + 1, files, committed=True)
+
+    def _add_columns(self, table: DeltaTable) -> bool:
+        """Give the table the columns that it lacks, in a commit of its own; whether there were any."""
+        known = {field.name for field in table.schema().fields}
+        added = [field for field in self.schema.fields if field.name not in known]
+        if added and self.request.new_columns:
+            table.alter.add_columns(added, commit_properties=commit_properties())
+        return bool(added) and self.request.new_columns
 
     def _replaces(self, file: TableFile, replaced: Sequence[Partition]) -> bool:
         if self.request.mode == "replace":

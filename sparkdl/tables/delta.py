@@ -42,6 +42,7 @@ __all__ = [
     "delta_address",
     "delta_options",
     "delta_schema",
+    "merged_schema",
     "open_table",
     "optimistic",
     "storage_of",
@@ -225,6 +226,44 @@ def check_same_schema(uri: str, table: str, data: str, *, shared: bool = False) 
             raise SchemaError(
                 f"column {name!r} has the type {here[name]}, in the Delta table {uri} it is {there[name]}: {remedy}"
             )
+
+
+def merged_schema(uri: str, table: str, data: str, remedy: str = "change the data, or their names") -> Schema:
+    """The columns of a table, and behind them those that only the data have.
+
+    Args:
+        uri: the table, for the message.
+        table: its schema as JSON.
+        data: that of the data.
+        remedy: what can be done where one table cannot hold both.
+
+    Raises:
+        SchemaError: a column has another type in each, differs in case alone, or is missing and may not be null.
+    """
+    there, here = (json.loads(schema)["fields"] for schema in (table, data))
+    known, given = ({field["name"]: field for field in fields} for fields in (there, here))
+    alike = {name.lower(): name for name in known}
+    for name, field in given.items():
+        if name in known and _loose(field["type"]) != _loose(known[name]["type"]):
+            raise SchemaError(
+                f"column {name!r} is {_shown(field['type'])} now, and {_shown(known[name]['type'])} in the Delta table "
+                f"{uri}: {remedy}"
+            )
+        if name not in known and name.lower() in alike:
+            raise SchemaError(
+                f"column {name!r} is called {alike[name.lower()]!r} in the Delta table {uri}, which knows no capitals: "
+                f"{remedy}"
+            )
+    for name, field in known.items():
+        if name not in given and not field["nullable"]:
+            raise SchemaError(f"column {name!r} of the Delta table {uri} forbids nulls, and is missing: {remedy}")
+    return Schema.from_json(
+        json.dumps({"type": "struct", "fields": [*there, *(field for field in here if field["name"] not in known)]})
+    )
+
+
+def _shown(kind: Any) -> str:
+    return kind if isinstance(kind, str) else json.dumps(kind)
 
 
 def _loose(kind: Any) -> Any:

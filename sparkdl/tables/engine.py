@@ -22,6 +22,7 @@ from sparkdl.config import require
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.observe import logger
 from sparkdl.storage.address import looks_like_a_table
+from sparkdl.tables.parquet import partition_text
 from sparkdl.tables.record import Partition, spelled
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "is_name",
     "said",
     "spark_session",
+    "write_request",
 ]
 
 EngineName = Literal["auto", "delta-rs", "spark"]
@@ -74,6 +76,7 @@ class WriteRequest:
         overwrite_schema: whether ``"overwrite"`` may change the columns.
         compression: Parquet codec.
         metadata: JSON-able facts for the commit's entry in the history.
+        new_columns: whether rows may bring columns that the table lacks, and lack some that it has.
     """
 
     mode: str
@@ -83,6 +86,7 @@ class WriteRequest:
     overwrite_schema: bool = False
     compression: str = "snappy"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    new_columns: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -149,6 +153,32 @@ class WriteRequest:
         unknown = sorted({name for partition in self.partitions or () for name in partition} - set(layout))
         require(not unknown, f"partitions name {unknown}, {uri} is partitioned by {list(layout)}: use these columns")
         return layout
+
+
+def write_request(
+    mode: str,
+    partition_by: Sequence[str],
+    partitions: Sequence[Mapping[str, Any]] | None,
+    transaction: AppTransaction | None = None,
+    overwrite_schema: bool = False,
+    compression: str = "snappy",
+    metadata: Mapping[str, Any] | None = None,
+) -> WriteRequest:
+    """What a caller of ``Table.write`` asks for, with the partitions' values as text."""
+    named = None if partitions is None else tuple(_as_text(partition) for partition in partitions)
+    return WriteRequest(
+        mode=mode,
+        partition_by=tuple(partition_by),
+        partitions=named,
+        transaction=transaction,
+        overwrite_schema=overwrite_schema,
+        compression=compression,
+        metadata=metadata or {},
+    )
+
+
+def _as_text(partition: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: partition_text(value) for name, value in partition.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,15 +25,14 @@ from sparkdl.tables.engine import (
     AppTransaction,
     Engine,
     EngineName,
-    WriteRequest,
     WriteResult,
     has_delta,
     is_name,
     said,
     spark_session,
+    write_request,
 )
 from sparkdl.tables.journal import Journal
-from sparkdl.tables.parquet import partition_text
 from sparkdl.tables.reading import spark_address
 from sparkdl.tables.record import TableFile
 from sparkdl.tables.scan.plan import TableScan, Where
@@ -238,7 +237,7 @@ class Table:
             ConflictError: other writers committed first, again and again.
             StorageError: the place cannot be written, or the table has features that this writer would break.
         """
-        request = _request(mode, partition_by, partitions, transaction, overwrite_schema, compression, metadata)
+        request = write_request(mode, partition_by, partitions, transaction, overwrite_schema, compression, metadata)
         return self._engine(frame.sparkSession).write(frame, request)
 
     def stage(
@@ -272,8 +271,26 @@ class Table:
             SchemaError: the columns are not the table's, or of a type that Delta cannot hold.
             StorageError: the table has features that this writer would break.
         """
-        request = _request(mode, partition_by, partitions, transaction, overwrite_schema, compression, metadata)
+        request = write_request(mode, partition_by, partitions, transaction, overwrite_schema, compression, metadata)
         return self._address.stage(schema, request)
+
+    def stage_partitions(
+        self, schema: str, partition_by: Sequence[str], partitions: Sequence[Mapping[str, Any]]
+    ) -> StagedWrite:
+        """Begin to replace whole partitions by rows that may bring columns, or lack some: null stands where none is.
+
+        Args:
+            schema: of the rows, as ``df.schema.json()``.
+            partition_by: partition columns of a table that this creates.
+            partitions: those to replace, also those that get no rows.
+
+        Raises:
+            ConfigError: the table has a name only.
+            SchemaError: a column is of another type than the table's, or of one that Delta cannot hold.
+            StorageError: the table has features that this writer would break.
+        """
+        request = write_request("replace", partition_by, partitions)
+        return self._address.stage(schema, replace(request, new_columns=True))
 
     def append(
         self,
@@ -372,28 +389,3 @@ class Table:
             ConfigError: the table has a name only.
         """
         return self._address.vacuum(older_than, versions, dry_run)
-
-
-def _request(
-    mode: str,
-    partition_by: Sequence[str],
-    partitions: Sequence[Mapping[str, Any]] | None,
-    transaction: AppTransaction | None,
-    overwrite_schema: bool,
-    compression: str,
-    metadata: Mapping[str, Any] | None,
-) -> WriteRequest:
-    named = None if partitions is None else tuple(_as_text(partition) for partition in partitions)
-    return WriteRequest(
-        mode=mode,
-        partition_by=tuple(partition_by),
-        partitions=named,
-        transaction=transaction,
-        overwrite_schema=overwrite_schema,
-        compression=compression,
-        metadata=metadata or {},
-    )
-
-
-def _as_text(partition: Mapping[str, Any]) -> dict[str, str | None]:
-    return {name: partition_text(value) for name, value in partition.items()}

@@ -6,7 +6,6 @@ import shutil
 from datetime import UTC, datetime
 
 import pandas as pd
-import pytest
 
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.report import report_html
@@ -53,17 +52,9 @@ def orders(*days, rows=3, **more):
     return pd.DataFrame(found)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_rows_dated_ahead_are_taken_in_when_their_day_comes_though_no_file_has_changed(spark, tmp_path, kind):
-    place = tmp_path / "orders"
-    if kind == "parquet":
-        place.mkdir()
-        orders(18, 19, 20).to_parquet(place / "rows.parquet", coerce_timestamps="us")
-        source = {"kind": kind, "path": place, "time": "at"}
-    else:
-        Table(str(place)).write(spark.createDataFrame(orders(18, 19, 20)))
-        source = {"kind": kind, "table": place, "time": "at"}
-    shop = Shop(tmp_path, source)
+def test_rows_dated_ahead_are_taken_in_when_their_day_comes_though_no_file_has_changed(spark, tmp_path):
+    orders(18, 19, 20).to_parquet(tmp_path / "rows.parquet", coerce_timestamps="us")
+    shop = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "rows.parquet", "time": "at"})
     first = run(shop.context(noon(18)), spark)
     assert first.windows["ingested"] == ["2026-03-18"]
     assert run(shop.context(noon(18))).outcome == "nothing new"  # no session: nothing of Spark is asked

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from delta_log import HIDDEN, commit, edited_metadata, hide_rows, map_columns, protocol
-from deltalake import Schema
+from deltalake import DeltaTable, Schema
 
 from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
 from sparkdl.storage import Storage
@@ -71,6 +71,55 @@ def test_facts_under_the_names_of_the_log_are_refused(table, name):
         with pytest.raises(ConfigError, match=rf"metadata names \['{name}'\]"):
             write({name: 7})
     assert table.version() == 0
+
+
+def replaced(table, rows, day):
+    """Let rows of a day take the place of those that there are, as tasks and a driver do it."""
+    schema = {"type": "struct", "fields": json.loads(Schema.from_arrow(rows.schema).to_json())["fields"]}
+    staged = table.stage_partitions(json.dumps(schema), ["day"], [{"day": day}])
+    with staged.task.open() as writer:
+        for batch in rows.to_batches():
+            writer.write(batch)
+        files = writer.finish()
+    return staged.commit(files)
+
+
+def test_partitions_are_replaced_by_rows_with_other_columns_and_null_stands_where_none_is(table):
+    replaced(table, numbers(1, 2), "d")
+    replaced(table, pa.table({"day": ["e"], "note": ["new"]}), "e")
+    assert table.columns() == ["x", "day", "note"]
+    found = sorted(table.rows(["day", "note", "x"]).to_pylist(), key=str)
+    assert found == [
+        {"day": "d", "note": None, "x": 1}, {"day": "d", "note": None, "x": 2}, {"day": "e", "note": "new", "x": None},
+    ]  # fmt: skip
+    version = table.version()
+    replaced(table, numbers(3), "d")
+    assert table.version() == version + 1  # no commit for columns that are there
+    assert sorted(row["x"] or 0 for row in table.rows().to_pylist()) == [0, 3]
+    assert [row["x"] for row in table.rows(version=0).to_pylist()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (pa.table({"x": ["a"], "day": ["d"]}), r"column 'x' is string now, and long in the Delta table .*: change"),
+        (pa.table({"X": [1], "day": ["d"]}), r"column 'X' is called 'x' in the Delta table"),
+        (pa.table({"x": [[1]], "day": ["d"]}), r"column 'x' is .*array.* now, and long in"),
+    ],
+)
+def test_columns_that_one_table_cannot_hold_are_refused_before_anything_is_written(table, rows, words):
+    replaced(table, numbers(1), "d")
+    with pytest.raises(SchemaError, match=words):
+        replaced(table, rows, "d")
+    assert table.version() == 0
+    assert table.rows(["x"])["x"].to_pylist() == [1]
+
+
+def test_a_column_that_forbids_nulls_must_be_among_the_rows(table):
+    strict = pa.schema([pa.field("x", pa.int64(), nullable=False), pa.field("day", pa.string())])
+    DeltaTable.create(table.uri, strict, partition_by=["day"])
+    with pytest.raises(SchemaError, match=r"column 'x' of the Delta table .* forbids nulls, and is missing"):
+        replaced(table, pa.table({"day": ["d"], "note": ["new"]}), "d")
 
 
 def test_merge_updates_and_inserts(table):

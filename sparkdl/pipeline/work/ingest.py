@@ -51,11 +51,12 @@ from sparkdl.pipeline.rows.source import (
     source_identity,
 )
 from sparkdl.pipeline.rows.window_column import window_column
-from sparkdl.pipeline.rows.windows import ahead, deleted_text, due
+from sparkdl.pipeline.rows.windows import NO_TIME, ahead, deleted_text, due
 from sparkdl.pipeline.spec import FunctionSource, PipelineSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.storage import Storage, check_places
+from sparkdl.tables.delta import delta_schema, merged_schema
 from sparkdl.tables.staged import StagedWrite
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
     Raises:
         DataError: rows were lost or multiplied, an expectation failed, or a window or the source has no sound row.
         PipelineFileError: the file reads columns that there are not, or that are of types that their use does not fit.
-        SchemaError: columns differ from those of the table of clean rows.
+        SchemaError: a column is of another type than in the table of clean rows, or of one that it cannot hold.
         ConfigError: a condition, query or function is wrong.
         StorageError: source or tables cannot be read or written.
     """
@@ -169,7 +170,7 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     else:
         found, rows_of = dict(look.windows), {name: size.rows_about for name, size in look.sizes.items()}
     todo = _due(spec, found, known, now, context.again)
-    there, removed = (tuple(name for name in todo if (name in found) is one) for one in (True, False))
+    there, removed = [name for name in todo if name in found], [name for name in todo if name not in found]
     _say_deleted(context, deleted_windows(found, known, todo))
     later = tuple(ahead(found, now))
     chosen = of_windows(source, spec.source, there)
@@ -185,7 +186,7 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
             _check_function(spec.source, {name: found[name] for name in there}, _fingerprints(chosen)[0])
     done = _ingest(spark, context, rows, {name: found.get(name, "") for name in todo}, most, before)
     if removed:
-        context.record.windows["removed"] = list(removed)
+        context.record.windows["removed"] = removed
     return replace(done, ahead=later)
 
 
@@ -345,21 +346,23 @@ def _staged(
 ) -> tuple[StagedWrite, StagedWrite]:
     """The replacement of the windows in both tables.
 
-    Where all windows that have rows are replaced, the clean rows may have other columns than before.
+    Where all windows that have rows are replaced, the clean rows have the columns of these rows, and no others. Where
+    some stay, new columns come beside those that there are, and what one side lacks is null in it.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
     check_places({"places.tables": Storage.of(tables.folder)}, spark)
     partitions = [{WINDOW: name} for name in todo]
-    table, whole = (
-        tables.table("clean"),
-        {name for name, each in tables.ledger.windows().items() if each.kept} <= set(todo),
-    )
+    table, held = tables.table("clean"), [name for name, books in tables.ledger.windows().items() if books.kept]
     schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
-    if whole and table.exists():
+    if table.exists() and set(held) <= set(todo):
         clean = table.stage(schema, "overwrite", partition_by=[WINDOW], overwrite_schema=True)
     else:
-        clean = table.stage(schema, "replace", partition_by=[WINDOW], partitions=partitions)
+        if table.exists():
+            windows = sorted({*held, *todo} - {NO_TIME})
+            remedy = f"do all windows again with --backfill {windows[0]}..{windows[-1]}, or change the source back"
+            merged_schema(table.uri, table.schema_json(), delta_schema(schema).to_json(), remedy)
+        clean = table.stage_partitions(schema, [WINDOW], partitions)
     texts = StructType([StructField(name, StringType()) for name in QUARANTINE]).json()
     return clean, tables.table("quarantine").stage(texts, "replace", partition_by=[WINDOW], partitions=partitions)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.ledger import Tables
@@ -75,7 +76,7 @@ JOINED = "SELECT o.*, shops.town FROM {source} o JOIN shops_of_test shops ON o.s
 def test_rows_that_a_join_loses_are_counted_and_a_window_that_it_empties_waits_for_its_other_side(spark, orders):
     orders.day(1, shop="a")
     orders.day(2, shop=["a"] * 7 + ["b"] * 3)
-    spark.sql("SELECT 'c' AS shop, 'Trier' AS town").createOrReplaceTempView("shops_of_test")
+    spark.sql("SELECT 'a' AS shop, 'Bonn' AS town WHERE 1 = 0").createOrReplaceTempView("shops_of_test")
     with pytest.raises(DataError, match="window 2026-03-01 has 10 rows in the source, and the transform leaves none"):
         orders.ingest(spark, transform=JOINED)
     assert orders.files == []
@@ -87,13 +88,13 @@ def test_rows_that_a_join_loses_are_counted_and_a_window_that_it_empties_waits_f
     assert orders.ingest(spark, transform=JOINED).done == ()
 
 
-def test_rows_are_counted_as_the_source_has_them_whatever_the_transform_reads_of_them(spark, orders):
-    orders.day(1, rows=1000)
-    [books] = orders.ingest(spark, transform="SELECT * FROM {source} LIMIT 20").done
+def test_rows_are_counted_as_the_source_has_them_whatever_the_transform_reads_of_them(spark, by_folder):
+    by_folder.day(1, rows=1000)
+    [books] = by_folder.ingest(spark, transform="SELECT * FROM {source} LIMIT 20").done
     assert (books.source_rows, books.read) == (1000, 20)
-    [books] = orders.ingest(spark, transform="SELECT o.* FROM {source} o CROSS JOIN range(2)").done
+    [books] = by_folder.ingest(spark, transform="SELECT o.* FROM {source} o CROSS JOIN range(2)").done
     assert (books.source_rows, books.read) == (1000, 2000)
-    [books] = orders.ingest(spark).done
+    [books] = by_folder.ingest(spark).done
     assert (books.source_rows, books.read) == (1000, 1000)
 
 
@@ -123,17 +124,17 @@ def test_a_deleted_window_stays_until_it_is_asked_to_go_and_comes_back_with_its_
     assert orders.clean == {"2026-03-01": 10, "2026-03-02": 4, "2026-03-03": 10}
 
 
-def test_a_backfill_takes_a_deleted_window_out_and_does_those_beside_it_again(spark, orders):
+def test_a_backfill_takes_a_deleted_window_out_and_does_those_beside_it_again(spark, by_folder):
     for day in (1, 2, 3):
-        orders.day(day)
-    orders.ingest(spark)
-    shutil.rmtree(orders.day(2))
-    assert [each.window for each in orders.ingest(spark, again=("2026-03-02", "2026-03-02")).done] == ["2026-03-02"]
-    assert orders.clean == {"2026-03-01": 10, "2026-03-03": 10}
-    shutil.rmtree(orders.day(1))
-    done = orders.ingest(spark, again=("2026-03-01", "2026-03-09")).done
+        by_folder.day(day)
+    by_folder.ingest(spark)
+    shutil.rmtree(by_folder.day(2))
+    assert [each.window for each in by_folder.ingest(spark, again=("2026-03-02", "2026-03-02")).done] == ["2026-03-02"]
+    assert by_folder.clean == {"2026-03-01": 10, "2026-03-03": 10}
+    shutil.rmtree(by_folder.day(1))
+    done = by_folder.ingest(spark, again=("2026-03-01", "2026-03-09")).done
     assert [(each.window, each.kept) for each in done] == [("2026-03-01", 0), ("2026-03-03", 10)]
-    assert orders.clean == {"2026-03-03": 10}
+    assert by_folder.clean == {"2026-03-03": 10}
 
 
 def test_a_row_whose_date_is_corrected_leaves_the_quarantine_and_on_demand_its_old_window(spark, tmp_path):
@@ -168,3 +169,47 @@ def test_days_that_are_told_by_the_hour_now_are_no_windows_beside_their_hours(sp
     assert orders.clean == {"2026-03-18": 3}
     orders.ingest(spark, query=query, every="hour")
     assert orders.clean == {"2026-03-18T00": 1, "2026-03-18T01": 1, "2026-03-18T02": 1}
+
+
+def test_a_column_that_comes_or_goes_refuses_no_run_and_is_null_where_it_was_not(spark, by_folder):
+    by_folder.day(1)
+    first = by_folder.ingest(spark).done
+    by_folder.day(2, rows=2, z="new")
+    assert [each.window for each in by_folder.ingest(spark).done] == ["2026-03-02"]
+    assert by_folder.tables.ledger.windows()["2026-03-01"] == first[0]
+    by_folder.day(3, rows=3)
+    assert [each.window for each in by_folder.ingest(spark).done] == ["2026-03-03"]
+    rows = by_folder.tables.table("clean").read(spark)
+    found = rows.groupBy("_window").agg({"z": "count", "*": "count"}).orderBy("_window").collect()
+    assert [(row["_window"], row["count(1)"], row["count(z)"]) for row in found] == [
+        ("2026-03-01", 10, 0), ("2026-03-02", 2, 2), ("2026-03-03", 3, 0)]  # fmt: skip
+
+
+def test_deleted_windows_keep_the_columns_that_the_source_has_no_more(spark, orders):
+    orders.day(1, old=1)
+    orders.ingest(spark)
+    shutil.rmtree(orders.day(1))
+    orders.day(2, new=2)
+    assert [each.window for each in orders.ingest(spark).done] == ["2026-03-02"]
+    rows = orders.tables.table("clean").rows(["_window", "old", "new"]).to_pylist()
+    assert {(row["_window"], row["old"], row["new"]) for row in rows} == {
+        ("2026-03-01", 1, None), ("2026-03-02", None, 2)}  # fmt: skip
+
+
+def test_a_column_of_another_type_is_refused_with_the_windows_to_do_again_and_then_taken(spark, by_folder):
+    by_folder.day(1)
+    by_folder.ingest(spark)
+    files = by_folder.files
+    shutil.rmtree(by_folder.day(1))
+    by_folder.day(2, amount="much")
+    with pytest.raises(SchemaError) as refused:
+        by_folder.ingest(spark)
+    assert re.fullmatch(
+        r"column 'amount' is string now, and double in the Delta table \S+/clean: do all windows again with --backfill "
+        r"2026-03-01\.\.2026-03-02, or change the source back",
+        str(refused.value),
+    )
+    assert by_folder.files == files
+    by_folder.ingest(spark, again=("2026-03-01", "2026-03-02"))
+    assert by_folder.clean == {"2026-03-02": 10}
+    assert set(by_folder.tables.table("clean").rows(["amount"])["amount"].to_pylist()) == {"much"}
