@@ -119,8 +119,8 @@ def plan_of(context: Context) -> Plan:
     common["transformed"] = transformed(known.values())
     common["holder"] = holder_of(context.runs.child("leases"))
     why = None if due is None else {name: _why(context, known.get(name), name) for name in due}
-    if due is not None and look.windows is not None:  # what is to be emptied is as if it had never been
-        known = {name: books for name, books in known.items() if name in look.windows or name not in due}
+    if due is not None and look.windows is not None:
+        known |= {name: _expected(name, rows=0) for name in due if name not in look.windows}
         due = [name for name in due if name in look.windows]
     asked = [name for name in STEPS[1:] if context.asks_for(name)]
     try:
@@ -178,9 +178,9 @@ def _why(context: Context, books: WindowBooks | None, name: str) -> str:
     return "asked for"
 
 
-def _expected(name: str) -> WindowBooks:
-    """Books of a window that is not ingested yet, and will have rows as far as anyone can tell."""
-    return WindowBooks(window=name, fingerprint="", rules="", read=1, kept=1, quarantined=0, duplicates=0)
+def _expected(name: str, rows: int = 1) -> WindowBooks:
+    """Books of a window that is not ingested yet, and will have rows as far as anyone can tell, or is to be emptied."""
+    return WindowBooks(window=name, fingerprint="", rules="", read=rows, kept=rows, quarantined=0, duplicates=0)
 
 
 def _if_same(step: PlannedStep) -> PlannedStep:
