@@ -7,6 +7,7 @@ a few lines that hands the bundle to the installed sparkdl, signature, input exa
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 from pathlib import Path
 
 from sparkdl.errors import BundleError
@@ -87,6 +88,8 @@ def write_model(folder: Path, info: BundleInfo, *, run_id: str, model_id: str) -
         pip_requirements=_requirements(pictures),
         mlflow_model=Model(run_id=run_id, model_id=model_id),
     )
+    for compiled in folder.rglob("__pycache__"):  # MLflow has run the script once, to look at it
+        shutil.rmtree(compiled)
 
 
 def _requirements(pictures: bool) -> list[str]:
