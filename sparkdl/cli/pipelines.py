@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 from typing import Any
 
 from rich.console import Console
 
 from sparkdl.cli.words import add_command, print_lines, with_exit_codes
+from sparkdl.compat.interrupts import termination_interrupts
 from sparkdl.config import require
 
 __all__ = ["add_commands"]
@@ -121,12 +121,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline import Pipeline
     from sparkdl.pipeline.summary import summary_lines
 
-    # Schedulers and containers end a run by SIGTERM: it takes the road of Ctrl-C, and leaves a record and no lease.
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
+    with termination_interrupts():  # schedulers and containers end a run so: it leaves a record, and no lease
         record = Pipeline.load(options.file, options.overrides).run(**_asked(options))
-    finally:
-        signal.signal(signal.SIGTERM, before)
     console.print(
         f"[bold]{record.pipeline}: {record.outcome}[/bold] in {record.seconds:.1f} s", highlight=False, soft_wrap=True
     )

@@ -3,10 +3,11 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
-from sparkdl.compat.interrupts import interrupts_wait
+from sparkdl.compat.interrupts import interrupts_wait, termination_interrupts
 
 
 def test_an_interrupt_comes_when_the_block_is_done():
@@ -46,3 +47,35 @@ def test_nothing_changes_in_other_threads_and_for_errors():
     assert found == [1]
     with pytest.raises(ValueError, match="own"), interrupts_wait():
         raise ValueError("own")
+
+
+SENT = "import signal\nsignal.raise_signal(signal.{})\nwent_on.append(True)\n"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(("file", "goes_on"), [("<frozen importlib._bootstrap>", [True]), ("own.py", [])])
+def test_an_interrupt_waits_while_pythons_own_import_code_runs(name, file, goes_on):
+    before, went_on = signal.getsignal(signal.SIGTERM), []
+
+    def interrupted():
+        with termination_interrupts():
+            exec(compile(SENT.format(name), file, "exec"), {"went_on": went_on})
+            time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert went_on == goes_on
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_termination_takes_the_road_that_somebody_else_has_made_for_ctrl_c():
+    came, before = [], signal.getsignal(signal.SIGINT)
+    try:
+        with termination_interrupts():
+            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert came == [signal.SIGINT] * 2

@@ -27,11 +27,20 @@ from sparkdl.runner import run
 QUICK = LaunchConfig(stop_grace_seconds=0.3, log_to_driver=False)
 
 
+def own_processes():
+    """All below this one, but for those of the Spark of other tests, which forks workers when it likes."""
+    me, found = psutil.Process(), set()
+    for child in me.children():
+        if child.name() != "java":
+            found |= {child.pid, *(each.pid for each in child.children(recursive=True))}
+    return found
+
+
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = own_processes()
     yield
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert own_processes() <= before
 
 
 @pytest.mark.parametrize(
