@@ -49,12 +49,20 @@ def test_nothing_changes_in_other_threads_and_for_errors():
         raise ValueError("own")
 
 
+@pytest.fixture
+def ctrl_c():
+    """As a new process has it, whatever Spark of another test has made of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 SENT = "import signal\nsignal.raise_signal(signal.{})\nwent_on.append(True)\n"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize(("file", "goes_on"), [("<frozen importlib._bootstrap>", [True]), ("own.py", [])])
-def test_an_interrupt_waits_while_pythons_own_import_code_runs(name, file, goes_on):
+def test_an_interrupt_waits_while_pythons_own_import_code_runs(ctrl_c, name, file, goes_on):
     before, went_on = signal.getsignal(signal.SIGTERM), []
 
     def interrupted():
@@ -69,13 +77,10 @@ def test_an_interrupt_waits_while_pythons_own_import_code_runs(name, file, goes_
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_termination_takes_the_road_that_somebody_else_has_made_for_ctrl_c():
-    came, before = [], signal.getsignal(signal.SIGINT)
-    try:
-        with termination_interrupts():
-            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-            signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_termination_takes_the_road_that_somebody_else_has_made_for_ctrl_c(ctrl_c):
+    came = []
+    with termination_interrupts():
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
     assert came == [signal.SIGINT] * 2
