@@ -170,9 +170,7 @@ def decide(
     if champion is not None:
         challenger.check_same(champion)
     mine, theirs = measure(challenger), None if champion is None else measure(champion)
-    outcome, reason, gain, lower = _judge(gate, challenger, champion, mine, theirs, champion_error)
-    if seen and outcome == "first":
-        outcome, reason = "too_little", seen
+    outcome, reason, gain, lower = _judge(gate, challenger, champion, (mine, theirs), champion_error, seen)
     return Decision(
         promote=outcome in ("first", "champion_unusable", "better", "not_worse"),
         outcome=outcome,
@@ -192,8 +190,14 @@ _Judged = tuple[Outcome, str, float | None, float | None]
 
 
 def _judge(
-    gate: Gate, challenger: Rows, champion: Rows | None, mine: Measured, theirs: Measured | None, error: str
+    gate: Gate,
+    challenger: Rows,
+    champion: Rows | None,
+    measured: tuple[Measured, Measured | None],
+    error: str,
+    seen: str,
 ) -> _Judged:
+    mine, theirs = measured
     little = _too_little(gate, challenger, compared=champion is not None)
     if little:
         return "too_little", little, None, None
@@ -209,6 +213,8 @@ def _judge(
     if champion is None or theirs is None:
         if error:
             return "champion_unusable", f"the champion cannot predict these rows ({error}); {ours}{reached}", None, None
+        if seen:
+            return "too_little", seen, None, None
         return "first", f"there is no champion yet; the challenger has {ours}{reached}", None, None
     if gate.metric not in theirs.values:
         return "champion_unusable", f"the champion's {theirs.undefined[gate.metric]}; {ours}{reached}", None, None

@@ -88,10 +88,11 @@ class WindowBooks:
 
 
 def transformed(books: Iterable[WindowBooks]) -> tuple[int, int] | None:
-    """Rows of some windows in the source, and after the transform; None where these are as many, or not counted."""
+    """Rows of some windows in the source, and after the transform; None where each has as many, or is not counted."""
     counted = [(each.source_rows, each.read) for each in books if each.source_rows is not None]
-    before, after = sum(one for one, _ in counted), sum(other for _, other in counted)
-    return None if before == after else (before, after)
+    if all(before == after for before, after in counted):
+        return None
+    return sum(before for before, _ in counted), sum(after for _, after in counted)
 
 
 @dataclass(frozen=True)

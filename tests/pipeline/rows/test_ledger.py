@@ -67,3 +67,4 @@ def test_what_a_transform_left_out_or_added_is_said_of_all_windows_that_were_cou
     assert transformed([uncounted, same]) is None
     assert transformed([BOOKS, uncounted, same]) == (22, 20)
     assert transformed([replace(BOOKS, source_rows=4)]) == (4, 10)
+    assert transformed([replace(BOOKS, source_rows=9), replace(BOOKS, source_rows=11)]) == (20, 20)  # not the same rows
