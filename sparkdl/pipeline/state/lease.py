@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 
 from sparkdl import processes
 from sparkdl.documents.typed import Count, encode, read
-from sparkdl.errors import ConflictError, StorageError
+from sparkdl.errors import ConflictError, IntegrityError, StorageError
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
 
@@ -155,13 +155,16 @@ def _numbers(folder: Storage) -> Iterator[int]:
 
 
 def _holder(folder: Storage, number: int) -> Holder | None:
-    """What the holder of a lease last said; None if that cannot be read, for instance half-deleted."""
+    """What the holder of a lease last said; None if that is damaged, for instance half-deleted.
+
+    A store that does not answer says nothing about the holder.
+    """
     for name in (f"{number:09d}.beat.json", f"{number:09d}.json"):
         file = folder.child(name)
         try:
             if file.exists():
                 return read(file, Holder, _REMEDY)
-        except StorageError as error:
+        except IntegrityError as error:
             logger.warning("%s", error)
     return None
 

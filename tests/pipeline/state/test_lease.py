@@ -15,7 +15,8 @@ import pytest
 
 from sparkdl import processes
 from sparkdl.documents.typed import encode
-from sparkdl.pipeline.state.lease import Holder, LeaseTakenError, lease
+from sparkdl.errors import StorageError
+from sparkdl.pipeline.state.lease import Holder, LeaseTakenError, holder_of, lease
 from sparkdl.storage import Storage
 
 
@@ -74,6 +75,18 @@ def test_a_damaged_lease_stops_nobody(folder):
     folder.child("000000001.json").write_atomic(b"{}")
     with lease(folder, "b"):
         pass
+
+
+@pytest.mark.parametrize("name", ["000000001.beat.json", "000000001.json"])
+def test_a_lease_that_cannot_be_read_now_is_not_taken_over(folder, name):
+    put(folder, elsewhere(beat=time.time() - 4000))
+    folder.child(name).delete()
+    folder.child(name).child("file").write_atomic(b"")  # which is there, and gives an error when it is read
+    with pytest.raises(StorageError, match=f"cannot read .*{name}"), lease(folder, "b"):
+        pass
+    assert not folder.child("000000002.json").exists()
+    with pytest.raises(StorageError):
+        holder_of(folder)
 
 
 def hold(place, ready, go_on):
