@@ -12,7 +12,7 @@ import pytest
 from sparkdl.errors import SparkdlError
 from sparkdl.pipeline.file import load
 from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.context import VERSIONS, Context
 from sparkdl.pipeline.state.lease import LeaseTakenError, lease
 from sparkdl.pipeline.state.record import Finished, RunRecord
 from sparkdl.pipeline.state.steps import content_key
@@ -83,6 +83,14 @@ def test_a_run_that_finds_nothing_new_is_a_row_and_told_and_has_no_report(contex
     told_by_another = context("notify.when=[failed]")
     run(told_by_another)
     assert told_by_another.record.outcome == "nothing new", "whom a run tells decides nothing of it"
+
+
+@pytest.mark.parametrize("step", VERSIONS)
+def test_a_run_after_a_step_was_built_anew_finds_something_new(context, monkeypatch, step):
+    before = content_key("run", context().whole())
+    assert content_key("run", context().whole()) == before
+    monkeypatch.setitem(VERSIONS, step, VERSIONS[step] + 1)
+    assert content_key("run", context().whole()) != before
 
 
 @pytest.mark.parametrize("broken", ["report", "runs", "notify"])

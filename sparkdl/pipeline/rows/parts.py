@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
@@ -16,13 +18,13 @@ from sparkdl.pipeline.rows.expect import content_hash
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.rows.windows import NO_TIME, Windows, split_by_time
-from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
 from sparkdl.pipeline.spec.base import hours_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["PARTS", "Part", "Parts", "parts_of", "parts_to_do", "rows_of", "unit_of"]
+__all__ = ["PARTS", "Part", "Parts", "parts_of", "parts_to_do", "rows_of", "unit_of", "untaught"]
 
 Part = Literal["train", "validate", "test", "score"]
 PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
@@ -123,6 +125,27 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
     chosen = clean.where(F.col(WINDOW).isin(*windows))
     condition = _condition(clean, spec, part)
     return chosen if condition is None else chosen.where(condition)
+
+
+def untaught(rows: DataFrame, spec: PipelineSpec, windows: Sequence[str], split: Mapping[str, Any]) -> Column | None:
+    """Which held-out rows another training has not seen; None where none of them can have been part of it.
+
+    Args:
+        rows: that are held out now.
+        spec: the pipeline as it is now.
+        windows: of these rows, those that the other was trained on.
+        split: which rows of these; empty where that is not known, and is taken to be as now.
+    """
+    from pyspark.sql import functions as F
+
+    then = msgspec.convert(split, Split) if split else spec.split
+    if not windows or (then == spec.split and not isinstance(then, TimeSplit)):
+        return None
+    taught = F.col(WINDOW).isin(*windows)
+    if isinstance(then, ColumnSplit) and then.column not in rows.columns:
+        return ~taught
+    condition = _condition(rows, msgspec.structs.replace(spec, split=then), "train")
+    return ~taught if condition is None else ~(taught & F.coalesce(condition, F.lit(False)))
 
 
 def unit_of(rows: DataFrame, spec: PipelineSpec) -> Column:

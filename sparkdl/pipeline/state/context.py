@@ -24,10 +24,10 @@ from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.steps import Steps
 from sparkdl.storage import Storage
 
-__all__ = ["LEARNING", "STEPS", "VERSION", "Context"]
+__all__ = ["LEARNING", "STEPS", "VERSIONS", "Context"]
 
-VERSION = 1
-"""Of what the steps do; raise it when that changes, and everything is done again."""
+VERSIONS = {"ingest": 2, "prepare": 1, "train": 1, "publish": 1, "score": 1, "drift": 1}
+"""Of what the modules of ``work/`` do; raise one when that changes, and it is done again, with what follows from it."""
 LEARNING = ("features", "shards", "train", "evaluate", "publish")
 """The steps from clean rows to a published model."""
 STEPS = ("ingest", "drift", *LEARNING, "score")
@@ -138,7 +138,7 @@ class Context:
         if self.look.state is None:
             return None
         return {
-            "version": VERSION,
+            "versions": VERSIONS,
             "settings": {name: value for name, value in self.settings.items() if name not in ("notify", "keep")},
             "code": self.code,
             "source": self.look.state,

@@ -6,7 +6,7 @@ makes a key of. The steps and the plan ask here, so that a plan says what a run 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sparkdl.errors import BundleError
@@ -17,7 +17,7 @@ from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.windows import NO_TIME
 from sparkdl.pipeline.spec import TimeSplit, Train
 from sparkdl.pipeline.spec.training import NOT_DECIDING
-from sparkdl.pipeline.state.context import VERSION, Context
+from sparkdl.pipeline.state.context import VERSIONS, Context
 from sparkdl.pipeline.state.results import Published, Scored, ScoredWindows, Shards, Trained
 from sparkdl.pipeline.state.steps import Steps, content_key
 from sparkdl.pipeline.trials import chosen_by, chosen_settings
@@ -40,14 +40,12 @@ __all__ = [
     "shards_are_there",
     "shards_inputs",
     "train_inputs",
+    "trained_of",
     "trained_on",
     "trial_inputs",
-    "unseen",
     "windows_to_score",
 ]
 
-_PREPARE, _SCORE, _DRIFT = 1, 1, 1
-"""Versions of what ``prepare.py``, ``predict.py`` and ``drift.py`` do; raise one when that changes."""
 Content = Mapping[str, str]
 Inputs = dict[str, Any]
 
@@ -59,7 +57,7 @@ def features_inputs(context: Context, parts: Parts, content: Content) -> Inputs:
     """What decides features that are fitted to the training rows, or taken from who is the champion then."""
     settings = context.settings
     return {
-        "version": _PREPARE,
+        "version": VERSIONS["prepare"],
         "features": settings["features"],
         "label": settings["label"],
         "split": settings["split"],
@@ -72,7 +70,7 @@ def features_inputs(context: Context, parts: Parts, content: Content) -> Inputs:
 def shards_inputs(context: Context, parts: Parts, content: Content, fitted: str) -> Inputs:
     """What decides the shard sets, besides features with the key ``fitted``."""
     return {
-        "version": _PREPARE,
+        "version": VERSIONS["prepare"],
         "fitted": fitted,
         "split": context.settings["split"],
         "weight": context.spec.weight,
@@ -105,7 +103,7 @@ def trial_inputs(context: Context, shards: str, trial: Mapping[str, Any]) -> Inp
     settings = {**context.settings, **chosen_settings(context.settings, trial)} if trial else context.settings
     deciding = {name: value for name, value in settings["train"].items() if name not in NOT_DECIDING}
     return {
-        "version": VERSION,
+        "version": VERSIONS["train"],
         "shards": shards,
         "model": settings["model"],
         "train": deciding,
@@ -131,7 +129,7 @@ def publish_inputs(context: Context, parts: Parts, content: Content, train: str)
     """
     tested = {"test": {name: content[name] for name in parts.test}} if parts.test else {}
     settings = {name: value for name, value in context.settings["publish"].items() if name != "mlflow"}
-    return {"version": VERSION, "train": train, "publish": settings, **tested}
+    return {"version": VERSIONS["publish"], "train": train, "publish": settings, **tested}
 
 
 def judged_against(context: Context, publish: Inputs) -> int | None:
@@ -163,23 +161,20 @@ def score_inputs(context: Context, champion: ModelVersion, windows: Content) -> 
     whole, settings = context.spec.score.window == "all", context.settings
     more = {"score": settings["score"], "split": None if whole else settings["split"]}
     return {
-        name: {"version": _SCORE, "artifact": champion.artifact, "window": name, "rows": rows, **more}
+        name: {"version": VERSIONS["score"], "artifact": champion.artifact, "window": name, "rows": rows, **more}
         for name, rows in windows.items()
     }
 
 
+def trained_of(context: Context, version: ModelVersion | None) -> Trained | None:
+    """What is kept of a version's training; None where that is not known any more."""
+    return context.steps.result("train", version.publication, Trained) if version and version.publication else None
+
+
 def trained_on(context: Context, version: ModelVersion) -> Content:
     """A hash of the rows of each window that a version was trained on; empty where that is not known any more."""
-    trained = context.steps.result("train", version.publication, Trained) if version.publication else None
+    trained = trained_of(context, version)
     return {} if trained is None else trained.windows
-
-
-def unseen(context: Context, version: ModelVersion | None, windows: Sequence[str]) -> tuple[str, ...]:
-    """Those of the windows that a version was not trained on; by a hash or a column, windows hold rows of each part."""
-    if version is None or not isinstance(context.spec.split, TimeSplit):
-        return tuple(windows)
-    seen = trained_on(context, version)
-    return tuple(name for name in windows if name not in seen)
 
 
 def windows_to_score(context: Context, parts: Parts, content: Content) -> tuple[str, ...]:
@@ -220,7 +215,13 @@ def drift_inputs(context: Context, champion: ModelVersion, parts: Parts, content
     functions = token_functions(context.spec.features)
     more = {"settings": deciding, "code": {name: context.code[name] for name in functions}}
     return {
-        name: {"version": _DRIFT, "artifact": champion.artifact, "window": name, "rows": content[name], **more}
+        name: {
+            "version": VERSIONS["drift"],
+            "artifact": champion.artifact,
+            "window": name,
+            "rows": content[name],
+            **more,
+        }
         for name in names[-max(given.of, _MOST_WINDOWS) :]
     }
 

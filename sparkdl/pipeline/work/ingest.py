@@ -53,7 +53,7 @@ from sparkdl.pipeline.rows.source import (
 from sparkdl.pipeline.rows.window_column import window_column
 from sparkdl.pipeline.rows.windows import NO_TIME, ahead, deleted_text, due
 from sparkdl.pipeline.spec import FunctionSource, PipelineSpec
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.context import VERSIONS, Context
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.storage import Storage, check_places
 from sparkdl.tables.delta import delta_schema, merged_schema
@@ -67,8 +67,6 @@ __all__ = ["Ingested", "deleted_windows", "due_windows", "ingest", "rules_of"]
 _ROWS_PER_FILE = 1_000_000
 _HASHED = {"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz", "boolean", "binary"}
 """Types of which equal values have equal hashes, whatever the session's settings."""
-_RULES = 2
-"""Version of what this module does to rows; raise it when that changes, and every window is due again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,7 @@ def rules_of(spec: PipelineSpec) -> str:
     transform = spec.transform
     code = code_hash(transform.function) if transform is not None and transform.function else ""
     inputs = {
-        "version": _RULES,
+        "version": VERSIONS["ingest"],
         "source": source_identity(spec.source),
         "transform": transform,
         "code": code,

@@ -24,7 +24,7 @@ from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import scored_place, trained_on
+from sparkdl.pipeline.state.keys import scored_place, trained_of
 from sparkdl.pipeline.state.results import Live, LiveError, Scored
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.labels import FittedLabel, encoded
@@ -139,14 +139,16 @@ def _measured(
     label, spec = what[0], context.spec
     rows = _joined(clean, spec, what, due, model.version).toPandas()
     of_window = dict(tuple(rows.groupby("_window", sort=False)))
-    seen = trained_on(context, model)
-    by_time = isinstance(spec.split, TimeSplit)
+    trained, by_time = trained_of(context, model), isinstance(spec.split, TimeSplit)
+    windows = {} if trained is None else trained.windows
+    known = windows if by_time or (trained and trained.split not in ({}, context.settings["split"])) else {}
+    whole = not by_time and spec.score.window == "all"
     return [
         _error(
             each,
             label,
             of_window.get(each.window, rows.head(0)),
-            each.window in seen if by_time else spec.score.window == "all",
+            whole or each.window in known,
         )
         for each in due
     ]

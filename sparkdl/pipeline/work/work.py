@@ -17,7 +17,7 @@ from sparkdl.estimator.publishing import publish_bundle
 from sparkdl.interchange.mirror import mirror_published
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
-from sparkdl.pipeline.rows.parts import PARTS, Parts, parts_of, parts_to_do, rows_of
+from sparkdl.pipeline.rows.parts import PARTS, Parts, parts_of, parts_to_do, rows_of, untaught
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import (
@@ -28,7 +28,7 @@ from sparkdl.pipeline.state.keys import (
     score_inputs,
     scored_windows,
     train_inputs,
-    unseen,
+    trained_of,
     windows_to_score,
 )
 from sparkdl.pipeline.state.record import Finished, Outcome
@@ -197,7 +197,8 @@ class _Work:
                 trained = search(self.context, self.spark, prepared)
             else:
                 trained = train(self.spark, spec, prepared, key, network_of(spec, prepared))
-            return replace(trained, windows=windows, origin=self._with_parent(trained.origin, prepared.start))
+            origin, split = self._with_parent(trained.origin, prepared.start), self.context.settings["split"]
+            return replace(trained, windows=windows, split=split, origin=origin)
 
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
@@ -248,13 +249,14 @@ class _Work:
             if self.spec.weight is not None:
                 check_weight(known, self.spec.weight, "test")
             self.record.rows["test"] = count = known.count()
-        new = unseen(self.context, rival, windows)
-        if rival is None or len(new) == len(windows):
+        trained = trained_of(self.context, rival)
+        taught = [name for name in windows if trained is not None and name in trained.windows]
+        new = None if trained is None else untaught(known, self.spec, taught, trained.split)
+        if rival is None or new is None:
             return known, count, ""
-        fewer = known.where(known[WINDOW].isin(*new))
-        if new and (left := fewer.count()):
-            told = "%d of %d windows judge: version %d was trained on the others"
-            logger.info(told, len(new), len(windows), rival.version)
+        fewer = known.where(new)
+        if left := fewer.count():
+            logger.info("%d of %d rows judge: version %d was trained on the others", left, count, rival.version)
             return fewer, left, ""
         seen = windows[0] if len(windows) == 1 else f"all of {windows[0]} to {windows[-1]}"
         return (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.parts import rows_of
+from sparkdl.pipeline.rows.parts import rows_of, untaught
 from sparkdl.pipeline.rows.source import WINDOW
 
 TEXT = """
@@ -30,3 +33,43 @@ def test_a_hash_gives_each_row_one_part_and_keeps_the_rows_of_a_group_together(s
     customers = [set(part.values()) for part in by_group.values()]
     assert sum(map(len, customers)) == 500
     assert sum(len(set(part.values())) for part in by_key.values()) > 500  # without a group they are torn apart
+
+
+THEN = loads(TEXT).spec
+BY_DAY = "split={by: time, train: all, validate: 1 day, score: 1 day}"
+BY_COLUMN = "split={by: column, column: fold, train: [a], validate: [b]}"
+
+
+def untaught_ids(frame, spec, windows, split):
+    rows = rows_of(frame, spec, "validate", ["one", "two"])
+    condition = untaught(rows, spec, windows, split)
+    return None if condition is None else {row.id for row in rows.where(condition).collect()}
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_rows_of_another_split_that_a_model_was_trained_on_do_not_judge_it(spark, seed):
+    frame = spark.range(2000).selectExpr(
+        "id", f"if(id < 1000, 'one', 'two') AS {WINDOW}", "if(id < 9, null, 'a') AS fold"
+    )
+    now = loads(TEXT, [f"split.seed={seed}"]).spec
+    held_out = {row.id for row in rows_of(frame, now, "validate", ["one", "two"]).collect()}
+    taught = {row.id for row in rows_of(frame, THEN, "train", ["one"]).collect()}
+    found = untaught_ids(frame, now, ["one"], msgspec.to_builtins(THEN.split))
+    if seed == 0:
+        assert found is None  # of its own split it was trained on none of them
+    else:
+        assert found == held_out - taught
+        assert 0.1 < len(held_out & taught) / len(held_out) < 0.5
+    by_fold = msgspec.to_builtins(loads(TEXT, [BY_COLUMN]).spec.split)
+    assert untaught_ids(frame, now, ["one"], by_fold) == {row for row in held_out if row >= 1000 or row < 9}
+    by_day = msgspec.to_builtins(loads(TEXT, ["source.time=at", BY_DAY]).spec.split)
+    assert untaught_ids(frame, now, ["two"], by_day) == {row for row in held_out if row < 1000}
+    assert untaught_ids(frame.drop("fold"), now, ["one"], by_fold) == {row for row in held_out if row >= 1000}
+    assert untaught_ids(frame, now, [], by_day) is None
+
+
+def test_windows_that_a_model_was_trained_on_do_not_judge_it(spark):
+    frame = spark.range(20).selectExpr("id", f"if(id < 10, 'one', 'two') AS {WINDOW}")
+    spec = loads(TEXT, ["source.time=at", BY_DAY]).spec
+    assert untaught_ids(frame, spec, ["one"], {}) == set(range(10, 20))
+    assert untaught_ids(frame, spec, ["one", "two"], msgspec.to_builtins(spec.split)) == set()

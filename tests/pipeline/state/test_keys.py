@@ -13,10 +13,9 @@ from sparkdl.pipeline.state.keys import (
     judged_against,
     publish_inputs,
     scored_windows,
-    unseen,
     windows_to_score,
 )
-from sparkdl.pipeline.state.results import Published, ScoredWindows, Trained
+from sparkdl.pipeline.state.results import Published, ScoredWindows
 
 D1, D2, D3, D4, D5, D6 = (f"2026-03-0{day}" for day in range(1, 7))
 PARTS = Parts(train=(D1, D2, D3), validate=(D4,), score=(D5, D6))
@@ -72,22 +71,6 @@ def published(tmp_path):
         return context.registry.publish("shop", bundle.uri, publication=training)
 
     return publish
-
-
-def test_rows_that_a_version_was_trained_on_do_not_judge_it(context_of, published):
-    context = context_of()
-    version = published(context, "a training")
-    assert unseen(context, version, (D4, D5)) == (D4, D5)  # what it was trained on is not known any more
-    trained = Trained(
-        bundle="", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1, rows=1, ranks=1,
-        backend="torch", windows={D3: "c", D4: "d"},
-    )  # fmt: skip
-    context.steps.result = lambda step, key, kind: trained if (step, key) == ("train", "a training") else None
-    assert unseen(context, version, (D4, D5)) == (D5,)
-    assert unseen(context, version, (D3, D4)) == ()
-    assert unseen(context, None, (D3, D4)) == (D3, D4)
-    by_hash = context_of("split={by: hash, train: 0.8, validate: 0.1, score: 0.1}")
-    assert unseen(by_hash, version, (D4, D5)) == (D4, D5)
 
 
 def test_a_model_that_is_the_champion_already_is_compared_with_the_one_before_it(context_of, published):
