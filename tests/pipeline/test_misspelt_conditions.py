@@ -34,6 +34,7 @@ def test_a_word_that_is_nearly_a_column_is_told_with_it(condition, said):
         "CAST(amount AS AMOUNTS) > 0 AND amounts(1) = 2",
         "unrelated_name > 0",
         "amount > 0 /* amuont */",
+        "amount < (SELECT max_amount FROM limits)",
     ],
 )
 def test_sql_that_may_be_right_is_left_to_spark(condition):

@@ -44,6 +44,8 @@ def misspelt(condition: str, columns: Sequence[str]) -> Iterator[tuple[str, str]
     texts = [found[0] for found in tokens]
     if any(pair == ["-", ">"] for pair in (texts[at : at + 2] for at in range(len(texts)))):
         return  # the parameters of a lambda are no columns
+    if "select" in map(str.lower, texts):
+        return  # nor are the columns of another table columns of this one
     for at, found in enumerate(tokens):
         word = found["word"] or (found["quoted"] or "")[1:-1].replace("``", "`")
         before, after = texts[at - 1].lower() if at else "", texts[at + 1] if at + 1 < len(texts) else ""
