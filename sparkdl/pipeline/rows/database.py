@@ -54,7 +54,7 @@ def rows_of_database(spark: SparkSession, source: JdbcSource) -> DataFrame:
     reader = spark.read.format("jdbc")
     if "lowerbound" in options:  # the user has divided the rows, or Spark says what is missing for it
         return reader.options(**options, url=source.url, dbtable=rows).load()
-    column, tasks = options.pop("partitioncolumn", None), options.pop("numpartitions", None)
+    column, tasks = options.pop("partitioncolumn", None), _tasks(options.pop("numpartitions", None))
     reader = reader.options(**options, url=source.url)
     frame = reader.option("dbtable", rows).load()
     _tell_of_rounding(frame)
@@ -73,6 +73,16 @@ def rows_of_database(spark: SparkSession, source: JdbcSource) -> DataFrame:
     logger.info("%d rows of the database are read by %d tasks, each a range of %s", total, tasks, column)
     reader = reader.option("dbtable", rows).option("partitionColumn", column).option("numPartitions", tasks)
     return reader.option("lowerBound", low).option("upperBound", high).load()
+
+
+def _tasks(asked: Any) -> int | None:
+    """The option numPartitions, which Spark takes as a text, too."""
+    try:
+        return None if asked is None else int(asked)
+    except ValueError as error:
+        raise ConfigError(
+            f"source.options.numPartitions={asked!r} is no whole number: write one, or leave it out"
+        ) from error
 
 
 def _divided_by(frame: DataFrame, source: JdbcSource, asked: str | None, tasks: int | None) -> str | None:

@@ -57,7 +57,7 @@ def rows_by_task(frame):
     ],
 )
 def test_tasks_share_the_rows_by_a_column_and_lose_none(spark, database, named, options):
-    frame = rows_of_database(spark, source_of(database, **named, options={"numPartitions": 4, **options}))
+    frame = rows_of_database(spark, source_of(database, **named, options={"numPartitions": "4", **options}))
     found = rows_by_task(frame)
     assert sum(found.values()) == frame.select("id").distinct().count() == 2001
     assert len(found) >= 3
@@ -69,6 +69,11 @@ def test_rows_without_a_column_to_share_them_by_are_one_tasks(spark, database, n
     assert rows_by_task(rows_of_database(spark, source_of(database, **named))) == {0: 2001}
     with pytest.raises(ConfigError, match="numPartitions=4 divides the rows by a whole number, a date or a timestamp"):
         rows_of_database(spark, source_of(database, **named, options={"numPartitions": 4}))
+
+
+def test_a_number_of_tasks_that_is_none_is_told(spark, database):
+    with pytest.raises(ConfigError, match=r"source\.options\.numPartitions='four' is no whole number: write one"):
+        rows_of_database(spark, source_of(database, key=("id",), options={"numPartitions": "four"}))
 
 
 def test_few_rows_are_one_tasks_and_many_are_shared_unasked(spark, database, monkeypatch):
