@@ -52,6 +52,7 @@ def test_a_window_whose_rows_can_only_be_in_others_now_is_due(lost):
     assert due(found, found, now=NOW, held=[lost, *found]) == [lost]
     assert due(found, found, now=NOW, held=["2026-03-06", *found]) == []
     assert due({"2026-03-05": "a"}, {"2026-03-05": "a"}, now=NOW, held=[*found]) == ["2026-03-05T00"]
+    assert due({WHOLE: "a"}, {WHOLE: "a"}, now=NOW, held=[lost, WHOLE]) == [name for name in [lost] if name != WHOLE]
 
 
 @pytest.mark.parametrize("remove", [True, False])

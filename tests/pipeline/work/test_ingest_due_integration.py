@@ -39,7 +39,7 @@ class Orders:
 
     def ingest(self, spark, again=None, transform=None, query=None, **source):
         """Take in what is due of the files, or of a query of Spark's."""
-        source |= {self.by: "day"}
+        source |= {self.by: ("day",) if self.by == "key" else "day"}
         path = str(self.root / "orders")
         spec = PipelineSpec(
             source=SqlSource(query=query, **source) if query else ParquetSource(path=path, **source),
@@ -169,6 +169,15 @@ def test_days_that_are_told_by_the_hour_now_are_no_windows_beside_their_hours(sp
     assert orders.clean == {"2026-03-18": 3}
     orders.ingest(spark, query=query, every="hour")
     assert orders.clean == {"2026-03-18T00": 1, "2026-03-18T01": 1, "2026-03-18T02": 1}
+
+
+def test_days_that_are_told_by_no_time_any_more_are_no_windows_beside_all_rows(spark, tmp_path):
+    orders, query = Orders(tmp_path, "time"), "SELECT id AS y, date_add(date'2026-03-18', int(id)) AS day FROM range(2)"
+    orders.ingest(spark, query=query)
+    assert orders.clean == {"2026-03-18": 1, "2026-03-19": 1}
+    orders.by = "key"
+    orders.ingest(spark, query=query)
+    assert orders.clean == {"all": 2}
 
 
 def test_a_column_that_comes_or_goes_refuses_no_run_and_is_null_where_it_was_not(spark, by_folder):
