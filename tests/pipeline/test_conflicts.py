@@ -31,6 +31,7 @@ MINIMAL = [
     (["features.x={type: number, column: quality}"], "features.x is the label 'quality', too"),
     (["source.key=alcohol"], "features.alcohol is source.key='alcohol', which tells rows apart only"),
     (["source.key=[a, quality]"], "label.quality is in source.key=['a', 'quality'], too"),
+    (["expect={duplicate: quality > 0}"], "expect.duplicate is what runs say of rows of their own accord: give it another name"),
     (["weight=quality"], "weight='quality' is the label, too"),
     (["weight=alcohol"], "weight='alcohol' is a feature, too"),
     (["source.time=day", "source.partition=day"], "source.partition='day' and time='day' both say when"),

@@ -19,6 +19,7 @@ from sparkdl.pipeline.file.kinds import alternatives, fields_of, wanted
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.spec import (
     Drift,
+    Expectation,
     HashSplit,
     Label,
     Places,
@@ -33,6 +34,7 @@ from sparkdl.pipeline.spec import (
 )
 from sparkdl.pipeline.spec.base import bound_broken, hours_of, plain_type, section_type
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, Floor, least_groups
+from sparkdl.pipeline.spec.data import OUTCOMES
 from sparkdl.pipeline.spec.operation import metrics_of
 
 __all__ = ["contradictions"]
@@ -60,6 +62,12 @@ def _features_have_names_of_their_own(features: Mapping[str, Feature]) -> Found:
             except ConfigError as refused:
                 yield ("features", name), f": {refused}"
                 return
+
+
+def _expectations_have_names_of_their_own(expect: Mapping[str, Expectation]) -> Found:
+    for name in expect:
+        if name in OUTCOMES:
+            yield ("expect", name), " is what runs say of rows of their own accord: give it another name"
 
 
 def _columns_have_one_role(source: Source, features: Mapping[str, Feature], label: Mapping[str, Label]) -> Found:
@@ -237,6 +245,7 @@ def _is_a(kind: inspect.Type, value: Any) -> bool:
 
 _CHECKS: tuple[Callable[..., Found], ...] = (
     _features_have_names_of_their_own,
+    _expectations_have_names_of_their_own,
     _columns_have_one_role,
     _weight_is_no_label,
     _labels_share_the_loss,

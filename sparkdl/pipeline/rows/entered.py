@@ -100,9 +100,9 @@ def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> None
         if not fingerprint:  # the source no longer holds it
             continue
         outcomes = found.get(name, Outcomes())
-        _, rows, mixed, added = fingerprint.rsplit(".", 3)
+        _, rows, _, _ = fingerprint.split(".")
         all_kept = outcomes.rows.get(KEPT) == outcomes.total  # the hash of a window is of the rows that are kept
-        if str(outcomes.total) != rows or (all_kept and outcomes.content != f"{mixed}.{added}.{rows}"):
+        if str(outcomes.total) != rows or (all_kept and outcomes.content != fingerprint):
             raise DataError(
                 f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
                 "were judged: the source changed meanwhile, or is not the same twice; run again, or let a function of "

@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
+from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.observe import logger
 from sparkdl.pipeline.rows.source import MALFORMED, WINDOW
 from sparkdl.pipeline.rows.windows import NO_TIME
 from sparkdl.pipeline.spec import Expectation
+from sparkdl.pipeline.spec.data import OUTCOMES
+from sparkdl.storage import sha256_hex
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -35,16 +38,16 @@ __all__ = [
     "SALT",
     "Outcomes",
     "check_shares",
+    "columns_hash",
     "content_hash",
     "judged",
 ]
 
 OUTCOME, BROKEN, SALT = "_outcome", "_broken", "_salt"
-KEPT, DUPLICATE = "", "duplicate"
+KEPT, DUPLICATE, NOT_DATED, NOT_WHOLE = OUTCOMES
 """Outcomes of rows that are sound, and of rows whose key another row has; every other outcome is a reason."""
 OWN = frozenset({WINDOW, MALFORMED, OUTCOME, BROKEN, SALT})
 """The columns that the pipeline adds."""
-NOT_DATED, NOT_WHOLE = "no time that can be read", "malformed in its file"
 _RARE = "-7461"
 """What few lists hold, as text or number."""
 
@@ -96,6 +99,12 @@ def judged(
     return rows.withColumn(OUTCOME, F.when(copy, F.lit(DUPLICATE)).otherwise(F.col(OUTCOME)))
 
 
+def columns_hash(frame: DataFrame) -> str:
+    """A hash of the columns' names and types, in order; those that the pipeline adds do not count."""
+    fields = [[each.name, each.dataType.simpleString()] for each in frame.schema.fields if each.name not in OWN]
+    return sha256_hex(encode(fields))[:32]
+
+
 def content_hash(frame: DataFrame) -> Column:
     """A hash of a row's values, bigint; the columns that the pipeline adds do not count."""
     from pyspark.sql import functions as F
@@ -139,7 +148,7 @@ class Outcomes:
         rows: by outcome.
         broken: rows by the expectation that they broke, of those that warn or fail, whatever became of the rows.
         warned: those of them that were kept.
-        content: a hash of the rows kept that their order does not change.
+        content: a hash of the columns and of the rows kept that the order of these does not change.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
@@ -173,7 +182,7 @@ def check_shares(found: Mapping[str, Outcomes], expectations: Mapping[str, Expec
             continue
         for name, each in expectations.items():
             broken = (outcomes.warned if each.action == "warn" else outcomes.broken).get(name, 0)
-            if broken <= each.above * outcomes.total:  # of one that puts rows aside none are counted
+            if not broken or broken / outcomes.total <= each.above:  # of one that puts rows aside none are counted
                 continue
             text = (
                 f"{name!r} ({each.check}) is broken by {broken} of the {outcomes.total} rows of window {window}, "

@@ -54,7 +54,7 @@ class WindowBooks:
         quarantined: rows that an expectation refused.
         duplicates: rows whose key another row of the window has.
         outcomes: rows by the expectation that they failed; warnings count as kept rows too.
-        content: a hash of the rows kept, the same for the same rows in any order.
+        content: a hash of the columns and of the rows kept, the same for the same rows in any order.
         version: of the table of clean rows that holds them.
         run_id: of the run that wrote them.
     """

@@ -21,7 +21,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import one_value, to_numpy
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
-from sparkdl.pipeline.rows.expect import BROKEN, DUPLICATE, KEPT, OUTCOME, OWN, Outcomes, content_hash
+from sparkdl.pipeline.rows.expect import BROKEN, DUPLICATE, KEPT, OUTCOME, OWN, Outcomes, columns_hash, content_hash
 from sparkdl.pipeline.rows.source import MALFORMED, WINDOW
 from sparkdl.tables.parquet import FileRow, WriteTask
 
@@ -76,11 +76,16 @@ def sift(
         found = plain.mapInArrow(task, "report binary").collect()
     reports = [json.loads(zlib.decompress(bytes(row["report"]))) for row in found]
     sound, bad = ([FileRow(**file) for one in reports for file in one[part]] for part in ("clean", "quarantine"))
-    return sound, bad, _books(reports)
+    return sound, bad, _books(reports, columns_hash(rows))
 
 
-def _books(reports: Sequence[Mapping[str, Any]]) -> dict[str, Outcomes]:
-    """The books of each window from the counts of all tasks; of rows that are kept with a hash of all of them."""
+def _books(reports: Sequence[Mapping[str, Any]], columns: str) -> dict[str, Outcomes]:
+    """The books of each window from the counts of all tasks; of rows that are kept with a hash of all of them.
+
+    Args:
+        reports: of the tasks.
+        columns: a hash of the rows' columns, which is part of it.
+    """
     found: dict[str, Outcomes] = {}
     hashes: dict[str, tuple[int, int]] = {}
     for window, outcome, rows, mixed, added in (line for report in reports for line in report["sums"]):
@@ -90,7 +95,7 @@ def _books(reports: Sequence[Mapping[str, Any]]) -> dict[str, Outcomes]:
             before = hashes.get(window, (0, 0))
             hashes[window] = (before[0] ^ mixed, before[1] + added)
     for window, (mixed, added) in hashes.items():
-        found[window].content = f"{mixed}.{added}.{found[window].rows[KEPT]}"
+        found[window].content = f"{columns}.{found[window].rows[KEPT]}.{mixed}.{added}"
     for window, name, kept, rows in (line for report in reports for line in report["broken"]):
         into = found[window]
         into.broken[name] = into.broken.get(name, 0) + rows

@@ -99,7 +99,11 @@ def due(
 
 def _told_otherwise(name: str, found: Collection[str]) -> bool:
     """Whether the rows of a window that is not found are in others now, since time or ``every`` are other ones."""
-    return name in (WHOLE, NO_TIME) or WHOLE in found or any(name[:10] == other[:10] and len(name) != len(other) for other in found)
+    return (
+        name in (WHOLE, NO_TIME)
+        or WHOLE in found
+        or any(name[:10] == other[:10] and len(name) != len(other) for other in found)
+    )
 
 
 def deleted_text(kept: Sequence[str], removed: Sequence[str] = ()) -> str:

@@ -52,6 +52,10 @@ class Transform(Section, frozen=True, kw_only=True):
             yield "arguments", f"={self.arguments!r} are for a function, and sql is given: leave them out"
 
 
+OUTCOMES = ("", "duplicate", "no time that can be read", "malformed in its file")
+"""What the pipeline itself says of rows: kept, dropped, and refused for two reasons; no expectation is called so."""
+
+
 class Expectation(Section, frozen=True, kw_only=True):
     """A condition that each row should fulfil, evaluated once; NULL counts as broken."""
 

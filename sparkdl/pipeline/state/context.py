@@ -26,7 +26,7 @@ from sparkdl.storage import Storage
 
 __all__ = ["LEARNING", "STEPS", "VERSIONS", "Context"]
 
-VERSIONS = {"ingest": 2, "prepare": 1, "train": 1, "publish": 1, "score": 1, "drift": 1}
+VERSIONS = {"ingest": 3, "prepare": 1, "train": 1, "publish": 1, "score": 1, "drift": 1}
 """Of what the modules of ``work/`` do; raise one when that changes, and it is done again, with what follows from it."""
 LEARNING = ("features", "shards", "train", "evaluate", "publish")
 """The steps from clean rows to a published model."""

@@ -35,6 +35,7 @@ from sparkdl.pipeline.rows.expect import (
     SALT,
     Outcomes,
     check_shares,
+    columns_hash,
     content_hash,
     judged,
 )
@@ -199,8 +200,7 @@ def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
     """A hash of the columns and the rows of each window, and their number, in one pass over the source."""
     from pyspark.sql import functions as F
 
-    columns = [[field.name, field.dataType.simpleString()] for field in source.schema.fields]
-    named, hashed = content_key("columns", {"columns": columns}), content_hash(source)
+    named, hashed = columns_hash(source), content_hash(source)
     sums = source.groupBy(WINDOW).agg(
         F.count("*").alias("rows"),
         F.bit_xor(hashed).alias("mixed"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.pipeline.rows.expect import BROKEN, OUTCOME, content_hash, judged
+from sparkdl.errors import DataError
+from sparkdl.pipeline.rows.expect import BROKEN, OUTCOME, Outcomes, check_shares, content_hash, judged
 from sparkdl.pipeline.spec import Expectation
 
 CHECKS = {
@@ -29,6 +30,15 @@ def test_a_row_is_refused_for_its_first_reason_and_counts_for_all_that_fail_a_ru
         (3, 500): ("no time that can be read", ["even", "small"]),
         (4, None): ("malformed in its file", ["known", "small"]),
     }
+
+
+@pytest.mark.parametrize("percent", range(101))
+def test_a_share_is_borne_up_to_its_very_edge(percent):
+    within = {"d": Outcomes(rows={"": 100}, broken={"even": percent})}
+    check_shares(within, {"even": Expectation(check="id % 2 = 0", action="fail", above=percent / 100)})
+    beyond = {"d": Outcomes(rows={"": 100}, broken={"even": percent + 1})}
+    with pytest.raises(DataError, match=rf"broken by {percent + 1} of the 100 rows .* above its {percent}\.00%"):
+        check_shares(beyond, {"even": Expectation(check="id % 2 = 0", action="fail", above=percent / 100)})
 
 
 AT = "timestamp'2026-03-01 00:00:00.00000{}'"

@@ -488,6 +488,15 @@ def test_a_change_in_any_column_of_the_source_is_seen(spark, tables):
     assert first[0].content != second[0].content
 
 
+def test_columns_that_change_their_names_are_other_content(spark, tables):
+    rows, found = SqlSource(query="SELECT id AS order_id, 1.0D AS amount, id AS x, -id AS z FROM range(3)"), []
+    for names in ("x AS u, z AS v", "x AS v, z AS u", "x AS u, z AS v"):
+        transform = Transform(sql=f"SELECT order_id, amount, {names} FROM {{source}}")
+        (books,) = ingest(spark, spec_of(rows, transform=transform), tables, "run", NOW).done
+        found.append(books.content)
+    assert found[0] == found[2] != found[1]
+
+
 def test_a_renamed_column_makes_every_window_due(spark, tables):
     query = "SELECT id AS order_id, 1.0D AS amount, id AS {} FROM range(3)"
     first = ingest(spark, spec_of(SqlSource(query=query.format("shop"))), tables, "one", NOW).done
