@@ -94,7 +94,7 @@ def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
     if isinstance(spec.split, ColumnSplit):
         yield _Use(("split", "column"), spec.split.column, False, _is_class, _CLASSES)
     if isinstance(spec.split, HashSplit):
-        for position, column in enumerate(spec.split.group):
+        for position, column in enumerate(spec.split.group if spec.split.group != spec.source.key else ()):
             yield _Use(("split", "group", position), column, False, _is_scalar, "numbers, texts or dates")
     for position, column in enumerate(spec.score.keep):
         yield _Use(("score", "keep", position), column, False, lambda kind: True, "")

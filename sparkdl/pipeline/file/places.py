@@ -1,7 +1,8 @@
 """What a file leaves out or says relative to itself, made whole.
 
-Enters: what a file says, and the folder it lies in. Leaves: the same with a name, a split and a registry, and with
-addresses that mean one place wherever they are read: a relative path beside a local file becomes ``file:///...``.
+Enters: what a file says, and the folder it lies in. Leaves: the same with a name, a split, the columns that it
+hashes, a label that judges and a registry, and with addresses that mean one place wherever they are read: a relative
+path beside a local file becomes ``file:///...``.
 """
 
 from __future__ import annotations
@@ -35,8 +36,16 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
     places = _moved(spec.places, _PLACES, folder)
     places = replace(places, **{one: getattr(places, one) or f"{root}/{named}/{one}" for one in _PLACES})
     publish = _moved(spec.publish, ("registry",), folder)
-    publish = replace(publish, name=publish.name or named, registry=publish.registry or places.registry)
+    publish = replace(
+        publish,
+        name=publish.name or named,
+        registry=publish.registry or places.registry,
+        label=publish.label or next(iter(spec.label)),
+    )
     score = _moved(spec.score, ("target",), folder)
+    split = spec.split or (TimeSplit() if source.when else HashSplit())
+    if isinstance(split, HashSplit):
+        split = replace(split, group=split.group or source.key)
     return replace(
         spec,
         name=named,
@@ -44,7 +53,7 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
         places=replace(places, registry=publish.registry),
         code=spec.code if _absolute(spec.code) else _joined(folder, spec.code),
         source=source,
-        split=spec.split or (TimeSplit() if source.when else HashSplit()),
+        split=split,
         publish=publish,
         score=replace(score, target=score.target or f"{places.tables}/predictions"),
     )

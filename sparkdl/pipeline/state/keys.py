@@ -129,7 +129,8 @@ def publish_inputs(context: Context, parts: Parts, content: Content, train: str)
     """
     tested = {"test": {name: content[name] for name in parts.test}} if parts.test else {}
     settings = {name: value for name, value in context.settings["publish"].items() if name != "mlflow"}
-    return {"version": VERSIONS["publish"], "train": train, "publish": settings, **tested}
+    units = {"units": context.spec.source.key}  # rows of one key are judged as one
+    return {"version": VERSIONS["publish"], "train": train, "publish": settings, **units, **tested}
 
 
 def judged_against(context: Context, publish: Inputs) -> int | None:
@@ -159,7 +160,7 @@ def evaluate_inputs(context: Context, publish: Inputs, against: int | None) -> I
 def score_inputs(context: Context, champion: ModelVersion, windows: Content) -> dict[str, Inputs]:
     """What decides the predictions of each window, by its name."""
     whole, settings = context.spec.score.window == "all", context.settings
-    more = {"score": settings["score"], "split": None if whole else settings["split"]}
+    more = {"score": settings["score"], "split": None if whole else settings["split"], "key": context.spec.source.key}
     return {
         name: {"version": VERSIONS["score"], "artifact": champion.artifact, "window": name, "rows": rows, **more}
         for name, rows in windows.items()

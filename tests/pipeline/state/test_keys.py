@@ -10,12 +10,16 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import (
+    features_inputs,
     judged_against,
     publish_inputs,
+    score_inputs,
     scored_windows,
+    shards_inputs,
     windows_to_score,
 )
 from sparkdl.pipeline.state.results import Published, ScoredWindows
+from sparkdl.pipeline.state.steps import content_key
 
 D1, D2, D3, D4, D5, D6 = (f"2026-03-0{day}" for day in range(1, 7))
 PARTS = Parts(train=(D1, D2, D3), validate=(D4,), score=(D5, D6))
@@ -94,3 +98,47 @@ def test_a_model_that_is_the_champion_already_is_compared_with_the_one_before_it
     context.registry.set_alias("shop", "champion", 2, expected=3)
     edited = publish_inputs(context_of("publish.gate.min_rows=7"), PARTS, content, "two")
     assert judged_against(context, edited) == 3
+
+
+BY_HASH = "split={by: hash, train: 0.6, validate: 0.2, score: 0.2}"
+GROUPED = "split={by: hash, train: 0.6, validate: 0.2, score: 0.2, group: [shop]}"
+
+
+def keys_of(context):
+    """The keys of the steps that cut rows into parts, of equal rows."""
+    content = dict.fromkeys((D1, D2, D3, D4, D5, D6), "rows")
+    found = {
+        "features": features_inputs(context, PARTS, content),
+        "shards": shards_inputs(context, PARTS, content, "fitted"),
+        "publish": publish_inputs(context, PARTS, content, "train"),
+    }
+    return {name: content_key(name, inputs) for name, inputs in found.items()}
+
+
+def test_another_key_cuts_the_rows_anew_where_it_is_hashed_and_judges_anew(context_of):
+    one, other = (keys_of(context_of(BY_HASH, f"source.key={key}")) for key in ("order", "receipt"))
+    assert {name for name in one if one[name] != other[name]} == {"features", "shards", "publish"}
+    one, other = (keys_of(context_of(GROUPED, f"source.key={key}")) for key in ("order", "receipt"))
+    assert {name for name in one if one[name] != other[name]} == {"publish"}
+    one, other = (keys_of(context_of(f"source.key={key}")) for key in ("order", "receipt"))
+    assert {name for name in one if one[name] != other[name]} == {"publish"}
+
+
+def test_predictions_are_made_anew_where_they_are_to_have_another_key(context_of, tmp_path):
+    champion = context_of().registry.publish("shop", save_bundle(nn.Linear(1, 1), str(tmp_path / "bundle")).uri)
+    made = [
+        score_inputs(context_of(f"source.key={key}", *more), champion, {D5: "rows"})[D5]
+        for more in ([], ["score.window=all"])
+        for key in ("order", "receipt")
+    ]
+    assert len({content_key("score", inputs) for inputs in made}) == 4
+
+
+def test_the_label_that_judges_is_told_by_its_name_also_where_it_is_the_first_one(context_of):
+    one, other = (
+        keys_of(context_of(f"label={{{labels}}}"))
+        for labels in ("y: regression, z: regression", "z: regression, y: regression")
+    )
+    assert one["publish"] != other["publish"]
+    assert one["shards"] == other["shards"]
+    assert keys_of(context_of("label={y: regression, z: regression}", "publish.label=y")) == one
