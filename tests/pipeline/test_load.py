@@ -215,10 +215,65 @@ def test_secrets_are_used_and_never_shown():
         assert secret not in refused(with_line(wrong), **environment)[0]
 
 
-def test_a_secret_does_not_get_into_what_is_recorded():
-    (told,) = refused(with_line("model: {arguments: {login: '${MY_TOKEN}'}}"), MY_TOKEN="hunter2")
-    assert "model.arguments.login='${MY_TOKEN}' is written into the run's record" in told
-    assert loads(with_line("weight: ${KEY_COLUMN}"), (), {"KEY_COLUMN": "w"}).spec.weight == "w"
+SECRETS = (
+    *("spark.ssl.keyStorePassword", "spark.ssl.keyPassword", "fs.azure.account.key.acct.dfs.core.windows.net"),
+    *("sfPassword", "accessToken", "trustStorePassword", "awsAccessKeyId", "clientSecret", "es.net.http.auth.pass"),
+    *("PWD", "apiKey", "fs.azure.sas.container.acct.blob.core.windows.net"),
+)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_what_stands_in_the_file_under_the_name_of_a_secret_is_hidden(name):
+    text = with_line(f"spark: {{conf: {{{name}: hunter2}}}}")
+    file = loads(text, [f"source={{kind: spark, format: x, options: {{{name}: hunter2}}}}"])
+    assert file.spec.spark.conf == {name: "hunter2"}
+    assert file.resolved()["spark"]["conf"] == file.resolved()["source"]["options"] == {name: "(hidden)"}
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("mongodb://me:hun/t@er2@host:1/db", "mongodb://(hidden)@host:1/db"),
+        (
+            "DefaultEndpointsProtocol=https;AccountKey=hunter2==;Suffix=x",
+            "DefaultEndpointsProtocol=https;AccountKey=(hidden);Suffix=x",
+        ),
+        ("-Dssl.trustStorePassword=hunter2 -Da=b", "-Dssl.trustStorePassword=(hidden) -Da=b"),
+        ('Module required user="me" password="hun ter2";', 'Module required user="me" password=(hidden);'),
+        ("hdfs://name:8020/folder@1", "hdfs://name:8020/folder@1"),
+        ("SELECT * FROM t WHERE token = 'x'", "SELECT * FROM t WHERE token = 'x'"),
+    ],
+)
+def test_a_secret_within_a_value_is_hidden(written, told):
+    file = loads(with_line(f"spark: {{conf: {{spark.x: {json.dumps(written)}}}}}"))
+    assert file.spec.spark.conf == {"spark.x": written}
+    assert file.resolved()["spark"]["conf"] == {"spark.x": told}
+
+
+def test_user_and_password_of_any_address_are_hidden():
+    file = loads(with_line("transform: {function: 'a:b', arguments: {at: 'http://me:hunter2@host/x'}}"))
+    assert file.resolved()["transform"]["arguments"] == {"at": "http://(hidden)@host/x"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MY_TOKEN", "PGPASSWORD", "MYSQL_PWD", "SMTP_PASS", "AZURE_KEY1", "AWS_ACCESS_KEY_ID", "APIKEY", "GITHUBTOKEN"],
+)
+def test_a_secret_does_not_get_into_what_is_recorded(name):
+    (told,) = refused(with_line(f"model: {{arguments: {{login: '${{{name}}}'}}}}"), **{name: "hunter2"})
+    assert f"model.arguments.login='${{{name}}}' is written into the run's record" in told
+    assert "hunter2" not in told
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("KEY_COLUMN", "TOKEN_COLUMN", "token_column", "MAX_TOKENS", "MAX_NEW_TOKENS", "TOKENIZER", "TOKENISER_NAME"),
+        *("TOKEN_LIMIT", "KEYBOARD", "KEY", "PWD", "OLDPWD", "COMPASS", "PASSES", "BYPASS"),
+    ],
+)
+def test_a_name_that_only_resembles_a_secrets_is_taken(name):
+    assert loads(with_line(f"weight: ${{{name}}}"), (), {name: "w"}).spec.weight == "w"
 
 
 def test_a_secret_hides_behind_its_reference():

@@ -19,15 +19,23 @@ __all__ = ["filled_in", "tells_a_secret"]
 
 _REFERENCE = re.compile(r"\$(?P<escaped>\$)?\{((?P<name>[A-Za-z_]\w*)(:-(?P<default>[^}]*))?\})?")
 _SECRET = re.compile(
-    r"(?:^|[\W_])(secret|token|password|passwd|pwd|credentials?|passphrase)s?(?:$|[\W_])|[A-Za-z0-9][\W_]?key(?:$|[\W_]id$)|apikey",
+    r"secret|token(?!i[sz])|passw(?:or)?d|passphrase|pwd|credential|(?:[\W_]|(?-i:[a-z](?=P)))pass$"
+    r"|[a-z0-9][\W_]?key\d*(?:$|[\W_]?id$)|(?:api|access|account|private|shared)[\W_]?key|fs\.azure\.sas\.",
     re.IGNORECASE,
 )
+_ABOUT_ONE = re.compile(
+    r"(?:^|_)(?:max|min|num|n|total)_(?:\w+_)?tokens$|[\W_](?:columns?|col|field|counts?|limit|length|size|type|dim)$",
+    re.IGNORECASE,
+)
+"""``MAX_TOKENS``, ``TOKEN_COLUMN``: what holds a number, or the name of a column."""
+_FOLDERS = ("PWD", "OLDPWD")
+"""Variables of every shell."""
 _MAY_HOLD_SECRETS = (("source", "options"), ("spark", "conf"), ("notify",), ("publish", "mlflow"))
 
 
 def tells_a_secret(name: str) -> bool:
     """Whether what a name stands for is nobody else's business: ``API_TOKEN``, ``fs.s3a.secret.key``."""
-    return _SECRET.search(name) is not None
+    return _SECRET.search(name) is not None and _ABOUT_ONE.search(name) is None
 
 
 @dataclass
@@ -64,7 +72,8 @@ class _Filling:
         return replace(node, value=typed(filled), shown=f"{filled!r} (of {text})", filled=filled)
 
     def _is_secret(self, name: str | None) -> bool:
-        return name is not None and bool(self.environment.get(name)) and tells_a_secret(name)
+        known = name is not None and name not in _FOLDERS and self.environment.get(name)
+        return bool(known) and tells_a_secret(str(name))
 
     def _value(self, found: re.Match[str]) -> str:
         if found["escaped"]:

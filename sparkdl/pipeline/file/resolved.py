@@ -1,11 +1,12 @@
 """What a file says, as JSON values without secrets: for the record of a run, and for the keys of its steps.
 
 Enters: frozen sections. Leaves: dicts, lists, texts and numbers. A secret of the environment is its reference; one that
-stands in the file itself is hidden.
+stands in the file itself is hidden: by the name of a setting, and within addresses and lists of ``name=value``.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,13 @@ __all__ = ["host_of", "plain"]
 HIDDEN = "(hidden)"
 _FREE_NAMES = ("conf", "options")
 """Fields whose keys are other systems' names, which may tell that a value is a secret."""
+_BEFORE_HOST = re.compile(r"(?<=://)[^/\s@:]*:(?!\d*/)\S*@")
+"""User and password of an address; passwords hold any character, and a port is none."""
+_NAMED = re.compile(
+    r"((?:secret|token|passw(?:or)?d|passphrase|pwd|credential|(?:access|account)key)\w*=)(\"[^\"]*\"|[^\s'\"&;,)]+)",
+    re.IGNORECASE,
+)
+"""A secret within a value: ``...;AccountKey=...``, ``-Djavax.net.ssl.trustStorePassword=...``."""
 
 
 def plain(value: Any, name: str = "", free: bool = False) -> Any:
@@ -41,7 +49,12 @@ def plain(value: Any, name: str = "", free: bool = False) -> Any:
         return [plain(inner) for inner in value]
     if name == "webhook" and isinstance(value, str):
         return "/".join(filter(None, [host_of(value), HIDDEN]))
-    return HIDDEN if free and tells_a_secret(name) else value
+    if free and tells_a_secret(name):
+        return HIDDEN
+    if not isinstance(value, str):
+        return value
+    text = _BEFORE_HOST.sub(f"{HIDDEN}@", value)
+    return _NAMED.sub(rf"\1{HIDDEN}", text) if free else text
 
 
 def host_of(address: str) -> str:
