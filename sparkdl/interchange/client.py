@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from sparkdl.config import require
 from sparkdl.errors import SparkdlError, StorageError
@@ -40,9 +40,13 @@ def check_installed() -> None:
 
 
 def shown(uri: str) -> str:
-    """The address without a password."""
-    parts = urlsplit(uri)
-    return uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "***@", 1) if "@" in parts.netloc else uri
+    """The address without what stands before its host or in its query; a password may hold any character."""
+    place, host = re.match(r"(?s)((?:[\w+.-]+:)?/*)(.*)", uri).groups()  # type: ignore[union-attr]
+    who, at, host = host.rpartition("@") if "///" not in place else ("", "", host)
+    if "?" in who:  # of a password, or of a query with an @ in it
+        return f"{place}***"
+    host, asked, _ = host.partition("?")
+    return f"{place}{'***@' if at else ''}{host}{'?***' if asked else ''}"
 
 
 @contextmanager
@@ -71,13 +75,16 @@ def opened(uri: str, registry_uri: str | None) -> Iterator[Any]:
             raise
         except Exception as cause:  # its own, and those of requests, SQLAlchemy and the artifact stores, unwrapped
             raise StorageError(
-                f"MLflow at {shown(uri)} did not take the model, {_said(cause, uri)}: start the server or correct its "
-                "address, then mirror again"
+                f"MLflow at {shown(uri)} did not take the model, {_said(cause, uri, registry_uri)}: start the server "
+                "or correct its address, then mirror again"
             ) from cause
 
 
-def _said(cause: Exception, uri: str) -> str:
-    text = " ".join(str(cause).replace(uri, shown(uri)).split())
+def _said(cause: Exception, *addresses: str | None) -> str:
+    text = " ".join(str(cause).split())
+    for uri in filter(None, addresses):
+        _, asked, query = uri.partition("?")
+        text = text.replace(uri, shown(uri)).replace(f"?{query}", "?***" if asked else "?")
     return f"{type(cause).__name__}: {text[:_MOST_LETTERS]}{'...' if len(text) > _MOST_LETTERS else ''}".rstrip(": ")
 
 

@@ -17,7 +17,7 @@ from sparkdl.errors import BundleError, ConfigError, IntegrityError, StorageErro
 from sparkdl.estimator import TorchModel
 from sparkdl.interchange import mirror as mirroring
 from sparkdl.interchange.client import shown
-from sparkdl.interchange.mirror import find_version, mirror
+from sparkdl.interchange.mirror import find_version, mirror, mirror_published
 from sparkdl.models.registry import ModelRegistry, SigningKey
 from sparkdl.models.signature import Signature, TensorField
 
@@ -310,7 +310,29 @@ def test_an_address_that_is_none_is_one_sentence(registry, address, said):
         mirror(registry, "churn", address)
 
 
-def test_no_password_is_shown():
-    assert shown("postgresql://me:secret@host:5432/db") == "postgresql://***@host:5432/db"
-    for plain in ("http://host:5000", "sqlite:////data/a@b.db", "databricks"):
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("postgresql://me:s3cret@host:5432/db", "postgresql://***@host:5432/db"),
+        ("postgresql://me:s3cret#ret@host/db", "postgresql://***@host/db"),
+        ("postgresql://me:s3cret/x@y@host/db", "postgresql://***@host/db"),
+        ("postgresql://me:s3cret[x@host/db", "postgresql://***@host/db"),  # no address that Python's parser takes
+        ("postgresql://me:s3cret?x@host/db", "postgresql://***"),
+        ("postgresql:/me:s3cret@host/db", "postgresql:/***@host/db"),
+        ("mysql+pymysql://host/db?user=me&password=s3cret", "mysql+pymysql://host/db?***"),
+        ("http://127.0.0.1:9/?token=s3cret", "http://127.0.0.1:9/?***"),
+        ("mysql+pymysql://host/db?password=x@s3cret", "mysql+pymysql://***"),
+    ],
+)
+def test_no_password_is_shown(registry, monkeypatch, caplog, address, told):
+    assert shown(address) == told
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        assert mirror_published(registry, registry.get("churn", 1), address) is None  # which stands, whatever happens
+    assert told in caplog.messages[-1]
+    assert "s3cret" not in caplog.text
+
+
+def test_an_address_without_a_password_is_shown_whole():
+    for plain in ("http://host:5000", "sqlite:////data/a@b.db", "databricks", "databricks://profile"):
         assert shown(plain) == plain

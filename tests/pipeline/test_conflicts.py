@@ -76,7 +76,10 @@ MINIMAL = [
     (["notify={webhook: 'https://host:port/x'}"], "notify.webhook is no http or https address"),
     (["notify={webhook: 'https:///x'}"], "notify.webhook is no http or https address"),
     (['notify={command: "a \'b"}'], "notify.command=\"a 'b\" has a quotation mark that is not closed"),
-    (["publish.mlflow='http://me:word@host:5000'"], "publish.mlflow has a user before its host"),
+    (["publish.mlflow='http://me:word@host:5000'"], "publish.mlflow holds a user or a password"),
+    (["publish.mlflow='postgresql://me:wo/rd@host/db'"], "publish.mlflow holds a user or a password"),
+    (["publish.mlflow='postgresql://me:wo#r?d@host/db'"], "publish.mlflow holds a user or a password"),
+    (["publish.mlflow='mysql://host/db?user=me&password=word'"], "publish.mlflow holds a user or a password"),
     (["score.target=sales.predicted"], "score.target='sales.predicted' may be a table without its catalog, or a folder"),
 ]  # fmt: skip
 

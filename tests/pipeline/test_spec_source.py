@@ -21,6 +21,7 @@ def sentence_of(make):
     "url",
     [
         "jdbc:postgresql://me:hunter2@h:1/db",
+        "jdbc:postgresql://me:hunter2?x@h:1/db",
         "jdbc:mysql://me@h/db",
         "jdbc:oracle:thin:scott/hunter2@//h:1/s",
         "jdbc:postgresql://h/db?ssl=true&user=me",

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Secret, Section, Text, Wrong, command_words
 from sparkdl.pipeline.spec.bounds import Floor
-from sparkdl.pipeline.spec.source import Scalar, TableOrPath, half_a_name
+from sparkdl.pipeline.spec.source import Scalar, TableOrPath, half_a_name, tells_who
 from sparkdl.train.objective.metric_names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES
 
 __all__ = ["Drift", "Keep", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
@@ -120,11 +120,10 @@ class Publish(Section, frozen=True, kw_only=True):
                 "direction",
                 f"={self.direction!r} is wrong for metric {self.metric!r}: write {right}, or leave it out",
             )
-        host = (self.mlflow or "").partition("://")[2].partition("/")[0]
-        if "@" in host and not isinstance(self.mlflow, Secret):
+        if tells_who(self.mlflow or "") and not isinstance(self.mlflow, Secret):
             yield (
                 "mlflow",
-                " has a user before its host, and would stand in the run's record: set MLFLOW_TRACKING_USERNAME and "
+                " holds a user or a password, and would stand in the run's record: set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD, or write a variable such as ${MLFLOW_PASSWORD} there",
             )
 

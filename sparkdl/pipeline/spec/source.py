@@ -25,6 +25,7 @@ __all__ = [
     "SqlSource",
     "TableOrPath",
     "half_a_name",
+    "tells_who",
 ]
 
 Scalar = str | int | float | bool
@@ -67,12 +68,12 @@ def _one_of(first: str, one: object, second: str, other: object) -> Iterator[Wro
         yield "", f" has both {first} and {second}: write one of the two"
 
 
-def _tells_who(url: str) -> bool:
-    """Whether a JDBC address holds a user or a password: ``//me:mine@host``, ``thin:me/mine@``, ``?user=me``."""
-    place, *_ = re.split(r"[?;]", url)
-    before, at, _ = place.partition("@")
-    named = re.search(r"[?&;,(]\s*[\w.-]*(user(name)?|password|passwd|pwd|secret|token)\s*=", url, re.IGNORECASE)
-    return named is not None or bool(at and re.sub(r"^jdbc:(\w+:)+/*", "", before))
+def tells_who(address: str) -> bool:
+    """Whether an address holds a user or a password: ``//me:mine@host``, ``thin:me/mine@``, ``?user=me``."""
+    named = re.search(r"[?&;,(]\s*[\w.-]*(user(name)?|password|passwd|pwd|secret|token)\s*=", address, re.IGNORECASE)
+    place, *_ = re.split(r"[?;](?=[\w.-]+=)", address)  # others are a password's
+    before, _, _ = place.rpartition("@")
+    return named is not None or bool(re.sub(r"^([\w+.-]+:)+(///.*|/*)", "", before))
 
 
 class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
@@ -195,7 +196,7 @@ class JdbcSource(_AnySource, frozen=True, kw_only=True, tag="jdbc"):
         yield from super()._misfits()
         if not re.match(r"jdbc:\w", self.url):  # what it is instead may hold a password
             yield "url", " is no JDBC address: write it like 'jdbc:postgresql://host:5432/database'"
-        elif _tells_who(self.url):
+        elif tells_who(self.url):
             yield "url", " holds a user or a password: take them out, and give user and password: ${NAME} in options"
         yield from _one_of("table", self.table, "query", self.query)
         for name in self.options:
