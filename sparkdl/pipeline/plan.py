@@ -148,7 +148,7 @@ def plan_of(context: Context) -> Plan:
     if action == "retrain" and context.train and not waits:
         parts = parts_of(spec, expected, hold_back=False)
     learning = _learning(context, parts, content) if context.train and not waits else _waiting(waits)
-    scoring = _scoring(context, parts, content, due or ())
+    scoring = _scoring(context, parts, {name: known[name].unlabelled for name in content}, due or ())
     steps = [step for step in (drift, *learning, *scoring) if step.name in asked]
     if due is None and any(step.state == "kept" for step in steps):
         steps = [step if step.state != "kept" else _if_same(step) for step in steps]

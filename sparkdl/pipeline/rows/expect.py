@@ -11,7 +11,7 @@ source's time, and of several the one whose content hashes lowest; it follows fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,17 +99,17 @@ def judged(
     return rows.withColumn(OUTCOME, F.when(copy, F.lit(DUPLICATE)).otherwise(F.col(OUTCOME)))
 
 
-def columns_hash(frame: DataFrame) -> str:
-    """A hash of the columns' names and types, in order; those that the pipeline adds do not count."""
-    fields = [[each.name, each.dataType.simpleString()] for each in frame.schema.fields if each.name not in OWN]
-    return sha256_hex(encode(fields))[:32]
+def columns_hash(frame: DataFrame, without: Collection[str] = ()) -> str:
+    """A hash of the columns' names and types, in order; those that the pipeline adds do not count, nor ``without``."""
+    fields = [each for each in frame.schema.fields if each.name not in OWN and each.name not in without]
+    return sha256_hex(encode([[each.name, each.dataType.simpleString()] for each in fields]))[:32]
 
 
-def content_hash(frame: DataFrame) -> Column:
-    """A hash of a row's values, bigint; the columns that the pipeline adds do not count."""
+def content_hash(frame: DataFrame, without: Collection[str] = ()) -> Column:
+    """A hash of a row's values, bigint; the columns that the pipeline adds do not count, nor those of ``without``."""
     from pyspark.sql import functions as F
 
-    fields = [each for each in frame.schema.fields if each.name not in OWN]
+    fields = [each for each in frame.schema.fields if each.name not in OWN and each.name not in without]
     return F.xxhash64(*(part for each in fields for part in _hashed(F.col(quoted(each.name)), each.dataType)))
 
 
@@ -149,12 +149,14 @@ class Outcomes:
         broken: rows by the expectation that they broke, of those that warn or fail, whatever became of the rows.
         warned: those of them that were kept.
         content: a hash of the columns and of the rows kept that the order of these does not change.
+        unlabelled: the same without the labels.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
     warned: dict[str, int] = field(default_factory=dict)
     content: str = ""
+    unlabelled: str = ""
 
     @property
     def total(self) -> int:

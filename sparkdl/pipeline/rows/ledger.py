@@ -32,6 +32,7 @@ _SCHEMA = pa.schema(
         ("duplicates", pa.int64()),
         ("outcomes", pa.string()),
         ("content", pa.string()),
+        ("unlabelled", pa.string()),
         ("version", pa.int64()),
         ("run_id", pa.string()),
         ("written_at", pa.string()),
@@ -55,6 +56,7 @@ class WindowBooks:
         duplicates: rows whose key another row of the window has.
         outcomes: rows by the expectation that they failed; warnings count as kept rows too.
         content: a hash of the columns and of the rows kept, the same for the same rows in any order.
+        unlabelled: the same without the labels: what predictions follow from.
         version: of the table of clean rows that holds them.
         run_id: of the run that wrote them.
     """
@@ -69,6 +71,7 @@ class WindowBooks:
     source_rows: Count | None = None
     outcomes: Mapping[str, Count] = field(default_factory=dict)
     content: str = ""
+    unlabelled: str = ""
     version: int = -1
     run_id: str = ""
 
@@ -117,6 +120,7 @@ class Ledger:
         found = {}
         for row in self.table.rows().to_pylist():
             del row["written_at"]
+            row["unlabelled"] = row.get("unlabelled") or row["content"]  # an earlier sparkdl did not keep it
             row["outcomes"] = parse(str(row["outcomes"]).encode(), _SOURCE)
             books = convert(row, WindowBooks, _SOURCE)
             found[books.window] = books

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,9 @@ _MODULUS = 2**31 - 1
 Broken = dict[tuple[str, str, bool], int]
 """Rows by window, by the expectation that they broke, and by whether they were kept."""
 
-Sums = dict[tuple[str, str], list[int]]
-"""By window and outcome: rows, their hashes exclusive-ored, and the sum of their hashes modulo ``_MODULUS``."""
+Sums = dict[tuple[str, str], tuple[int, list[tuple[int, int]]]]
+"""By window and outcome: rows; of both hashes of these, all exclusive-ored, and the sum of all modulo ``_MODULUS``."""
+_NOTHING = [(0, 0), (0, 0)]
 
 
 def clean_columns(rows: DataFrame) -> list[str]:
@@ -47,12 +48,13 @@ def clean_columns(rows: DataFrame) -> list[str]:
 
 
 def sift(
-    rows: DataFrame, clean: WriteTask, quarantine: WriteTask
+    rows: DataFrame, labels: Collection[str], clean: WriteTask, quarantine: WriteTask
 ) -> tuple[list[FileRow], list[FileRow], dict[str, Outcomes]]:
     """Write judged rows, and count them by window.
 
     Args:
         rows: as ``judged`` leaves them.
+        labels: columns of these.
         clean: writes the sound ones.
         quarantine: writes the refused ones, each as JSON or as the line that could not be read.
 
@@ -67,7 +69,8 @@ def sift(
     columns = clean_columns(rows)
     whole = F.to_json(F.struct(*[F.col(quoted(name)) for name in columns[1:]]), {"ignoreNullFields": "false"})
     line = F.coalesce(F.col(MALFORMED), whole) if MALFORMED in rows.columns else whole
-    own = [F.col(OUTCOME), F.col(BROKEN), content_hash(rows), F.when(~F.col(OUTCOME).isin(KEPT, DUPLICATE), line)]
+    text = F.when(~F.col(OUTCOME).isin(KEPT, DUPLICATE), line)
+    own = [F.col(OUTCOME), F.col(BROKEN), content_hash(rows), content_hash(rows, labels), text]
     selected = rows.select(*[F.col(quoted(name)) for name in columns], *own)
     # Spark's mapInArrow takes a dot in a name for a path into a struct, and a backtick for a quote.
     plain = selected.toDF(*(f"column_{number}" for number in range(len(columns) + len(own))))
@@ -76,26 +79,28 @@ def sift(
         found = plain.mapInArrow(task, "report binary").collect()
     reports = [json.loads(zlib.decompress(bytes(row["report"]))) for row in found]
     sound, bad = ([FileRow(**file) for one in reports for file in one[part]] for part in ("clean", "quarantine"))
-    return sound, bad, _books(reports, columns_hash(rows))
+    return sound, bad, _books(reports, [columns_hash(rows), columns_hash(rows, labels)])
 
 
-def _books(reports: Sequence[Mapping[str, Any]], columns: str) -> dict[str, Outcomes]:
-    """The books of each window from the counts of all tasks; of rows that are kept with a hash of all of them.
+def _books(reports: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, Outcomes]:
+    """The books of each window from the counts of all tasks; of rows that are kept with hashes of all of them.
 
     Args:
         reports: of the tasks.
-        columns: a hash of the rows' columns, which is part of it.
+        columns: hashes of the rows' columns, with labels and without, which are part of them.
     """
     found: dict[str, Outcomes] = {}
-    hashes: dict[str, tuple[int, int]] = {}
-    for window, outcome, rows, mixed, added in (line for report in reports for line in report["sums"]):
+    hashes: dict[str, list[tuple[int, int]]] = {}
+    for window, outcome, rows, *folded in (line for report in reports for line in report["sums"]):
         into = found.setdefault(window, Outcomes())
         into.rows[outcome] = into.rows.get(outcome, 0) + rows
         if outcome == KEPT:
-            before = hashes.get(window, (0, 0))
-            hashes[window] = (before[0] ^ mixed, before[1] + added)
-    for window, (mixed, added) in hashes.items():
-        found[window].content = f"{columns}.{found[window].rows[KEPT]}.{mixed}.{added}"
+            before = hashes.get(window, _NOTHING)
+            hashes[window] = [(mixed ^ m, added + a) for (mixed, added), (m, a) in zip(before, folded, strict=True)]
+    for window, folded in hashes.items():
+        into = found[window]
+        both = zip(columns, folded, strict=True)
+        into.content, into.unlabelled = (f"{named}.{into.rows[KEPT]}.{mixed}.{added}" for named, (mixed, added) in both)
     for window, name, kept, rows in (line for report in reports for line in report["broken"]):
         into = found[window]
         into.broken[name] = into.broken.get(name, 0) + rows
@@ -130,18 +135,18 @@ class _Sift:
             report = {
                 "clean": [asdict(file) for file in clean.finish()],
                 "quarantine": [asdict(file) for file in quarantine.finish()],
-                "sums": [[*key, *counts] for key, counts in sums.items()],
+                "sums": [[*key, rows, *folded] for key, (rows, folded) in sums.items()],
                 "broken": [[*key, rows] for key, rows in broken.items()],
             }
         yield pa.RecordBatch.from_arrays([one_value(zlib.compress(json.dumps(report).encode(), level=1))], ["report"])
 
 
 class _Judged:
-    """A batch: columns of sound rows, the window first; then outcome, what was broken, hash, a refused row's text."""
+    """A batch: columns of sound rows, the window first; then outcome, what was broken, hashes, a refused row's text."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
         self.rows = pa.RecordBatch.from_arrays(batch.columns[: len(columns)], list(columns))
-        self.outcomes, self.broken, self.hashes, self.texts = batch.columns[len(columns) :]
+        self.outcomes, self.broken, *self.hashes, self.texts = batch.columns[len(columns) :]
         self.windows = batch.column(0)
         self.kept = pc.equal(self.outcomes, KEPT)
 
@@ -157,15 +162,17 @@ class _Judged:
         """Add the rows of the batch."""
         windows, outcomes = self.windows.dictionary_encode(), self.outcomes.dictionary_encode()
         codes = to_numpy(windows.indices).astype(np.int64) * len(outcomes.dictionary) + to_numpy(outcomes.indices)
-        hashes, groups = to_numpy(self.hashes), np.unique(codes)
+        groups = np.unique(codes)
         for code in groups.tolist():
             window, outcome = divmod(code, len(outcomes.dictionary))
             key = windows.dictionary[window].as_py(), outcomes.dictionary[outcome].as_py()
-            into = sums.setdefault(key, [0, 0, 0])
-            chosen = hashes if len(groups) == 1 else hashes[codes == code]
-            into[0] += len(chosen)
-            into[1] ^= int(np.bitwise_xor.reduce(chosen))
-            into[2] += int(np.mod(chosen, _MODULUS).sum())
+            chosen = slice(None) if len(groups) == 1 else codes == code
+            rows, before = sums.get(key, (0, _NOTHING))
+            folded = []
+            for hashes, (mixed, added) in zip(map(to_numpy, self.hashes), before, strict=True):
+                found = hashes[chosen]
+                folded.append((mixed ^ int(np.bitwise_xor.reduce(found)), added + int(np.mod(found, _MODULUS).sum())))
+            sums[key] = rows + len(found), folded
         if len(names := self.broken.flatten()):
             rows = pc.list_parent_indices(self.broken)
             table = pa.table([self.windows.take(rows), names, self.kept.take(rows)], ["window", "name", "kept"])

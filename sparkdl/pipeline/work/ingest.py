@@ -262,7 +262,8 @@ def _ingest(
     rows = judged(_gathered(entered.observe(prepared), spec, most), spec.expect, spec.source.key, newest)
     clean, quarantine = _staged(spark, tables, rows, todo)
     try:
-        sound, refused, found = sift(rows, clean.task, quarantine.task) if any(todo.values()) else ([], [], {})
+        into = clean.task, quarantine.task
+        sound, refused, found = sift(rows, spec.label, *into) if any(todo.values()) else ([], [], {})
         check_counts(todo, found, before or {})
         if any(todo.values()):  # else every window is emptied, and nothing was read
             entered.check({name: each.total for name, each in found.items()}, prepared)
@@ -308,6 +309,7 @@ def _books(
             duplicates=outcomes.rows.get(DUPLICATE, 0),
             outcomes=outcomes.quarantined,
             content=outcomes.content,
+            unlabelled=outcomes.unlabelled,
             version=version,
             run_id=context.record.run_id,
         )

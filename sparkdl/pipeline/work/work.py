@@ -98,11 +98,12 @@ class _Work:
         if waits:
             self._wait(waits)
         content = {name: books.content for name, books in known.items()}
+        unlabelled = {name: books.unlabelled for name, books in known.items()}
         clean = context.tables.table("clean").read(self.spark)
         record.live = live_errors(context, clean, content)
         drifted = self._drift(clean, parts, content)
         yield "drift"
-        record.windows["score"] = list(windows_to_score(context, parts, content))
+        record.windows["score"] = list(windows_to_score(context, parts, unlabelled))
         choices = [parts] if context.train and not waits else []
         if drifted.action == "retrain" and context.train and not waits:
             choices.insert(0, parts_of(spec, known, hold_back=False))
@@ -114,7 +115,7 @@ class _Work:
                 if number == len(choices) and context.champion() is None:
                     raise
                 self._wait(f"learning waits: {error}")
-        self._score(clean, parts, content)
+        self._score(clean, parts, unlabelled)
         yield "score"
 
     def _wait(self, why: str) -> None:

@@ -13,7 +13,7 @@ from sparkdl.tables.table import Table
 
 BOOKS = WindowBooks(
     window="2026-03-02", fingerprint="f1", rules="r1", read=10, kept=6, quarantined=3, duplicates=1, source_rows=12,
-    outcomes={"fare: positive": 3}, content="c1", version=0, run_id="run",
+    outcomes={"fare: positive": 3}, content="c1", unlabelled="u1", version=0, run_id="run",
 )  # fmt: skip
 
 
@@ -52,13 +52,13 @@ def test_a_row_that_somebody_altered_is_refused(ledger):
 
 def test_a_ledger_of_an_earlier_sparkdl_is_read_and_written_on(ledger):
     ledger.write([BOOKS])
-    earlier = ledger.table.rows().drop_columns(["source_rows"])
+    earlier = ledger.table.rows().drop_columns(["source_rows", "unlabelled"])
     older = Ledger(Table(f"{ledger.table.uri}-of-an-earlier-sparkdl"))
     older.table.append(earlier)
-    assert list(older.windows().values()) == [replace(BOOKS, source_rows=None)]
+    assert list(older.windows().values()) == [replace(BOOKS, source_rows=None, unlabelled="c1")]
     later = replace(BOOKS, window="2026-03-03")
     older.write([later])
-    assert list(older.windows().values()) == [replace(BOOKS, source_rows=None), later]
+    assert list(older.windows().values()) == [replace(BOOKS, source_rows=None, unlabelled="c1"), later]
 
 
 def test_what_a_transform_left_out_or_added_is_said_of_all_windows_that_were_counted():

@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql import functions as F
@@ -115,6 +116,25 @@ def test_only_what_is_new_or_changed_is_done(spark, orders, tables):
     known = tables.ledger.windows()
     assert known["2026-03-02"] == first.done[1]
     assert len(clean_rows(tables)) == 81
+
+
+@pytest.mark.parametrize(("changed", "same"), [("id", False), ("y", True)])
+def test_a_label_that_comes_changes_the_rows_and_not_what_predictions_follow_from(
+    spark, tables, tmp_path, changed, same
+):
+    kept = []
+    for name, rows in (
+        ("one", "id, int(null) AS y"),
+        ("two", "id + 1 AS id, int(null) AS y" if changed == "id" else "id, 7 AS y"),
+    ):
+        frame = spark.range(9).selectExpr(*rows.split(", "), "date'2026-03-01' AS at", "double(id) AS amount")
+        frame.coalesce(1).write.parquet(str(tmp_path / name))
+        spec = spec_of(ParquetSource(path=str(tmp_path / name), time="at"))
+        spec = msgspec.structs.replace(spec, label={"y": Label(type="binary")})
+        kept += ingest(spark, spec, Tables(folder=str(tmp_path / f"tables {name}")), "run", NOW).done
+    before, after = kept
+    assert before.content != after.content
+    assert (before.unlabelled == after.unlabelled) == same
 
 
 def test_content_is_the_same_for_the_same_rows_however_they_lie(spark, orders, tables, tmp_path):
