@@ -140,7 +140,8 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         spark = _session()
         opened = Table(table) if isinstance(table, str) else table
         pinned = opened.version() if version is None else version
-        rows, source = opened.read(spark, pinned), Source(uri=opened.uri, version=str(pinned))
+        source = Source(uri=opened.uri, version=str(pinned), table_id=opened.table_id())
+        rows = opened.read(spark, pinned)
         return estimator._fitted(spark, lambda fit: fit.write(rows, source=source))
 
     def _fit(self, dataset: DataFrame) -> TorchModel:

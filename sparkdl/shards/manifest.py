@@ -108,11 +108,14 @@ class Source:
         transformation: a name or hash of all that was done to the table before the rows were written: filters,
             derived columns, code version. With it a set is found again by any session, and whoever names it answers
             for it. Without it Spark's hash of the query takes its place, which holds within one Spark application.
+        table_id: that the table got when it was made: another one may lie at its address later, or at another endpoint
+            today, with a version of the same number.
     """
 
     uri: str
     version: str
     transformation: str = ""
+    table_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,10 @@ class DeltaRs:
         """
         return self._open().version()
 
+    def table_id(self) -> str:
+        """What tells the table from any other, also from one that is made anew at its address."""
+        return str(self._open().metadata().id)
+
     def schema_json(self, version: int | None = None) -> str:
         """The schema as JSON; Spark's ``StructType.fromJson`` and Delta spell it alike."""
         return str(self._open(version).schema().to_json())

@@ -211,6 +211,9 @@ class Engine(Protocol):
     def version(self) -> int:
         """The newest version."""
 
+    def table_id(self) -> str:
+        """What tells the table from any other."""
+
     def schema_json(self, version: int | None) -> str:
         """The schema of a version as JSON."""
 

@@ -72,6 +72,10 @@ class SparkDelta:
         """The newest version."""
         return int(self._last()["version"])
 
+    def table_id(self) -> str:
+        """What tells the table from any other, also from one that is made anew at its address."""
+        return str(self._detail()["id"])
+
     def schema_json(self, version: int | None) -> str:
         """The schema of a version as JSON."""
         with self._errors("read"):

@@ -128,6 +128,10 @@ class Table:
         """
         return self._engine().version()
 
+    def table_id(self) -> str:
+        """What tells the table from any other, also from one that is made anew at its address."""
+        return self._engine().table_id()
+
     def schema_json(self, version: int | None = None) -> str:
         """The schema as JSON; Spark's ``StructType.fromJson`` and Delta spell it alike."""
         return self._engine().schema_json(version)

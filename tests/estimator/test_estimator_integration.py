@@ -1,5 +1,7 @@
 """The estimator on a real Spark session: shards, ranks and all."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -358,6 +360,11 @@ def test_a_table_version_is_pinned_and_its_shards_are_used_again(frame, spark, t
     assert sorted(path.name for path in (tmp_path / "store" / "shards").iterdir()) == sets
     assert len(sets) == 2
     assert torch.equal(weights(first), weights(second))
+    shutil.rmtree(table.uri)
+    table.write(frame.selectExpr(*"abcd", "-y as y"))
+    other = estimator.fit_on_table(table.uri)
+    assert len([*(tmp_path / "store" / "shards").iterdir()]) == 4
+    assert not torch.equal(weights(first), weights(other))
 
 
 @pytest.mark.parametrize("mark", [".", "`"])

@@ -367,6 +367,7 @@ def test_a_second_write_of_the_same_thing_is_found(tmp_path):
         {"source": Source(uri="/lake/t", version="4")},
         {"source": Source(uri="/lake/u", version="3")},
         {"source": Source(uri="/lake/t", version="3", transformation="scaled")},
+        {"source": Source(uri="/lake/t", version="3", table_id="made later")},
         {"source": None},
         {"columns": ["a"]},
         {"labels": ["b"]},

@@ -298,7 +298,7 @@ def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | N
 def _stem(source: Source, params: CheckedParams, num_proc: int, float_dtype: str) -> str:
     *described, _, ranks = _data_key(params, num_proc)
     code = _code_of(params.getOrDefault("transformation_fn"))
-    known = (source.uri, source.version, source.transformation, described, code, ranks, float_dtype)
+    known = (source.uri, source.version, source.table_id, source.transformation, described, code, ranks, float_dtype)
     text = repr((WRITER_VERSION, *known))
     return "pinned-" + hashlib.sha256(text.encode()).hexdigest()[:32]
 

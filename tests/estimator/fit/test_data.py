@@ -25,3 +25,8 @@ def test_shards_of_a_table_version_are_not_taken_for_those_of_another_transforma
     assert doubled == stem(double)
     assert doubled != stem(lambda rows: rows * 3)
     assert doubled != stem(double, random_seed=5)
+
+
+def test_shards_of_a_table_are_not_those_of_another_one_at_its_address():
+    made, again = (_stem(Source(uri="/t", version="0", table_id=text), estimator(), 2, "f") for text in ("a", "b"))
+    assert made != again
