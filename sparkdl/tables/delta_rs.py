@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.compat.column_names import named_columns
@@ -33,7 +33,7 @@ from sparkdl.tables.delta import (
 )
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_metadata
 from sparkdl.tables.features import check_readable, check_scannable, check_writable
-from sparkdl.tables.parquet import WriteTask
+from sparkdl.tables.parquet import WriteTask, with_statistics
 from sparkdl.tables.reading import deletion_vectors, frame_of_files, spark_address
 from sparkdl.tables.record import TableFile
 from sparkdl.tables.scan.plan import TableScan, Where, scan_of
@@ -148,7 +148,11 @@ class DeltaRs:
     ) -> int:
         """Append a small table; return the version that holds it."""
         check_metadata(metadata or {})
-        properties = commit_properties(transaction, **{**(metadata or {}), "isBlindAppend": expected_version is None})
+        facts = {**(metadata or {}), "isBlindAppend": expected_version is None}
+        how: Any = {
+            "commit_properties": commit_properties(transaction, **facts),
+            "writer_properties": _writer_properties(rows.schema),
+        }
 
         def attempt() -> int:
             table = open_table(self.uri, self.options)
@@ -162,12 +166,11 @@ class DeltaRs:
                 check_same_schema(
                     self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json(), shared=new_columns
                 )
-                how: Literal["merge"] | None = "merge" if new_columns else None
-                write_deltalake(table, rows, mode="append", schema_mode=how, commit_properties=properties)
+                write_deltalake(table, rows, mode="append", schema_mode="merge" if new_columns else None, **how)
             else:
                 address, options = delta_address(self.uri), delta_options(self.uri, self.options)
                 with creating(self.uri, self.options):
-                    write_deltalake(address, rows, mode="error", storage_options=options, commit_properties=properties)
+                    write_deltalake(address, rows, mode="error", storage_options=options, **how)
             return newest + 1
 
         return optimistic(self.uri, attempt)
@@ -182,7 +185,12 @@ class DeltaRs:
             check_scannable(table, self.root)
             check_same_schema(self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json())
             merger = table.merge(
-                rows, match, source_alias="new", target_alias="old", commit_properties=commit_properties()
+                rows,
+                match,
+                source_alias="new",
+                target_alias="old",
+                writer_properties=_writer_properties(rows.schema),
+                commit_properties=commit_properties(),
             )
             merger.when_matched_update_all().when_not_matched_insert_all().execute()
             return int(table.version())
@@ -215,7 +223,11 @@ class DeltaRs:
         table = self._open()
         check_writable(table, self.uri)
         with suppress(CommitFailedError):
-            table.optimize.compact(target_size=file_bytes, commit_properties=commit_properties())
+            table.optimize.compact(
+                target_size=file_bytes,
+                writer_properties=_writer_properties(pa.schema(table.schema().to_arrow())),
+                commit_properties=commit_properties(),
+            )
             table.create_checkpoint()
 
     def vacuum(
@@ -258,3 +270,12 @@ class DeltaRs:
         return ConflictError(
             f"the Delta table {self.uri} is at version {newest}, this commit was made for {expected}: read it again"
         )
+
+
+def _writer_properties(schema: pa.Schema) -> WriterProperties:
+    """How delta-rs writes files of these columns: with bounds that no reader loses rows by."""
+    bounded = ColumnProperties(statistics_enabled="CHUNK")
+    return WriterProperties(
+        default_column_properties=ColumnProperties(statistics_enabled="NONE"),
+        column_properties=dict.fromkeys(with_statistics(schema), bounded),
+    )

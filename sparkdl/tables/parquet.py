@@ -25,7 +25,7 @@ from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
 from sparkdl.tables.nulls import nested_nulls
 
-__all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "Files", "WriteTask", "partition_text"]
+__all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "Files", "WriteTask", "partition_text", "with_statistics"]
 
 _CODECS = ("snappy", "zstd", "lz4", "none")
 _ROW_GROUP_BYTES = 32 << 20
@@ -265,7 +265,7 @@ class Files:
                 batch.schema,
                 compression=self._task.compression,
                 use_dictionary=_worth_a_dictionary(batch.schema),
-                write_statistics=_with_statistics(batch.schema),
+                write_statistics=with_statistics(batch.schema),
                 metadata_collector=collected,
             )
             return _OpenFile(path, storage, stack.pop_all(), sink, writer, collected)
@@ -299,11 +299,11 @@ def _floating(schema: pa.Schema) -> list[str]:
     return [column.name for column in schema if pa.types.is_floating(column.type)]
 
 
-def _with_statistics(schema: pa.Schema) -> list[str]:
+def with_statistics(schema: pa.Schema) -> list[str]:
     """Columns that readers may skip row groups by.
 
-    Arrow leaves NaN out of the bounds that it writes, and Spark takes NaN for greater than any number: by bounds of
-    floats its filters would lose rows.
+    Arrow and delta-rs leave NaN out of the bounds that they write, and Spark takes NaN for greater than any number: by
+    bounds of floats its filters would lose rows.
     """
     return [one.name for one in schema if not pa.types.is_floating(one.type) and not pa.types.is_nested(one.type)]
 
@@ -356,7 +356,7 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[st
     Args:
         metadata: of the file, whose statistics give all but what ``counted`` has.
         schema: of it.
-        counted: nulls by column that has no statistics in the file: of floating-point ones, see ``_with_statistics``.
+        counted: nulls by column that has no statistics in the file: of floating-point ones, see ``with_statistics``.
     """
     nulls = dict(counted)
     lows: dict[str, Any] = {}

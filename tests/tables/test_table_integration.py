@@ -189,6 +189,10 @@ def test_statistics_let_readers_skip_files_and_never_wrongly(spark, table):
     assert table.rows(where="s = '" + "a" * 40 + "8'").num_rows == 1
     assert table.read(spark).where("x > 100").count() == 1  # NaN, which is greater than any number
     assert table.rows(where="x > 100").num_rows == 1
+    table.append(pa.table({"i": pa.array([9], pa.int32()), "x": [1.0], "s": ["b"], "l": [[1.0]]}))
+    table.compact()
+    assert table.history(1)[0]["operation"] == "OPTIMIZE"
+    assert table.read(spark).where("x > 100").count() == 1
     nulls = frame.selectExpr("i", "if(i < 2, null, x) x", "s", "l")
     table.write(nulls.coalesce(1), "overwrite")
     assert pa.table(open_table(table.uri, None).get_add_actions(flatten=True)).column("null_count.x").to_pylist() == [2]
