@@ -11,6 +11,7 @@ import zlib
 from decimal import Decimal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -73,7 +74,11 @@ SCHEMA = pa.schema(
         [("l", "=", 2**63)], [("t", "=", 1)], [("s", "=", 1)], [("d", "=", float("nan"))], [("m", "=", "many")],
         [("m", "=", Decimal("1.234"))], [("day", "=", "yesterday")], [("day", "=", dt.datetime(2024, 1, 1))],
         [("at", "=", dt.datetime(2024, 1, 1))], [("at", "=", dt.date(2024, 1, 1))], [("at", "=", "2024-01-01 10:00")],
-        [("clock", "=", dt.datetime(2024, 1, 1, tzinfo=UTC))],
+        [("clock", "=", dt.datetime(2024, 1, 1, tzinfo=UTC))], [("day", ">=", 20260301)], [("day", "=", 20000.0)],
+        [("at", ">=", 1767225600)], [("clock", "<", np.int64(5))], [("day", "in", [1, 2])], [("day", "=", pd.NaT)],
+        [("at", "=", pd.NaT)], [("clock", "=", np.datetime64("NaT"))], [("day", "=", pd.NA)], [("l", "=", pd.NA)],
+        [("at", "=", np.datetime64("2024-01-01T00:00"))], [("f", "=", np.float32("nan"))],
+        [("day", "=", np.datetime64("2024-01-01T10"))],
     ],
 )  # fmt: skip
 def test_a_condition_that_could_mean_two_things_is_refused(wrong):
@@ -88,6 +93,20 @@ def test_a_column_that_is_not_there_or_has_no_order_is_refused():
     with pytest.raises(SchemaError, match="'list' of type list"):
         conditions_of([("list", "=", 1)], SCHEMA)
     assert conditions_of([("list", "is", None)], SCHEMA)[0].mask(pa.array([[1], None])).to_pylist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("day", "2026-03-01"), ("day", dt.date(2026, 3, 1)), ("day", np.datetime64("2026-03-01")),
+        ("clock", "2026-03-01"), ("clock", dt.datetime(2026, 3, 1)), ("clock", pd.Timestamp("2026-03-01")),
+        ("clock", np.datetime64("2026-03-01", "ns")), ("at", pd.Timestamp("2026-03-01", tz="UTC")),
+        ("at", "2026-03-01T01:00:00+01:00"),
+    ],
+)  # fmt: skip
+def test_a_day_or_a_moment_is_what_it_says(column, value):
+    [found] = conditions_of([(column, "=", value)], SCHEMA)
+    assert str(found.value.as_py())[:10] == "2026-03-01"
 
 
 VALUES = {

@@ -10,12 +10,12 @@ As in SQL a null meets nothing but ``is``; NaN is greater than every number, and
 from __future__ import annotations
 
 import datetime as dt
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -151,9 +151,14 @@ def _compared_as(column: str, kind: pa.DataType) -> pa.DataType:
 def _literal(value: Any, kind: pa.DataType, column: str) -> pa.Scalar:
     """A value of the user's in the type of its column."""
     wrong = ConfigError(f"where compares the column {column!r} of type {kind} with {value!r}: give a value of its type")
+    if isinstance(value, np.datetime64):
+        value = (value.astype("datetime64[us]") if pa.types.is_timestamp(kind) else value).item()
     if value is None:
         raise ConfigError(f"where compares the column {column!r} with None, which nothing equals: use 'is' or 'is not'")
-    if isinstance(value, bool) != pa.types.is_boolean(kind) or (isinstance(value, float) and math.isnan(value)):
+    nothing = isinstance(value, float | np.floating | dt.date) and value != value  # NaN, and NaT of pandas
+    if nothing or isinstance(value, bool) != pa.types.is_boolean(kind):
+        raise wrong
+    if pa.types.is_temporal(kind) and not isinstance(value, str | dt.date):  # a number of what, since when?
         raise wrong
     if isinstance(value, dt.datetime) and (
         not pa.types.is_timestamp(kind) or (value.tzinfo is None) != (kind.tz is None)  # whose clock?
