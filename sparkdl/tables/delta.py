@@ -113,7 +113,7 @@ def open_table(uri: str, options: Mapping[str, str] | None, version: int | None 
         raise refused_at_opening(cause, uri) or StorageError(broken) from cause
 
 
-def commit_properties(transaction: AppTransaction | None = None, **metadata: Any) -> CommitProperties:
+def commit_properties(transaction: AppTransaction | None = None, /, **metadata: Any) -> CommitProperties:
     """Properties of a commit that succeeds on the version it was made for, or fails."""
     marks = [Transaction(transaction.application, transaction.version)] if transaction else None
     return CommitProperties(custom_metadata=metadata or None, max_commit_retries=0, app_transactions=marks)

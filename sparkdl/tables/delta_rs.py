@@ -6,6 +6,7 @@ tables of any version. The files are written and read by Spark's own tasks, the 
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -237,7 +238,8 @@ class DeltaRs:
 
         Args:
             older_than: younger files may belong to a write that is still running, or to a version that is read.
-            versions: whether files go that only older versions name: these cannot be read any more.
+            versions: whether files go that only older versions name: these cannot be read any more. Of them those stay
+                that were removed less than ``older_than`` ago, in whole hours, rounded up.
             dry_run: only say which ones.
         """
         table = self._open()
@@ -245,7 +247,7 @@ class DeltaRs:
         for storage in () if dry_run else removed:
             storage.delete()
         if versions:
-            hours = int(older_than.total_seconds() // 3600)
+            hours = max(0, math.ceil(older_than.total_seconds() / 3600))
             past = table.vacuum(retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False)
             return [*(storage.uri for storage in removed), *(f"{self.uri}/{path}" for path in past)]
         return [storage.uri for storage in removed]

@@ -386,7 +386,8 @@ class Table:
 
         Args:
             older_than: younger files may belong to a write that is still running, or to a version that is read.
-            versions: whether files go that only older versions name: these cannot be read any more.
+            versions: whether files go that only older versions name: these cannot be read any more. Of them those stay
+                that were removed less than ``older_than`` ago, in whole hours, rounded up.
             dry_run: only say which ones.
 
         Raises:

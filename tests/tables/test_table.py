@@ -59,6 +59,13 @@ def test_what_is_not_there_is_said(table):
         table.rows(where="nothing = 1")
 
 
+def test_a_fact_of_the_history_may_have_any_other_name(table):
+    facts = {"transaction": "42", "metadata": "mine"}
+    table.append(numbers(1), metadata=facts)
+    table.stage(table.schema_json(), "overwrite", metadata=facts).commit([])
+    assert [entry["transaction"] for entry in table.history()] == ["42", "42"]
+
+
 @pytest.mark.parametrize("name", ["version", "timestamp", "operation", "readVersion"])
 def test_facts_under_the_names_of_the_log_are_refused(table, name):
     table.append(numbers(1), metadata={"job": "etl"})
@@ -217,6 +224,16 @@ def test_vacuum_deletes_files_of_a_writer_that_died_and_no_others(table, tmp_pat
     assert [path.rsplit("/", 1)[-1] for path in table.vacuum(timedelta(seconds=-1))] == [rows[0].path]
     assert table.rows()["x"].to_pylist() == [1]
     assert (tmp_path / "a table" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(("minutes", "files"), [(59, 0), (0.5, 0), (0, 1), (-1, 1)])
+def test_vacuum_of_versions_spares_what_was_removed_of_late(table, minutes, files):
+    table.append(numbers(1))
+    table.stage(table.schema_json(), "overwrite").commit([])
+    time.sleep(0.01)
+    assert len(table.vacuum(timedelta(minutes=minutes), versions=True)) == files
+    if not files:
+        assert table.rows(version=0)["x"].to_pylist() == [1]
 
 
 def test_vacuum_spares_what_an_older_version_names(table):
