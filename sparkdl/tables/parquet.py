@@ -25,14 +25,14 @@ from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
 from sparkdl.tables.nulls import nested_nulls
 
-__all__ = ["FILE_ROW_DDL", "FILE_ROW_SCHEMA", "FileRow", "Files", "WriteTask", "partition_text", "with_statistics"]
+__all__ = ["FILE_ROW_DDL", "HIVE_NULL", "FileRow", "Files", "WriteTask", "partition_text", "with_statistics"]
 
 _CODECS = ("snappy", "zstd", "lz4", "none")
 _ROW_GROUP_BYTES = 32 << 20
 _HELD_BYTES = 128 << 20  # of all files of one task that are open
 _OPEN_FILES = 32
 _STATISTICS_COLUMNS = 32  # Delta's own default for the number of columns that get minima and maxima
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = {chr(code) for code in range(1, 32)} | set("\"#%'*/:=?\\{}[]^\x7f") | {" "}
 
 
@@ -65,6 +65,8 @@ FILE_ROW_SCHEMA = pa.schema([(one.name, pa.string() if one.type == "str" else pa
 
 def partition_text(value: Any) -> str | None:
     """A partition value as the Delta log spells it: ISO dates, ``true``/``false``, digits; null and ``""`` are null."""
+    if isinstance(value, bytes):
+        value = value.decode()
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -76,7 +78,7 @@ def directory(partition: Mapping[str, str | None]) -> str:
     """``day=2024-01-01/hour=3``, escaped as Hive and Spark do, so that Spark finds the values in the path again."""
     parts = []
     for name, value in partition.items():
-        text = _HIVE_NULL if value is None else "".join(_escape(letter) for letter in value)
+        text = HIVE_NULL if value is None else "".join(_escape(letter) for letter in value)
         parts.append("".join(_escape(letter) for letter in name) + "=" + text)
     return "/".join(parts)
 
@@ -278,12 +280,13 @@ class Files:
             file.stack.close()
         del self._open[partition]
         values = dict(zip(self._task.partition_by, partition, strict=True))
+        found = statistics(file.collected[0], file.writer.schema, file.nulls)
         row = FileRow(
             path=file.path,
             bytes=file.sink.bytes,
             rows=file.rows,
             partition=json.dumps(values),
-            statistics=json.dumps(statistics(file.collected[0], file.writer.schema, file.nulls)),
+            statistics=json.dumps(found, ensure_ascii=False),  # of escaped letters delta-rs misreads some
             nulls=json.dumps(file.nested),
             modified=int(time.time() * 1000),
         )
@@ -358,13 +361,11 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[st
         schema: of it.
         counted: nulls by column that has no statistics in the file: of floating-point ones, see ``with_statistics``.
     """
-    nulls = dict(counted)
-    lows: dict[str, Any] = {}
-    highs: dict[str, Any] = {}
+    nulls, lows, highs = dict(counted), dict[str, Any](), dict[str, Any]()
     bounded = {name for name in schema.names[:_STATISTICS_COLUMNS] if _ordered(schema.field(name).type)}
-    for index in range(metadata.num_columns):
-        name = metadata.schema.column(index).path
-        if name not in schema.names:  # a leaf of a nested column
+    leaves = [one.name for one in schema for _ in range(_leaves(one.type))]
+    for index, name in enumerate(leaves):  # by place: a column `a.b` has the path of what is inside of a struct `a`
+        if pa.types.is_nested(schema.field(name).type):
             continue
         found = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
         if any(one is None or not one.has_null_count for one in found):
@@ -372,9 +373,16 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[st
         nulls[name] = sum(one.null_count for one in found)
         filled = [one for one in found if one.num_values]
         if name in bounded and filled and all(one.has_min_max for one in filled):
-            lows[name] = _bound(min(one.min for one in filled), upper=False)
-            highs[name] = _bound(max(one.max for one in filled), upper=True)
+            with suppress(OverflowError):  # Python knows no year before 1 or after 9999
+                lows[name] = _bound(min(one.min for one in filled), upper=False)
+            with suppress(OverflowError):
+                highs[name] = _bound(max(one.max for one in filled), upper=True)
     return {"numRecords": metadata.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
+
+
+def _leaves(kind: pa.DataType) -> int:
+    """How many columns of a file one of this type takes."""
+    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields)) or 1
 
 
 def _ordered(kind: pa.DataType) -> bool:

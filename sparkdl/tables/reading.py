@@ -21,7 +21,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import StorageError
 from sparkdl.tables.commit import active_files
 from sparkdl.tables.features import holds_deletion_vectors
-from sparkdl.tables.parquet import directory
+from sparkdl.tables.parquet import HIVE_NULL, directory
 from sparkdl.tables.record import TableFile
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def frame_of_files(spark: SparkSession, table: DeltaTable, root: str) -> DataFra
     plain = [
         address
         for address, file in files.items()
-        if address not in vectors and address == f"{root}/{_folder(file, names)}{address.rpartition('/')[2]}"
+        if address not in vectors
+        and address == f"{root}/{_folder(file, names)}{address.rpartition('/')[2]}"
+        and HIVE_NULL not in file.partition.values()  # which Spark takes for null
     ]
     known = set(plain)
     odd = {address: file for address, file in files.items() if address not in known}

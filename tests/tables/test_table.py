@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -309,8 +309,9 @@ def test_a_batch_is_split_by_every_combination_of_partition_values():
 
 
 def test_partition_values_are_spelled_as_delta_does():
-    values = [None, "", "a", True, 3, date(2024, 1, 2)]
-    assert [partition_text(value) for value in values] == [None, None, "a", "true", "3", "2024-01-02"]
+    values = [None, "", "a", True, 3, date(2024, 1, 2), b"", "é".encode()]
+    texts = [None, None, "a", "true", "3", "2024-01-02", None, "é"]
+    assert [partition_text(value) for value in values] == texts
 
 
 @pytest.mark.parametrize(
@@ -403,6 +404,50 @@ def test_no_bounds_of_floats_are_in_files_that_delta_rs_writes(table):
     table.compact()
     assert len(table.files()) == 1
     check(4, "a.b")
+
+
+def written(table, rows, **how):
+    """Let a task and a driver write rows, without Spark."""
+    staged = table.stage(delta_schema_of(rows), **how)
+    return staged.commit(staged.task.write(iter(rows.to_batches())))
+
+
+def delta_schema_of(rows):
+    fields = json.loads(Schema.from_arrow(rows.schema).to_json())["fields"]
+    return json.dumps({"type": "struct", "fields": fields})
+
+
+def test_bounds_of_a_column_with_a_dot_are_not_those_of_a_struct(table):
+    inner = pa.struct([("b", pa.int64()), ("l", pa.list_(pa.int64())), ("m", pa.map_(pa.string(), pa.int64()))])
+    struct = pa.array([{"b": 5, "l": [1, 2], "m": [("k", 1)]}, {"b": None}], inner)
+    written(table, pa.table({"a.b": [-1, 7], "a": struct, "z": [1, 2]}))
+    assert [table.scan([(name, "<", 2)]).skipped for name in ("a.b", "z")] == [0, 0]
+    assert [table.scan([("a.b", sign, limit)]).skipped for sign, limit in (("<", -1), (">", 7))] == [1, 1]
+
+
+@pytest.mark.parametrize("text", ["\U00020bb7", "\U0010ffff", "\U0001f600", "é", "b" * 40 + "\U00020bb7"])
+def test_no_text_is_outside_of_its_own_bounds(table, text):
+    written(table, pa.table({"s": [text]}))
+    for sign in ("=", ">=", "<="):
+        assert table.scan([("s", sign, text)]).skipped == 0, sign
+
+
+@pytest.mark.parametrize(
+    ("kind", "far", "near"),
+    [
+        (pa.timestamp("us", "UTC"), 253402300800_000_000 + 8 * 3600_000_000, datetime(2026, 1, 1, tzinfo=UTC)),
+        (pa.timestamp("us", "UTC"), -62135596800_000_000 - 3600_000_000, datetime(2026, 1, 1, tzinfo=UTC)),
+        (pa.date32(), 2932897, date(2026, 1, 1)),
+        (pa.date32(), -719163, date(2026, 1, 1)),
+    ],
+)
+def test_moments_that_python_does_not_know_are_written_and_never_left_out(table, kind, far, near):
+    whole = pa.int32() if kind == pa.date32() else pa.int64()
+    values = pa.concat_arrays([pa.array([far], whole).cast(kind), pa.array([near], kind)])
+    written(table, pa.table({"x": [1, 2], "at": values}))
+    assert table.rows(["at"])["at"].cast(whole).to_pylist()[0] == far
+    for sign in ("=", "<=", ">=", "<" if far < 0 else ">"):
+        assert table.scan([("at", sign, near)]).skipped == 0, sign
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])

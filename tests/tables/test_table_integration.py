@@ -12,6 +12,7 @@ import pytest
 
 from sparkdl.errors import ConfigError, DataError, SchemaError, StorageError
 from sparkdl.tables.delta import open_table
+from sparkdl.tables.parquet import HIVE_NULL
 from sparkdl.tables.table import AppTransaction, Table
 
 DAYS = [dt.date(2024, 1, day) for day in (1, 2, 3)]
@@ -135,7 +136,7 @@ def test_column_order_does_not_matter_and_overwrite_may_change_the_columns(spark
 
 
 def test_odd_partition_values_survive_the_path(spark, table):
-    values = ["a b", "a/b", "x=y", "50%", "é", "{q}[1]*?", "a:b", None, "'", "#", "001"]
+    values = ["a b", "a/b", "x=y", "50%", "é", "{q}[1]*?", "a:b", None, "'", "#", "001", HIVE_NULL]
     frame = spark.createDataFrame([(i, value) for i, value in enumerate(values)], "id int, key string")
     table.write(frame, partition_by=["key"])
     assert rows_of(table.read(spark)) == rows_of(frame)
