@@ -7,13 +7,13 @@ them and removes what they replace, or a typed refusal. No Spark, no torch.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from sparkdl.columns.names import quoted
@@ -133,7 +133,7 @@ class WritePlan:
         removed = [file for file in active if self._replaces(file, replaced)]
         if not adds and not removed and self.request.mode != "overwrite" and self.request.transaction is None:
             return self._result(table.version(), ())
-        if self._add_columns(table):
+        if self._add_columns(table) or self._add_feature(table):
             return self.commit(files, write_id)
         schema = self.schema if self.request.overwrite_schema else table.schema()
         mode, filters, actions = self._recorded_as(active, removed, layout)
@@ -151,6 +151,18 @@ class WritePlan:
         if added and self.request.new_columns:
             table.alter.add_columns(added, commit_properties=commit_properties())
         return bool(added) and self.request.new_columns
+
+    def _add_feature(self, table: DeltaTable) -> bool:
+        """Let the table hold times without a zone, in a commit of its own, where new columns need it; whether so."""
+        needed = re.search(r'ype": *"timestamp_ntz"', self.schema.to_json())
+        if not needed or "timestampNtz" in (table.protocol().reader_features or ()):
+            return False
+        table.alter.add_feature(
+            TableFeatures.TimestampWithoutTimezone,
+            allow_protocol_versions_increase=True,
+            commit_properties=commit_properties(),
+        )
+        return True
 
     def _replaces(self, file: TableFile, replaced: Sequence[Partition]) -> bool:
         if self.request.mode == "replace":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from sparkdl.config import require
 from sparkdl.errors import ConflictError, SchemaError, StorageError
 from sparkdl.storage import (
     RemoteStorage,
@@ -85,19 +87,33 @@ def storage_of(uri: str, options: Mapping[str, str] | None) -> Storage:
 
 
 def delta_address(uri: str) -> str:
-    """The address as delta-rs takes it: of this machine, a plain path."""
-    return uri.removeprefix("file://")
+    """The address as delta-rs takes it: of this machine, a plain path.
+
+    Raises:
+        ConfigError: delta-rs would keep the log elsewhere than the files, for it takes the address for a URL.
+    """
+    path = uri.removeprefix("file://")
+    taken = re.search(r"[#?%]" if "://" in path else r"%[0-9A-Fa-f]{2}|\\", path)
+    require(
+        taken is None,
+        f"{uri} has {taken and taken[0]!r}, which delta-rs takes for a part of a URL and not of the folder's name: "
+        "give the table another address",
+    )
+    return path
 
 
 def open_table(uri: str, options: Mapping[str, str] | None, version: int | None = None) -> DeltaTable | None:
     """Open a table at ``version`` (None: the newest), or return None where there is none.
 
     Raises:
+        ConfigError: delta-rs would look for the table at another address.
         StorageError: the table cannot be read, or has no such version.
     """
-    known = delta_options(uri, options)
+    known, address = delta_options(uri, options), delta_address(uri)
+    if version is not None and version < 0:
+        raise StorageError(f"version {version} of the Delta table {uri} does not exist: versions begin at 0")
     try:
-        return DeltaTable(delta_address(uri), version=version, storage_options=known)
+        return DeltaTable(address, version=version, storage_options=known)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError, ValueError) as cause:

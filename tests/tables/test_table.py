@@ -57,6 +57,9 @@ def test_what_is_not_there_is_said(table):
         table.rows(version=7)
     with pytest.raises(StorageError, match="predicate"):
         table.rows(where="nothing = 1")
+    for ask in (table.rows, table.scan):
+        with pytest.raises(StorageError, match=r"version -1 .* begin at 0"):
+            ask(version=-1)
 
 
 def test_a_fact_of_the_history_may_have_any_other_name(table):
@@ -367,6 +370,17 @@ def test_a_table_keeps_its_partition_columns_when_its_columns_change(table):
         table.stage(lacking, "overwrite", overwrite_schema=True)
 
 
+def test_columns_that_an_overwrite_brings_may_be_times_without_a_zone(table):
+    written(table, numbers(1))
+    clock = pa.array([[datetime(2024, 1, 1)]], pa.list_(pa.timestamp("us")))
+    result = written(table, pa.table({"c": clock}), mode="overwrite", overwrite_schema=True)
+    assert result.version == table.version()
+    assert table.rows()["c"].to_pylist() == clock.to_pylist()
+    version = table.version()
+    written(table, pa.table({"c": clock}))
+    assert table.version() == version + 1  # no commit for a feature that is there
+
+
 def test_statistics_hold_bounds_of_ordered_columns_and_none_of_floats(tmp_path):
     rows = pa.table(
         {"i": [3, None, 1], "f": [1.0, float("nan"), 2.0], "s": ["b" * 40, "a", None], "n": [[1], [2], None]}
@@ -502,6 +516,22 @@ def test_an_address_has_a_slash_or_a_scheme(tmp_path, monkeypatch, form):
     monkeypatch.chdir(tmp_path)
     Table(form.format(tmp_path)).append(numbers(1))
     assert (tmp_path / "a.b.c" / "_delta_log").is_dir()
+
+
+@pytest.mark.parametrize("name", ["a%20b", "100%25", "a\\b", "s3://bucket/run#1", "s3://bucket/run?1", "s3://b/50%/t"])
+def test_an_address_that_delta_rs_takes_for_another_one_is_refused(tmp_path, name):
+    table = Table(name if "://" in name else f"{tmp_path}/{name}")
+    for touch in (table.exists, table.rows, lambda: table.append(numbers(1)), lambda: written(table, numbers(1))):
+        with pytest.raises(ConfigError, match="takes for a part of a URL"):
+            touch()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["50%", "a b", "é#1", "what?", "x[1]"])
+def test_other_addresses_on_this_machine_are_what_they_say(tmp_path, name):
+    written(Table(f"{tmp_path}/{name}"), numbers(1))
+    assert Table(f"{tmp_path}/{name}").rows()["x"].to_pylist() == [1]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_path_of_python_is_an_address(tmp_path, monkeypatch):
