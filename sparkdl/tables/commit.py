@@ -29,9 +29,17 @@ from sparkdl.tables.delta import (
 )
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
 from sparkdl.tables.features import check_writable
-from sparkdl.tables.nulls import forbids_nulls
+from sparkdl.tables.nulls import check_nulls
 from sparkdl.tables.parquet import FileRow, partition_text
-from sparkdl.tables.record import Filter, Partition, TableFile, commit_facts, partition_predicate, removal_filter
+from sparkdl.tables.record import (
+    Filter,
+    Partition,
+    TableFile,
+    commit_facts,
+    partition_predicate,
+    path_in_log,
+    removal_filter,
+)
 
 __all__ = ["PARTITION_TYPES", "WritePlan", "active_files", "files_of", "has_committed"]
 
@@ -58,7 +66,7 @@ def files_of(actions: pa.Table, names: Sequence[str]) -> list[TableFile]:
     rows = actions.column("num_records").to_pylist() if told else [None] * actions.num_rows
     paths, sizes = (actions.column(name).to_pylist() for name in ("path", "size_bytes"))
     return [
-        TableFile(unquote(path), size, {name: partition_text(values[name]) for name in names}, count)
+        TableFile(path_in_log(path), size, {name: partition_text(values[name]) for name in names}, count)
         for path, size, values, count in zip(paths, sizes, partitions, rows, strict=True)
     ]
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ from deltalake import DeltaTable
 
 from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
+from sparkdl.tables.record import path_in_log
 
 __all__ = ["check_readable", "check_scannable", "check_writable", "refused_at_opening"]
 
@@ -86,7 +86,7 @@ def check_names_by_id(table: DeltaTable, root: Storage) -> None:
         StorageError: names the file and the column.
     """
     ids = dict(_of_table(json.loads(table.schema().to_json())))
-    paths = sorted({unquote(path) for path in pa.table(table.get_add_actions()).column("path").to_pylist()})
+    paths = sorted({path_in_log(path) for path in pa.table(table.get_add_actions()).column("path").to_pylist()})
     with ThreadPoolExecutor(16) as pool:
         for path, wrong in zip(paths, pool.map(partial(_misnamed, root, ids), paths), strict=True):
             if wrong:

@@ -11,12 +11,16 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError
 from sparkdl.tables.parquet import FileRow
 
-__all__ = ["Filter", "Partition", "TableFile", "commit_facts", "partition_predicate", "removal_filter", "spelled"]
+__all__ = [
+    *("Filter", "Partition", "TableFile"),
+    *("commit_facts", "partition_predicate", "path_in_log", "removal_filter", "spelled"),
+]
 
 Partition = Mapping[str, str | None]
 Filter = list[tuple[str, str, Any]]
@@ -38,6 +42,12 @@ class TableFile(NamedTuple):
     partition: dict[str, str | None]
     rows: int | None = None
     deleted: str = ""
+
+
+def path_in_log(text: str) -> str:
+    """The path of a file as it is on disk, or its address where a clone names it: Spark writes ``file:/``."""
+    path = unquote(text)
+    return path.replace("file:/", "file:///", 1) if path.startswith("file:/") and path[6:7] != "/" else path
 
 
 def spelled(column: str, text: str | None, kind: str | None) -> str | None:

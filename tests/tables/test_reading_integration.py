@@ -70,6 +70,16 @@ def test_partition_values_are_the_logs_wherever_the_file_lies(spark, table, move
     assert found == {tuple(row.values()) for row in table.rows().to_pylist()}
 
 
+@pytest.mark.parametrize("scheme", ["file:", "file://"])
+def test_a_clone_is_read_from_the_files_of_its_original(spark, table, tmp_path, scheme):
+    table.append(numbers(0, 2))
+    table.append(numbers(2, 2))
+    add = next(action["add"] for action in actions(table.uri) if "add" in action)
+    os.rename(f"{table.uri}/{add['path']}", tmp_path / "other.parquet")
+    commit(table.uri, 2, remove(add), {"add": {**add, "path": f"{scheme}{tmp_path}/other.parquet"}})
+    assert values(table.read(spark)) == [0, 1, 2, 3]
+
+
 def test_mapped_columns_have_the_names_of_the_table(spark, table):
     inner = pa.array([[{"c": 1}], None])
     table.append(pa.table({"a": [1, 2], "b": [{"p": 1, "q": "x"}, None], "l": inner}))

@@ -248,10 +248,11 @@ def test_a_table_that_this_reader_does_not_know_is_refused_by_name(table):
         Table("spark_catalog.default.rides").scan()
 
 
-def test_files_that_lie_elsewhere_are_not_opened(table, tmp_path):
+@pytest.mark.parametrize("scheme", ["file:", "file://"])
+def test_files_that_lie_elsewhere_are_not_opened(table, tmp_path, scheme):
     table.append(numbers(0, 2))
     [add] = [action["add"] for action in actions(table.uri) if "add" in action]
-    commit(table.uri, 1, remove(add), {"add": {**add, "path": f"file://{tmp_path}/other.parquet"}})
+    commit(table.uri, 1, remove(add), {"add": {**add, "path": f"{scheme}{tmp_path}/other.parquet"}})
     with pytest.raises(StorageError, match="does not lie in its folder"):
         table.scan()
     os.rename(os.path.join(table.uri, add["path"]), tmp_path / "other.parquet")
