@@ -191,7 +191,7 @@ def _column(condition: Condition) -> Column:
         return column.isNull() if condition.operator == "is" else column.isNotNull()
     if condition.operator in ("in", "not in"):
         found = column.isin([_value(one) for one in value])
-        return found if condition.operator == "in" else ~found
+        return found if condition.operator == "in" else ~found & column.isNotNull()  # of an empty list, too
     met: Column = _COMPARE[condition.operator](column, _value(value))
     return met
 

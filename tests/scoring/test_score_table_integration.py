@@ -119,6 +119,7 @@ WHERE = [
     ("real = 0.1", [("real", "=", 0.1)]),  # which no float is
     ("name in ('n1', 'n3') and flag = true", [("name", "in", ["n1", "n3"]), ("flag", "=", True)]),
     ("name not in ('n1', 'n3')", [("name", "not in", {"n1", "n3"})]),
+    ("flag is not null", [("flag", "not in", [])]),
     ("money >= 1.5", [("money", ">=", Decimal("1.5"))]),
     ("at > timestamp'1812-06-01 00:00:00Z'", [("at", ">", dt.datetime(1812, 6, 1, tzinfo=dt.UTC))]),
     ("clock < timestamp_ntz'1970-01-01 00:00:20'", [("clock", "<", dt.datetime(1970, 1, 1, 0, 0, 20))]),
