@@ -37,7 +37,12 @@ _MISSING = {
     *("DELTA_PATH_DOES_NOT_EXIST", "PATH_NOT_FOUND", "SCHEMA_NOT_FOUND"),
 }
 _CREATED = {"TABLE_OR_VIEW_ALREADY_EXISTS", "DELTA_PATH_EXISTS", "DELTA_TABLE_ALREADY_EXISTS"}
-_DATA = ("DELTA_VIOLATE_CONSTRAINT", "DELTA_NOT_NULL_CONSTRAINT", "DELTA_REPLACE_WHERE_MISMATCH")
+_DATA = (
+    "DELTA_VIOLATE_CONSTRAINT",
+    "DELTA_NOT_NULL_CONSTRAINT",
+    "DELTA_REPLACE_WHERE_MISMATCH",
+    "DELTA_MULTIPLE_SOURCE",
+)
 _SCHEMA = ("DELTA_METADATA_MISMATCH", "DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_UNSUPPORTED_DATA_TYPE")
 _FILLED = {"generatedColumns", "identityColumns", "allowColumnDefaults"}
 """Features of tables that fill columns which the rows lack."""
@@ -120,6 +125,7 @@ class SparkDelta:
             existing = self._detail() if self.exists() else None
             layout = request.layout(self.uri, None if existing is None else existing["partitionColumns"], frame.columns)
             if existing is None:
+                self._check_inside(frame, request, layout)
                 self._save(frame, request, layout, {}, write_id, "errorifexists")
                 return self._result(write_id, created=True)
             if not request.overwrite_schema:
@@ -217,6 +223,22 @@ class SparkDelta:
         if fills:
             table["fields"] = [field for field in table["fields"] if field["name"] in have]
         check_same_schema(self.uri, json.dumps(table), data)
+
+    def _check_inside(self, frame: DataFrame, request: WriteRequest, layout: Sequence[str]) -> None:
+        """Refuse rows outside of the partitions to replace, as Delta does where there is a table."""
+        from pyspark.sql import functions as F
+
+        if request.partitions is None:
+            return
+        inside = F.coalesce(F.expr(partition_predicate(request.partitions)), F.lit(False))
+        with task_errors(), self._errors("write"):
+            outside = frame.where(~inside).select(*(quoted(name) for name in layout)).head(1)
+        if outside:
+            wanted = [dict(one) for one in request.partitions]
+            raise DataError(
+                f"rows lie in the partition {outside[0].asDict()}, only {wanted} are to be replaced: "
+                "filter the rows, or name that partition too"
+            )
 
     def _save(
         self,

@@ -107,6 +107,9 @@ def check_an_overwrite_with_other_columns_keeps_the_partition_columns(spark, mak
 
 def check_partitions_are_replaced_and_the_history_says_so(spark, make):
     table = make()
+    how = {"partition_by": ["day"], "partitions": [{"day": DAYS[1]}]}
+    raises(DataError, ["2024", "filter the rows"], lambda: table.write(frame_of(spark), "replace", **how))
+    assert not table.exists()
     table.write(frame_of(spark), partition_by=["day"])
     spark.conf.set("spark.sql.sources.partitionOverwriteMode", "static")
     day = frame_of(spark, DAYS[1:2], rows=2, start=100)
@@ -163,6 +166,8 @@ def check_small_tables_are_appended_and_merged(spark, make):
     assert {row["k"]: row["v"] for row in table.rows().to_pylist()} == expected
     assert {row.k: row.v for row in table.read(spark).collect()} == expected
     raises(SchemaError, ["'v'"], lambda: table.merge(pa.table({"k": [2]}), on=["k"]))
+    raises(DataError, [], lambda: table.merge(pa.table({"k": [2, 2], "v": ["x", "y"]}), on=["k"]))
+    raises(ConfigError, ["on=[]"], lambda: table.merge(pa.table({"k": [2], "v": ["x"]}), on=[]))
     raises(SchemaError, ["'v'"], lambda: table.append(pa.table({"k": [2]})))
     table.append(pa.table({"k": [9], "n": [1.5]}), new_columns=True)
     assert table.columns() == ["k", "v", "n"]
