@@ -232,17 +232,11 @@ class WritePlan:
                 )
 
     def _check_nulls(self, table: DeltaTable, files: Sequence[FileRow]) -> None:
-        strict = [] if self.request.overwrite_schema else forbids_nulls(json.loads(table.schema().to_json()))
-        for file in files if strict else ():
+        for file in () if self.request.overwrite_schema else files:
             whole = {name: file.rows for name, value in json.loads(file.partition).items() if value is None}
             counts = json.loads(file.statistics)["nullCount"] | whole
             found = {quoted(name): nulls for name, nulls in counts.items()} | json.loads(file.nulls)
-            for path in strict:
-                if found.get(path):
-                    raise DataError(
-                        f"column {path} of the Delta table {self.uri} forbids nulls, and {found[path]} are in these "
-                        "rows: drop or fill them"
-                    )
+            check_nulls(self.uri, table.schema().to_json(), found)
 
     def _result(self, version: int, files: Sequence[FileRow], *, committed: bool = False) -> WriteResult:
         distinct = {file.partition: json.loads(file.partition) for file in files}

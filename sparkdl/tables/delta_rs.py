@@ -19,7 +19,7 @@ from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, wr
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.compat.column_names import named_columns
-from sparkdl.errors import ConflictError, StorageError
+from sparkdl.errors import ConflictError, DataError, StorageError
 from sparkdl.storage import Storage, check_places, sha256_hex
 from sparkdl.tables.commit import WritePlan, active_files, has_committed
 from sparkdl.tables.delta import (
@@ -34,6 +34,7 @@ from sparkdl.tables.delta import (
 )
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_metadata
 from sparkdl.tables.features import check_readable, check_scannable, check_writable
+from sparkdl.tables.nulls import all_nulls, check_nulls
 from sparkdl.tables.parquet import WriteTask, with_statistics
 from sparkdl.tables.reading import deletion_vectors, frame_of_files, spark_address
 from sparkdl.tables.record import TableFile
@@ -167,6 +168,7 @@ class DeltaRs:
                 check_same_schema(
                     self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json(), shared=new_columns
                 )
+                check_nulls(self.uri, table.schema().to_json(), all_nulls(rows))
                 write_deltalake(table, rows, mode="append", schema_mode="merge" if new_columns else None, **how)
             else:
                 address, options = delta_address(self.uri), delta_options(self.uri, self.options)
@@ -185,6 +187,7 @@ class DeltaRs:
             check_writable(table, self.uri, removes=True)
             check_scannable(table, self.root)
             check_same_schema(self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json())
+            check_nulls(self.uri, table.schema().to_json(), all_nulls(rows))
             merger = table.merge(
                 rows,
                 match,
@@ -193,7 +196,14 @@ class DeltaRs:
                 writer_properties=_writer_properties(rows.schema),
                 commit_properties=commit_properties(),
             )
-            merger.when_matched_update_all().when_not_matched_insert_all().execute()
+            try:
+                merger.when_matched_update_all().when_not_matched_insert_all().execute()
+            except DeltaError as cause:
+                if "multiple source rows" not in str(cause):
+                    raise
+                raise DataError(
+                    f"several of these rows agree in {list(on)} with one row of the Delta table {self.uri}: keep one"
+                ) from cause
             return int(table.version())
 
         return optimistic(self.uri, attempt)
@@ -238,8 +248,7 @@ class DeltaRs:
 
         Args:
             older_than: younger files may belong to a write that is still running, or to a version that is read.
-            versions: whether files go that only older versions name: these cannot be read any more. Of them those stay
-                that were removed less than ``older_than`` ago, in whole hours, rounded up.
+            versions: whether files go that only older versions name: these cannot be read any more; in whole hours.
             dry_run: only say which ones.
         """
         table = self._open()

@@ -7,15 +7,17 @@ nulls of nested ones, under the same paths as in Spark: a struct's ```s`.`a```, 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from sparkdl.columns.names import quoted
+from sparkdl.errors import DataError
 
-__all__ = ["forbids_nulls", "nested_nulls"]
+__all__ = ["all_nulls", "check_nulls", "forbids_nulls", "nested_nulls"]
 
 _INSIDE = {"elementType": "containsNull", "keyType": "", "valueType": "valueContainsNull"}
 
@@ -39,6 +41,36 @@ def forbids_nulls(kind: Any, above: str = "") -> list[str]:
     for name, nullable, inner in inside:
         path = above + quoted(name)
         found += [*([] if nullable else [path]), *forbids_nulls(inner, f"{path}.")]
+    return found
+
+
+def check_nulls(uri: str, schema: str, found: Mapping[str, int]) -> None:
+    """Refuse nulls where a table forbids them.
+
+    Args:
+        uri: the table, for the message.
+        schema: of it, as JSON.
+        found: nulls by column, and by what is inside of one.
+
+    Raises:
+        DataError: names the column.
+    """
+    for path in forbids_nulls(json.loads(schema)):
+        if found.get(path):
+            raise DataError(
+                f"column {path} of the Delta table {uri} forbids nulls, and {found[path]} are in these rows: "
+                "drop or fill them"
+            )
+
+
+def all_nulls(rows: pa.Table) -> Counter[str]:
+    """Nulls of the columns of a small table, and of what is inside of them."""
+    found: Counter[str] = Counter()
+    for batch in rows.to_batches():
+        plain = {
+            quoted(name): column.null_count for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        found.update(Counter(plain | nested_nulls(batch)))
     return found
 
 

@@ -98,9 +98,7 @@ class Table:
         spark = spark or spark_session()
         if is_name(self.uri):
             if spark is None:
-                raise ConfigError(
-                    f"{self.uri} is the name of a table in a catalog, and no Spark session is here to ask"
-                )
+                raise ConfigError(f"{self.uri} is the name of a table in a catalog, and no session is here to ask")
             said(self.uri, "Spark", "it is a name of a catalog")
             return SparkDelta(spark, self.uri)
         delta = spark is not None and has_delta(spark)
@@ -318,6 +316,7 @@ class Table:
             ConfigError: an expected version is given and Spark's Delta would write, which cannot promise it.
             ConflictError: the table is not at ``expected_version``.
             SchemaError: the columns are not the table's.
+            DataError: nulls are in a column that forbids them.
         """
         return self._engine().append(
             rows,
@@ -331,9 +330,15 @@ class Table:
         """Update the rows that agree in the columns ``on`` and insert the others; return the version.
 
         Raises:
+            ConfigError: ``on`` names no column, or one that the rows lack.
             SchemaError: the columns are not the table's.
+            DataError: several rows agree with one of the table's, or nulls are in a column that forbids them.
             StorageError: there is no table, or the commit fails.
         """
+        require(
+            bool(on) and set(on) <= set(rows.column_names),
+            f"on={list(on)} is to name the columns by which rows are found, of {rows.column_names}: name some of these",
+        )
         return self._engine().merge(rows, on)
 
     def rows(
@@ -386,8 +391,7 @@ class Table:
 
         Args:
             older_than: younger files may belong to a write that is still running, or to a version that is read.
-            versions: whether files go that only older versions name: these cannot be read any more. Of them those stay
-                that were removed less than ``older_than`` ago, in whole hours, rounded up.
+            versions: whether files go that only older versions name: these cannot be read any more; in whole hours.
             dry_run: only say which ones.
 
         Raises:

@@ -18,7 +18,7 @@ import pytest
 from delta_log import HIDDEN, commit, edited_metadata, hide_rows, map_columns, protocol
 from deltalake import DeltaTable, Schema
 
-from sparkdl.errors import ConfigError, ConflictError, SchemaError, StorageError
+from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, StorageError
 from sparkdl.storage import Storage
 from sparkdl.tables import delta_rs as tables
 from sparkdl.tables.delta import delta_schema, open_table
@@ -140,6 +140,32 @@ def test_merge_updates_and_inserts(table):
         {"k": 2, "v": "B"},
         {"k": 3, "v": "C"},
     ]
+
+
+def test_a_merge_that_is_ambiguous_is_one_sentence(table):
+    table.append(pa.table({"k": [1, 2], "v": ["a", "b"]}))
+    for on in ([], ["z"]):
+        with pytest.raises(ConfigError, match=r"name the columns .*\['k', 'v'\]"):
+            table.merge(pa.table({"k": [1], "v": ["c"]}), on=on)
+    with pytest.raises(DataError, match=r"^several of these rows agree in \['k'\] with one row [^\n]*keep one$"):
+        table.merge(pa.table({"k": [1, 1], "v": ["c", "d"]}), on=["k"])
+    assert table.version() == 0
+
+
+def test_small_tables_with_forbidden_nulls_are_one_sentence(table):
+    inner = pa.struct([pa.field("n", pa.int64(), nullable=False)])
+    DeltaTable.create(table.uri, pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("s", inner)]))
+    table.append(pa.table({"k": [1], "s": [{"n": 1}]}))
+    for rows, column in (
+        (pa.table({"k": [1, None], "s": [{"n": 1}, {"n": 2}]}), "`k`"),
+        (pa.table({"k": [1, 2], "s": [{"n": 1}, {"n": None}]}), "`s`.`n`"),
+    ):
+        for write in (table.append, lambda rows: table.merge(rows, ["k"])):
+            with pytest.raises(
+                DataError, match=f"^column {column} of the Delta table .* and 1 are in these rows: drop"
+            ):
+                write(rows)
+    assert table.version() == 1
 
 
 def test_an_append_made_for_another_version_is_refused(table):
