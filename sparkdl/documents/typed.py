@@ -33,6 +33,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MAX_BYTES = 16 << 20
 """Size of a document whose reader states no other limit."""
 MAX_DEPTH = 100
+_PLAIN = "pass plain numbers, texts, lists and dicts"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """Rows, bytes, steps, versions: never below 0, and sums of a few of them still fit into 64 bits."""
@@ -141,16 +142,23 @@ def encode(value: Any, *, nan: bool = False) -> bytes:
     return json.dumps(msgspec.to_builtins(value), separators=(",", ":"), allow_nan=nan).encode()
 
 
-def as_json(what: str, values: Mapping[str, Any], error: type[SparkdlError]) -> dict[str, Any]:
-    """The caller's ``values`` as JSON gives them back.
+def as_json(what: str, values: Mapping[str, Any], error: type[SparkdlError], limit: int = MAX_BYTES) -> dict[str, Any]:
+    """The caller's ``values`` as JSON gives them back, to whoever reads them with ``parse`` and this ``limit``.
 
     Raises:
-        SparkdlError: an ``error`` that says of ``what`` that JSON cannot hold it.
+        SparkdlError: an ``error`` that says of ``what``, and which of it, that JSON cannot hold it.
     """
     try:
-        return dict(json.loads(encode(dict(values))))
-    except (TypeError, ValueError) as cause:
-        raise error(f"{what} are not JSON values ({cause}): pass plain numbers, texts, lists and dicts") from cause
+        return dict(parse(encode(dict(values)), Source(f"{what} as JSON", _PLAIN), limit))
+    except (TypeError, ValueError, RecursionError) as cause:
+        raise error(f"{what} are not JSON values ({cause}): {_PLAIN}") from cause
+    except IntegrityError as whole:
+        for name, value in values.items():
+            try:
+                parse(encode({name: value}), Source(f"{name!r} of {what} as JSON", _PLAIN), limit)
+            except IntegrityError as cause:
+                raise error(str(cause)) from cause
+        raise error(str(whole)) from whole
 
 
 def _too_large(source: Source, size: int, limit: int) -> IntegrityError:

@@ -86,13 +86,15 @@ def _parameters(estimator: CheckedParams, summary: TrainingSummary, optimizer: A
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, str):  # of a file's name that is no UTF-8 Python keeps the bytes as halves of characters
+        return value.encode(errors="backslashreplace").decode()
     try:
         return as_json("", {"value": value}, ConfigError)["value"]
     except ConfigError:
         if isinstance(value, list | tuple):
             return [_plain(one) for one in value]
         if isinstance(value, Mapping):
-            return {str(name): _plain(one) for name, one in value.items()}
+            return {_plain(str(name)): _plain(one) for name, one in value.items()}
         return getattr(value, "__qualname__", None) or (
             str(value) if isinstance(value, torch.dtype) else type(value).__name__
         )

@@ -1,6 +1,7 @@
 import pytest
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.fitted import _plain
 from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
 
 ROWS = [
@@ -49,3 +50,7 @@ def test_a_summary_reads_in_one_line():
     summary = TrainingSummary(run_id="r", num_proc=2, backend="torch", epochs=2, steps=8, rows=20, seconds={"fit": 2.0})
     assert summary.rows_per_second == 10
     assert str(summary).startswith("r: 2 epochs, 8 steps, 20 rows on 2 ranks (torch), 10 rows/s")
+
+
+def test_a_file_name_that_is_no_text_is_noted_so_that_a_registry_takes_it():
+    assert _plain({"caf\udce9": ["caf\udce9.csv", 1]}) == {"caf\\udce9": ["caf\\udce9.csv", 1]}

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from sparkdl.documents.typed import Count, Source, convert, encode, parse
+from sparkdl.errors import ConfigError, IntegrityError
 
 __all__ = ["EVENTS", "LOG", "SIGNED_EVENTS", "Event", "ModelVersion"]
 
@@ -39,6 +40,8 @@ SIGNED_EVENTS = EVENTS.append(pa.field("signature", pa.string()))
 """The same once an event was signed: a registry that never saw a key keeps the columns that every sparkdl knows."""
 
 _JSON = ("metrics", "parameters", "lineage")
+_MOST_BYTES = 4 << 20
+"""Of the JSON of one event: a page of a checkpoint holds dozens of them."""
 LOG = Source("the registry's table of events", "it was altered, restore an earlier version of it")
 
 
@@ -93,6 +96,33 @@ class Event:
             **row,
             **{name: encode(dict(sorted(row[name].items())), nan=name == "metrics").decode() for name in _JSON},
         }
+
+    def check_readable(self) -> None:
+        """Refuse what no reader takes, or no page of a checkpoint: one such event in the log, and nobody reads any.
+
+        Raises:
+            ConfigError: names the field, and the entry of metrics, parameters or lineage.
+        """
+        row, held = self.to_row(), 0
+        try:
+            for name, text in row.items():
+                source = Source(f"{name} of {self.name!r}, once committed,", "give shorter, plain values")
+                if isinstance(text, str) and name not in _JSON:
+                    parse(encode(text), source)
+            for name in _JSON:
+                for key, value in sorted(getattr(self, name).items()):
+                    source = Source(f"{key!r} of {name}, once committed,", "give shorter, plain values")
+                    data = encode([[[{key: value}]]], nan=True)  # as deep as it lies in a page
+                    held += len(data)
+                    parse(data, source, _MOST_BYTES, nan=True)
+            Event.from_row(row)
+        except IntegrityError as cause:
+            raise ConfigError(str(cause)) from cause
+        if held > _MOST_BYTES:
+            raise ConfigError(
+                f"the metrics, parameters and lineage of {self.name!r} have {held:,} bytes as JSON, a registry holds "
+                f"up to {_MOST_BYTES:,} of each version: leave out the largest"
+            )
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], source: Source = LOG) -> Event:

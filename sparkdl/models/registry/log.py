@@ -157,6 +157,7 @@ class EventLog:
 
         Raises:
             ConflictError: others were faster again and again.
+            ConfigError: the event holds what no reader takes.
         """
         for turn in range(_TRIES):
             seen, decision = self._answer(decide)
@@ -164,6 +165,7 @@ class EventLog:
                 return decision
             if dry_run:
                 return outcome(seen.state)
+            decision.check_readable()
             event = seal(decision.stamped(seen.state.count, datetime.now(UTC)))
             try:
                 version, proof = self._append(event, seen)

@@ -12,7 +12,7 @@ from torch import nn
 
 from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError
 from sparkdl.models.bundle import save_bundle
-from sparkdl.models.registry import Lineage
+from sparkdl.models.registry import Lineage, ModelRegistry
 from sparkdl.models.registry.event_log import EVENTS, Event
 
 
@@ -26,6 +26,48 @@ def test_a_published_version_says_everything_about_itself(registry, bundle):
     assert registry.get("rides", 1) == made
     assert registry.models() == ["rides"]
     assert isinstance(registry.load("rides", 1).model, nn.Linear)
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"parameters": {"lr": 1, "path": "caf\udce9.csv"}}, "'path' of parameters.*half a character"),
+        ({"parameters": {"caf\udce9": 1}}, "parameters.*half a character"),
+        ({"parameters": {"lr": 1, "deep": nested(120)}}, "'deep' of parameters.*deeper than 100"),
+        ({"parameters": {"lr": 1, "deep": nested(97)}}, "'deep' of parameters.*deeper than 100"),
+        ({"parameters": {"lr": 1, "deep": nested(5000)}}, "parameters"),
+        ({"parameters": {"lr": 1, "ids": "x" * (17 << 20)}}, "'ids' of parameters.*1782[0-9]+ bytes"),
+        ({"parameters": {"one": "x" * (3 << 20), "two": "x" * (3 << 20)}}, "have 6,291,[0-9]+ bytes as JSON"),
+        ({"metrics": {"caf\udce9": 1.0}}, "of metrics.*half a character"),
+        ({"lineage": Lineage(source_table="caf\udce9")}, "'source_table' of lineage.*half a character"),
+        ({"publication": "caf\udce9"}, "publication of 'other'.*half a character"),
+    ],
+)
+def test_what_no_reader_would_take_is_not_published(registry, bundle, facts, message):
+    registry.publish("m", bundle)
+    with pytest.raises(ConfigError, match=message):
+        registry.publish("other", bundle, **facts)
+    assert registry.models() == ["m"]
+    with pytest.raises(ConfigError, match=r"reason of 'm'.*half a character"):
+        registry.set_alias("m", "champion", 1, expected=None, reason="caf\udce9")
+    with pytest.raises(ConfigError, match=r"reason of 'm'.*half a character"):
+        registry.delete("m", 1, reason="caf\udce9")
+    assert [each.kind for each in registry.history("m")] == ["published"]
+
+
+def test_the_largest_that_is_published_is_read_from_a_checkpoint(registry, bundle, caplog):
+    parameters = {"deep": nested(96), "ids": "x" * (4_000_000)}
+    registry.publish("m", bundle, parameters=parameters)
+    registry._log.checkpoint()
+    assert ModelRegistry(registry.uri).get("m", 1).parameters == parameters
+    assert not caplog.records
 
 
 def test_numbers_have_no_gap_and_are_not_used_twice(registry, bundle):
