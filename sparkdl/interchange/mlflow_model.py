@@ -15,7 +15,8 @@ from sparkdl.estimator.outputs import output_field
 from sparkdl.features.spec import Image
 from sparkdl.interchange.rows import example_row, input_schema, output_schema
 from sparkdl.interchange.served import predicted, signature_of
-from sparkdl.models.folder import BundleInfo, copy_bundle
+from sparkdl.models.copies import copy_bundle
+from sparkdl.models.folder import BundleInfo
 from sparkdl.models.preprocessing import column_types, features_of
 from sparkdl.storage import Storage
 

@@ -27,20 +27,19 @@ from torch import nn
 
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError, ConflictError, IntegrityError
+from sparkdl.models.copies import copy_bundle, local_copy
 from sparkdl.models.folder import (
     DOCUMENT,
     FORMAT,
+    MAX_BYTES,
     PICKLE,
     WEIGHTS,
     BundleInfo,
     FileFacts,
     Recipe,
-    check_files,
     content_hash_of,
-    copy_bundle,
     file_hash,
     info_of,
-    local_copy,
     publish_folder,
     read_bundle,
     work_folder,
@@ -162,7 +161,6 @@ def load_bundle(
             f"the bundle {info.uri} holds a pickle, which can run any code: load it with allow_pickle=True"
         )
     folder = local_copy(info)
-    check_files(folder, info)
     model = rebuilt(info.recipe, folder, (*checked_packages(trusted), *allowed_imports()))
     model.eval()
     if torch.device(device).type != "cpu":
@@ -210,7 +208,7 @@ def _document(
         "format": FORMAT,
         "model": recipe.to_json(),
         "signature": msgspec.to_builtins(signature),
-        "preprocessing": as_json("preprocessing", preprocessing or {}, BundleError),
+        "preprocessing": as_json("preprocessing", preprocessing or {}, BundleError, MAX_BYTES),
         "versions": versions,
         "files": msgspec.to_builtins(files),
     }

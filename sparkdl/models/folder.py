@@ -1,7 +1,7 @@
-"""A bundle's folder without its model: what it says about itself, its hashes, copies of it.
+"""A bundle's folder without its model: what it says about itself, its hashes, its files.
 
-Enters: the address of a bundle. Leaves: a ``BundleInfo``, a checked copy, a folder made visible whole or not at all. No
-torch, so that a registry is listed in a moment.
+Enters: the address of a bundle. Leaves: a ``BundleInfo``, files compared with their hashes, a folder made visible whole
+or not at all. No torch, so that a registry is listed in a moment.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from sparkdl.documents.typed import Source, convert, parse
-from sparkdl.errors import BundleError, ConflictError, IntegrityError, StorageError
+from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.models.signature import Signature
-from sparkdl.storage import TEMPORARY, Storage, sha256_hex, storage_errors
-from sparkdl.storage.local import private_folder
+from sparkdl.storage import Storage, sha256_hex, storage_errors
 
 __all__ = [
     "DOCUMENT",
@@ -37,11 +36,11 @@ __all__ = [
     "WeightFacts",
     "check_file",
     "check_files",
+    "check_hash",
+    "check_size",
     "content_hash_of",
-    "copy_bundle",
     "file_hash",
     "info_of",
-    "local_copy",
     "publish_folder",
     "read_bundle",
     "work_folder",
@@ -214,96 +213,6 @@ def info_of(folder: Storage, text: bytes) -> BundleInfo:
     return info
 
 
-def copy_bundle(info: BundleInfo, uri: str | Storage) -> None:
-    """Copy a bundle to ``uri``, checked against its hashes, so that it appears there whole or not at all.
-
-    Where the same bundle is already, whole, it is left, with its age renewed; what is left of one is replaced.
-
-    Raises:
-        IntegrityError: a file differs from its hash.
-        StorageError: it cannot be written there.
-    """
-    target = Storage.of(uri)
-    folder = local_copy(info)
-    check_files(folder, info)
-    text = info.folder.child(DOCUMENT).read_bytes(at_most=MAX_BYTES)
-    if info_of(info.folder, text).content_hash != info.content_hash:
-        raise IntegrityError(f"the bundle {info.uri} was replaced while it was copied: publish it again")
-    if _is_whole(target, info):
-        target.child(DOCUMENT).write_atomic(text)  # a collection of garbage spares what is young
-        return
-    with work_folder(target) as work:
-        for name in info.files:
-            with folder.child(name).open_input() as source, (work / name).open("xb") as sink:
-                shutil.copyfileobj(source, sink, 4 << 20)
-        try:
-            publish_folder(work, target, text)
-        except ConflictError:
-            if _is_whole(target, info):  # another publisher of the same content was faster
-                return
-            if target.local_path() is not None:
-                _set_aside(target)
-                publish_folder(work, target, text)
-
-
-def _is_whole(target: Storage, info: BundleInfo) -> bool:
-    """Whether this very bundle lies there, with all its files."""
-    if not target.child(DOCUMENT).exists():
-        return False
-    try:
-        if read_bundle(target).content_hash != info.content_hash:
-            return False
-        check_files(target, info)
-    except (IntegrityError, BundleError):
-        return False
-    return True
-
-
-def _set_aside(target: Storage) -> None:
-    """Remove what is left of a bundle, whose name is free at once."""
-    aside = target.sibling(f"{TEMPORARY}{uuid.uuid4().hex}")
-    target.move_to(aside)
-    aside.delete(recursive=True)
-
-
-def local_copy(info: BundleInfo) -> Storage:
-    """The bundle's folder on this machine: itself, or a copy shared by the processes of this user.
-
-    Raises:
-        IntegrityError: a file is larger than recorded.
-        StorageError: it cannot be copied.
-    """
-    there = info.folder
-    if there.local_path() is not None:
-        return there
-    cache = _cache()
-    final = cache / info.content_hash
-    if not final.exists():
-        work = Path(tempfile.mkdtemp(dir=cache))
-        try:
-            for name, facts in info.files.items():
-                _compare_size(there.child(name), facts)
-                with there.child(name).open_input() as source, (work / name).open("xb") as sink:
-                    shutil.copyfileobj(source, sink, 4 << 20)
-            os.rename(work, final)
-        except OSError as cause:
-            shutil.rmtree(work, ignore_errors=True)
-            if isinstance(cause, StorageError):
-                raise
-            if not final.exists():  # not merely another process that was faster
-                raise StorageError(
-                    f"cannot copy the bundle {info.uri} to {cache}: {cause}; free space there"
-                ) from cause
-    return Storage.of(final)
-
-
-def _cache() -> Path:
-    """A folder of this user's, and nobody else's, below the one for temporary files that all users share."""
-    home = private_folder(Path(tempfile.gettempdir()) / f"sparkdl-{os.getuid()}")
-    (home / "bundles").mkdir(mode=0o700, exist_ok=True)
-    return home / "bundles"
-
-
 @contextmanager
 def work_folder(target: Storage) -> Iterator[Path]:
     """A folder on this machine, on the target's own disk where that is local; gone afterwards unless renamed."""
@@ -341,14 +250,27 @@ def check_file(file: Storage, facts: FileFacts) -> None:
     Raises:
         IntegrityError: it is missing, is no regular file, lies elsewhere, or differs in size or hash.
     """
-    _compare_size(file, facts)
+    check_size(file, facts)
     with file.open_input() as source:
-        actual = hashlib.file_digest(cast(Any, source), "sha256").hexdigest()
+        check_hash(file, hashlib.file_digest(cast(Any, source), "sha256").hexdigest(), facts)
+
+
+def check_hash(file: Storage, actual: str, facts: FileFacts) -> None:
+    """Compare a file's hash with the one that was recorded.
+
+    Raises:
+        IntegrityError: it differs.
+    """
     if actual != facts.sha256:
         raise IntegrityError(f"{file.uri} has the hash {actual}, {facts.sha256} was recorded: publish the model again")
 
 
-def _compare_size(file: Storage, facts: FileFacts) -> None:
+def check_size(file: Storage, facts: FileFacts) -> None:
+    """Compare a file's size with the one that was recorded.
+
+    Raises:
+        IntegrityError: it differs, or there is no file.
+    """
     if not file.exists():
         raise IntegrityError(f"{file.uri} is missing from its bundle: publish the model again")
     size = file.size()

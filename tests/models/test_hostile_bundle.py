@@ -13,7 +13,8 @@ from torch import nn
 import sparkdl
 from sparkdl.errors import BundleError, ConfigError, IntegrityError
 from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
-from sparkdl.models.folder import content_hash_of, copy_bundle
+from sparkdl.models.copies import copy_bundle
+from sparkdl.models.folder import content_hash_of
 from sparkdl.models.registry import ModelRegistry
 
 

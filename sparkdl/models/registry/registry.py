@@ -24,8 +24,9 @@ from typing import Any, Literal, TypeVar
 
 from sparkdl.config import require
 from sparkdl.documents.typed import as_json
-from sparkdl.errors import ConfigError, ConflictError
-from sparkdl.models.folder import DOCUMENT, copy_bundle, read_bundle
+from sparkdl.errors import ConfigError, ConflictError, IntegrityError
+from sparkdl.models.copies import copy_bundle
+from sparkdl.models.folder import DOCUMENT, read_bundle
 from sparkdl.models.registry.event_log import Event, ModelVersion
 from sparkdl.models.registry.garbage import Garbage, Removed, spare_versions
 from sparkdl.models.registry.lineage import Lineage

@@ -12,7 +12,8 @@ from torch import nn
 
 from sparkdl.errors import ConfigError, StorageError
 from sparkdl.models.bundle import save_bundle
-from sparkdl.models.folder import copy_bundle, read_bundle
+from sparkdl.models.copies import copy_bundle
+from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.models.registry import leases as module
 from sparkdl.models.registry.event_log import Event
