@@ -16,7 +16,8 @@ from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError
 from sparkdl.models import importing, structure
 from sparkdl.models.calling import Arguments
-from sparkdl.models.folder import PICKLE, WEIGHTS, Recipe
+from sparkdl.models.folder import MAX_BYTES, PICKLE, WEIGHTS, Recipe
+from sparkdl.models.trust import OWN
 from sparkdl.models.weights import check_unsaved_state, load_weights
 from sparkdl.storage import Storage
 
@@ -36,7 +37,7 @@ def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | Non
         factory, arguments = type(model), own()
     if factory is not None:
         given = dict(arguments or {})
-        plain = as_json(f"arguments={given}", given, BundleError)
+        plain = as_json(f"arguments={given}", given, BundleError, MAX_BYTES)
         return Recipe(kind="import", target=importing.path_of(factory), arguments=plain)
     try:
         return Recipe(kind="structure", tree=structure.describe(model))
@@ -108,8 +109,8 @@ def _same(first: Any, second: Any) -> bool:
 def rebuilt(recipe: Recipe, folder: Storage, trusted: Sequence[str]) -> nn.Module:
     """Make the model of a recipe, with the weights that lie in ``folder``.
 
-    torch's own layers are built on the meta device, and get memory only once their tensors are known to be those of
-    the weights' file.
+    torch's own layers and sparkdl's networks, which need no word of the reader's, are built on the meta device, and
+    get memory only once their tensors are known to be those of the weights' file.
 
     Args:
         recipe: of ``bundle.json``.
@@ -129,6 +130,9 @@ def rebuilt(recipe: Recipe, folder: Storage, trusted: Sequence[str]) -> nn.Modul
     elif own_layer(recipe.target):
         with torch.device("meta"):
             model = importing.build(recipe.target, structure.checked_arguments(recipe.arguments))
+    elif recipe.target.partition(":")[0] == OWN:
+        with torch.device("meta"):
+            model = importing.build(recipe.target, recipe.arguments)
     else:
         with torch.random.fork_rng(devices=[]):
             model = importing.build(recipe.target, recipe.arguments, trusted)

@@ -10,6 +10,7 @@ import torch
 from sparkdl.errors import BundleError
 from sparkdl.models import networks
 from sparkdl.models.bundle import load_bundle, save_bundle
+from sparkdl.models.folder import content_hash_of
 from sparkdl.models.importing import build, resolve
 from sparkdl.models.networks import TabularNet
 
@@ -113,3 +114,35 @@ def test_the_module_holds_networks_and_helpers_alone():
         if getattr(value, "__module__", "") == networks.__name__ and not name.startswith("_"):
             assert issubclass(value, torch.nn.Module)
     assert resolve("sparkdl.models.networks:TabularNet", ("sparkdl.models.networks",)) is TabularNet
+
+
+def forged(folder, **arguments):
+    """Let a bundle ask for other arguments than its weights are of, with a hash that fits."""
+    document = json.loads((folder / "bundle.json").read_text())
+    document["model"]["arguments"] |= arguments
+    document["content_hash"] = content_hash_of(document)
+    (folder / "bundle.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"depth": 10**9}, "8,000,000,0.. modules, at most 100,000"),
+        ({"depth": 200}, "shape"),
+        ({"width": 2**24}, "shape"),
+        ({"width": 2**61}, "fails with the arguments"),
+        ({"embedding": 2**40}, "shape"),
+        ({"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1], "cardinalities": [10**12]}]}}, "shape"),
+        ({"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1], "cardinalities": [1] * 10**5}]}}, "modules"),
+        ({"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1, 1, 1]}] * 6000}}, "modules"),
+        (
+            {"features": {**FEATURES, "labels": [{"name": "y", "outputs": 10**12, "mean": 0.0, "deviation": 1.0}]}},
+            "shape",
+        ),
+    ],
+)
+def test_a_bundle_takes_no_memory_before_its_weights_are_known_to_be_the_networks(net, tmp_path, arguments, message):
+    save_bundle(net, str(tmp_path / "b"))
+    forged(tmp_path / "b", **arguments)
+    with pytest.raises(BundleError, match=message):
+        load_bundle(str(tmp_path / "b"))
