@@ -190,7 +190,7 @@ class Model:
         path = self.aliases.get(event.alias)
         moves, cut = (path.moves, path.cut) if path else ((), False)
         if event.kind == "aliased":
-            moves = (*moves, event.version)
+            moves = moves if moves[-1:] == (event.version,) else (*moves, event.version)  # signed again: no way back
         else:
             moves = moves[: len(moves) - moves[::-1].index(event.version)]
         self.aliases[event.alias] = Alias(moves=moves, cut=cut, event=event)

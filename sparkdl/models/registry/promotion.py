@@ -20,7 +20,7 @@ class Promotion:
     """What became of an attempt to promote.
 
     Attributes:
-        moved: whether the alias points to another version now.
+        moved: whether the alias points to another version now, or its move to the same one was signed.
         reason: one sentence with both values.
         version: the version that the alias points to now.
         previous: the one before; None if the alias did not exist.

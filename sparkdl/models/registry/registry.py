@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -110,7 +110,7 @@ class ModelRegistry(RegistryReader):
     def set_alias(
         self, name: str, alias: str, version: int, *, expected: int | None, reason: str = "", dry_run: bool = False
     ) -> Promotion:
-        """Point ``alias`` to ``version`` if it points to ``expected`` now.
+        """Point ``alias`` to ``version`` if it points to ``expected`` now; with a key, a move that it lacks is signed.
 
         Args:
             name: of the model.
@@ -134,7 +134,7 @@ class ModelRegistry(RegistryReader):
                     f"alias {alias!r} of {name!r} points to {now}, {expected} was expected: look at "
                     f"{now}, then decide again"
                 )
-            if now == version:
+            if now == version and self._is_signed(state, name, alias):
                 return Promotion(moved=False, reason=f"{version} has it already", version=now, previous=now)
             return Event(kind="aliased", name=name, alias=alias, version=version, previous=now, reason=reason)
 
@@ -180,6 +180,8 @@ class ModelRegistry(RegistryReader):
             promotion = decide_promotion(state, name, alias, version, metric, mode, min_delta)
             if promotion.previous is not None:
                 self._trusted(state, name, promotion.previous)
+            if promotion.previous == version and not self._is_signed(state, name, alias):
+                promotion = replace(promotion, moved=True, reason=f"{promotion.reason}, signed again")
             made.append(promotion)
             if not promotion.moved:
                 return promotion
@@ -263,11 +265,13 @@ class ModelRegistry(RegistryReader):
             dry_run: only say what would be removed.
 
         Raises:
-            ConfigError: ``keep_last`` is below 1.
+            ConfigError: ``keep_last`` is below 1, or versions shall go and the registry was opened with a public key.
             StorageError: events are missing, so that nobody knows what is needed: nothing is removed.
         """
         require(keep_last is None or keep_last >= 1, f"keep_last={keep_last} is below 1: keep one version at least")
         require(keep_last is not None or name is None, f"name={name!r} is given without keep_last: give both")
+        if keep_last is not None and not dry_run:
+            self._keys.check_signs()
         events = self._log.every_event()
         if not dry_run:
             self._log.checkpoint()  # of all events: what follows may remove files that the last one still counts on
@@ -292,6 +296,14 @@ class ModelRegistry(RegistryReader):
             logger.info("%s", error)
             return []
         return [Removed(kind="version", what=f"{event.name} {event.version}", bytes=0, reason=reason)]
+
+    def _is_signed(self, state: State, name: str, alias: str) -> bool:
+        """Whether readers with these keys believe the alias's last move; without keys they do."""
+        try:
+            self._keys.check(state.move(name, alias))
+        except IntegrityError:
+            return False
+        return True
 
     def _commit(
         self, decide: Callable[[State], Event | T], outcome: Callable[[State], T], *, dry_run: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -233,3 +233,41 @@ def test_a_registry_without_a_key_keeps_the_columns_that_every_sparkdl_knows(reg
     registry.publish("m", bundle)
     assert registry._log.table.columns() == SIGNED_EVENTS.names
     assert [each.version for each in registry.list("m")] == [1, 2]
+
+
+def test_a_move_that_the_key_lacks_is_signed_by_promoting_to_the_same_version(tmp_path, bundle):
+    first, second = SigningKey.of(SECRET), SigningKey.of(SECRET[::-1])
+    registry = ModelRegistry(str(tmp_path / "registry"), key=first)
+    for mae in (3.0, 2.0, 1.0):
+        registry.publish("m", bundle, metrics={"mae": mae})
+    registry.set_alias("m", "champion", 1, expected=None)
+    ModelRegistry(registry.uri, key=()).set_alias("m", "champion", 2, expected=1)
+    with pytest.raises(IntegrityError, match="the move of 'champion' to version 2 of 'm' is not signed"):
+        registry.get("m", "champion")
+    assert registry.set_alias("m", "champion", 2, expected=2, dry_run=True).moved
+    assert registry.set_alias("m", "champion", 2, expected=2).moved
+    assert registry.get("m", "champion").version == 2
+    assert not registry.set_alias("m", "champion", 2, expected=2).moved
+    ModelRegistry(registry.uri, key=()).set_alias("m", "champion", 3, expected=2)
+    done = registry.promote_if_better("m", "champion", 3, metric="mae")
+    assert (done.moved, done.reason) == (True, "version 3 is the champion already, signed again")
+    assert registry.get("m", "champion").version == 3
+    changed = ModelRegistry(registry.uri, key=[second, first])
+    assert not changed.set_alias("m", "champion", 3, expected=3).moved  # believed as it is
+    assert len(registry.history("m")) == 8
+    back = [registry.rollback("m", "champion").version for _ in range(2)]  # not to the version that it is at
+    assert back == [2, 1]
+
+
+def test_a_collection_with_a_public_key_deletes_no_version_and_says_so(tmp_path, bundle):
+    private, public = ed25519_pair()
+    registry = ModelRegistry(str(tmp_path / "registry"), key=private)
+    for _ in range(3):
+        registry.publish("m", bundle)
+    reader = ModelRegistry(registry.uri, key=public)
+    now = timedelta(0)
+    assert len([each for each in reader.gc(now, keep_last=1, dry_run=True) if each.kind == "version"]) == 2
+    with pytest.raises(ConfigError, match="public key"):
+        reader.gc(now, keep_last=1)
+    assert [each.kind for each in reader.gc(now) if each.kind != "page"] == []
+    assert len(registry.list("m")) == 3
