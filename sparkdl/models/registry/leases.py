@@ -95,7 +95,7 @@ class Leases:
             StorageError: the lease cannot be written.
         """
         with self._said("", artifact, purpose):
-            while any(mark and holder.artifact == artifact for mark, holder in self._alive()):
+            while any(holder.artifact == artifact for _, holder in self._all(marks=True) if holder.lives(time.time())):
                 time.sleep(_POLL_SECONDS)
             yield
 
@@ -107,26 +107,24 @@ class Leases:
 
     def held(self) -> dict[str, Holder]:
         """The artifacts that somebody alive needs, and who does."""
-        return {holder.artifact: holder for mark, holder in self._alive() if not mark}
+        return {holder.artifact: holder for _, holder in self._all(marks=False) if holder.lives(time.time())}
 
     def named(self) -> set[str]:
         """The artifacts that somebody needs, or needed when he was killed."""
-        return {holder.artifact for file, holder in self._all() if _MARK not in file.uri.rpartition("/")[2]}
+        return {holder.artifact for _, holder in self._all(marks=False)}
 
     def left(self) -> list[Storage]:
         """The documents of holders that are gone."""
-        return [file for file, holder in self._all() if not holder.lives(time.time())]
+        every = (*self._all(marks=False), *self._all(marks=True))
+        return [file for file, holder in every if not holder.lives(time.time())]
 
-    def _alive(self) -> Iterator[tuple[bool, Holder]]:
-        """Whether it is a mark, and whose."""
-        for file, holder in self._all():
-            if holder.lives(time.time()):
-                yield _MARK in file.uri.rpartition("/")[2], holder
-
-    def _all(self) -> Iterator[tuple[Storage, Holder]]:
+    def _all(self, *, marks: bool) -> Iterator[tuple[Storage, Holder]]:
+        """The marks, or the leases: whoever asks for one reads none of the other, which may be damaged."""
         for entry in self.folder.list():
+            if not entry.name.endswith(".json") or entry.name.startswith(_MARK) is not marks:
+                continue
             file = self.folder.child(entry.name)
-            holder = _holder(file) if entry.name.endswith(".json") else None
+            holder = _holder(file)
             if holder is not None:
                 yield file, holder
 

@@ -286,6 +286,12 @@ def test_a_lease_that_is_none_stops_a_collection(registry, bundles, tmp_path):
     with pytest.raises(StorageError, match="it is a lease, delete it if nobody publishes"):
         registry.gc(NOW)
     assert len(list((tmp_path / "registry" / "artifacts").iterdir())) == 1
+    assert registry.publish("m", bundles(1)).version == 2  # and nobody else
+    with registry.hold("m", 2) as held:
+        assert held.version == 2
+    (tmp_path / "registry" / "leases" / "collecting-x.json").write_text("{}")
+    with pytest.raises(StorageError, match="it is a lease"):  # which artifact it removes, nobody knows
+        registry.publish("m", bundles(1))
 
 
 def test_a_dead_holders_lease_protects_nothing_and_goes(registry, bundles, tmp_path):
