@@ -100,7 +100,7 @@ def load_model(
     columns: dict[str, Any] = {str(parameter): value for parameter, value in training.columns.items()}
     origin = {
         "parameters": found.parameters,
-        "lineage": found.lineage,
+        "lineage": {name: value for name, value in found.lineage.items() if name != "parent"},  # a number of that model
         "metrics": found.metrics,
         "columns": column_types(bundle.info),
     }

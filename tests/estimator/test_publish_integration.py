@@ -204,3 +204,10 @@ def test_a_bundle_whose_training_is_none_is_refused(fitted, registry, tmp_path):
     registry.publish("churn", bundle.uri)
     with pytest.raises(IntegrityError, match=r"preprocessing.training"):
         sparkdl.load_model("churn@1", registry)
+
+
+def test_a_loaded_model_is_published_without_the_parent_of_another_models_numbers(fitted, registry):
+    fitted.publish(registry, "churn", lineage=Lineage(parent=4))
+    assert registry.get("churn", 1).lineage["parent"] == 4
+    again = registry.load_model("churn@1").publish(registry, "other")
+    assert again.lineage == {**registry.get("churn", 1).lineage, "parent": None}
