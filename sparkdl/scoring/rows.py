@@ -50,7 +50,7 @@ def score_rows(
         one column an output, in the order of the rows.
 
     Raises:
-        SchemaError: a column is missing, or of a type that the model cannot take.
+        SchemaError: a column is missing, there twice, or of a type that the model cannot take.
         DataError: a value is missing or wrong where the model or a feature refuses that.
         BundleError: there is no bundle, it holds a pickle, or it needs what is not allowed.
         ConfigError: it was saved without a signature.
@@ -97,6 +97,9 @@ def _table(rows: Any, names: list[str]) -> pa.Table:
     absent = [name for name in names if name not in columns]
     if absent:
         raise SchemaError(f"the model needs the columns {absent}, the rows have {columns}: add or rename them")
+    twice = [name for name in names if columns.count(name) > 1]
+    if twice:
+        raise SchemaError(f"the rows have the columns {twice} more than once: keep one of each, or rename the others")
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):
@@ -105,3 +108,5 @@ def _table(rows: Any, names: list[str]) -> pa.Table:
         return pa.Table.from_pandas(rows[names], preserve_index=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as cause:
         raise SchemaError(f"a column of the rows mixes types ({cause}): give each one type") from cause
+    except pa.ArrowNotImplementedError as cause:
+        raise SchemaError(f"a column of the rows is of a type that Arrow has not ({cause}): convert it") from cause
