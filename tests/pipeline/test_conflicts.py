@@ -80,6 +80,17 @@ MINIMAL = [
     (["publish.mlflow='postgresql://me:wo/rd@host/db'"], "publish.mlflow holds a user or a password"),
     (["publish.mlflow='postgresql://me:wo#r?d@host/db'"], "publish.mlflow holds a user or a password"),
     (["publish.mlflow='mysql://host/db?user=me&password=word'"], "publish.mlflow holds a user or a password"),
+    (["source.key=run_id"], "source.key[0]='run_id' is a column that predictions have of their own: rename it where it is read, with kind: sql and SELECT `run_id` AS `run_id_`, ..."),
+    (["source.key=[a, Model_Version]", "score.window=all", "split={by: hash, score: 0}"], "source.key[1]='Model_Version' is a column that"),
+    (["score.keep=[a, scored_at]"], "score.keep[1]='scored_at' is a column that predictions have of their own: rename the column in transform, such as SELECT *, `scored_at` AS `scored_at_` FROM source, or leave it out"),
+    (["score.keep=prediction"], "score.keep[0]='prediction' is a column that predictions have"),
+    (["score.keep=probability", "label.quality=binary"], "score.keep[0]='probability' is a column that predictions have"),
+    (["score.keep=probabilities", "label.quality=multiclass"], "score.keep[0]='probabilities' is a column that predictions"),
+    (["source.key=tax_prediction", "label.tax=regression"], "source.key[0]='tax_prediction' is a column that predictions"),
+    (["label={categories: regression}"], "label.categories is the name of an input, which the feature 'colour' makes: rename the column in transform, such as SELECT *, `categories` AS `categories_` FROM source"),
+    (["label={numbers: binary}"], "label.numbers is the name of an input, which the feature 'alcohol' makes"),
+    (["features.quality={type: text, column: review}"], "label.quality is the name of an input, which the feature 'quality' makes"),
+    (["weight=categories"], "weight='categories' is the name of an input, which the feature 'colour' makes: rename the column"),
     (["score.target=sales.predicted"], "score.target='sales.predicted' may be a table without its catalog, or a folder"),
 ]  # fmt: skip
 
@@ -90,6 +101,20 @@ def test_a_contradiction_is_one_sentence(overrides, sentence):
         load(FILES / "minimal.yaml", overrides)
     (told,) = caught.value.problems
     assert f": {sentence}" in told
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["score.keep=[probability, tax_prediction]"],  # of a regression there is none
+        ["score.keep=prediction", "label.tax=regression"],
+        ["source.key=run_id", "split={by: hash, score: 0}"],  # nothing is predicted
+        ["label={categories: regression}", "features={alcohol: number}"],
+        ["features.quality_={type: number, column: length}"],
+    ],
+)
+def test_names_that_nothing_else_has_are_taken(overrides):
+    assert load(FILES / "minimal.yaml", overrides).spec.label
 
 
 IN_TIME = [

@@ -12,8 +12,9 @@ from typing import Any
 
 from msgspec import inspect
 
+from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError
-from sparkdl.features.spec import Feature, check_features
+from sparkdl.features.spec import Feature, check_features, input_names
 from sparkdl.pipeline.file.decode import Path
 from sparkdl.pipeline.file.kinds import alternatives, fields_of, wanted
 from sparkdl.pipeline.file.problems import choices
@@ -31,6 +32,7 @@ from sparkdl.pipeline.spec import (
     Split,
     TimeSplit,
     Train,
+    prediction_columns,
 )
 from sparkdl.pipeline.spec.base import bound_broken, hours_of, plain_type, section_type
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, Floor, least_groups
@@ -90,6 +92,47 @@ def _weight_is_no_label(weight: str | None, label: Mapping[str, Label], features
         yield ("weight",), f"={weight!r} is the label, too: name another column, or leave it out"
     elif weight in {options.source(name) for name, options in features.items()}:
         yield ("weight",), f"={weight!r} is a feature, too: let the transform copy it under another name"
+
+
+def _labels_and_weight_are_no_inputs(
+    weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]
+) -> Found:
+    owners = {one: name for name, options in features.items() for one in input_names(name, options)}
+    places: list[tuple[Path, str]] = [(("label", name), name) for name in label]
+    if weight is not None and weight not in label:
+        places.append((("weight",), weight))
+    for path, column in places:
+        owner = owners.get(column)
+        if owner is not None and features[owner].source(owner) != column:  # which is told as such
+            shown = "" if path[0] == "label" else f"={column!r}"
+            yield path, f"{shown} is the name of an input, which the feature {owner!r} makes: {_renamed(column)}"
+
+
+def _renamed(name: str) -> str:
+    return f"rename the column in transform, such as SELECT *, {quoted(name)} AS {quoted(f'{name}_')} FROM source"
+
+
+def _predictions_have_columns_of_their_own(
+    source: Source, split: Split | None, label: Mapping[str, Label], score: Score
+) -> Found:
+    own = {name.lower() for name in prediction_columns({name: one.type for name, one in label.items()})}  # as in SQL
+    for position, name in enumerate(score.keep):
+        if name.lower() in own:
+            yield (
+                ("score", "keep", position),
+                f"={name!r} is a column that predictions have of their own: {_renamed(name)}, or leave it out",
+            )
+    for position, name in enumerate(source.key if score.window != "score" or not _scores_nothing(split) else ()):
+        if name.lower() in own:
+            yield (
+                ("source", "key", position),
+                f"={name!r} is a column that predictions have of their own: rename it where it is read, with kind: sql "
+                f"and SELECT {quoted(name)} AS {quoted(f'{name}_')}, ...",
+            )
+
+
+def _scores_nothing(split: Split | None) -> bool:
+    return (isinstance(split, HashSplit) and split.score == 0) or getattr(split, "score", None) == ()
 
 
 def _labels_share_the_loss(label: Mapping[str, Label]) -> Found:
@@ -186,8 +229,7 @@ def _registry_has_one_place(places: Places, publish: Publish) -> Found:
 
 
 def _there_is_something_to_score(split: Split | None, score: Score, written: frozenset[str]) -> Found:
-    nothing = (isinstance(split, HashSplit) and split.score == 0) or getattr(split, "score", None) == ()
-    if nothing and score.window == "score" and "score" in written:
+    if _scores_nothing(split) and score.window == "score" and "score" in written:
         yield ("score",), " has nothing to score, since split.score is empty: give split.score rows, or window: all"
 
 
@@ -248,6 +290,8 @@ _CHECKS: tuple[Callable[..., Found], ...] = (
     _expectations_have_names_of_their_own,
     _columns_have_one_role,
     _weight_is_no_label,
+    _labels_and_weight_are_no_inputs,
+    _predictions_have_columns_of_their_own,
     _labels_share_the_loss,
     _split_has_what_it_needs,
     _metrics_fit_the_labels,

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.features.spec import CATEGORIES, NUMBERS
+from sparkdl.errors import SchemaError
+from sparkdl.features.spec import CATEGORIES, NUMBERS, Feature, input_names
 from sparkdl.pipeline.init.profile import Profile, count_of
 from sparkdl.pipeline.init.roles import Label, looks_like_an_id
 
@@ -62,9 +64,13 @@ def choose(
         label: what is predicted.
         taken: why a column is no feature, by column, for those that have another role.
         time: the column that says when a row happened; its parts are features.
+
+    Raises:
+        SchemaError: the label has the name of an input that features make.
     """
     found: list[Choice] = []
-    names: set[str] = set()
+    names = {label.name}
+    inner: set[tuple[str, str]] = set()
     for one in profiles.values():
         if one.name == label.name:
             continue
@@ -73,27 +79,40 @@ def choose(
         if tells:
             found.append(Choice(column=one.name, name=one.name, why=tells, suspect=True, options=options))
             continue
-        if options and len(names) >= MAX_FEATURES:
+        if options and len(names) > MAX_FEATURES:
             options, why = {}, f"the first {MAX_FEATURES:,} columns are taken"
         if options and one.name == time:
             why = f"{why}; the split is by this column"
-        name = _name(one.name, options, names) if options else one.name
-        names |= {name} if options else set()
+        name = _name(one.name, options, names, inner) if options else one.name
+        if options:
+            names.add(name)
+            inner |= _inner(name, options)
         found.append(Choice(column=one.name, name=name, options=options, why=why))
+    if label.name in {name for name, _ in inner}:
+        raise SchemaError(
+            f"the label {label.name!r} has the name of an input of the model, in which features of several columns "
+            "stand: rename the column in the table, or name another label with --label"
+        )
     return found
 
 
-def _name(column: str, options: Mapping[str, Any], names: Collection[str]) -> str:
-    """The feature's name: the column's, unless the file or the model means something else by it."""
+def _name(column: str, options: Mapping[str, Any], names: Collection[str], inner: Set[tuple[str, str]]) -> str:
+    """The feature's name: the column's, unless the file or the model means something else by it, or by a part of it."""
     special = "," in column or ".." in column or column != column.strip() or not column
     shared = column in (NUMBERS, CATEGORIES) and options["type"] in ("ids", "text", "vector", "image")
-    if not special and not shared and column not in names:
+    if not special and not shared and column not in names and not _inner(column, options) & inner:
         return column
     plain = re.sub(r"\W+", "_", column).strip("_") or "column"
     number = 1
-    while f"{plain}_{number}" in names:
+    while f"{plain}_{number}" in names or _inner(f"{plain}_{number}", options) & inner:
         number += 1
     return f"{plain}_{number}"
+
+
+def _inner(name: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The names inside of the model's inputs that a feature takes."""
+    made = input_names(name, msgspec.convert(options, Feature))
+    return {(one, part) for one, parts in made.items() for part in parts}
 
 
 def _chosen(one: Profile) -> tuple[dict[str, Any], str]:

@@ -98,7 +98,7 @@ def init(
     if when.column is not None and len(present) < len(when.windows):
         early = When(why=f"{when.column} has {len(when.windows) - len(present)} windows that are yet to come")
         when = early if len(present) < 0.9 * len(when.windows) else _without_future(when, present)
-    key = find_key(rows, profiles, when, chosen.name)
+    key = find_key(rows, profiles, when, chosen)
     draft = Draft(
         name=name, table=table, seen=sample.seen, source=rows.source, notes=rows.notes, profiles=profiles,
         choices=_features(profiles, sample, chosen, key, when), key=key, when=when, label=chosen,

@@ -21,6 +21,7 @@ from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.profile import Profile, count_of, share_of
 from sparkdl.pipeline.init.table import Rows
+from sparkdl.pipeline.spec import prediction_columns
 
 __all__ = ["Key", "Label", "When", "find_key", "find_label", "find_time", "looks_like_an_id"]
 
@@ -95,9 +96,13 @@ def looks_like_an_id(name: str) -> bool:
     return _ID.match(name) is not None or _SOME_ID.search(name) is not None
 
 
-def find_key(rows: Rows, profiles: Mapping[str, Profile], when: When, label: str) -> Key:
+def find_key(rows: Rows, profiles: Mapping[str, Profile], when: When, label: Label) -> Key:
     """Find the key: a candidate by name and by the sample, and then by counting all rows."""
-    may_be = [one for one in profiles.values() if _tells_apart(one) and one.name not in (label, when.column)]
+    own = prediction_columns({label.name: label.type})  # beside which the key stands
+    may_be = [
+        one for one in profiles.values()
+        if _tells_apart(one) and one.name not in (label.name, when.column) and one.name.lower() not in own
+    ]  # fmt: skip
     single = sorted((one for one in may_be if _is_unique(one)), key=lambda one: not _ID.match(one.name))
     tried: list[str] = []
     for one in single[:_TRIED]:
@@ -110,7 +115,7 @@ def find_key(rows: Rows, profiles: Mapping[str, Profile], when: When, label: str
             return Key(columns=(one.name,), why=f"counted: {seen}")
         tried.append(f"{one.name} has {counted.distinct:,} different values in {counted.rows:,} rows")
     ids = [one for one in may_be if looks_like_an_id(one.name) and not one.missing and one.distinct > 1]
-    for one in sorted(ids, key=lambda one: -one.distinct)[:2] if when.column else ():
+    for one in sorted(ids, key=lambda one: -one.distinct)[:2] if when.column and when.column.lower() not in own else ():
         counted = rows.count([one.name, str(when.column)])
         if counted is not None and counted.unique:
             return Key(columns=(one.name, str(when.column)), why=f"counted: together unique in {counted.rows:,} rows")

@@ -16,6 +16,7 @@ from sparkdl.pipeline.init.features import Choice
 from sparkdl.pipeline.init.profile import Profile
 from sparkdl.pipeline.init.roles import Key, Label, When
 from sparkdl.pipeline.init.split import Plan
+from sparkdl.pipeline.spec import prediction_columns
 
 __all__ = ["Draft", "pipeline_text"]
 
@@ -182,7 +183,8 @@ def _publish(draft: Draft) -> list[str]:
 
 def _rest(draft: Draft) -> list[str]:
     found = []
-    if not draft.key.columns:
+    kept = draft.label.name.lower() not in prediction_columns({draft.label.name: draft.label.type})
+    if not draft.key.columns and kept:
         found += line("score", {"keep": [draft.label.name]}, "there is no key that tells predictions apart")
     seen = {choice.column for choice in draft.choices if choice.options and not choice.suspect}
     few = (one for one in draft.profiles.values() if one.kind in ("text", "bool") and 2 <= one.distinct <= 20)

@@ -12,6 +12,7 @@ from sparkdl.pipeline.spec.data import (
     Split,
     TimeSplit,
     Transform,
+    prediction_columns,
 )
 from sparkdl.pipeline.spec.operation import Drift, Gate, Notify, Places, Publish, Report, Score, SparkSession
 from sparkdl.pipeline.spec.source import (
@@ -58,4 +59,5 @@ __all__ = [
     "TimeSplit",
     "Train",
     "Transform",
+    "prediction_columns",
 ]

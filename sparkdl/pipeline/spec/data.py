@@ -5,7 +5,7 @@ The features, their types and options are ``sparkdl.features.spec``'s.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
@@ -22,6 +22,7 @@ __all__ = [
     "Split",
     "TimeSplit",
     "Transform",
+    "prediction_columns",
 ]
 
 LOSSES = {
@@ -147,6 +148,24 @@ _TEST = (
     "Held out, too: judges champion and challenger on rows that chose nothing. An epoch that was chosen by the rows "
     "that judge it looks a little better than it is, the best of many trials much better."
 )
+
+
+_PREDICTED = {
+    "regression": ("prediction",),
+    "binary": ("prediction", "probability"),
+    "multiclass": ("prediction", "probability", "probabilities"),
+}
+
+
+def prediction_columns(types: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that predictions have besides the key and what is kept.
+
+    Args:
+        types: of the labels, by name.
+    """
+    before = {name: "" if len(types) == 1 else f"{name}_" for name in types}
+    predicted = (f"{before[name]}{column}" for name, kind in types.items() for column in _PREDICTED[kind])
+    return (*predicted, "model_version", "run_id", "scored_at")
 
 
 class TimeSplit(Section, frozen=True, kw_only=True, tag_field="by", tag="time"):

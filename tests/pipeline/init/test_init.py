@@ -236,6 +236,45 @@ def test_a_label_is_guessed_by_name_then_by_place_and_what_is_said_wins(tmp_path
     assert not list(tmp_path.glob("p[35]"))
 
 
+def test_names_that_predictions_have_are_neither_key_nor_kept(tmp_path):
+    random = np.random.default_rng(0)
+    columns = {"run_id": np.arange(300) * 7, "a": random.normal(size=300), "prediction": random.normal(size=300)}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    spec = init(str(tmp_path / "p1"), str(tmp_path / "t.parquet"), "prediction").file.spec
+    assert (spec.source.key, spec.score.keep) == ((), ())
+    pq.write_table(pa.table({**columns, "order_id": np.arange(300) * 9}), tmp_path / "t.parquet")
+    assert init(str(tmp_path / "p2"), str(tmp_path / "t.parquet"), "a").file.spec.source.key == ("order_id",)
+
+
+def test_a_label_with_the_name_of_an_input_is_refused_before_anything_is_written(tmp_path):
+    random = np.random.default_rng(0)
+    columns = {"x": random.normal(size=300), "categories": random.choice(["red", "green"], 300)}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert list(init(str(tmp_path / "p1"), str(tmp_path / "t.parquet"), "categories").file.spec.label) == ["categories"]
+    pq.write_table(pa.table({**columns, "z": random.choice(["a", "b", "c"], 300)}), tmp_path / "t.parquet")
+    with pytest.raises(SchemaError, match="the label 'categories' has the name of an input of the model, in which"):
+        init(str(tmp_path / "p2"), str(tmp_path / "t.parquet"), "categories")
+    assert not (tmp_path / "p2").exists()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_column_that_is_named_like_a_part_of_a_date_is_a_feature_of_its_own(tmp_path, turned):
+    random, rows = np.random.default_rng(0), 600
+    days = np.datetime64("2025-01-01") + np.arange(rows) % 500
+    columns = {
+        "order_date": pa.array(days.astype("datetime64[D]")),
+        "order_date_weekday": random.choice(["Mon", "Tue", "Wed"], rows),
+        "y": random.normal(size=rows),
+    }
+    names = sorted(columns, reverse=turned)
+    pq.write_table(pa.table({name: columns[name] for name in names}), tmp_path / "t.parquet")
+    features = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), "y", now=NOW).file.spec.features
+    given = {name: options.column for name, options in features.items()}
+    second = "order_date" if turned else "order_date_weekday"
+    first = "order_date_weekday" if turned else "order_date"
+    assert given == {first: None, f"{second}_1": second}
+
+
 def test_a_key_is_counted_over_all_rows_and_not_guessed_from_a_sample(tmp_path, monkeypatch):
     from sparkdl.pipeline.init import count, table
 
