@@ -151,7 +151,8 @@ def export_bundle(
         require(not absent, f"ONNX needs {', '.join(absent)}, not installed here: pip install 'sparkdl[onnx]'")
     where = Storage.of(target)
     name = where.uri.rpartition("/")[2]
-    for goal in (where, where.sibling(f"{name}.json")):
+    beside = ("json", "data") if format == "onnx" else ("json",)
+    for goal in (where, *(where.sibling(f"{name}.{one}") for one in beside)):
         require(not goal.exists(), f"{goal.uri} exists already: choose another file, or delete that one")
     loaded = load_bundle(bundle, expected_hash=expected_hash, allow_pickle=allow_pickle, trusted=trusted)
     signature, features = signature_of(loaded.info), features_of(loaded.info, functions=False)

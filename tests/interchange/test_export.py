@@ -132,6 +132,16 @@ def test_weights_that_are_too_large_for_an_onnx_file_lie_beside_it(bundles, tmp_
     np.testing.assert_allclose(answers(tmp_path / "kind.onnx", {"features": x.numpy()})["kind"], expected, atol=1e-6)
 
 
+def test_nothing_that_is_there_is_replaced(bundles, tmp_path):
+    pytest.importorskip("onnxscript")
+    for name in ("kind.onnx", "kind.onnx.json", "kind.onnx.data"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(ConfigError, match=f"{name} exists already: choose another file, or delete that one"):
+            export_bundle(str(bundles / "plain"), str(tmp_path / "kind.onnx"), format="onnx")
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+
+
 @pytest.mark.slow
 def test_a_network_that_asks_for_the_length_of_a_tensor_is_exported_too(tmp_path):
     bundle = saved(tmp_path, Flattens(), Signature(inputs=PAIR, outputs=OUTPUT))
