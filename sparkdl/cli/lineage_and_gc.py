@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["collect", "collection_arguments", "lineage", "lineage_arguments"]
 
 _SHOWN_FILES = 20
+_MOST_HOURS = 1_000_000
 
 
 def lineage(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
@@ -70,7 +71,11 @@ def _models_of(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
 
 def collect(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     """Remove what nobody needs, and say so."""
-    age = timedelta(hours=options.older_than_hours)
+    hours = options.older_than_hours
+    require(
+        0 <= hours <= _MOST_HOURS, f"--older-than-hours {hours:g} does not lie in 0..{_MOST_HOURS}: give one that does"
+    )
+    age = timedelta(hours=hours)
     removed = registry.gc(age, keep_last=options.keep_last, name=options.name, dry_run=options.dry_run)
     lines = [f"{each.kind} {each.what}: {each.reason}" for each in removed]
     verb = "would be removed" if options.dry_run else "removed"

@@ -174,15 +174,21 @@ def _promote(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     name, alias, version = options.name, options.alias, options.version
     if options.if_better is not None:
         require(options.expected is None, "--expected and --if-better are given: keep one, both decide whether to move")
+        require(
+            options.reason is None, "--reason and --if-better are given: leave --reason out, the comparison is kept"
+        )
         done = registry.promote_if_better(
-            name, alias, version, metric=options.if_better, mode=options.mode, min_delta=options.min_delta,
-            dry_run=options.dry_run,
+            name, alias, version, metric=options.if_better, mode=options.mode or "min",
+            min_delta=options.min_delta or 0.0, dry_run=options.dry_run,
         )  # fmt: skip
     else:
+        for word, given in (("--mode", options.mode), ("--min-delta", options.min_delta)):
+            require(
+                given is None, f"{word} {given} has no meaning without --if-better, which names a metric: give both"
+            )
         now = registry.aliases(name).get(alias) if options.expected is None else options.expected
-        done = registry.set_alias(
-            name, alias, version, expected=now, reason=options.reason, dry_run=options.dry_run
-        )  # fmt: skip
+        why = options.reason or "sparkdl models promote"
+        done = registry.set_alias(name, alias, version, expected=now, reason=why, dry_run=options.dry_run)
     better = options.if_better is None or done.moved or done.version == version
     return _moved(registry, options, done, 0 if better else 20)
 
@@ -256,11 +262,11 @@ def _two_versions(parser: argparse.ArgumentParser) -> None:
 
 def _promotion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", type=int, help="where the alias shall point")
-    parser.add_argument("--reason", default="sparkdl models promote", help="kept in the history")
+    parser.add_argument("--reason", help="kept in the history (sparkdl models promote)")
     parser.add_argument("--expected", type=int, help="the version that it points to now; another one is a lost race")
     parser.add_argument("--if-better", metavar="METRIC", help="move only if this metric is better")
-    parser.add_argument("--mode", choices=("min", "max"), default="min", help="whether less is better, or more (min)")
-    parser.add_argument("--min-delta", type=float, default=0.0, help="by how much it must be better (0: at all)")
+    parser.add_argument("--mode", choices=("min", "max"), help="whether less is better, or more (min)")
+    parser.add_argument("--min-delta", type=float, help="by how much it must be better (0: at all)")
 
 
 def _mirrored(parser: argparse.ArgumentParser) -> None:

@@ -100,7 +100,7 @@ def shown(value: Any) -> str:
 
 def version_or_alias(text: str) -> int | str:
     """What a word of the shell names: digits are a version."""
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def size_text(count: float) -> str:

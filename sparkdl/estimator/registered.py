@@ -122,4 +122,4 @@ def _parts(model: str, registry: base.ModelRegistry) -> tuple[str, int | str]:
         given = name or "NAME"
         there = [f"{given}@{alias}" for alias in registry.aliases(given)] or [f"{given}@champion", f"{given}@3"]
         raise ConfigError(f"{model!r} does not say which version: write {' or '.join(there[:3])}")
-    return name, int(which) if which.isdigit() else which
+    return name, int(which) if which.isascii() and which.isdigit() else which

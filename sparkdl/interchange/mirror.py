@@ -148,7 +148,7 @@ def find_version(registry: ModelRegistry, model: str) -> ModelVersion:
     """
     name, _, which = model.replace(":", "@", 1).partition("@")
     if which:
-        return registry.get(name, int(which) if which.isdigit() else which)
+        return registry.get(name, int(which) if which.isascii() and which.isdigit() else which)
     versions = registry.list(name)
     return registry.get(name, versions[-1].version if versions else 1)  # which says what models there are
 

@@ -112,6 +112,34 @@ def test_a_promotion_that_is_refused_has_an_exit_code_of_its_own(run, registry):
     assert run("promote", "ride", 1, "--expected", 2, "--if-better", "rmse")[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mode", "max"), "--mode max has no meaning without --if-better"),
+        (("--min-delta", 0.0), "--min-delta 0.0 has no meaning without --if-better"),
+        (("--if-better", "rmse", "--reason", "mine"), "--reason and --if-better are given: leave --reason out"),
+    ],
+)
+def test_words_that_a_promotion_would_not_heed_are_refused(run, registry, words, said):
+    code, _, err = run("promote", "ride", 1, *words)
+    assert code == 1
+    assert said in err
+    assert registry.aliases("ride") == {"champion": 2}
+
+
+@pytest.mark.parametrize("hours", ["nan", "inf", "1e8", "-1"])
+def test_hours_that_are_none_collect_nothing(run, hours):
+    code, _, err = run("gc", "--older-than-hours", hours)
+    assert code == 1
+    assert "does not lie in 0..1000000: give one that does" in err
+
+
+def test_only_digits_are_a_version(run):
+    code, _, err = run("show", "ride", "²")
+    assert code == 1
+    assert "no alias '²'" in err
+
+
 def test_lineage_leads_both_ways(run, told, registry, tmp_path):
     table = Delta(str(tmp_path / "features"), engine="delta-rs")
     table.append(pa.table({"x": [1.0]}))

@@ -145,6 +145,7 @@ def test_another_module_is_not_published_with_what_the_first_one_achieved(fitted
         ("churn", r"'churn' does not say which version: write churn@best or churn@champion"),
         ("other", r"write other@champion or other@3"),
         ("churn@champoin", r"model 'churn' has no alias 'champoin', only \['best', 'champion'\]"),
+        ("churn@²", r"model 'churn' has no alias '²', only"),
         ("churn@7", r"model 'churn' has no version 7, only \[1\]"),
         ("chum@champion", r"there is no model 'chum' in this registry, only \['churn'\]"),
         ("@champion", "does not say which version"),

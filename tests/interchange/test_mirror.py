@@ -290,7 +290,12 @@ def test_a_version_is_named_in_several_ways(registry, asked, found):
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [("other", "no model 'other'"), ("churn@2", "no version 2"), ("churn:best", "no alias 'best'")],
+    [
+        ("other", "no model 'other'"),
+        ("churn@2", "no version 2"),
+        ("churn:best", "no alias 'best'"),
+        ("churn@²", "no alias '²'"),
+    ],
 )
 def test_a_version_that_is_not_there_is_refused_before_mlflow_is_asked(registry, asked, said):
     with pytest.raises(ConfigError, match=said):
