@@ -20,19 +20,19 @@ from pyspark.sql import DataFrame
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.fit.checks import check_frame
 from sparkdl.estimator.fit.rank import made_losses
-from sparkdl.estimator.inputs.signature import signature_for
+from sparkdl.estimator.inputs.signature import renamed, renaming, signature_for
 from sparkdl.estimator.outputs import OutputSpec
-from sparkdl.estimator.params.params import CheckedParams, check_conflicts, declare, set_defaults
+from sparkdl.estimator.params.params import check_conflicts, declare, set_defaults
 from sparkdl.estimator.params.spec import MODEL_SPECS
+from sparkdl.estimator.parts import TrainedParts, checked_module
 from sparkdl.estimator.prediction_columns import Wanted, meanings_of, wanted_columns
 from sparkdl.estimator.publishing import publish_bundle, write_bundle
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
-from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
+from sparkdl.estimator.summary import TrainingSummary
 from sparkdl.estimator.training import COLUMNS, plain_epochs
 from sparkdl.estimator.transform import Published, predict_rows, publish, score_frame
 from sparkdl.features.fitted import Features
-from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.models.signature import Signature
 from sparkdl.storage import Storage
@@ -46,7 +46,7 @@ __all__ = ["TorchModel"]
 
 
 @declare(MODEL_SPECS)
-class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
+class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
     """A transformer that adds a model's predictions.
 
     Fitted by ``TorchEstimator``; or made around a model that was trained elsewhere, with ``feature_columns``,
@@ -77,16 +77,16 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     ) -> None:
         super().__init__()
         set_defaults(self)
-        self._model, self._signature = _module(model), signature
+        self._model = checked_module(model)
         self._features: Features | None = None
         self._meanings: Mapping[str, Meaning] | None = None
         self._origin: dict[str, Any] = {}
         self._history, self._summary = list(history or ()), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
-        self._published: dict[tuple[OutputSpec, ...], Published] = {}
+        self._published: dict[tuple[Signature, tuple[OutputSpec, ...]], Published] = {}
         self._home: Storage | None = None
         self._lock = threading.Lock()
-        self.setParams(**params)
+        self.setParams(**params).set_signature(signature)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_published")}
@@ -121,11 +121,12 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             DataError: a value is missing where the model takes none.
         """
         check_conflicts(self)
-        if self._signature is None:
+        signature = self.signature
+        if signature is None:
             raise ConfigError("this TorchModel has no signature, so nobody can feed it pandas rows: give signature=")
-        wanted = wanted_columns(self, self._signature, self._known_meanings(self._signature))
+        wanted = wanted_columns(self, signature, self._known_meanings(signature))
         batch_rows = self.getOrDefault("transform_batch_size")
-        return predict_rows(rows, self.getModel(), self._signature, wanted, batch_rows, self._features)
+        return predict_rows(rows, self.getModel(), signature, wanted, batch_rows, self._features)
 
     def save_bundle(
         self,
@@ -152,8 +153,8 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             StorageError: it cannot be written there.
         """
         return write_bundle(
-            self.getModel(), uri, signature=self._signature, training=self._training(),
-            preprocessing=preprocessing_of(self._features, self._origin.get("columns"), **(preprocessing or {})),
+            self.getModel(), uri, signature=self.signature, training=self._training(),
+            preprocessing=preprocessing_of(self._features, self.origin.get("columns"), **(preprocessing or {})),
             factory=factory, arguments=arguments, allow_pickle=allow_pickle,
         )  # fmt: skip
 
@@ -201,7 +202,10 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     @property
     def origin(self) -> dict[str, Any]:
         """Where the model comes from: ``parameters``, ``lineage``, ``metrics`` and types of ``columns`` of its fit."""
-        return dict(self._origin)
+        if self._signature is None or "columns" not in self._origin:
+            return dict(self._origin)
+        names = renaming(self, self._signature, self._order, self._features)
+        return {**self._origin, "columns": {names.get(one, one): kind for one, kind in self._origin["columns"].items()}}
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         return score_frame(dataset, *self._asked(dataset))
@@ -214,14 +218,14 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
                 "this TorchModel has features and no signature: give signature=, which names their inputs"
             )
         with self._lock:
-            signature = self._signature or signature_for(self, self.getModel(), dataset)
+            signature = self.signature or signature_for(self, self.getModel(), dataset)
             wanted = wanted_columns(self, signature, self._known_meanings(signature))
             outputs = tuple(one.output for one in wanted)
-            # The copies that a param map makes share this dict: each combination of outputs is written once.
-            if outputs not in self._published:
-                model, home = self.getModel(), self._home
-                self._published[outputs] = publish(model, signature, outputs, dataset.sparkSession, home)
-            return self._published[outputs], wanted, self.getOrDefault("transform_batch_size"), self._features
+            # The copies that a param map makes share this dict: each combination of inputs and outputs is written once.
+            key = (signature, outputs)
+            if key not in self._published:
+                self._published[key] = publish(self.getModel(), signature, outputs, dataset.sparkSession, self._home)
+            return self._published[key], wanted, self.getOrDefault("transform_batch_size"), self._features
 
     def _known_meanings(self, signature: Signature) -> Mapping[str, Meaning] | None:
         given = self._loss_constructors or self._loss
@@ -248,7 +252,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             "loss_constructors": self._loss_constructors,
             "summary": self._summary,
             "meanings": self._meanings,
-            "origin": self._origin,
+            "origin": self.origin,
         }
 
     def copy(self, extra: Any = None) -> TorchModel:
@@ -268,49 +272,25 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
 
     @property
     def signature(self) -> Signature | None:
-        """How the model is fed and what it answers; None if it was made around a module without one."""
-        return self._signature
+        """How the model is fed and what it answers, its columns called as feature_columns and label_columns say.
 
-    @property
-    def history(self) -> Any:
-        """The epochs as a pandas DataFrame: losses, metrics, learning rate, seconds and rows."""
-        import pandas as pd
-
-        return pd.DataFrame(self._history)
-
-    @property
-    def summary(self) -> TrainingSummary:
-        """The course of the fit.
+        None if it was made around a module without one.
 
         Raises:
-            ConfigError: this model was not fitted by sparkdl.
+            ConfigError: feature_columns, input_shapes or label_columns do not fit the model.
         """
-        if self._summary is None:
-            raise ConfigError("this model has no summary: it was made around a module, not fitted")
-        return self._summary
+        if self._signature is None:
+            return None
+        return renamed(self, self._signature, renaming(self, self._signature, self._order, self._features))
 
-    @property
-    def hasSummary(self) -> bool:
-        """Whether there is a summary."""
-        return self._summary is not None
-
-    def plot_history(self) -> Any:
-        """Draw losses and metrics over epochs; return the matplotlib figure."""
-        return plot_epochs(self._history)
-
-    def getModel(self) -> torch.nn.Module:
-        """Return the module, on the CPU, in evaluation mode.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        if self._model is None:
-            raise ConfigError("this TorchModel holds no model: give model=, or use TorchModel.load(path)")
-        return self._model
+    def set_signature(self, value: Signature | None) -> TorchModel:
+        """Set how the model is fed: feature_columns, as they are now, are its columns in their order."""
+        self._signature, self._order = value, self.getOrDefault("feature_columns")
+        return self
 
     def setModel(self, value: torch.nn.Module) -> TorchModel:
         """Put another module in its place, with the same inputs and outputs; what was noted of its training goes."""
-        self._model, self._published, self._summary = _module(value), {}, None
+        self._model, self._published, self._summary = checked_module(value), {}, None
         return self.set_origin(self._meanings, {"columns": self._origin.get("columns", {})}).setHistory(())
 
     def getFeatures(self) -> Features | None:
@@ -326,75 +306,3 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         """Set the features that the model was trained with: ``transform`` reads their raw columns from now on."""
         self._features = value
         return self
-
-    def getHistory(self) -> list[dict[str, Any]]:
-        """Return the epochs in Horovod's form: ``{"epoch", "train": {...}, "validation": {...}}``."""
-        return horovod_history(self._history)
-
-    def setHistory(self, value: Sequence[Any]) -> TorchModel:
-        """Set the rows of the epoch table."""
-        self._history = list(value or ())
-        return self
-
-    def getOptimizer(self) -> Any:
-        """Return the optimizer with its state after the last step, bound to the parameters of ``getModel()``.
-
-        None where it was given as a function that only works on a rank.
-
-        Raises:
-            BundleError: it is saved as a pickle, and whoever loaded this model has not allowed any.
-        """
-        return _given(self._optimizer)
-
-    def setOptimizer(self, value: Any) -> TorchModel:
-        """Set the optimizer."""
-        self._optimizer = value
-        return self
-
-    def getLoss(self) -> Any:
-        """Return the loss that the model was trained with.
-
-        Raises:
-            BundleError: it is saved as a pickle, and whoever loaded this model has not allowed any.
-        """
-        return _given(self._loss)
-
-    def setLoss(self, value: Any) -> TorchModel:
-        """Set the loss."""
-        self._loss = value
-        return self
-
-    def getLossConstructors(self) -> Any:
-        """Return the functions that made the loss.
-
-        Raises:
-            BundleError: they are saved as a pickle, and whoever loaded this model has not allowed any.
-        """
-        return _given(self._loss_constructors)
-
-    def setLossConstructors(self, value: Any) -> TorchModel:
-        """Set the functions that made the loss."""
-        self._loss_constructors = value
-        return self
-
-    def setLabelColoumns(self, value: list[str]) -> TorchModel:
-        """Set label_columns, under the name that Horovod misspells."""
-        return self._set(label_columns=value)  # type: ignore[no-any-return]
-
-
-def _module(given: Any) -> torch.nn.Module | None:
-    if given is None:
-        return None
-    if isinstance(given, torch.nn.Module):
-        check_batch_norm(given)
-        return given
-    name = getattr(given, "__name__", type(given).__name__)
-    raise ConfigError(
-        f"model={name} is no torch.nn.Module: give the module itself, such as {name}(...), with its weights"
-    )
-
-
-def _given(value: Any) -> Any:
-    if isinstance(value, Withheld):
-        raise value.refusal()
-    return value

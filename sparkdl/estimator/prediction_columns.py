@@ -127,7 +127,7 @@ def wanted_columns(params: Asked, signature: Signature, meanings: Mapping[str, M
             Wanted(get("predictionCol"), OutputSpec(label, "class", meaning) if is_class else OutputSpec(label))
         )
     else:
-        names = get("outputCols") or [f"{one}__output" for one in shapes]
+        names = get("outputCols") or [f"{one}__output" for one in signature.answers]
         found += [Wanted(name, OutputSpec(one)) for name, one in zip(names, shapes, strict=True)]
     if get("probabilityCol"):
         found.append(Wanted(get("probabilityCol"), OutputSpec(label, "probability", meaning), vector=True))

@@ -109,7 +109,7 @@ def load_model(
         history=history,
         signature=signature,
         feature_columns=list(signature.columns if features is None else features.columns),
-        label_columns=[field.name for field in signature.outputs],
+        label_columns=signature.answers,
         **columns,
     )
     return made.set_origin(training.meanings, origin).setFeatures(features)

@@ -80,7 +80,7 @@ class Signature:
             columns is the mask of an input in any case, True where a row has an element.
         outputs: in the order in which the model returns them; a model that returns a dict is read by these names.
         call: how the inputs are passed.
-        labels: the label columns that it was trained on, for the record.
+        labels: the label columns that it was trained on, or that its user calls so: one an output, by position.
     """
 
     inputs: tuple[TensorField, ...]
@@ -107,3 +107,9 @@ class Signature:
     def columns(self) -> list[str]:
         """Every column that scoring reads, once, in order."""
         return list(dict.fromkeys(column for field in self.inputs for column in field.columns))
+
+    @property
+    def answers(self) -> list[str]:
+        """What each output is called in a table: its label, or its own name where no label is known."""
+        known = len(self.labels) == len(self.outputs)
+        return list(self.labels) if known else [field.name for field in self.outputs]

@@ -1,12 +1,13 @@
 """The signature of a model: how it is fed from a table's columns, and what it returns.
 
-Enters: what the probe found out, and the manifest of the shards; for a model that was trained elsewhere, a frame.
-Leaves: a ``Signature``, by which scoring feeds it.
+Enters: what the probe found out, and the manifest of the shards; for a model that was trained elsewhere, a frame; later
+on, other names of its columns. Leaves: a ``Signature``, by which scoring feeds it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,11 +21,12 @@ from sparkdl.estimator.inputs.probe import Probe, floating_dtype, probe
 from sparkdl.estimator.inputs.row_lengths import check_forms
 from sparkdl.estimator.inputs.views import InputView
 from sparkdl.estimator.params.params import CheckedParams
+from sparkdl.features.fitted import Features
 from sparkdl.models.signature import COMPANIONS, Signature, TensorField
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.write import spark_arrow_schema
 
-__all__ = ["signature_for", "signature_of"]
+__all__ = ["renamed", "renaming", "signature_for", "signature_of"]
 
 
 def signature_of(found: Probe, manifest: Manifest) -> Signature:
@@ -96,3 +98,80 @@ def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) 
     manifest = Manifest(rows=2, bytes=0, shards=(), tensors=tuple(tensors))
     inputs, by_column = plan.views(manifest), plan.views(manifest, by_column=True)
     return signature_of(probe(model, inputs, by_column, [manifest], labels), manifest)
+
+
+def renaming(
+    params: CheckedParams, signature: Signature, order: Sequence[str] | None, features: Features | None
+) -> dict[str, str]:
+    """Which columns feature_columns names in the place of those that a model was made for, by position.
+
+    Args:
+        params: of the model.
+        signature: as it was made.
+        order: feature_columns when it was made; if these are no columns of the signature, its own order counts.
+        features: that make the model's inputs of raw columns, which they know by name.
+
+    Returns:
+        by column of the signature, its other name; of those that keep theirs, nothing.
+
+    Raises:
+        ConfigError: feature_columns or input_shapes do not fit the signature.
+    """
+    own = signature.columns
+    before = list(order) if order and sorted(order) == sorted(own) else own
+    now = params.getOrDefault("feature_columns") or before
+    _check_shapes(signature, before, params.getOrDefault("input_shapes"))
+    if features is not None:
+        raw = list(features.columns)
+        if now not in (before, raw):
+            raise ConfigError(
+                f"feature_columns={now} cannot rename {raw}, which the model's features know by name: rename the "
+                "columns of the rows instead"
+            )
+        return {}
+    if len(now) != len(before):
+        raise ConfigError(
+            f"feature_columns={now} are {len(now)} names for the {len(before)} columns {before} that the model takes: "
+            "name one for each, in this order"
+        )
+    return {old: new for old, new in zip(before, now, strict=True) if old != new}
+
+
+def _check_shapes(signature: Signature, columns: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> None:
+    if shapes and len(shapes) != len(columns):
+        raise ConfigError(
+            f"input_shapes gives {len(shapes)} shapes for the {len(columns)} columns {list(columns)}: give one for each"
+        )
+    for column, shape in zip(columns, shapes or (), strict=False):
+        field = next(one for one in signature.inputs if column in one.columns)
+        wanted = [-1, -1] if None in field.shape else [-1, *field.shape]
+        if list(shape) != wanted or len(field.columns) > 1:
+            raise ConfigError(
+                f"input_shapes gives {list(shape)} for {column!r}, and the model was made to take {wanted} of "
+                f"{list(field.columns)}: leave it as it was, or fit again"
+            )
+
+
+def renamed(params: CheckedParams, signature: Signature, columns: Mapping[str, str]) -> Signature:
+    """The same model, fed from other columns, its outputs called as label_columns says.
+
+    What the model itself calls its inputs and outputs stays.
+
+    Args:
+        params: of the model.
+        signature: as it was made.
+        columns: by column, its other name.
+
+    Raises:
+        ConfigError: label_columns are not as many as the outputs.
+    """
+    labels = params.getOrDefault("label_columns") or signature.answers
+    if len(labels) != len(signature.outputs):
+        raise ConfigError(
+            f"label_columns={labels} are {len(labels)} names for the {len(signature.outputs)} outputs "
+            f"{signature.answers} of the model: name one for each, in this order"
+        )
+    inputs = tuple(
+        replace(field, columns=tuple(columns.get(name, name) for name in field.columns)) for field in signature.inputs
+    )
+    return replace(signature, inputs=inputs, labels=tuple(labels))

@@ -269,9 +269,13 @@ _MODEL_NAMES = {
     "transform_batch_size",
 }
 
+# fmt: off
 MODEL_SPECS: tuple[ParamSpec, ...] = (
-    _horovod("feature_columns", None, "list of columns", c.columns, effect="Input columns, as in training."),
-    _horovod("label_columns", None, "list of columns", c.columns, effect="Label columns, as in training."),
+    _horovod("feature_columns", None, "list of columns", c.columns,
+             effect="Input columns, as in training; other names are read in their place, by position."),
+    _horovod("label_columns", None, "list of columns", c.columns,
+             effect="Label columns, as in training; other names are those of the predictions, by position."),
     *(spec for spec in SPECS if spec.name in _MODEL_NAMES),
 )
+# fmt: on
 """Every parameter of ``TorchModel`` that is plain data; model, optimizer, loss and history are attributes."""

@@ -199,13 +199,13 @@ class ModelWriter(StageWriter):
         self._instance = instance
 
     def _check(self) -> None:
-        self._instance.getModel()
+        _ = self._instance.getModel(), self._instance.signature
         for value in self._instance._objects().values():
             if isinstance(value, Withheld):
                 raise value.refusal()
 
     def _write(self, root: Storage) -> None:
-        model, signature = self._instance.getModel(), self._instance._signature
+        model, signature = self._instance.getModel(), self._instance.signature
         with loose_by_value(model):
             info = save_bundle(
                 model,
@@ -253,9 +253,8 @@ class ModelReader(MLReader[Any]):
             raise IntegrityError(f"{root.uri} holds {strange[0][:60]!r}, which no TorchModel has: save the model again")
         features = features_of(bundle.info, trusted)
         of_fit = [objects.pop(name, None) for name in ("meanings", "origin")]
-        instance = self._kind(model=bundle.model, signature=bundle.signature, **objects)
-        instance.set_origin(*of_fit).setFeatures(features)
-        return _restored(instance, metadata, root, {})
+        instance = self._kind(model=bundle.model, **objects).set_origin(*of_fit).setFeatures(features)
+        return _restored(instance, metadata, root, {}).set_signature(bundle.signature)
 
 
 def _read_metadata(path: str, stage: str) -> tuple[Storage, dict[str, Any], _Section]:
