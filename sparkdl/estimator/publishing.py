@@ -20,7 +20,9 @@ from sparkdl.estimator.saving.persistence import example_of
 from sparkdl.estimator.training import TRAINING
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.folder import BundleInfo
+from sparkdl.models.recipe import repeats
 from sparkdl.models.signature import Signature
+from sparkdl.observe import logger
 
 if TYPE_CHECKING:
     from sparkdl.models.registry import Lineage, ModelRegistry, ModelVersion
@@ -64,9 +66,23 @@ def write_bundle(
             factory=factory,
             arguments=arguments,
             preprocessing={**preprocessing, TRAINING: training},
-            example=example_of(signature) if factory is None else None,
+            example=_example(module, signature, factory),
             allow_pickle=allow_pickle,
         )
+
+
+def _example(module: nn.Module, signature: Signature, factory: Any) -> Any:
+    """Made-up rows, by which the rebuilt model is compared; None where what a factory makes can be compared by none."""
+    rows = example_of(signature)
+    if factory is None or repeats(module, rows):
+        return rows
+    logger.warning(
+        "what factory=%s makes is published without comparing its answers with the model's, which cannot be called "
+        "with made-up rows, or answers the same rows differently each time: make sure that arguments= are those it was "
+        "made with",
+        getattr(factory, "__qualname__", factory),
+    )
+    return None
 
 
 def publish_bundle(

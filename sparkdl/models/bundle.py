@@ -105,8 +105,8 @@ def save_bundle(
         factory: a class, a function annotated to return a module, or ``"package.module:Name"``.
         arguments: JSON values, passed to ``factory`` by keyword.
         preprocessing: JSON values that travel with the model.
-        example: one input (tensor, tuple of tensors, dict, or ``Arguments``); the rebuilt model must answer it bit for
-            bit.
+        example: one input (tensor, tuple of tensors, dict, or ``Arguments``); the rebuilt model must answer it alike,
+            up to rounding.
         allow_pickle: fall back on a pickle if nothing else works; loading it then needs the same opt-in.
 
     Raises:

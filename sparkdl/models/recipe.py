@@ -21,7 +21,7 @@ from sparkdl.models.trust import OWN
 from sparkdl.models.weights import check_unsaved_state, load_weights
 from sparkdl.storage import Storage
 
-__all__ = ["own_layer", "prove", "rebuilt", "recipe_of"]
+__all__ = ["own_layer", "prove", "rebuilt", "recipe_of", "repeats"]
 
 
 def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | None, example: Any) -> Recipe:
@@ -56,7 +56,7 @@ def prove(model: nn.Module, recipe: Recipe, folder: Storage, example: Any) -> No
     """Rebuild the model from ``folder`` and compare it with the original.
 
     Raises:
-        BundleError: tensors outside the state differ, or the answer to ``example``.
+        BundleError: tensors outside the state differ, or the answer to ``example``, or there is none.
     """
     own = recipe.target.partition(":")[0]
     again = rebuilt(recipe, folder, [own] if own else ()).eval()
@@ -67,14 +67,44 @@ def prove(model: nn.Module, recipe: Recipe, folder: Storage, example: Any) -> No
             "give factory= and arguments=, or allow_pickle=True"
         )
     if example is not None:
-        device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+        device = _device(model)
         with torch.inference_mode():
-            first, second = _call(model, example, device), _call(again.to(device), example, device)
+            try:
+                first, second = _call(model, example, device), _call(again.to(device), example, device)
+            except Exception as cause:
+                raise BundleError(
+                    "the model, or the one rebuilt from it, cannot be called with the example "
+                    f"({type(cause).__name__}: {cause}): give factory= and the arguments= it was made with, or "
+                    "allow_pickle=True"
+                ) from cause
         if not _same(first, second):
             raise BundleError(
                 "the rebuilt model answers the example differently from the original: give factory= and the arguments= "
                 "it was made with, or allow_pickle=True"
             )
+
+
+def repeats(model: nn.Module, example: Any) -> bool:
+    """Whether a model can be called with an example, and says the same when it is asked once more: chance says other.
+
+    Args:
+        model: is asked in evaluation mode.
+        example: as ``prove`` takes it.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            first, second = (_call(model, example, _device(model)) for _ in range(2))
+        return _same(first, second)
+    except Exception:  # whatever a forward of somebody's own raises
+        return False
+    finally:
+        model.train(was_training)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
 
 
 def _call(model: nn.Module, example: Any, device: torch.device) -> Any:
@@ -92,18 +122,21 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
         return (
             isinstance(second, torch.Tensor)
-            and first.shape == second.shape
-            and bool(
-                torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
-                if first.is_floating_point()
-                else torch.equal(first, second)
-            )
+            and (first.shape, first.dtype) == (second.shape, second.dtype)
+            and (_rounded_alike(first, second) if first.is_floating_point() else torch.equal(first, second))
         )
     if isinstance(first, Mapping):
         return set(first) == set(second) and all(_same(first[name], second[name]) for name in first)
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
     return bool(first == second)
+
+
+def _rounded_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Weights that are read from a file lie elsewhere in memory, where sums may be rounded otherwise."""
+    rounding = 16 * torch.finfo(first.dtype).eps
+    largest = first.abs().nan_to_num(0, 0, 0).max() if first.numel() else 0
+    return torch.allclose(first, second, rtol=rounding, atol=rounding * float(largest), equal_nan=True)
 
 
 def rebuilt(recipe: Recipe, folder: Storage, trusted: Sequence[str]) -> nn.Module:

@@ -185,6 +185,65 @@ def test_a_model_of_ones_own_is_published_by_its_factory_and_loaded_by_who_trust
         loaded.predict(found)
 
 
+PAIR = Signature(inputs=(TensorField(name="x", shape=(2,), columns=("a", "b")),), outputs=(TensorField(name="k"),))
+
+
+class Bent(nn.Module):
+    """Its weights fit whatever its activation; without a bias, zeros cannot tell which it is."""
+
+    def __init__(self, width: int, act: str = "relu") -> None:
+        super().__init__()
+        self.layer, self.bend = nn.Linear(width, 1, bias=False), getattr(torch, act)
+        nn.init.ones_(self.layer.weight)
+
+    def forward(self, x):
+        return self.bend(self.layer(x))
+
+
+class Drawn(Bent):
+    """Answers by chance."""
+
+    def forward(self, x):
+        return super().forward(x) + torch.rand(len(x), 1)
+
+
+class Picky(Bent):
+    """Takes no made-up rows."""
+
+    def forward(self, x):
+        if (x < 1).any():
+            raise ValueError("numbers from 1 on")
+        return super().forward(x)
+
+
+def test_a_factory_whose_model_answers_differently_is_not_published(registry):
+    model = TorchModel(model=Bent(2, "tanh"), signature=PAIR)
+    with pytest.raises(BundleError, match=r"answers the example differently.*arguments="):
+        model.publish(registry, "bent", factory=Bent, arguments={"width": 2})
+    assert not registry.models()
+    model.publish(registry, "bent", factory=Bent, arguments={"width": 2, "act": "tanh"})
+
+
+@pytest.mark.parametrize("kind", [Drawn, Picky])
+def test_a_model_whose_answers_cannot_be_compared_is_published_with_a_warning(registry, kind, caplog):
+    model = TorchModel(model=kind(2), signature=PAIR)
+    with caplog.at_level("WARNING", logger="sparkdl"):
+        model.publish(registry, "odd", factory=kind, arguments={"width": 2})
+    assert f"factory={kind.__qualname__} makes is published without comparing its answers" in caplog.text
+    assert registry.models() == ["odd"]
+
+
+def test_a_model_that_takes_no_made_up_rows_is_saved_as_a_pickle(spark, tmp_path):
+    net = Picky(2)
+    net.width, net.act = 2, "relu"  # which its class would be made with, were there an answer to compare
+    with pytest.raises(BundleError, match=r"ValueError: numbers from 1 on.*factory="):
+        TorchModel(model=net, signature=PAIR).save_bundle(str(tmp_path / "bundle"))
+    TorchModel(model=net, signature=PAIR).save(str(tmp_path / "m"))
+    with sparkdl.allow_pickle():
+        loaded = TorchModel.load(str(tmp_path / "m"))
+    assert loaded.predict(pd.DataFrame({"a": [1.0], "b": [2.0]}))["k__output"].tolist() == [3.0]
+
+
 def test_a_model_that_nobody_could_feed_is_not_published(registry):
     with pytest.raises(ConfigError, match="has no signature"):
         TorchModel(model=nn.Linear(2, 1)).publish(registry, "own")

@@ -301,12 +301,17 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def example_of(signature: Signature | None) -> Any:
-    """Made-up rows that a model can be called with, in its own calling convention; None without a signature."""
+    """Made-up rows that a model can be called with, in its own calling convention; None without a signature.
+
+    Numbers from 0 up to 1, which tell models apart that have no bias; zeros where they may be ids.
+    """
     if signature is None:
         return None
     values = {}
     for field in signature.inputs:
         owner = signature.owner(field) or field
         rows = torch.zeros((2, *(size or 1 for size in owner.shape)), dtype=getattr(torch, owner.dtype))
+        if rows.is_floating_point():
+            rows += (torch.arange(rows.numel()) / rows.numel()).reshape(rows.shape)
         values[field.name] = formed(field.form or ("mask" if owner is not field else ""), rows, None)
     return Arguments.of(signature.call, values, [field.name for field in signature.inputs if field.of])
