@@ -6,6 +6,7 @@ a DataFrame with the predictions, whose schema is known before anything runs.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from pyspark.sql import functions as F
 from sparkdl.columns.names import folded, quoted, tells_cases_apart
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
-from sparkdl.estimator.fit.shipping import loose_by_value
-from sparkdl.estimator.outputs import OutputSpec, with_outputs
+from sparkdl.estimator.fit.shipping import is_loose, loose_by_value
+from sparkdl.estimator.outputs import OutputModule, OutputSpec, with_outputs
 from sparkdl.estimator.prediction_columns import Wanted
 from sparkdl.features.fitted import Features
 from sparkdl.launch.driver.session import is_connect
@@ -74,6 +75,8 @@ def publish(
     if root is None:
         return Published(chosen, answer)
     own = type(chosen).__module__  # the driver has it, and says so itself
+    if is_loose(own):  # which workers cannot import, whatever its bundle_arguments() say: it goes by value, in a pickle
+        chosen = OutputModule(chosen, [field.name for field in signature.outputs], wanted)
     with loose_by_value(chosen):
         kept = keep(root, lambda folder: save_bundle(chosen, folder, signature=answer, allow_pickle=True))
     return Published(kept, answer, () if never(own) else (own,))
@@ -130,15 +133,17 @@ def score_frame(
     _check_free(wanted, df.columns, cases=tells_cases_apart(df))
     arrays = any(not one.vector and field.shape for one, field in zip(wanted, published.signature.outputs, strict=True))
     vectors = any(one.vector for one in wanted) and not arrays
-    scored = score(
-        df,
-        published.source if features is None else WithFeatures(published.source, features),
-        signature=published.signature,
-        output_columns=[one.column for one in wanted],
-        config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),
-        allow_pickle=True,
-        trusted=published.trusted,
-    )
+    source = published.source
+    with loose_by_value(source) if isinstance(source, torch.nn.Module) else contextlib.nullcontext():
+        scored = score(
+            df,
+            source if features is None else WithFeatures(source, features),
+            signature=published.signature,
+            output_columns=[one.column for one in wanted],
+            config=ScoreConfig(batch_rows=batch_rows, vectors=vectors),
+            allow_pickle=True,
+            trusted=published.trusted,
+        )
     if vectors or not any(one.vector for one in wanted):
         return scored
     turned = {one.column: array_to_vector(F.col(quoted(one.column))) for one in wanted if one.vector}
