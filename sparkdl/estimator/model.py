@@ -29,7 +29,7 @@ from sparkdl.estimator.prediction_columns import Wanted, meanings_of, wanted_col
 from sparkdl.estimator.publishing import publish_bundle, write_bundle
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
-from sparkdl.estimator.summary import TrainingSummary
+from sparkdl.estimator.summary import TrainingSummary, epoch_rows
 from sparkdl.estimator.training import COLUMNS, plain_epochs
 from sparkdl.estimator.transform import Published, predict_rows, publish, score_frame
 from sparkdl.features.fitted import Features
@@ -81,7 +81,7 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
         self._features: Features | None = None
         self._meanings: Mapping[str, Meaning] | None = None
         self._origin: dict[str, Any] = {}
-        self._history, self._summary = list(history or ()), summary
+        self._history, self._summary = epoch_rows(history), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
         self._published: dict[tuple[Signature, tuple[OutputSpec, ...]], Published] = {}
         self._home: Storage | None = None

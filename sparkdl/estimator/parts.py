@@ -13,7 +13,7 @@ import torch
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.params import CheckedParams
 from sparkdl.estimator.saving.saved import Withheld
-from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
+from sparkdl.estimator.summary import TrainingSummary, epoch_rows, horovod_history, plot_epochs
 from sparkdl.models.calling import check_batch_norm
 
 __all__ = ["TrainedParts", "checked_module"]
@@ -71,8 +71,8 @@ class TrainedParts(CheckedParams):
         return horovod_history(self._history)
 
     def setHistory(self, value: Sequence[Any]) -> Self:
-        """Set the rows of the epoch table."""
-        self._history = list(value or ())
+        """Set the epochs: rows of the epoch table, or as ``getHistory()`` returns them."""
+        self._history = epoch_rows(value)
         return self
 
     def getOptimizer(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["TrainingSummary", "horovod_history", "plot_epochs"]
+__all__ = ["TrainingSummary", "epoch_rows", "horovod_history", "plot_epochs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,20 @@ def horovod_history(epochs: Sequence[Mapping[str, float]]) -> list[dict[str, Any
             one["validation"] = {"loss": row["val_loss"], "all_metrics": [held_out] if held_out else []}
         found.append(one)
     return found
+
+
+def epoch_rows(epochs: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return epochs as rows of the epoch table, whether they are such rows or in Horovod's form."""
+    return [_row(one) if isinstance(one.get("train"), Mapping) else dict(one) for one in epochs or ()]
+
+
+def _row(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"epoch": epoch["epoch"]}
+    for part, prefix in (("train", ""), ("validation", "val_")):
+        values = epoch.get(part, {})
+        named = {name: value for group in values.get("all_metrics", ()) for name, value in group.items()}
+        found |= {f"{prefix}{name}": value for name, value in {"loss": values.get("loss"), **named}.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def plot_epochs(epochs: Sequence[Mapping[str, float]]) -> Any:

@@ -1,8 +1,9 @@
 import pytest
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator import TorchModel
 from sparkdl.estimator.fitted import _plain
-from sparkdl.estimator.summary import TrainingSummary, horovod_history, plot_epochs
+from sparkdl.estimator.summary import TrainingSummary, epoch_rows, horovod_history, plot_epochs
 
 ROWS = [
     {
@@ -36,6 +37,29 @@ def test_horovods_form_of_the_history():
         "train": {"loss": 1.0, "all_metrics": [{"mae": 0.5}]},
         "validation": {"loss": 2.0, "all_metrics": [{"mae": 0.7}]},
     }
+
+
+def test_a_history_in_horovods_form_is_the_same_history():
+    taken = epoch_rows(horovod_history(ROWS))
+    kept = ("epoch", "loss", "val_loss", "mae", "val_mae")
+    assert taken == [{name: row[name] for name in kept} for row in ROWS]
+    assert epoch_rows(ROWS) == ROWS
+    assert horovod_history(taken) == horovod_history(ROWS)
+    plain = [{"epoch": 0, "loss": 1.0}]
+    assert epoch_rows(horovod_history(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    "give", [lambda epochs: TorchModel(history=epochs), lambda epochs: TorchModel().setHistory(epochs)]
+)
+def test_a_model_made_of_anothers_getters_has_its_history_and_publishes_it(give):
+    first = TorchModel(history=ROWS)
+    second = give(first.getHistory())
+    assert second.getHistory() == first.getHistory()
+    published = [model._training()["history"] for model in (first, second)]
+    kept = ("epoch", "loss", "val_loss", "mae", "val_mae")
+    assert published[1] == [{name: row[name] for name in kept} for row in published[0]]
+    assert [axes.get_ylabel() for axes in second.plot_history().axes] == ["loss", "mae"]
 
 
 def test_the_plot_shows_every_metric_of_both_sets():
