@@ -40,7 +40,8 @@ def notify(asked: Notify, record: RunRecord, seconds: float = SECONDS) -> None:
         record: of the run.
         seconds: time that each has.
     """
-    if record.outcome.replace(" ", "_") not in asked.when:
+    told = {record.outcome.replace(" ", "_"), *(["promoted"] if record.promoted else [])}
+    if told.isdisjoint(asked.when):
         return
     content = encode(record)
     if asked.command is not None:

@@ -26,6 +26,7 @@ from sparkdl.pipeline.state.keys import (
     features_inputs,
     judged_against,
     publish_inputs,
+    published_is_there,
     score_inputs,
     score_is_there,
     shards_are_there,
@@ -255,7 +256,8 @@ def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Itera
         steps.known("evaluate", evaluate_inputs(context, judged, judged_against(context, judged))),
         "publish, report or the test windows differ" if parts.test else "publish or report differ",
     )
-    yield _kept(steps.known("publish", judged), "publish differs")
+    published = steps.known("publish", judged) and published_is_there(context)
+    yield _kept(published, "publish differs, or the registry has lost the model")
 
 
 def _scoring(context: Context, parts: Parts, content: Mapping[str, str], due: Sequence[str]) -> Iterator[PlannedStep]:

@@ -18,6 +18,7 @@ from sparkdl.pipeline.check import check_source
 from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import predictions_are_there
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.record import Finished, RunRecord
 from sparkdl.pipeline.state.steps import content_key
@@ -127,6 +128,8 @@ def nothing_new(context: Context) -> bool:
     for asked in () if inputs is None else ({}, context.asked):  # who did all has done a part as well
         done = context.steps.find("run", asked, Finished)
         if done is not None and done.inputs == key and not any(name <= now for name in done.ahead):
+            if context.asks_for("score") and not predictions_are_there(context):
+                return False
             return not due_windows(context.spec, context.look, context.tables.ledger.windows(), context.now)
     return False
 

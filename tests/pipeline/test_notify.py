@@ -153,6 +153,19 @@ def test_only_outcomes_that_are_asked_for_are_told(record, tmp_path, outcome):
         assert mark.exists() == (when == [outcome])
 
 
+def test_a_promotion_is_told_also_where_the_run_failed_while_it_scored(record, tmp_path):
+    mark, failed = tmp_path / "told", TrainingError("no disk")
+    spec = asked(json.dumps({"command": f"touch {mark}", "when": ["promoted"]}))[0]
+    for model in ({"champion": 2}, {"before": 2, "version": 2, "champion": 2}, {"before": 1, "champion": 2}):
+        record.model = model
+        record.fail(failed)
+        notify(spec, record)
+        assert not mark.exists()
+    record.model = {"before": None, "version": 2, "champion": 2}
+    notify(spec, record)
+    assert mark.exists()
+
+
 def test_a_training_that_died_is_told_as_failed(record, tmp_path):
     record.fail(TrainingError("loss is not finite\nat all"))
     (tmp_path / "tell.py").write_text(PROGRAM)

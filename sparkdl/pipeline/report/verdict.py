@@ -42,7 +42,7 @@ def headline(record: RunRecord) -> str:
         "lost": "Another run was first",
         "refused": "The run was refused",
         "failed": "The run was interrupted" if record.exit_code == 130 else "The run failed",
-        "stopped": "The run stopped where it was asked to",
+        "stopped": "The run stopped where it was asked to" if record.until else "The run did what was due",
         "running": "The run has not ended",
     }[record.outcome]
 
@@ -70,7 +70,9 @@ def _sentences(record: RunRecord) -> Iterator[str]:
             yield "It ended before any step was done."
     if "champion" in record.model and record.outcome != "promoted":
         champion = record.model["champion"]
-        yield "There is no champion." if champion is None else f"The champion is version {champion}, as before."
+        same = record.model.get("before", champion) == champion
+        since = ", which this run promoted" if record.promoted else ", as before" if same else ""
+        yield "There is no champion." if champion is None else f"The champion is version {champion}{since}."
 
 
 def _numbers(record: RunRecord) -> Iterator[tuple[str, str]]:

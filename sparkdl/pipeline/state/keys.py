@@ -32,7 +32,9 @@ __all__ = [
     "evaluate_inputs",
     "features_inputs",
     "judged_against",
+    "predictions_are_there",
     "publish_inputs",
+    "published_is_there",
     "score_inputs",
     "score_is_there",
     "scored_place",
@@ -133,12 +135,17 @@ def publish_inputs(context: Context, parts: Parts, content: Content, train: str)
     return {"version": VERSIONS["publish"], "train": train, "publish": settings, **units, **tested}
 
 
+def published_is_there(context: Context) -> bool:
+    """Whether the registry that a publication went to still knows the model; single versions may have been deleted."""
+    return bool(context.registry.list(str(context.spec.publish.name)))
+
+
 def judged_against(context: Context, publish: Inputs) -> int | None:
     """The version that a publication's model is compared with: the champion when it was first judged, or now.
 
     A model that is the champion itself is compared with the one that it followed.
     """
-    before = context.steps.find("publish", publish, Published)
+    before = context.steps.find("publish", publish, Published, lambda _: published_is_there(context))
     if before is not None:
         return before.against
     champion = context.champion()
@@ -238,6 +245,13 @@ def score_is_there(steps: Steps, target: str, window: str, inputs: Mapping[str, 
     A catalog is asked only where a session is: without one, for a plan, the result that was kept is believed.
     """
     done = steps.find("score", scored_place(target, window), Scored)
-    if done is None or done.inputs != content_key("score", inputs):
-        return False
+    return done is not None and done.inputs == content_key("score", inputs) and _is_there(target)
+
+
+def predictions_are_there(context: Context) -> bool:
+    """Whether the table of predictions still is where one was made; a catalog is asked as by ``score_is_there``."""
+    return not context.steps.known("score", scored_windows(context)) or _is_there(str(context.spec.score.target))
+
+
+def _is_there(target: str) -> bool:
     return (looks_like_a_table(target) and spark_session() is None) or Table(target).exists()

@@ -69,8 +69,9 @@ class RunRecord:
         message: one sentence about that.
         until: the last step that was asked for; None asks for all.
         train: whether learning was asked for.
-        exit_code: 0 promoted, scored, or stopped as asked, 10 nothing new, 20 not promoted, 30 lost a race, 1 refused,
-            2 cluster, 3 training, 4 an error nobody foresaw, 130 interrupted.
+        exit_code: 0 promoted, scored, or stopped as asked or where neither a model nor predictions followed from what
+            was done, 10 nothing new, 20 not promoted, 30 lost a race, 1 refused, 2 cluster, 3 training, 4 an error
+            nobody foresaw, 130 interrupted.
         seconds: wall-clock.
         settings: the file, after overrides and defaults, without secrets.
         windows: what was ingested, and what trains, validates and is scored; ``deleted`` are those that the source no
@@ -82,7 +83,8 @@ class RunRecord:
         evaluated: what the gate said.
         drift: how new windows compare with the champion's training rows; None where the run did not come so far.
         live: errors of earlier predictions whose labels have arrived; None likewise.
-        model: name and version that was published, and the champion's version now.
+        model: name and version that was published, the champion's version now, and, of a run that came to work,
+            ``before`` it.
         predictions: rows by window that this run scored.
         places: address by what lies there.
         error: type of the error that ended it.
@@ -112,6 +114,13 @@ class RunRecord:
     places: dict[str, str] = field(default_factory=dict)
     error: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def promoted(self) -> bool:
+        """Whether the version that it published became the champion, also where it failed afterwards."""
+        version, champion = self.model.get("version"), self.model.get("champion")
+        moved = self.model.get("before", champion) != champion
+        return self.outcome == "promoted" or (moved and version == champion)
 
     def end(self, outcome: Outcome, message: str) -> None:
         """Say what came of it."""

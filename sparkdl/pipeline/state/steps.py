@@ -130,9 +130,16 @@ class Steps:
             result: a dataclass.
             seconds: that it took.
         """
-        key = content_key(step, inputs)
-        self._place(step, key).write_atomic(encode(result))
-        self._note(step, key, False, seconds)
+        self.keep(step, inputs, result)
+        self._note(step, content_key(step, inputs), False, seconds)
+
+    def keep(self, step: str, inputs: Mapping[str, Any], result: Any) -> None:
+        """Keep a value, in place of that of before, which is no work that a run has done."""
+        self._place(step, content_key(step, inputs)).write_atomic(encode(result))
+
+    def forget(self, step: str, inputs: Mapping[str, Any]) -> None:
+        """Delete the result for these inputs, before what it names is overwritten."""
+        self._place(step, content_key(step, inputs)).delete()
 
     def timed(self, step: str, kept: bool, seconds: float) -> None:
         """Note a step that keeps its results itself, as ingestion does in the ledger."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.source import WINDOW
-from sparkdl.pipeline.spec import PipelineSpec
-from sparkdl.pipeline.state.keys import score_is_there, scored_place
-from sparkdl.pipeline.state.results import Scored
-from sparkdl.pipeline.state.steps import Steps, content_key
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.keys import score_inputs, score_is_there, scored_place, scored_windows
+from sparkdl.pipeline.state.results import Scored, ScoredWindows
+from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.labels import FittedLabel
 from sparkdl.pipeline.work.prepare import labels_of
 from sparkdl.scoring.score import score
@@ -32,22 +32,23 @@ __all__ = ["score_windows"]
 
 _OWN = {WINDOW, "model_version", "run_id", "scored_at"}
 """What every table of predictions has."""
+_CUT_SHORT = "cut short"
+"""In place of the hash of the rows of a window while its predictions are replaced: no window has it, so it is owed."""
 
 
 def score_windows(
-    steps: Steps, rows: DataFrame, spec: PipelineSpec, champion: ModelVersion,
-    inputs: Mapping[str, Mapping[str, Any]], run_id: str, trusted: Sequence[str],
-) -> dict[str, int]:  # fmt: skip
+    context: Context, rows: DataFrame, champion: ModelVersion, content: Mapping[str, str]
+) -> dict[str, int]:
     """Score the windows that this version has not scored yet, and replace them in the table of predictions.
 
+    What is known of the predictions of before is forgotten first: a run that is killed once the table is written leaves
+    windows that are scored again, whoever is the champion then.
+
     Args:
-        steps: finds what was done.
+        context: of the run.
         rows: clean rows of the windows.
-        spec: the pipeline.
         champion: that predicts.
-        inputs: what decides the predictions of each window, by its name.
-        run_id: kept in every row.
-        trusted: packages that its bundle may import.
+        content: a hash of the rows of each window.
 
     Returns:
         rows by window that were scored now.
@@ -56,14 +57,33 @@ def score_windows(
         SchemaError: the rows lack a column that the version reads, or that is to be kept; names both sides.
         StorageError: the table cannot be written.
     """
+    steps, table, started = context.steps, Table(str(context.spec.score.target)), time.perf_counter()
+    inputs = score_inputs(context, champion, content)
+    todo = [name for name, each in inputs.items() if not score_is_there(steps, table.uri, name, each)]
+    place = scored_windows(context)
+    before = steps.find("score", place, ScoredWindows) or ScoredWindows(content={})
+    found: dict[str, int] = {}
+    if todo:
+        frame = _predicted(context, rows, champion, todo)
+        for name in todo:
+            steps.forget("score", scored_place(table.uri, name))
+        steps.keep("score", place, ScoredWindows(content={**before.content, **dict.fromkeys(todo, _CUT_SHORT)}))
+        found = _replaced(table, frame, todo)
+    for name in todo:
+        key = content_key("score", inputs[name])
+        done = Scored(inputs=key, rows=found[name], version=champion.version, artifact=champion.artifact)
+        steps.put("score", scored_place(table.uri, name), done, time.perf_counter() - started)
+    made = ScoredWindows(content={**before.content, **content})
+    if todo or made != before:
+        steps.keep("score", place, made)
+    return found
+
+
+def _predicted(context: Context, rows: DataFrame, champion: ModelVersion, todo: Sequence[str]) -> DataFrame:
+    """The rows of the table of predictions for some windows."""
     from pyspark.sql import functions as F
 
-    assert spec.score.target is not None
-    table = Table(spec.score.target)
-    todo = [name for name, each in inputs.items() if not score_is_there(steps, table.uri, name, each)]
-    if not todo:
-        return {}
-    started = time.perf_counter()
+    spec, table = context.spec, Table(str(context.spec.score.target))
     kept = list(dict.fromkeys([*spec.source.key, *spec.score.keep]))
     absent = [name for name in kept if name not in rows.columns]
     if absent:
@@ -73,24 +93,25 @@ def score_windows(
     chosen = rows.where(F.col(WINDOW).isin(*todo))
     config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
     keep = [WINDOW, *kept]
-    scored = score(chosen, champion.uri, output_columns=names, keep=keep, config=config, trusted=trusted)
+    scored = score(chosen, champion.uri, output_columns=names, keep=keep, config=config, trusted=context.trusted)
     columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept]]
     for label, name in zip(labels, names, strict=True):
         columns += _columns(label, F.col(name), "" if len(names) == 1 else f"{label.name}_")
     columns += [
         F.lit(champion.version).cast("int").alias("model_version"),
-        F.lit(run_id).alias("run_id"),
+        F.lit(context.record.run_id).alias("run_id"),
         F.current_timestamp().alias("scored_at"),
     ]
-    frame = _fitted_to(table, scored.select(*columns)).repartition(WINDOW)
+    return _fitted_to(table, scored.select(*columns)).repartition(WINDOW)
+
+
+def _replaced(table: Table, frame: DataFrame, todo: Sequence[str]) -> dict[str, int]:
+    """Replace windows in the table of predictions, and count the rows of each."""
+    from pyspark.sql import functions as F
+
     table.write(frame, "replace", partition_by=[WINDOW], partitions=[{WINDOW: name} for name in todo])
-    counted = table.read(rows.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
-    found = dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
-    for name in todo:
-        key = content_key("score", inputs[name])
-        done = Scored(inputs=key, rows=found[name], version=champion.version, artifact=champion.artifact)
-        steps.put("score", scored_place(table.uri, name), done, time.perf_counter() - started)
-    return found
+    counted = table.read(frame.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
+    return dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
 
 
 def _fitted_to(table: Table, frame: DataFrame) -> DataFrame:

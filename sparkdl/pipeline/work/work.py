@@ -25,14 +25,13 @@ from sparkdl.pipeline.state.keys import (
     evaluate_inputs,
     judged_against,
     publish_inputs,
-    score_inputs,
-    scored_windows,
+    published_is_there,
     train_inputs,
     trained_of,
     windows_to_score,
 )
 from sparkdl.pipeline.state.record import Finished, Outcome
-from sparkdl.pipeline.state.results import Drifted, Evaluated, Published, ScoredWindows, Trained
+from sparkdl.pipeline.state.results import Drifted, Evaluated, Published, Trained
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.trials import chosen_settings
 from sparkdl.pipeline.work.drift import look_for_drift
@@ -72,6 +71,8 @@ class _Work:
     def all(self) -> None:
         """Do every step that is due, in order, as far as was asked."""
         context = self.context
+        before = context.champion()
+        self.record.model["before"] = before.version if before else None
         for step in self._steps():
             if step == context.until:
                 break
@@ -139,17 +140,19 @@ class _Work:
     def _end(self) -> None:
         """Say what came of it: the last that this run itself has done tells."""
         record, until = self.record, self.context.until
-        done = [note.name for note in self.context.steps.notes if not note.kept]
+        done = list(dict.fromkeys(note.name for note in self.context.steps.notes if not note.kept))
+        made = [name for name in done if name not in ("live", "drift")]  # these only look
         scored = sum(record.predictions.values())
         asked = "" if until is None else f"stopped after {until}, as asked"
         if "publish" in done and self.published is not None:
             outcome: Outcome = "promoted" if self.published.promoted else "not promoted"
             record.end(outcome, "; ".join(filter(None, [self.published.reason, asked])))
-        elif scored:
+        elif record.predictions:
             said = f"version {record.model['champion']} scored {scored} rows"
             record.end("scored", "; ".join(filter(None, [said, self.waits])))
-        elif asked and (done or record.windows["ingested"]):
-            record.end("stopped", asked)
+        elif made or (asked and done):
+            said = f"did {', '.join(made)}, from which neither a model nor predictions followed"
+            record.end("stopped", asked or "; ".join(filter(None, [said, self.waits])))
         else:
             upto = "" if until is None else f" up to {until}"
             record.end("nothing new", self.waits or f"every step{upto} had been done before")
@@ -220,7 +223,11 @@ class _Work:
         record.evaluated = evaluated
         yield "evaluate"
         published = self.context.steps.do(
-            "publish", judged, Published, lambda: self._publish(evaluated, trained, champion, key, against)
+            "publish",
+            judged,
+            Published,
+            lambda: self._publish(evaluated, trained, champion, key, against),
+            lambda _: published_is_there(self.context),
         )
         record.model |= {"name": spec.publish.name, "version": published.version, "promoted": published.reason}
         self.published = published
@@ -309,14 +316,7 @@ class _Work:
             return
         windows, part = windows_to_score(self.context, parts, content), spec.score.window
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
-        inputs = score_inputs(self.context, champion, {name: content[name] for name in windows})
-        self.record.predictions = score_windows(
-            self.context.steps, rows, spec, champion, inputs, self.record.run_id, self.context.trusted
-        )
-        place = scored_windows(self.context)
-        before = self.context.steps.find("score", place, ScoredWindows) or ScoredWindows(content={})
-        made = ScoredWindows(content={**before.content, **{name: content[name] for name in windows}})
-        if made != before:
-            self.context.steps.put("score", place, made, 0.0)
+        chosen = {name: content[name] for name in windows}
+        self.record.predictions = score_windows(self.context, rows, champion, chosen)
         if self.record.predictions:
             self.record.places["predictions"] = Table(str(spec.score.target)).uri

@@ -120,6 +120,23 @@ def test_a_model_that_was_not_promoted_says_who_stays(record_of_task):
     assert "The champion is version 1, as before." in said
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"champion": 1}, "The champion is version 1, as before."),
+        ({"before": 2, "champion": 2, "version": 3}, "The champion is version 2, as before."),
+        ({"before": 1, "champion": 2, "version": 2}, "The champion is version 2, which this run promoted."),
+        ({"before": 1, "champion": 2}, "The champion is version 2."),  # or somebody else did meanwhile
+        ({"before": 1, "champion": None}, "There is no champion."),
+    ],
+)
+def test_who_is_the_champion_after_a_run_that_failed_is_told_as_it_is(record_of_task, model, said):
+    record = record_of_task()
+    record.model = model
+    record.fail(DataError("the disk is full"))
+    assert said in Page(report_html(record)).text
+
+
 def test_a_run_that_failed_tells_the_error_and_how_far_it_came(record_of_task):
     record = record_of_task()
     record.trained = record.evaluated = None

@@ -1,0 +1,110 @@
+"""What was lost is made again, though nothing else has changed; what a run does is told, whatever it leads to."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.plan import plan_of
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.steps import Steps
+from sparkdl.tables.table import Table
+
+
+class Shop:
+    """A small table, and its pipeline."""
+
+    def __init__(self, root):
+        self.root = root
+        x = np.random.default_rng(0).normal(size=200)
+        frame = pd.DataFrame({"id": range(200), "kind": np.where(x > 0, "a", "b"), "x": x, "y": 2 * x + 1})
+        frame.to_parquet(root / "rows.parquet")
+
+    def context(self, *overrides):
+        text = f"""
+        name: shop
+        root: {self.root}
+        source: {{kind: parquet, path: {self.root}/rows.parquet, key: id}}
+        features: {{x: number}}
+        label: {{y: regression}}
+        split: {{by: hash, train: 0.6, validate: 0.2, score: 0.2}}
+        model: {{arguments: {{width: 8, depth: 1, dropout: 0}}}}
+        train: {{epochs: 1, batch_size: 32, learning_rate: 0.01, num_proc: 1, verbose: 0}}
+        publish: {{gate: {{min_rows: 10, rule: not_worse, margin: 100}}}}
+        """
+        return Context(loads(text, overrides), datetime(2026, 3, 20, 12, tzinfo=UTC))
+
+    def run(self, spark, *overrides):
+        return run(self.context(*overrides), spark)
+
+    @property
+    def registry(self):
+        return ModelRegistry(f"{self.root}/shop/registry")
+
+    @property
+    def predicted_by(self):
+        return set(Table(f"{self.root}/shop/tables/predictions").rows().to_pandas()["model_version"])
+
+
+@pytest.fixture
+def shop(tmp_path):
+    return Shop(tmp_path)
+
+
+def done(record):
+    return {note.name for note in record.steps if not note.kept} - {"run", "live"}
+
+
+def test_predictions_and_models_that_were_lost_are_made_again(spark, shop):
+    first = shop.run(spark)
+    assert first.outcome == "promoted"
+    shutil.rmtree(shop.root / "shop" / "tables" / "predictions")
+    assert not plan_of(shop.context()).nothing_new
+    again = shop.run(spark)
+    assert (again.outcome, again.predictions, done(again)) == ("scored", first.predictions, {"score"})
+    assert shop.run(None).outcome == "nothing new"  # no session: nothing of Spark is asked
+
+    shutil.rmtree(shop.root / "shop" / "registry")
+    planned = {step.name: step.state for step in plan_of(shop.context()).steps}
+    assert (planned["train"], planned["publish"]) == ("kept", "done again")
+    again = shop.run(spark)
+    assert (again.outcome, again.model["champion"], done(again)) == ("promoted", 1, {"publish"})
+    assert shop.run(None).outcome == "nothing new"
+
+    sliced = shop.run(spark, "report.slices=[kind]")
+    assert (sliced.outcome, sliced.exit_code, done(sliced)) == ("stopped", 0, {"evaluate"})
+    assert sliced.message == "did evaluate, from which neither a model nor predictions followed"
+    page = Path(sliced.places["report"]).read_text()
+    assert "The run did what was due" in page
+    assert set(sliced.evaluated.slices["kind"]) == {"a", "b"}
+
+
+@pytest.mark.slow
+def test_predictions_of_a_run_that_was_killed_are_made_again_by_who_is_champion_then(spark, shop, monkeypatch):
+    shop.run(spark)
+    put, cut = Steps.put, shop.context("train.epochs=2")
+
+    def killed(self, step, *rest):
+        if step == "score":
+            raise KeyboardInterrupt
+        put(self, step, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Steps, "put", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(cut, spark)
+    assert (cut.record.outcome, cut.record.promoted, shop.predicted_by) == ("failed", True, {2})
+    said = Path(cut.record.places["report"]).read_text()
+    assert "The champion is version 2, which this run promoted." in said
+    shop.registry.rollback("shop", "champion")
+    after = shop.run(spark, "train.epochs=2")
+    assert (after.outcome, after.model["champion"], shop.predicted_by) == ("scored", 1, {1})
+    assert shop.run(None, "train.epochs=2").outcome == "nothing new"
