@@ -24,6 +24,7 @@ from sparkdl.pipeline.state.keys import (
     drift_inputs,
     evaluate_inputs,
     features_inputs,
+    fitted_key,
     judged_against,
     publish_inputs,
     published_is_there,
@@ -42,10 +43,11 @@ from sparkdl.pipeline.status import records
 from sparkdl.pipeline.trials import trials_of
 from sparkdl.pipeline.work.drift import kept_drift, rule_of
 from sparkdl.pipeline.work.ingest import deleted_windows, due_windows, rules_of
+from sparkdl.storage import Storage
 
 __all__ = ["Plan", "PlannedStep", "plan_of"]
 
-State = Literal["done again", "kept", "open"]
+State = Literal["done again", "kept", "waits", "open"]
 _RECORDS = 20
 """The newest records, among which one is looked for that did a step."""
 
@@ -56,7 +58,8 @@ class PlannedStep:
 
     Attributes:
         name: of the step.
-        state: ``done again``, ``kept`` from an earlier run, or ``open``: only the run itself can tell.
+        state: ``done again``, ``kept`` from an earlier run, ``waits`` for rows to learn from, or ``open``: only the run
+            itself can tell.
         why: in words.
     """
 
@@ -154,7 +157,7 @@ def plan_of(context: Context) -> Plan:
     if due is None and any(step.state == "kept" for step in steps):
         steps = [step if step.state != "kept" else _if_same(step) for step in steps]
     amounts = _amounts(context, due, known, parts)
-    passed = {step.name for step in steps if step.state == "kept"}
+    passed = {step.name for step in steps if step.state in ("kept", "waits")}
     amounts = {name: one for name, one in amounts.items() if name not in passed and context.asks_for(name)}
     return Plan(nothing_new=False, due=why, steps=tuple(steps), amounts=amounts, **common)
 
@@ -207,7 +210,7 @@ def _drift(context: Context, parts: Parts, content: Mapping[str, str]) -> tuple[
 def _waiting(why: str) -> Iterator[PlannedStep]:
     """The steps to a model, which are left out for now; none where nothing is to be learnt."""
     for name in LEARNING if why else ():
-        yield PlannedStep(name=name, state="kept", why=why)
+        yield PlannedStep(name=name, state="waits", why=why.removeprefix("learning waits: "))
 
 
 def _learning(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:
@@ -235,8 +238,9 @@ def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Itera
         yield "done again", f"of the training windows {_count(fresh)}"
         return
     inputs = features_inputs(context, parts, content)
-    yield _kept(steps.known("features", inputs), "features, label, split or the training windows differ")
-    key = content_key("features", inputs)
+    known, start = _fitted(context, inputs)
+    yield _kept(known, "features, label, split or the training windows differ, or the champion of then is gone")
+    key = fitted_key(inputs, start)
     fresh = [name for name in parts.validate if name not in content]
     if fresh:
         yield "done again", f"of the validation windows {_count(fresh)}"
@@ -258,6 +262,15 @@ def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Itera
     )
     published = steps.known("publish", judged) and published_is_there(context)
     yield _kept(published, "publish differs, or the registry has lost the model")
+
+
+def _fitted(context: Context, inputs: Mapping[str, Any]) -> tuple[bool, str | None]:
+    """Whether there are fitted features that hold, and the bundle that they were taken from."""
+    if context.spec.train.start != "champion":
+        return context.steps.known("features", inputs), None
+    found = context.steps.find("features", inputs, dict[str, Any]) or {}
+    start = found.get("start")
+    return bool(found) and (start is None or Storage.of(start).exists()), start
 
 
 def _scoring(context: Context, parts: Parts, content: Mapping[str, str], due: Sequence[str]) -> Iterator[PlannedStep]:

@@ -14,7 +14,7 @@ from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.context import LEARNING, Context
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -145,6 +145,8 @@ def test_where_no_rows_validate_learning_waits_and_the_champion_predicts(spark, 
     said = "learning waits: split.validate has no window with rows"
     assert said in done.message
     assert planned.exit_code == 0
+    learning = [step for step in planned.steps if step.name in LEARNING]
+    assert {(step.state, step.why[:14]) for step in learning} == {("waits", "split.validate")}
     shop.day(8)
     assert scored(shop.run(spark)) == {"2026-03-08": 40}
 

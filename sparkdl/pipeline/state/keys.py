@@ -31,6 +31,7 @@ __all__ = [
     "drift_inputs",
     "evaluate_inputs",
     "features_inputs",
+    "fitted_key",
     "judged_against",
     "predictions_are_there",
     "publish_inputs",
@@ -67,6 +68,11 @@ def features_inputs(context: Context, parts: Parts, content: Content) -> Inputs:
         "rows": {name: content[name] for name in parts.train},
         "code": {name: context.code[name] for name in token_functions(context.spec.features)},
     }
+
+
+def fitted_key(features: Inputs, start: str | None) -> str:
+    """The key of fitted features; of those that were taken from a champion, ``start`` is the address of its bundle."""
+    return content_key("features", features if start is None else {**features, "from": start})
 
 
 def shards_inputs(context: Context, parts: Parts, content: Content, fitted: str) -> Inputs:

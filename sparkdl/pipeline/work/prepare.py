@@ -29,7 +29,7 @@ from sparkdl.pipeline.rows.parts import Part, Parts, rows_of
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import features_inputs, shards_are_there, shards_inputs
+from sparkdl.pipeline.state.keys import features_inputs, fitted_key, shards_are_there, shards_inputs
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.file_rows import FileRows
@@ -94,7 +94,7 @@ class Fitted:
         features: fitted.
         labels: fitted.
         start: address of the bundle that they are from, and that training starts from; None starts from scratch.
-        key: of all of it.
+        key: of all of it, with that bundle: where it is gone, the next champion's features are others.
     """
 
     features: Features
@@ -195,8 +195,8 @@ def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[
 
     done = context.steps.do("features", inputs, _Fitted, work, there)
     features = Features.from_json(done.features, Source("the result of the step 'features'"), functions.__getitem__)
-    labels, key = Labels(labels=done.labels), content_key("features", inputs)
-    return Fitted(features=features, labels=labels, start=done.start, key=key)
+    key = fitted_key(inputs, done.start)
+    return Fitted(features=features, labels=Labels(labels=done.labels), start=done.start, key=key)
 
 
 def _files(context: Context, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
