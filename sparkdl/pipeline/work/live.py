@@ -24,8 +24,8 @@ from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import scored_place, trained_of
-from sparkdl.pipeline.state.results import Live, LiveError, Scored
+from sparkdl.pipeline.state.keys import scored_place, scored_windows, trained_of
+from sparkdl.pipeline.state.results import Live, LiveError, Scored, ScoredWindows
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.labels import FittedLabel, encoded
 from sparkdl.pipeline.work.prepare import labels_of
@@ -40,9 +40,9 @@ __all__ = ["live_errors"]
 _LIVE = 1
 """Version of what this module does; raise it when that changes."""
 _MOST_WINDOWS = 100
-"""The newest windows with predictions that are looked at."""
+"""The newest windows with predictions that are looked at, besides those whose rows have changed since."""
 _MOST_KEPT = 400
-"""Errors that are kept, of the newest windows."""
+"""Errors that are kept, of the newest windows, and as many predictions that no label has come for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +84,25 @@ def live_errors(context: Context, clean: DataFrame, content: Mapping[str, str]) 
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
             reasons.append(f"the predictions of version {version} cannot be compared: {error}")
             logger.warning("live error: %s", reasons[-1])
-    newest = tuple(known[each] for each in sorted(known)[-_MOST_KEPT:])
+    newest = _newest(known)
     context.steps.put("live", place, Live(label=name, metric=metric, windows=newest), time.perf_counter() - started)
     return Live(label=name, metric=metric, windows=newest, reason="; ".join(reasons))
 
 
+def _newest(known: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]:
+    """What is kept, in order: labels may come later than hundreds of windows that still wait for theirs."""
+    measured = [each for each in sorted(known) if known[each].measured is not None]
+    waiting = [each for each in sorted(known) if known[each].measured is None]
+    return tuple(known[each] for each in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
+
+
 def _predicted(context: Context, content: Mapping[str, str], label: str) -> Iterator[_Due]:
-    """The newest windows with predictions, and what decides how good those were."""
+    """Windows with predictions, the newest and those whose rows have changed, and what decides how good those were."""
     target, settings = str(context.spec.score.target), context.settings
-    for window in sorted(name for name, rows in content.items() if rows)[-_MOST_WINDOWS:]:
+    known = context.steps.find("score", scored_windows(context), ScoredWindows)
+    rows_of = {} if known is None else {name: rows for name, rows in known.content.items() if content.get(name)}
+    changed = {name for name, rows in rows_of.items() if rows != content[name]}
+    for window in sorted({*sorted(rows_of)[-_MOST_WINDOWS:], *changed}):
         scored = context.steps.find("score", scored_place(Table(target).uri, window), Scored)
         if scored is not None:
             inputs = {

@@ -14,8 +14,8 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.judging.metrics.measure import measure
 from sparkdl.pipeline.judging.metrics.rows import Rows
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import scored_place
-from sparkdl.pipeline.state.results import Scored, Trained
+from sparkdl.pipeline.state.keys import scored_place, scored_windows
+from sparkdl.pipeline.state.results import Scored, ScoredWindows, Trained
 from sparkdl.pipeline.work.labels import FittedLabel
 from sparkdl.pipeline.work.live import live_errors
 from sparkdl.tables.table import Table
@@ -63,6 +63,8 @@ class Shop:
             artifact = self.version.artifact if artifact is None else artifact
             done = Scored(inputs=f"made {name}", rows=int(rows), version=1, artifact=artifact)
             context.steps.put("score", scored_place(target.uri, name), done, 0.0)
+        content = dict.fromkeys(frame["_window"], "rows without labels")
+        context.steps.put("score", scored_windows(context), ScoredWindows(content=content), 0.0)
 
     def look(self, clean, content, *overrides):
         frame = None if clean is None else self.spark.createDataFrame(clean)
@@ -141,3 +143,19 @@ def test_one_label_of_several_is_compared_and_a_column_that_is_gone_is_one_sente
     assert [one.measured.values["rmse"] for one in found.windows] == [2.0, 2.0]
     gone = shop.look(clean.drop(columns="price"), {A: "other", B: "two"})
     assert "the rows have no label 'price'" in gone.reason
+
+
+def test_labels_that_come_hundreds_of_windows_later_are_joined(spark, tmp_path, monkeypatch):
+    shop = Shop(tmp_path, spark, PRICE)
+    shop.predict(keyed().assign(prediction=1.0))
+    clean = keyed().assign(trust=1.0, price=pd.Series([None] * 20 + [3.0] * 20, dtype=object))
+    content = {f"2026-03-03T{n:03d}": "rows that nobody predicted" for n in range(120)}
+    content |= dict.fromkeys((A, B), "rows without labels")
+    monkeypatch.setattr("sparkdl.pipeline.work.live._MOST_KEPT", 1)
+    found = shop.look(clean, content)
+    assert [(one.window, one.waiting, one.measured is None) for one in found.windows] == [(A, 20, True), (B, 0, False)]
+
+    monkeypatch.setattr("sparkdl.pipeline.work.live._MOST_KEPT", 2)
+    monkeypatch.setattr("sparkdl.pipeline.work.live._MOST_WINDOWS", 1)
+    late = shop.look(clean.assign(price=3.0), content | {A: "rows with labels"})
+    assert [(one.waiting, one.measured.values["rmse"]) for one in late.windows] == [(0, 2.0), (0, 2.0)]
