@@ -6,6 +6,7 @@ The task calls ``sparkdl run``, and its exit codes become states of the task:
     10, 20          nothing new; the new model was not promoted         skipped: what follows is skipped, too
     1, 4            refused, or an error nobody foresaw                 failed; tried again it would fail again
     2, 3, 30        cluster, training, another run was at work          failed, and tried again
+    130, -9, ...    ended by a signal                                   failed, and tried again: what was done is kept
 
 Days that were missed need no catch-up by Airflow: the pipeline keeps books of its own of what is due. Nor does it
 matter if two runs meet: one of them leaves with 30.
@@ -35,6 +36,8 @@ def end(code: int) -> None:
         raise AirflowSkipException(SKIPPED[code])
     if code in WORTH_ANOTHER_TRY:
         raise AirflowException(f"exit code {code}: {WORTH_ANOTHER_TRY[code]}")
+    if code < 0 or code > 128:
+        raise AirflowException(f"exit code {code}: a signal ended the run, and the next one goes on where it was")
     if code:
         raise AirflowFailException(f"exit code {code}: the log has the sentence that says why")
 

@@ -19,6 +19,7 @@ from sparkdl.pipeline.state.record import EXIT_CODES
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "jobs" / "schedule"
 CODES = {*EXIT_CODES.values(), 1, 2, 3, 4}
+SIGNALS = {-9, 130, 143}
 IN_AIRFLOW = """
 import json, sys
 try:
@@ -166,7 +167,7 @@ def test_airflow_reads_the_dag_and_exit_codes_become_states(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     done = subprocess.run(
-        [str(airflow()), "-c", IN_AIRFLOW, str(tmp_path / "dags"), *map(str, sorted(CODES))],
+        [str(airflow()), "-c", IN_AIRFLOW, str(tmp_path / "dags"), *map(str, sorted(CODES | SIGNALS))],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -176,4 +177,5 @@ def test_airflow_reads_the_dag_and_exit_codes_become_states(tmp_path):
         "0": "success", "10": "AirflowSkipException", "20": "AirflowSkipException",
         "1": "AirflowFailException", "4": "AirflowFailException",
         "2": "AirflowException", "3": "AirflowException", "30": "AirflowException",
+        "-9": "AirflowException", "130": "AirflowException", "143": "AirflowException",
     }  # fmt: skip
