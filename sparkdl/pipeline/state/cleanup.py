@@ -10,9 +10,12 @@ makes a set, a bundle or a run whole goes first, so what is half-deleted counts 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 
+from sparkdl.documents.typed import Count
 from sparkdl.models.folder import DOCUMENT
 from sparkdl.observe import logger
 from sparkdl.pipeline.state.context import Context
@@ -26,6 +29,17 @@ _RUN = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 _TABLES = ("clean", "quarantine", "ledger", "predictions", "runs")
 _VACUUM_EVERY = 32
 """Versions of the table of clean rows between two vacuums, since listing all folders of a store takes its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Vacuumed:
+    """What the last vacuum left.
+
+    Attributes:
+        version: of the table of clean rows, after it.
+    """
+
+    version: Count
 
 
 def clean_up(context: Context) -> None:
@@ -72,11 +86,15 @@ def _models(context: Context) -> None:
 def _versions(context: Context) -> None:
     """Files of the pipeline's own tables that only old versions name, and those of writes that never committed."""
     tables, days = context.tables, context.spec.keep.days
-    if days is None or tables.table("clean").version() % _VACUUM_EVERY != _VACUUM_EVERY - 1:
+    clean, place = tables.table("clean"), {"tables": tables.folder}
+    last = context.steps.find("vacuum", place, _Vacuumed) or _Vacuumed(version=0)
+    if days is None or 0 <= clean.version() - last.version < _VACUUM_EVERY:  # a table made anew has fewer than last
         return
+    started = time.perf_counter()
     for name in _TABLES:
         if tables.table(name).exists():
             tables.table(name).vacuum(timedelta(days=days), versions=True)
+    context.steps.put("vacuum", place, _Vacuumed(version=clean.version()), time.perf_counter() - started)
 
 
 def _idle_runs(context: Context) -> None:

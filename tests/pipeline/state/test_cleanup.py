@@ -143,6 +143,25 @@ def test_versions_of_own_tables_go_after_their_days_and_the_newest_can_be_read(h
     assert sorted(clean.rows()["x"].to_pylist()) == [1, 2]
 
 
+def test_versions_go_however_many_runs_did_not_train_since_the_last_vacuum(home, monkeypatch):
+    monkeypatch.setattr("sparkdl.pipeline.state.cleanup._VACUUM_EVERY", 4)
+    vacuumed = []
+    monkeypatch.setattr("sparkdl.tables.table.Table.vacuum", lambda table, *_, **__: vacuumed.append(table.version()))
+    for day in range(6):  # 5 versions a day, and a training at its end
+        for _ in range(4):
+            home.context()
+        context = home.context()
+        home.train(day, context.steps)
+        clean_up(context)
+    assert vacuumed == [4, 9, 14, 19, 24, 29]
+    clean_up(context)
+    (home.root / "tables" / "clean").rename(home.root / "old")
+    context = home.context()
+    home.train(9, context.steps)
+    clean_up(context)
+    assert vacuumed[6:] == [0]
+
+
 def test_what_cannot_be_deleted_does_not_fail_the_run(home, monkeypatch, caplog):
     for number in range(3):
         home.train(number)
