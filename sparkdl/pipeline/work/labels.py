@@ -9,7 +9,7 @@ Labels may come later than their rows: a row with a label that is null is predic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,7 @@ __all__ = [
     "encoded",
     "fit_labels",
     "labelled",
+    "same_label",
 ]
 
 _MOST_CLASSES = 10_000
@@ -107,6 +108,14 @@ def fit_labels(rows: DataFrame, labels: Mapping[str, Label]) -> Labels:
     return Labels(labels=tuple(_fit(known, name, each) for name, each in labels.items()))
 
 
+def same_label(fitted: FittedLabel, label: Label) -> bool:
+    """Whether a label that a model was trained with means what the file says of it."""
+    if fitted.type != label.type or (label.classes and fitted.classes != tuple(map(_as_spark, label.classes))):
+        return False
+    positive = _true(fitted.classes) if label.positive is None else [_as_spark(label.positive)]
+    return fitted.type != "binary" or positive in ([], [fitted.classes[1]])
+
+
 def labelled(rows: DataFrame, names: Iterable[str]) -> DataFrame:
     """The rows that have all labels."""
     from pyspark.sql import functions as F
@@ -162,7 +171,7 @@ def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:
     for n, label in enumerate(labels):
         if found[f"n{n}"]:
             known = "is no finite float32" if label.type == "regression" else "training never saw"
-            remedy = ", or name all classes in label" if label.type == "multiclass" else ""
+            remedy = ", or name all classes in label and train from scratch" if label.type == "multiclass" else ""
             raise DataError(
                 f"label {label.name!r}: {found[f'n{n}']} of the rows to {part} have one that {known}, such as "
                 f"{found[f'v{n}']!r}: refuse them in expect{remedy}"
@@ -275,10 +284,14 @@ def _positive(name: str, each: Label, values: list[str]) -> str:
                 f"label {name!r} has the values {values}, and positive is {positive!r}: name one of the two"
             )
         return positive
-    known = [value for value in values if value.lower() in ("true", "1", "1.0")]
+    known = _true(values)
     if len(known) != 1:
         raise DataError(f"label {name!r} has the values {values}: say which is the positive one with positive")
     return known[0]
+
+
+def _true(values: Sequence[str]) -> list[str]:
+    return [value for value in values if value.lower() in ("true", "1", "1.0")]
 
 
 def _as_spark(value: Any) -> str:

@@ -33,7 +33,16 @@ from sparkdl.pipeline.state.keys import features_inputs, fitted_key, shards_are_
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.file_rows import FileRows
-from sparkdl.pipeline.work.labels import FittedLabel, Labels, check_labels, check_weight, encoded, fit_labels, labelled
+from sparkdl.pipeline.work.labels import (
+    FittedLabel,
+    Labels,
+    check_labels,
+    check_weight,
+    encoded,
+    fit_labels,
+    labelled,
+    same_label,
+)
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
@@ -226,12 +235,14 @@ def _champions(spec: PipelineSpec, champion: ModelVersion, functions: Mapping[st
     labels = labels_of(champion.uri)
     known = {one.name: _without_size(one.options) for one in features.fitted}
     wanted = {name: _without_size(options) for name, options in spec.features.items()}
-    types = {label.name: label.type for label in labels}
-    if known != wanted or types != {name: each.type for name, each in spec.label.items()}:
-        other = sorted({str(name) for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name)})
+    other = sorted(name for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name))
+    learned = {label.name: label for label in labels}
+    kept = {name for name, label in spec.label.items() if name in learned and same_label(learned[name], label)}
+    other += sorted(f"label {name}" for name in (learned.keys() | spec.label.keys()) - kept)
+    if other:
         raise ConfigError(
             f"train.start=champion: version {champion.version} was trained with other features or labels than the "
-            f"file names ({', '.join(other[:5]) or 'labels'}): train from scratch once"
+            f"file names ({', '.join(other[:5])}): train from scratch once"
         )
     return features, labels
 
