@@ -80,7 +80,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
     description = described(features, labels)
     settings = msgspec.structs.replace(spec.train, partitions_per_process=None)  # by which the shards were cut
     ranks = settings.num_proc or slots_of(spark)
-    steps = settings.epochs * math.ceil(prepared.train_rows / (settings.batch_size * ranks))
+    steps = _steps(settings, prepared.train_rows, ranks)
     estimator = TorchEstimator(
         model=network,
         optimizer=_optimizer(settings),
@@ -154,6 +154,12 @@ def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict
 def checkpoints_of(spec: PipelineSpec, key: str) -> Storage:
     """The folder of the checkpoints of the training with that key."""
     return Storage.of(f"{spec.places.runs}/training/runs/{key}")
+
+
+def _steps(settings: Train, rows: int, ranks: int) -> int:
+    """Steps of a whole training on so many rows."""
+    each = settings.train_steps_per_epoch or math.ceil(rows / (settings.batch_size * ranks))
+    return settings.epochs * each
 
 
 def _optional(spec: PipelineSpec, steps: int, labels: Labels) -> dict[str, Any]:
