@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparkdl.features.fitted import token_functions
-from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.spec import PipelineSpec, Range
 
 __all__ = ["named_functions"]
 
@@ -32,3 +32,7 @@ def named_functions(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
         yield ("model", "factory"), spec.model.factory
     if ":" in spec.train.optimizer:
         yield ("train", "optimizer"), spec.train.optimizer
+    searched = spec.search.space.get("train.optimizer", ()) if spec.search is not None else ()
+    for place, optimizer in enumerate(() if isinstance(searched, Range) else searched):
+        if isinstance(optimizer, str) and ":" in optimizer:
+            yield ("search", "space", "train.optimizer", place), optimizer

@@ -13,6 +13,7 @@ from sparkdl.errors import ConfigError, DataError, PipelineFileError
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.code import importable
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.state.context import Context
@@ -76,6 +77,22 @@ def test_functions_that_are_not_there_are_told_all_at_once_with_their_lines(fold
         "wine.yaml:6: train.optimizer: absent:g names the module absent, which",
         "wine.yaml:7: model.factory: absent:f names the module absent, which",
     ]
+
+
+def test_functions_among_the_settings_of_a_search_are_functions_of_the_file(folder):
+    split = "split: {by: hash, train: 0.6, validate: 0.2, test: 0.1, score: 0.1}\n"
+    text = f"{FILE}{split}search:\n  space:\n    train.optimizer: [adam, 'cellar:sgd']\n"
+    (folder / "wine.yaml").write_text(text)
+    with pytest.raises(PipelineFileError, match=r"wine.yaml:9: search.space.train.optimizer.*cellar, which is neither"):
+        Pipeline.load(folder / "wine.yaml")
+    found = set()
+    for rate in (0.1, 0.2):
+        (folder / "cellar.py").write_text(f"def sgd(model): return SGD(model.parameters(), {rate})\n")
+        made = Pipeline.load(folder / "wine.yaml")
+        with importable(made.spec.code):
+            found |= Context(made.file).code.items()
+    assert [target for target, _ in found] == ["cellar:sgd"] * 2
+    assert any(named_functions(made.spec))  # and workers get the folder
 
 
 def test_functions_are_found_beside_the_file_and_a_missing_one_is_told_with_its_line(folder):
