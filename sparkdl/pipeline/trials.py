@@ -19,9 +19,19 @@ from sparkdl.errors import ConfigError
 from sparkdl.pipeline.code import arguments_of
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.spec import PipelineSpec, Range, Search, Train
+from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 
-__all__ = ["OWN_NETWORK", "chosen_by", "chosen_settings", "search_problems", "trials_of", "with_settings"]
+__all__ = [
+    "OWN_NETWORK",
+    "chosen_by",
+    "chosen_settings",
+    "compared_by",
+    "metrics_of_trials",
+    "search_problems",
+    "trials_of",
+    "with_settings",
+]
 
 OWN_NETWORK = "sparkdl.models.networks:TabularNet"
 """The network where the file names none."""
@@ -76,16 +86,31 @@ def with_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> PipelineSp
     return replaced(spec, train=replaced(spec.train, **parts["train"]), model=model, search=None)
 
 
-def chosen_by(spec: PipelineSpec) -> str:
-    """The column of a training's history by whose value trials are compared: of ``publish.metric`` where it has one.
+def compared_by(spec: PipelineSpec) -> str | None:
+    """The metric by which trials are compared, the one of the gate; None compares them by the loss.
 
-    A training computes no other metric of several labels than ``train.metrics`` names.
+    A training computes no other metric of several labels than ``train.metrics`` names, and none of classes whose loss
+    is a function of the user's, which does not say what the outputs are.
     """
-    metric = spec.publish.metric
-    if len(spec.label) == 1:
-        return f"val_{metric}" if metric else "val_loss"
-    judged = spec.publish.label or next(iter(spec.label))
-    return f"val_{judged}_{metric}" if metric in spec.train.metrics else "val_loss"
+    name = spec.publish.label or next(iter(spec.label))
+    label = spec.label[name]
+    metric = spec.publish.metric or DEFAULT_METRICS[label.type]
+    told = label.type == "regression" or ":" not in (label.loss or "")
+    return metric if told and (len(spec.label) == 1 or metric in spec.train.metrics) else None
+
+
+def chosen_by(spec: PipelineSpec) -> str:
+    """The column of a training's history by whose value trials are compared."""
+    metric = compared_by(spec)
+    if metric is None:
+        return "val_loss"
+    return f"val_{metric}" if len(spec.label) == 1 else f"val_{spec.publish.label or next(iter(spec.label))}_{metric}"
+
+
+def metrics_of_trials(spec: PipelineSpec) -> tuple[str, ...]:
+    """What a training of a search computes: ``train.metrics``, and the one by which trials are compared."""
+    metric, known = compared_by(spec), spec.train.metrics
+    return known if metric is None or metric in known else (*known, metric)
 
 
 def chosen_settings(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,14 +75,20 @@ def test_a_trial_is_the_file_with_its_settings():
 @pytest.mark.parametrize(
     ("overrides", "column"),
     [
-        ([], "val_loss"),
+        ([], "val_rmse"),
+        (["label={quality: binary}"], "val_auc"),
+        (["label={quality: multiclass}"], "val_accuracy"),
+        (["label={quality: {type: binary, loss: 'cellar:loss'}}", "publish.metric=f1"], "val_loss"),
+        (["label={quality: {type: regression, loss: 'cellar:loss'}}"], "val_rmse"),
         (["publish.metric=mae"], "val_mae"),
+        (["label.price=regression", "train.metrics=[mae]"], "val_loss"),
+        (["label.price=regression", "train.metrics=[rmse]"], "val_quality_rmse"),
         (["label.price=regression", "publish={label: price, metric: rmse}"], "val_loss"),
         (["label.price=regression", "publish={label: price, metric: rmse}", "train.metrics=[rmse]"], "val_price_rmse"),
     ],
 )
-def test_trials_are_compared_by_the_metric_of_publish_where_a_training_computes_it(overrides, column):
-    assert chosen_by(pipeline(*overrides).spec) == column
+def test_trials_are_compared_by_the_metric_of_the_gate_where_a_training_computes_it(overrides, column):
+    assert chosen_by(loads(FILE, overrides).spec) == column
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,11 @@ class Range(Section, frozen=True, kw_only=True):
 
 
 class Search(Section, frozen=True, kw_only=True):
-    """Several settings, of which the best by publish.metric on the validation rows becomes the challenger."""
+    """Several settings, of which the best by publish.metric on the validation rows becomes the challenger.
+
+    The loss chooses where a training does not compute that metric: of several labels unless train.metrics names it, and
+    of classes with a loss of your own.
+    """
 
     space: Annotated[
         dict[str, tuple[Scalar | None, ...] | Range],

@@ -20,7 +20,7 @@ from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.context import VERSIONS, Context
 from sparkdl.pipeline.state.results import Published, Scored, ScoredWindows, Shards, Trained
 from sparkdl.pipeline.state.steps import Steps, content_key
-from sparkdl.pipeline.trials import chosen_by, chosen_settings
+from sparkdl.pipeline.trials import chosen_by, chosen_settings, metrics_of_trials
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.engine import spark_session
@@ -110,6 +110,8 @@ def trial_inputs(context: Context, shards: str, trial: Mapping[str, Any]) -> Inp
     """What decides one training, with the settings of a trial; how it is watched and kept alive does not."""
     settings = {**context.settings, **chosen_settings(context.settings, trial)} if trial else context.settings
     deciding = {name: value for name, value in settings["train"].items() if name not in NOT_DECIDING}
+    if trial:  # which the best is told by
+        deciding["metrics"] = metrics_of_trials(context.spec)
     return {
         "version": VERSIONS["train"],
         "shards": shards,

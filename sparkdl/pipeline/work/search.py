@@ -29,7 +29,7 @@ from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import bundle_is_whole, trial_inputs
 from sparkdl.pipeline.state.results import Trained, Trial, Tried
 from sparkdl.pipeline.state.steps import content_key
-from sparkdl.pipeline.trials import chosen_by, trials_of, with_settings
+from sparkdl.pipeline.trials import chosen_by, compared_by, metrics_of_trials, trials_of, with_settings
 from sparkdl.pipeline.work.prepare import Prepared
 from sparkdl.pipeline.work.training import checkpoints_of, network_of, train
 
@@ -62,7 +62,7 @@ def search(context: Context, spark: SparkSession, prepared: Prepared) -> Trained
     _run([trial.run for trial in trials], spark, side_by_side)
     column = chosen_by(context.spec)
     told = tuple(trial.told(column) for trial in trials)
-    chosen = _best(told, higher=HIGHER_IS_BETTER.get(_metric_of(context.spec, column), False))
+    chosen = _best(told, higher=HIGHER_IS_BETTER.get(compared_by(context.spec) or "", False))
     best = trials[chosen].done.trained
     assert best is not None
     return replace(best, trials=told, chosen=chosen, chosen_by=column)
@@ -134,16 +134,8 @@ def _holds(done: Tried) -> bool:
 
 def _for_one(spec: PipelineSpec) -> PipelineSpec:
     """The pipeline of a trial, on as many ranks as the file says, or one, and with the metric that judges it."""
-    metric = _metric_of(spec, chosen_by(spec))
-    known = spec.train.metrics
-    metrics = known if not metric or metric in known else (*known, metric)
-    settings = msgspec.structs.replace(spec.train, num_proc=spec.train.num_proc or 1, metrics=metrics)
+    settings = msgspec.structs.replace(spec.train, num_proc=spec.train.num_proc or 1, metrics=metrics_of_trials(spec))
     return msgspec.structs.replace(spec, train=settings)
-
-
-def _metric_of(spec: PipelineSpec, column: str) -> str:
-    """The metric whose value stands in a column of the history; empty for the loss."""
-    return "" if column == "val_loss" else str(spec.publish.metric)
 
 
 def _room(spec: PipelineSpec, spark: SparkSession) -> int:

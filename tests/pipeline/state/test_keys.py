@@ -16,6 +16,7 @@ from sparkdl.pipeline.state.keys import (
     score_inputs,
     scored_windows,
     shards_inputs,
+    trial_inputs,
     windows_to_score,
 )
 from sparkdl.pipeline.state.results import Published, ScoredWindows
@@ -66,6 +67,17 @@ def test_without_windows_in_time_nothing_is_owed_but_what_is_gone(context_of):
         assert windows_to_score(context, parts, content) == (D1, D2, D3)
         context.steps.put("score", place, ScoredWindows(content=content), 0.0)
         assert windows_to_score(context, parts, content) == (D1, D3)
+
+
+def test_a_trial_is_done_again_for_a_metric_that_it_did_not_compute_and_a_training_is_not(context_of):
+    def inputs(trial, *overrides):
+        search = ("search.space={train.epochs: [1, 2]}", "split.test=1 day")
+        return trial_inputs(context_of(*search, *overrides), "shards", trial)
+
+    trial = {"train.epochs": 2}
+    assert inputs(trial) == inputs(trial, "publish.metric=rmse") != inputs(trial, "publish.metric=mae")
+    assert inputs(trial, "train.metrics=[rmse]") == inputs(trial)
+    assert inputs({}) == inputs({}, "publish.metric=mae")
 
 
 @pytest.fixture
