@@ -113,7 +113,7 @@ def plan_of(context: Context) -> Plan:
         DataError: the source has no files, or the windows to do again are none of its windows.
         StorageError: the source or the pipeline's places cannot be read.
     """
-    known, spec, look = context.tables.ledger.windows(), context.spec, context.look
+    known, spec, look = context.tables.windows(), context.spec, context.look
     due = due_windows(spec, look, known, context.now, context.again)
     later = ahead(look.windows or (), context.now)
     same = tuple(name for name, books in known.items() if books.read and name not in (due or ()))
@@ -175,6 +175,8 @@ def _why(context: Context, books: WindowBooks | None, name: str) -> str:
         return "the source no longer holds it: its rows are removed"
     if books is None:
         return "new"
+    if not books.rules:
+        return "its clean rows are gone, or a run that replaced them was cut short"
     if books.rules != rules_of(context.spec):
         return "source, transform, expectations or their code differ from those it was made by"
     if there is not None and books.fingerprint != there[name]:

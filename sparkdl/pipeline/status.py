@@ -59,7 +59,7 @@ def status_of(context: Context) -> Status:
     Raises:
         StorageError: the pipeline's own places cannot be read.
     """
-    known = context.tables.ledger.windows()
+    known = context.tables.windows()
     due: list[str] | None = None
     later: list[str] | None = None
     problem = ""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from datetime import UTC, datetime
 
 import pandas as pd
+import pytest
 
+from sparkdl.errors import DataError
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.report import report_html
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.status import status_of
 from sparkdl.pipeline.summary import summary_lines
+from sparkdl.pipeline.work import ingest
+from sparkdl.tables.staged import StagedWrite
 from sparkdl.tables.table import Table
 
 
@@ -22,7 +27,7 @@ class Shop:
     def __init__(self, root, source):
         self.root, self.source = root, source
 
-    def context(self, now, again=None, **settings):
+    def context(self, now, again=None, edit="", **settings):
         source = ", ".join(f"{name}: {value}" for name, value in {**self.source, **settings}.items())
         text = f"""
         name: shop
@@ -30,6 +35,7 @@ class Shop:
         source: {{{source}}}
         features: {{x: number}}
         label: {{y: regression}}
+        {f'transform: {{sql: "SELECT *{edit} FROM {{source}}"}}' if edit else ""}
         """
         return Context(loads(text), now, again, until="ingest")
 
@@ -62,6 +68,55 @@ def test_rows_dated_ahead_are_taken_in_when_their_day_comes_though_no_file_has_c
     assert run(shop.context(noon(19))).outcome == "nothing new"
     assert run(shop.context(noon(20)), spark).windows["ingested"] == ["2026-03-20"]
     assert len(shop.clean) == 9
+
+
+@pytest.mark.parametrize(("by", "cut"), [("time", "clean"), ("time", "books"), ("partition", "books")])
+def test_an_edit_that_is_taken_back_after_its_run_was_cut_short_leaves_no_row(spark, tmp_path, monkeypatch, by, cut):
+    (tmp_path / "orders" / "day=2026-03-18").mkdir(parents=True)
+    orders(18).to_parquet(tmp_path / "orders" / "day=2026-03-18" / "rows.parquet", coerce_timestamps="us")
+    named = {"time": "at"} if by == "time" else {"partition": "day"}
+    shop, edit = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "orders", **named}), ", x * 1000 AS big"
+    run(shop.context(noon(18)), spark)
+    with monkeypatch.context() as patched:
+
+        def killed(*_):
+            raise KeyboardInterrupt
+
+        if cut == "books":
+            patched.setattr(ingest, "_books", killed)
+        else:
+            commit = StagedWrite.commit
+            number = itertools.count()
+            patched.setattr(
+                StagedWrite, "commit", lambda *own: commit(*own) if next(number) < (cut == "clean") else killed()
+            )
+        with pytest.raises(KeyboardInterrupt):
+            run(shop.context(noon(18), edit=edit), spark)
+    assert run(shop.context(noon(18)), spark).windows["ingested"] == ["2026-03-18"]
+    assert "big" not in shop.clean.columns
+    assert run(shop.context(noon(18))).outcome == "nothing new"
+
+
+@pytest.mark.parametrize("by", ["time", "partition"])
+def test_clean_rows_that_are_gone_are_taken_in_again(spark, tmp_path, caplog, by):
+    named = {"time": "at"} if by == "time" else {"partition": "day"}
+    shop = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "orders", **named})
+    for day in (17, 18, 19):
+        (tmp_path / "orders" / f"day=2026-03-{day}").mkdir(parents=True)
+        orders(day).to_parquet(tmp_path / "orders" / f"day=2026-03-{day}" / "rows.parquet", coerce_timestamps="us")
+    run(shop.context(noon(18)), spark)
+    shutil.rmtree(tmp_path / "shop" / "tables" / "clean")
+    assert run(shop.context(noon(19)), spark).windows["ingested"] == ["2026-03-17", "2026-03-18", "2026-03-19"]
+    assert "tables/clean are gone: all windows are taken in again" in caplog.text
+    assert len(shop.clean) == 9
+    assert run(shop.context(noon(19))).outcome == "nothing new"
+
+    shutil.rmtree(tmp_path / "shop" / "tables" / "clean")
+    shutil.rmtree(tmp_path / "orders" / "day=2026-03-17")
+    with pytest.raises(DataError, match=r"tables/clean are gone, and the source no longer holds 2026-03-17 of them"):
+        run(shop.context(noon(19)), spark)
+    run(shop.context(noon(19), deleted_windows="remove"), spark)
+    assert len(shop.clean) == 6
 
 
 def test_a_run_says_which_windows_the_source_no_longer_holds_and_one_that_removes_them_ends_well(spark, tmp_path):

@@ -2,20 +2,22 @@
 
 Enters: windows that were ingested. Leaves: for each the fingerprint of its input, the rules it was cleaned by, and its
 books: rows in the source, and of those that the transform makes of them rows read = kept + quarantined + duplicates.
-One small Delta table, a row a window, committed after the window's rows are: a run that is cut short leaves windows
-that count as not done, and they are simply done again.
+One small Delta table, a row a window, committed after the window's rows are; those of a window that is replaced are
+struck out before: a run that is cut short leaves windows that count as not done, and they are simply done again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
 from sparkdl.documents.typed import Count, Source, convert, encode, parse
 from sparkdl.errors import DataError
+from sparkdl.observe import logger
+from sparkdl.pipeline.rows.windows import span
 from sparkdl.tables.table import Table
 
 __all__ = ["Ledger", "Tables", "WindowBooks", "transformed"]
@@ -48,7 +50,7 @@ class WindowBooks:
     Attributes:
         window: its name.
         fingerprint: of what the source held for it.
-        rules: of the transform and the expectations that its rows went through.
+        rules: of the transform and the expectations that its rows went through; empty where they are struck out.
         source_rows: rows that the source held, before the transform; None where an earlier sparkdl did not count them.
         read: rows that were judged, as the transform left them; where there is none, those of the source.
         kept: rows that went on to the features.
@@ -74,6 +76,10 @@ class WindowBooks:
     unlabelled: str = ""
     version: int = -1
     run_id: str = ""
+
+    def struck_out(self) -> WindowBooks:
+        """The same of a window whose rows may be others by now, or gone: it counts as not done."""
+        return replace(self, fingerprint="", rules="")
 
     def check(self) -> None:
         """Compare the two sides of the books.
@@ -160,3 +166,33 @@ class Tables:
     def ledger(self) -> Ledger:
         """The books of all windows."""
         return Ledger(self.table("ledger"))
+
+    def windows(self) -> dict[str, WindowBooks]:
+        """What the ledger knows, as far as there are clean rows: where their table is gone, no window is done."""
+        known = self.ledger.windows()
+        return {name: books.struck_out() for name, books in known.items()} if self._lost(known) else known
+
+    def check_lost(self, known: Mapping[str, WindowBooks], deleted: Sequence[str]) -> None:
+        """Say that the table of clean rows is gone, where it is.
+
+        Args:
+            known: what the ledger knows.
+            deleted: windows of these that the source no longer holds, and that are to stay.
+
+        Raises:
+            DataError: rows were in it that the source no longer holds.
+        """
+        lost, uri = self._lost(known), self.table("clean").uri
+        gone = [name for name in lost if name in deleted]
+        if gone:
+            raise DataError(
+                f"the clean rows {uri} are gone, and the source no longer holds {span(gone)} of them: restore the "
+                "table, or take these windows out with source.deleted_windows=remove"
+            )
+        if lost:
+            logger.warning("the clean rows %s are gone: all windows are taken in again", uri)
+
+    def _lost(self, known: Mapping[str, WindowBooks]) -> list[str]:
+        """The windows whose clean rows are gone with their table."""
+        kept = [name for name, books in known.items() if books.kept]
+        return [] if not kept or self.table("clean").exists() else kept

@@ -10,7 +10,8 @@ Each due window replaces its own partition and nothing else. The rows pass once:
 them. What entered that job, as Spark counted it where they were read, must come out of it, and every expectation hold,
 before anything is committed: until then nobody sees the files, and they are removed if it is not so. A transform may
 leave rows out or add some: the ledger keeps how many there were before it, and a window that it empties is refused. A
-run that is cut short between the commits leaves windows that are due again, and are replaced again.
+run that is cut short between the commits leaves windows that are due again, and are replaced again: what the ledger
+says of them is struck out before the first.
 """
 
 from __future__ import annotations
@@ -163,14 +164,16 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
 
 def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     spec, look, now = context.spec, context.look, context.now
-    known, source = context.tables.ledger.windows(), read_rows(spark, spec.source, look)
+    known, source = context.tables.windows(), read_rows(spark, spec.source, look)
     if look.windows is None:
         found, rows_of = _fingerprints(source)
     else:
         found, rows_of = dict(look.windows), {name: size.rows_about for name, size in look.sizes.items()}
     todo = _due(spec, found, known, now, context.again)
     there, removed = [name for name in todo if name in found], [name for name in todo if name not in found]
-    _say_deleted(context, deleted_windows(found, known, todo))
+    deleted = deleted_windows(found, known, todo)
+    context.tables.check_lost(known, deleted)
+    _say_deleted(context, deleted)
     later = tuple(ahead(found, now))
     chosen = of_windows(source, spec.source, there)
     rows = _transformed(spark, spec, chosen)
@@ -273,6 +276,8 @@ def _ingest(
         check_shares(found, spec.expect)
         check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
         check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
+        if known := [books for name, books in tables.ledger.windows().items() if name in todo]:
+            tables.ledger.write(books.struck_out() for books in known)
     except BaseException:
         clean.abandon()
         quarantine.abandon()
