@@ -83,6 +83,22 @@ def test_whatever_a_file_names_is_looked_for(override, sentence):
     assert sentence in found
 
 
+@pytest.mark.parametrize("key", ["time", "partition"])
+@pytest.mark.parametrize(("every", "wanted"), [("day", "dates, timestamps or texts"), ("hour", "timestamps or texts")])
+def test_a_column_that_says_when_is_of_a_type_that_windows_are_told_by(key, every, wanted):
+    text = (
+        f"source: {{kind: parquet, path: x, {key}: day, every: {every}}}\nlabel: {{y: binary}}\nfeatures: {{x: number}}"
+    )
+    columns = {"x": pa.int8(), "y": pa.bool_()}
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.string(), *[pa.date32()] * (every == "day")):
+        loads(text).check_columns({**columns, "day": kind})
+    for kind in (pa.int64(), pa.int32(), *[pa.date32()] * (every == "hour")):
+        with pytest.raises(PipelineFileError) as caught:
+            loads(text).check_columns({**columns, "day": kind})
+        (told,) = caught.value.problems
+        assert f"source.{key}='day' is a column of {kind}, and {wanted} are needed: name another column" in told
+
+
 def test_a_field_of_a_nested_column_is_no_column():
     text = (FILES / "minimal.yaml").read_text().replace("alcohol", "lab.alcohol")
     columns = {"lab": pa.struct([("alcohol", pa.float32())]), "colour": pa.string(), "quality": pa.int32()}

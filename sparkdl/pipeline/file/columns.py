@@ -60,6 +60,7 @@ class _Use:
         named: whether ``path`` ends with the name itself, and not with a value that is the name.
         fits: whether an Arrow type can be used so.
         wanted: the types that can, in words.
+        remedy: what to do about another type.
     """
 
     path: Path
@@ -67,17 +68,18 @@ class _Use:
     named: bool
     fits: Callable[[pa.DataType], bool]
     wanted: str
+    remedy: str = "cast it in transform, or choose another type or column"
 
 
 def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
     source = spec.source
     for position, column in enumerate(source.key):
         yield _Use(("source", "key", position), column, False, _is_scalar, "numbers, texts or dates")
-    if source.time is not None:
-        yield _Use(("source", "time"), source.time, False, _says_when, "dates, timestamps or texts")
-    if source.partition is not None:
-        wanted = "dates, timestamps, texts or whole numbers"
-        yield _Use(("source", "partition"), source.partition, False, _names_a_time, wanted)
+    if source.when is not None:
+        key = "time" if source.time is not None else "partition"
+        fits, wanted = (_is_moment, "timestamps or texts") if source.every == "hour" else (_says_when, _WHEN)
+        remedy = "name another column, or make one in the source"
+        yield _Use(("source", key), source.when, False, fits, wanted, remedy)
 
 
 def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
@@ -110,12 +112,11 @@ def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Found:
             yield use.path, f"{shown} is no column of {owner}: {_instead(use.column, columns)}"
         elif kind is not None and not use.fits(kind):
             nested = _is_nested(kind, use.wanted)
-            remedy = "take what you need of it in transform" if nested else _REMEDY
+            remedy = "take what you need of it in transform" if nested else use.remedy
             column = f"is a {'nested ' if nested else ''}column of {kind}"
             yield use.path, f"{shown} {column}, and {use.wanted} are needed: {remedy}"
 
 
-_REMEDY = "cast it in transform, or choose another type or column"
 _SHOWN = 12
 
 
@@ -160,8 +161,8 @@ def _says_when(kind: pa.DataType) -> bool:
     return _is_time(kind) or is_text(kind)
 
 
-def _names_a_time(kind: pa.DataType) -> bool:
-    return _says_when(kind) or bool(pa.types.is_integer(kind))
+def _is_moment(kind: pa.DataType) -> bool:
+    return _says_when(kind) and not pa.types.is_date(kind)
 
 
 def _is_scalar(kind: pa.DataType) -> bool:
@@ -181,6 +182,7 @@ def _is_list_of_numbers(kind: pa.DataType) -> bool:
     return is_vector(kind) or (is_list(kind) and _is_number(kind.value_type))
 
 
+_WHEN = "dates, timestamps or texts"
 _CLASSES = "texts, whole numbers or truth values"
 _VALUES = "texts, whole numbers, truth values or dates"
 _FEATURES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {

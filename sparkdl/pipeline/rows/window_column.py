@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparkdl.columns.names import quoted
 from sparkdl.errors import SchemaError
 from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE
-from sparkdl.pipeline.spec import Source
+from sparkdl.pipeline.spec import CsvSource, JsonSource, ParquetSource, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,7 +23,10 @@ __all__ = ["window_column", "window_of"]
 _DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _FORMS = {"day": f"^{_DAY}$", "hour": f"^{_DAY}T([01][0-9]|2[0-3])$"}
 """How names of windows look, by how long one is; whether there is such a day they do not tell."""
+_PADDED = (("^([0-9]{4})-([0-9])-", r"\1-0\2-"), ("^([0-9]{4}-[0-9]{2})-([0-9])(?![0-9])", r"\1-0\2"))
+"""Months and days of one digit, which Spark takes for dates, too."""
 _LENGTHS = {"day": 10, "hour": 13}
+_FILES = ParquetSource | CsvSource | JsonSource
 _FIRST_YEAR = "0001"
 """Spark knows a year 0, Python's dates begin after it."""
 _US_PER_HOUR = 3_600_000_000
@@ -39,9 +42,15 @@ def window_column(frame: DataFrame, source: Source) -> Column:
 
     if source.when is None:
         return F.lit(WHOLE)
+    key = "partition" if source.partition is not None else "time"
     if source.when not in frame.columns:
-        raise SchemaError(f"source.time names {source.when!r}, the rows have {frame.columns}: name one of these")
+        raise SchemaError(f"source.{key} names {source.when!r}, the rows have {frame.columns}: name one of these")
     column, kind = F.col(quoted(source.when)), frame.schema[source.when].dataType.typeName()
+    if kind == "timestamp" and source.partition is not None and isinstance(source, _FILES):
+        column, kind = (
+            column.cast("string"),
+            "string",
+        )  # as its folder is called, which Spark read in the session's zone
     if kind == "timestamp":  # an instant: by arithmetic, so that the session's time zone changes nothing
         hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
         day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
@@ -52,10 +61,13 @@ def window_column(frame: DataFrame, source: Source) -> Column:
     elif kind == "date" and source.every == "day":
         text = column.cast("string")
     elif kind == "string":
-        text = F.translate(F.substring(F.trim(column), 1, _LENGTHS[source.every]), " ", "T")
+        padded = F.trim(column)
+        for short, long in _PADDED:
+            padded = F.regexp_replace(padded, short, long.replace("\\", "$"))
+        text = F.translate(F.substring(padded, 1, _LENGTHS[source.every]), " ", "T")
     else:
         raise SchemaError(
-            f"source.time names {source.when!r}, which is a {kind}: windows of one {source.every} need a timestamp"
+            f"source.{key} names {source.when!r}, which is a {kind}: windows of one {source.every} need a timestamp"
             f"{' or a date' if source.every == 'day' else ''}"
         )
     dated = F.substring(text, 1, 10).try_cast("date").isNotNull() & (text >= _FIRST_YEAR)
@@ -69,7 +81,10 @@ def window_of(text: str, source: Source) -> str:
         text: the value of a partition.
         source: the section of the file.
     """
-    name = text.strip(" ")[: _LENGTHS[source.every]].replace(" ", "T")
+    name = text.strip(" ")
+    for short, long in _PADDED:
+        name = re.sub(short, long, name)
+    name = name[: _LENGTHS[source.every]].replace(" ", "T")
     try:
         return name if re.fullmatch(_FORMS[source.every], name) and date.fromisoformat(name[:10]) else NO_TIME
     except ValueError:

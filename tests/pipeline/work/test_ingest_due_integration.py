@@ -180,6 +180,33 @@ def test_days_that_are_told_by_no_time_any_more_are_no_windows_beside_all_rows(s
     assert orders.clean == {"all": 2}
 
 
+@pytest.fixture
+def in_berlin(spark):
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize("every", ["hour", "day"])
+def test_folders_of_moments_are_the_windows_that_they_are_called(spark, tmp_path, in_berlin, every):
+    orders, step = (
+        Orders(tmp_path, "partition"),
+        "make_dt_interval(0, id)" if every == "hour" else "make_dt_interval(id)",
+    )
+    rows = spark.sql(f"SELECT id AS y, timestamp'2026-03-01 00:00:00' + {step} AS day FROM range(3)")
+    rows.write.partitionBy("day").parquet(str(tmp_path / "orders"))
+    names = [f"2026-03-01T0{n}" if every == "hour" else f"2026-03-0{n + 1}" for n in range(3)]
+    assert [(each.window, each.kept) for each in orders.ingest(spark, every=every).done] == [(n, 1) for n in names]
+    assert orders.clean == dict.fromkeys(names, 1)
+
+
+def test_days_of_one_digit_are_days(spark, by_folder):
+    for day in (8, 9, 10):
+        by_folder.day(day).rename(by_folder.root / "orders" / f"day=2026-3-{day}")
+    assert [each.window for each in by_folder.ingest(spark).done] == ["2026-03-08", "2026-03-09", "2026-03-10"]
+    assert by_folder.clean == {"2026-03-08": 10, "2026-03-09": 10, "2026-03-10": 10}
+
+
 def test_a_column_that_comes_or_goes_refuses_no_run_and_is_null_where_it_was_not(spark, by_folder):
     by_folder.day(1)
     first = by_folder.ingest(spark).done
