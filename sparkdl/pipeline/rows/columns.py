@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.rows.source import Look
+from sparkdl.pipeline.rows.text_files import header_names
 from sparkdl.pipeline.spec import CsvSource, DeltaSource, JsonSource, ParquetSource, Source
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
@@ -174,15 +174,6 @@ def unpacked(stream: Any, file: str) -> Any:
     """What a stream of ``file`` holds, unpacked if its name says that it is packed."""
     packed = next((kind for end, kind in _COMPRESSED.items() if file.endswith(end)), None)
     return stream if packed is None else pa.input_stream(stream, compression=packed)
-
-
-def header_names(cells: Sequence[str]) -> list[str]:
-    """The names that Spark makes of a first line: what is empty or stands there twice gets its number."""
-    double = {name for name, count in Counter(cell.lower() for cell in cells).items() if count > 1}
-    return [
-        f"_c{place}" if not cell else f"{cell}{place}" if cell.lower() in double else cell
-        for place, cell in enumerate(cells)
-    ]
 
 
 def separator(options: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ _KIND = re.compile(r"\[(FAILED_READ_FILE|PATH_NOT_FOUND|CANNOT_READ_FILE)[.\w]*\
 _FILE = re.compile(r"(?:reading file|file|[Pp]ath does not exist:) ((?:file:|\w[\w+.-]*:/)\S+?)\.?(?=[\s,]|$)")
 _CAUSE = re.compile(r"Caused by: ([\w.$]+): (.+?)(?=\n\s+at |\nCaused by: |\Z)", re.DOTALL)
 _FIRST = re.compile(r"(?:An error occurred while calling \S+\s+: [\w.$]+: )?(.+)")
+_HEADER = re.compile(r"Header: (.*)\n Schema: (.*)\n")
+_LENGTHS = re.compile(r"Header length: (\d+), schema size: (\d+)")
 _GONE = re.compile(r"FILE_NOT_EXIST|FileNotFound|PATH_NOT_FOUND|does not exist")
 _FORMAT = re.compile(r"Failed to find (?:the )?data source: ([\w.$-]+?)\.? ")
 _DATABASE = "org.apache.spark.sql.execution.datasources.jdbc."
@@ -69,6 +71,14 @@ def _of_file(text: str, listed: bool) -> DataError:
         return DataError(f"{file} is not there: correct source.path, or wait for data")
     if _GONE.search(text):
         return DataError(f"{file} was there when the run began and is gone: deliver what is read once, and run again")
+    columns, lengths = _HEADER.search(text), _LENGTHS.search(text)
+    if columns or lengths:
+        here, there = (_short(each) for each in (columns or lengths).groups())  # type: ignore[union-attr]
+        return DataError(
+            f"{file} has {'the' if columns else here} columns{f' {here}' if columns else ''} in its first line, and "
+            f"{there} are expected: deliver it like the others, correct source.schema, or take columns by their place "
+            "with source.options.enforceSchema=true"
+        )
     causes = _CAUSE.findall(text)
     reason = _short(causes[-1][1] if causes else text)
     return DataError(f"{file} cannot be read: {reason}; correct source, deliver the file again, or remove it")

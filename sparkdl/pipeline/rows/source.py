@@ -26,6 +26,7 @@ from sparkdl.pipeline.code import code_hash, imported
 from sparkdl.pipeline.file.resolved import plain
 from sparkdl.pipeline.rows.database import NOT_DECIDING, rows_of_database
 from sparkdl.pipeline.rows.failures import source_errors
+from sparkdl.pipeline.rows.text_files import MALFORMED, rows_of_texts
 from sparkdl.pipeline.rows.window_column import window_column, window_of
 from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE, Span, spans
 from sparkdl.pipeline.spec import (
@@ -45,7 +46,6 @@ from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 __all__ = [
     "MALFORMED",
@@ -62,8 +62,6 @@ __all__ = [
 
 WINDOW = "_window"
 """The column with the name of a row's window."""
-MALFORMED = "_malformed"
-"""The column with the text of a row that does not fit its file's columns; null where it does."""
 
 _BYTES_PER_ROW = 100
 _FILES = ParquetSource | CsvSource | JsonSource
@@ -322,8 +320,6 @@ def _frame(spark: SparkSession, source: Source, look: Look) -> DataFrame:
 
 
 def _of_files(spark: SparkSession, source: _FILES, look: Look) -> DataFrame:
-    from pyspark.sql.types import StringType, StructField
-
     places = list(look.files)
     root = source.path.split("*")[0].split("?")[0].split("[")[0]
     folder = root if root == source.path else root.rpartition("/")[0]
@@ -331,26 +327,7 @@ def _of_files(spark: SparkSession, source: _FILES, look: Look) -> DataFrame:
     reader = spark.read if alone else spark.read.option("basePath", Storage.of(folder).spark_uri)
     if isinstance(source, ParquetSource):
         return reader.options(**{"mergeSchema": True, **source.options}).parquet(*places)
-    form = "csv" if isinstance(source, CsvSource) else "json"
-    options: dict[str, Any] = {"columnNameOfCorruptRecord": MALFORMED, "mode": "PERMISSIVE"}
-    options |= {"header": True, **source.options} if form == "csv" else source.options
-    reader = reader.format(form).options(**options)
-    if source.schema is None:
-        schema = (reader.options(inferSchema=True) if form == "csv" else reader).load(places).schema
-    else:
-        schema = _declared(source.schema)
-    if MALFORMED not in schema.names:
-        schema = schema.add(StructField(MALFORMED, StringType(), True))
-    return reader.schema(schema).load(places)
-
-
-def _declared(columns: str) -> StructType:
-    from pyspark.sql.types import StructType
-
-    declared = StructType.fromDDL(columns)
-    if not isinstance(declared, StructType):
-        raise SchemaError(f"source.schema={columns} is one type: write columns, as in 'id BIGINT, at TIMESTAMP'")
-    return declared
+    return rows_of_texts(reader, source, places)
 
 
 def frame_of(what: str, target: str, *given: Any, **arguments: Any) -> DataFrame:

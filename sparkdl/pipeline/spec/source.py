@@ -154,7 +154,7 @@ class ParquetSource(_AnySource, frozen=True, kw_only=True, tag="parquet"):
 
 
 class CsvSource(_AnySource, frozen=True, kw_only=True, tag="csv"):
-    """CSV files; a first line with names unless ``options: {header: false}``."""
+    """CSV files; a first line with names, by which columns are taken, unless ``options: {header: false}``."""
 
     path: _Path
     schema: _Schema = None

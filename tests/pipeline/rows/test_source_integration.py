@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.errors import ConfigError, DataError, SchemaError
+from sparkdl.pipeline.rows.failures import source_errors
 from sparkdl.pipeline.rows.source import WINDOW, look_at, of_windows, read_rows
 from sparkdl.pipeline.rows.windows import NO_TIME
-from sparkdl.pipeline.spec import SparkSource, SqlSource
+from sparkdl.pipeline.spec import CsvSource, SparkSource, SqlSource
 
 AT = "timestamp'2026-03-01 00:00:00Z' + make_dt_interval(0, id)"
 KINDS = {
@@ -58,6 +59,34 @@ def test_any_format_that_spark_knows_is_read(spark, tmp_path):
 
 def rows_of(spark, source):
     return read_rows(spark, source, look_at(source))
+
+
+@pytest.mark.parametrize("names", ["a,b", "x1,x2"])
+@pytest.mark.parametrize("schema", [None, "id INT, {} DOUBLE, {} DOUBLE"])
+def test_columns_of_csv_files_are_taken_by_their_names(spark, tmp_path, names, schema):
+    one, other = names.split(",")
+    (tmp_path / "1.csv").write_text(f"id,{one},{other}\n1,1.0,100.0\n2,2.0,200.0\n")
+    (tmp_path / "2.csv").write_text(f"id,{other},{one}\n3,300.0,3.0\n")
+    given = {"path": str(tmp_path), "schema": schema and schema.format(one, other)}
+    said = rf"2\.csv has the columns id, {other}, {one} in its first line, and id, {one}, {other} are expected: deliver"
+    with pytest.raises(DataError, match=said), source_errors():
+        rows_of(spark, CsvSource(**given)).collect()
+    if schema:
+        by_place = rows_of(spark, CsvSource(**given, options={"enforceSchema": "true"}))
+        assert {row[one] for row in by_place.collect()} == {1.0, 2.0, 300.0}
+    (tmp_path / "2.csv").write_text("id\n3\n")
+    with pytest.raises(DataError, match=r"2\.csv has 1 columns in its first line, and 3 are"), source_errors():
+        rows_of(spark, CsvSource(**given)).collect()
+
+
+@pytest.mark.parametrize(("header", "names"), [(",a", ["_c0", "a"]), ("a,a", ["a0", "a1"]), ("id,x1", ["id", "x1"])])
+def test_columns_without_a_name_of_their_own_are_taken_by_their_place(spark, tmp_path, caplog, header, names):
+    for number in (1, 2):
+        (tmp_path / f"{number}.csv").write_text(f"{header}\n{number},5\n")
+    rows = rows_of(spark, CsvSource(path=str(tmp_path)))
+    assert rows.columns == [*names, "_malformed", WINDOW]
+    assert sorted(tuple(row)[:2] for row in rows.collect()) == [(1, 5), (2, 5)]
+    assert ("taken by their place" in caplog.text) == (header != "id,x1")
 
 
 def test_a_table_or_view_of_the_catalog_is_read_by_its_name(spark):
