@@ -257,7 +257,7 @@ def _label_of(one: Profile, why: str) -> Label:
     if one.distinct == 2 and (one.whole or one.kind != "number"):
         return Label(
             name=one.name, options=_binary(one), why=f"{seen}: {values}",
-            cast=f"CAST({column} AS BIGINT)" if fractions else "",
+            cast=f"try_cast({column} AS BIGINT)" if fractions else "",
         )  # fmt: skip
     few = one.distinct <= MAX_CLASSES and one.top[-1][1] >= 2
     if one.kind == "text" or (few and one.whole and _classes_by_name(one)):
@@ -270,7 +270,7 @@ def _label_of(one: Profile, why: str) -> Label:
         options = {"type": "multiclass", "classes": classes} if one.distinct <= MAX_CLASSES else {"type": "multiclass"}
         return Label(
             name=one.name, options=options, why=f"{seen}: {values}{', ...' if one.distinct > 5 else ''}",
-            cast=f"CAST({column} AS BIGINT)" if fractions else "",
+            cast=f"try_cast({column} AS BIGINT)" if fractions else "",
         )  # fmt: skip
     sound = f"NOT (isnan({column}) OR abs({column}) = double('inf'))" if pa.types.is_floating(one.type) else ""
     other = "; write multiclass if they are classes" if one.whole and one.distinct <= MAX_CLASSES else ""

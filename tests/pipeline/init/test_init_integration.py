@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.pipeline import Pipeline
+from sparkdl.pipeline.init import init
 from sparkdl.tables.table import Table
 
 HELD = ["train.verbose=0"]
@@ -125,3 +128,17 @@ def test_a_table_of_the_catalog_and_the_stub_in_its_place(spark, tmp_path):
         assert json.loads(json.dumps(done.settings))["model"]["factory"] == "named_model:network"
     finally:
         spark.sql("DROP TABLE spark_catalog.default.theirs_of_init")
+
+
+def test_classes_that_are_fractions_are_whole_numbers_and_none_where_there_is_none(spark, tmp_path):
+    values = [0.0, 1.0, math.nan] * 100
+    columns = {"x": np.random.default_rng(0).normal(size=300), "y": values}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    spec = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), "y").file.spec
+    assert spec.label["y"].type == "binary"
+    spark.read.parquet(str(tmp_path / "t.parquet")).createOrReplaceTempView("source")
+    try:
+        found = spark.sql(f"SELECT y, count(*) AS n FROM ({spec.transform.sql}) GROUP BY y").collect()
+    finally:
+        spark.catalog.dropTempView("source")
+    assert {row["y"]: row["n"] for row in found} == {0: 100, 1: 100, None: 100}
