@@ -31,7 +31,7 @@ from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.saving.saved import Withheld
 from sparkdl.estimator.summary import TrainingSummary, epoch_rows
 from sparkdl.estimator.training import COLUMNS, plain_epochs
-from sparkdl.estimator.transform import Published, predict_rows, publish, score_frame
+from sparkdl.estimator.transform import Published, Weights, predict_rows, publish, score_frame, weights_of
 from sparkdl.features.fitted import Features
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.models.signature import Signature
@@ -83,7 +83,7 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
         self._origin: dict[str, Any] = {}
         self._history, self._summary = epoch_rows(history), summary
         self._optimizer, self._loss, self._loss_constructors = optimizer, loss, loss_constructors
-        self._published: dict[tuple[Signature, tuple[OutputSpec, ...]], Published] = {}
+        self._published: dict[tuple[Signature, tuple[OutputSpec, ...]], tuple[Weights, Published]] = {}
         self._home: Storage | None = None
         self._lock = threading.Lock()
         self.setParams(**params).set_signature(signature)
@@ -222,10 +222,12 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
             wanted = wanted_columns(self, signature, self._known_meanings(signature))
             outputs = tuple(one.output for one in wanted)
             # The copies that a param map makes share this dict: each combination of inputs and outputs is written once.
-            key = (signature, outputs)
-            if key not in self._published:
-                self._published[key] = publish(self.getModel(), signature, outputs, dataset.sparkSession, self._home)
-            return self._published[key], wanted, self.getOrDefault("transform_batch_size"), self._features
+            key, weights = (signature, outputs), weights_of(self.getModel())
+            known, published = self._published.get(key, (None, None))
+            if published is None or known != weights:  # they can be changed in place
+                published = publish(self.getModel(), signature, outputs, dataset.sparkSession, self._home)
+                self._published[key] = weights, published
+            return published, wanted, self.getOrDefault("transform_batch_size"), self._features
 
     def _known_meanings(self, signature: Signature) -> Mapping[str, Meaning] | None:
         given = self._loss_constructors or self._loss

@@ -36,7 +36,10 @@ from sparkdl.scoring.score import Predictor, score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.storage import Storage
 
-__all__ = ["Published", "predict_rows", "predictor_of", "publish", "score_frame"]
+__all__ = ["Published", "Weights", "predict_rows", "predictor_of", "publish", "score_frame", "weights_of"]
+
+Weights = tuple[tuple[str, int, int], ...]
+"""Of each tensor of a model its name, which one it is, and how often it was changed in place."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,12 @@ class Published:
     source: BundleInfo | torch.nn.Module
     signature: Signature
     trusted: tuple[str, ...] = ()
+
+
+def weights_of(model: torch.nn.Module) -> Weights:
+    """What differs once weights were changed: by a load_state_dict, a training step, another tensor."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return tuple((name, id(tensor), tensor._version) for name, tensor in tensors.items())
 
 
 def publish(

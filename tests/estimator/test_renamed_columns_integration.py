@@ -54,6 +54,23 @@ def test_other_columns_are_read_by_their_place(df, signature):
     assert one(model.setFeatureColumns(["a", "b"]).transform(df)) == 5
 
 
+def test_weights_that_change_in_place_predict_at_once(df):
+    model = digits(PAIR)
+    copy = model.copy()
+    assert one(model.transform(df)) == 5
+    published = dict(model._published)
+    assert one(copy.transform(df)) == 5
+    assert model._published == published  # written once
+    model.getModel().load_state_dict({"weight": torch.tensor([[20.0, 10.0]])})
+    assert one(model.transform(df)) == one(copy.transform(df)) == 50
+    optimizer = torch.optim.SGD(model.getModel().parameters(), lr=1.0)
+    model.getModel()(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert one(model.transform(df)) == 47
+    model.getModel().weight = nn.Parameter(torch.tensor([[0.0, 1.0]]))
+    assert one(model.transform(df)) == 1
+
+
 @pytest.mark.parametrize("signature", [PAIR, None])
 def test_predictions_are_called_by_the_labels(df, signature):
     model = digits(signature)
