@@ -98,7 +98,7 @@ def test_a_table_of_a_database_is_trained_on_window_by_window(spark, shop, capfd
 
 
 @pytest.mark.slow
-def test_rows_that_change_between_two_readings_are_read_again_the_next_time(spark, shop, monkeypatch):
+def test_rows_that_change_between_two_readings_are_read_again_the_next_time(spark, shop, monkeypatch, caplog):
     for day in (1, 2, 3):
         shop.deliver(day)
     sift = ingest.sift
@@ -110,6 +110,8 @@ def test_rows_that_change_between_two_readings_are_read_again_the_next_time(spar
 
     monkeypatch.setattr(ingest, "sift", after_more_rows)
     assert run(shop.context(), spark).rows["read"] == 365
+    assert "window 2026-03-02 had 120 rows when it was looked at, and 125 rows" in caplog.text
+    assert "the next run reads the window once more" in caplog.text
     monkeypatch.undo()
     again = run(shop.context(), spark)
     assert again.windows["ingested"] == ["2026-03-02", "2026-03-03"]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError
+from sparkdl.observe import logger
 from sparkdl.pipeline.rows.expect import KEPT, Outcomes
 from sparkdl.pipeline.rows.source import WINDOW
 from sparkdl.pipeline.rows.windows import NO_TIME
@@ -94,20 +95,36 @@ def check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes], before:
             )
 
 
-def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes]) -> None:
-    """Refuse windows whose rows are other ones than those that their fingerprint is of, see ``_fingerprints``."""
+def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes], alive: bool) -> None:
+    """Compare the rows of windows with their fingerprints, see ``_fingerprints``.
+
+    Args:
+        todo: fingerprint of each window.
+        found: what came of its rows.
+        alive: whether rows of the source may change while it is read, as in a database: a window that did is taken as
+            it is, under the fingerprint of before, so that the next run reads it once more.
+
+    Raises:
+        DataError: rows are other ones than those of the fingerprint, and may not be.
+    """
     for name, fingerprint in todo.items():
         if not fingerprint:  # the source no longer holds it
             continue
         outcomes = found.get(name, Outcomes())
         _, rows, _, _ = fingerprint.split(".")
         all_kept = outcomes.rows.get(KEPT) == outcomes.total  # the hash of a window is of the rows that are kept
-        if str(outcomes.total) != rows or (all_kept and outcomes.content != fingerprint):
+        if str(outcomes.total) == rows and (not all_kept or outcomes.content == fingerprint):
+            continue
+        what = (
+            f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
+            "were judged: the source changed meanwhile"
+        )
+        if not alive:
             raise DataError(
-                f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
-                "were judged: the source changed meanwhile, or is not the same twice; run again, or let a function of "
-                "yours return the same rows with a window and without"
+                f"{what}, or is not the same twice; run again, or let a function of yours return the same rows with a "
+                "window and without"
             )
+        logger.warning("%s; the next run reads the window once more", what)
 
 
 def check_files(files: Sequence[FileRow], expected: int, uri: str) -> None:

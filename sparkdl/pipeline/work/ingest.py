@@ -271,7 +271,7 @@ def _ingest(
         if any(todo.values()):  # else every window is emptied, and nothing was read
             entered.check({name: each.total for name, each in found.items()}, prepared)
         if context.look.windows is None and before is None:
-            check_hashes(todo, found)
+            check_hashes(todo, found, alive=not isinstance(spec.source, FunctionSource))
         check_unchanged(spec.source, context.look)
         check_shares(found, spec.expect)
         check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
