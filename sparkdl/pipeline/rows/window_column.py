@@ -47,10 +47,7 @@ def window_column(frame: DataFrame, source: Source) -> Column:
         raise SchemaError(f"source.{key} names {source.when!r}, the rows have {frame.columns}: name one of these")
     column, kind = F.col(quoted(source.when)), frame.schema[source.when].dataType.typeName()
     if kind == "timestamp" and source.partition is not None and isinstance(source, _FILES):
-        column, kind = (
-            column.cast("string"),
-            "string",
-        )  # as its folder is called, which Spark read in the session's zone
+        column, kind = column.cast("string"), "string"  # as its folder is called: Spark read that in the session's zone
     if kind == "timestamp":  # an instant: by arithmetic, so that the session's time zone changes nothing
         hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
         day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))

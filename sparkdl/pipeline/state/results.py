@@ -254,9 +254,11 @@ class Live:
         metric: that the gate judges by.
         windows: by window and version, in order; the newest ones.
         reason: why there are none, or some are missing; empty where nothing is.
+        rows: hash of the rows of each window with predictions when these were last compared.
     """
 
     label: str
     metric: str
     windows: tuple[LiveError, ...] = ()
     reason: str = ""
+    rows: Mapping[str, str] = field(default_factory=dict)

@@ -8,8 +8,8 @@ and again only where the rows or the predictions of a window have changed. Label
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,8 +73,14 @@ def live_errors(context: Context, clean: DataFrame, content: Mapping[str, str]) 
     place = {"target": target, "label": name}
     before = context.steps.find("live", place, Live) or nothing
     known = {(one.window, one.version): one for one in before.windows}
-    due = [each for each in _predicted(context, content, name) if _differs(known, each)]
+    scored = _scored(context)
+    predicted = {window: rows for window, rows in content.items() if rows and window in scored}
+    changed = [window for window, rows in predicted.items() if before.rows.get(window) != rows]
+    looked_at = sorted({*sorted(predicted)[-_MOST_WINDOWS:], *changed})
+    due = [each for each in _predictions(context, looked_at, content, name) if _differs(known, each)]
     if not due:
+        if changed:
+            context.steps.keep("live", place, replace(before, rows=predicted))
         return Live(label=name, metric=metric, windows=before.windows)
     started, reasons = time.perf_counter(), []
     for version in sorted({each.scored.version for each in due}):
@@ -82,10 +88,12 @@ def live_errors(context: Context, clean: DataFrame, content: Mapping[str, str]) 
             found = _of_version(context, clean, name, [each for each in due if each.scored.version == version])
             known |= {(one.window, one.version): one for one in found}
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
+            predicted = {each: rows for each, rows in predicted.items() if each not in _of(due, version)}
             reasons.append(f"the predictions of version {version} cannot be compared: {error}")
             logger.warning("live error: %s", reasons[-1])
     newest = _newest(known)
-    context.steps.put("live", place, Live(label=name, metric=metric, windows=newest), time.perf_counter() - started)
+    made = Live(label=name, metric=metric, windows=newest, rows=predicted)
+    context.steps.put("live", place, made, time.perf_counter() - started)
     return Live(label=name, metric=metric, windows=newest, reason="; ".join(reasons))
 
 
@@ -96,13 +104,19 @@ def _newest(known: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]
     return tuple(known[each] for each in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
 
 
-def _predicted(context: Context, content: Mapping[str, str], label: str) -> Iterator[_Due]:
-    """Windows with predictions, the newest and those whose rows have changed, and what decides how good those were."""
-    target, settings = str(context.spec.score.target), context.settings
+def _scored(context: Context) -> Mapping[str, str]:
     known = context.steps.find("score", scored_windows(context), ScoredWindows)
-    rows_of = {} if known is None else {name: rows for name, rows in known.content.items() if content.get(name)}
-    changed = {name for name, rows in rows_of.items() if rows != content[name]}
-    for window in sorted({*sorted(rows_of)[-_MOST_WINDOWS:], *changed}):
+    return {} if known is None else known.content
+
+
+def _of(due: Sequence[_Due], version: int) -> set[str]:
+    return {each.window for each in due if each.scored.version == version}
+
+
+def _predictions(context: Context, windows: Sequence[str], content: Mapping[str, str], label: str) -> Iterator[_Due]:
+    """The predictions of some windows, and what decides how good those were."""
+    target, settings = str(context.spec.score.target), context.settings
+    for window in windows:
         scored = context.steps.find("score", scored_place(Table(target).uri, window), Scored)
         if scored is not None:
             inputs = {

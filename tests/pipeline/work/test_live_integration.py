@@ -16,6 +16,7 @@ from sparkdl.pipeline.judging.metrics.rows import Rows
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import scored_place, scored_windows
 from sparkdl.pipeline.state.results import Scored, ScoredWindows, Trained
+from sparkdl.pipeline.work import live
 from sparkdl.pipeline.work.labels import FittedLabel
 from sparkdl.pipeline.work.live import live_errors
 from sparkdl.tables.table import Table
@@ -159,3 +160,15 @@ def test_labels_that_come_hundreds_of_windows_later_are_joined(spark, tmp_path, 
     monkeypatch.setattr("sparkdl.pipeline.work.live._MOST_WINDOWS", 1)
     late = shop.look(clean.assign(price=3.0), content | {A: "rows with labels"})
     assert [(one.waiting, one.measured.values["rmse"]) for one in late.windows] == [(0, 2.0), (0, 2.0)]
+
+    looked_at, predictions = [], live._predictions
+
+    def spied(context, windows, *more):
+        looked_at.extend(windows)
+        return predictions(context, windows, *more)
+
+    monkeypatch.setattr(live, "_predictions", spied)
+    monkeypatch.setattr(live, "_MOST_KEPT", 1)
+    again = shop.look(clean.assign(price=3.0), content | {A: "rows with labels"})
+    assert looked_at == [B]  # not each window whose labels ever came, in each run
+    assert again.windows == late.windows
