@@ -6,9 +6,9 @@ that names the parameter, what came and what to give instead.
 
 from __future__ import annotations
 
-import math
 import numbers
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +47,8 @@ __all__ = [
     "validation",
 ]
 
+_MOST: Any = sys.float_info.max
+
 Converter = Callable[[str, Any], Any]
 """``(name of the parameter, value) -> value``; None never reaches a converter: it means "the default"."""
 
@@ -56,7 +58,8 @@ def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    """Whether it is a finite real number; a whole one that no float holds counts as endless."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and -_MOST <= value <= _MOST
 
 
 def metrics(name: str, value: Any) -> Any:
@@ -90,14 +93,16 @@ def only(allowed: Any, remedy: str) -> Converter:
     return convert
 
 
-def integer(least: int) -> Converter:
-    """Whole numbers of at least ``least``; 3.0 counts as 3, True does not."""
+def integer(least: int, most: int = 2**31 - 1) -> Converter:
+    """Whole numbers in ``least..most``; 3.0 counts as 3, True does not."""
 
     def convert(name: str, value: Any) -> int:
-        if not _is_number(value) or not float(value).is_integer():
+        if not _is_number(value) or value != int(value):
             raise _wrong(name, value, f"a whole number of at least {least}")
         if value < least:
             raise ConfigError(f"{name}={value} is below {least}: give at least {least}")
+        if value > most:
+            raise ConfigError(f"{name}={value} is above {most}: give at most {most}")
         return int(value)
 
     return convert
@@ -107,7 +112,7 @@ def number(least: float, *, exclusive: bool = False) -> Converter:
     """Finite real numbers from ``least`` on (above it if ``exclusive``)."""
 
     def convert(name: str, value: Any) -> float:
-        if not _is_number(value) or not math.isfinite(value):
+        if not _is_number(value):
             raise _wrong(name, value, "a finite number")
         if value < least or (exclusive and value == least):
             raise ConfigError(f"{name}={value} must be {'above' if exclusive else 'at least'} {least:g}")
@@ -148,7 +153,7 @@ def columns(name: str, value: Any) -> list[str]:
 def numbers_list(name: str, value: Any) -> list[float]:
     """Finite numbers, at least one of them not zero."""
     good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    if not good or not all(isinstance(one, numbers.Real) and math.isfinite(one) for one in value):
+    if not good or not all(_is_number(one) for one in value):
         raise _wrong(name, value, "a list of finite numbers")
     if not any(value):
         raise ConfigError(f"{name}={list(value)} leaves nothing to learn: give at least one number above 0")

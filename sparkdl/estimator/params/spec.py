@@ -161,7 +161,7 @@ _LOOP = (
           effect="Stop a validation after this many steps; all rows by default."),
     _horovod("backward_passes_per_step", 1, "batches", c.integer(1),
           effect="Batches whose mean gradient makes one optimizer step; handed to train_minibatch_fn, which decides."),
-    _horovod("random_seed", None, "integer", c.integer(0),
+    _horovod("random_seed", None, "integer", c.integer(0, 2**63 - 1),
           effect="Seed of the order of rows, of the validation split and of dropout; 0 by default."),
     _horovod("shuffle", True, "boolean", c.boolean,
           effect="Take the rows in a new random order each epoch."),

@@ -79,6 +79,11 @@ def test_the_table_of_other_names_leads_to_parameters_there_are():
     [
         ({"epochs": 0}, "epochs=0 is below 1"),
         ({"epochs": "many"}, "a whole number"),
+        ({"epochs": 10**400}, "a whole number"),
+        ({"epochs": float("inf")}, "a whole number"),
+        ({"epochs": 2.5}, "a whole number"),
+        ({"partitions_per_process": 2**31}, "partitions_per_process=2147483648 is above 2147483647"),
+        ({"timeout": 10**400}, "a finite number"),
         ({"batch_size": True}, "a whole number"),
         ({"validation": 1.0}, r"does not lie in \[0, 1\)"),
         ({"validation": []}, "a fraction of the rows"),
@@ -93,6 +98,7 @@ def test_the_table_of_other_names_leads_to_parameters_there_are():
         ({"input_shapes": [[3, 4]]}, r"must be -1: write \[-1, 3, 4\]"),
         ({"input_shapes": [[-1, -1, 3]]}, "only the batch may be -1"),
         ({"loss_weights": [0.0]}, "nothing to learn"),
+        ({"loss_weights": [float("nan")]}, "a list of finite numbers"),
         ({"loss": 3}, "a function"),
         ({"model": "net"}, "model='net' is a str: give a torch.nn.Module"),
         ({"optimizer": "adam"}, "optimizer='adam' is a str: give a torch.optim.Optimizer"),
@@ -194,6 +200,8 @@ def test_backends_of_others_are_taken_at_their_word_or_refused():
         TorchEstimator(backend=theirs)
     with pytest.raises(ConfigError, match=r"num_proc='2': give a whole number"):
         SparkBackend("2")
+    with pytest.raises(ConfigError, match=r"env=\['A'\]: give a dict"):
+        SparkBackend(2, ["A"])
 
 
 def test_the_model_has_horovods_accessors():
