@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from sparkdl.cli.words import Answer, plain_text, shown, size_text, table_of, version_or_alias
+from sparkdl.cli.words import Answer, plain_text, shown, size_text, table_of, version_named
 from sparkdl.config import require
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def lineage(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     require(options.name is not None, "neither a model nor --table is given: say NAME WHICH, or --table TABLE")
     narrowed = options.version is not None or options.file is not None
     require(not narrowed, "--version and --file say which models of a --table: give --table, too")
-    found = registry.lineage(options.name, version_or_alias(options.which))
+    found = registry.lineage(*version_named(options.name, options.which))
     return Answer(value=found, view=_view(found))
 
 
@@ -86,8 +86,8 @@ def collect(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
 
 def lineage_arguments(parser: argparse.ArgumentParser) -> None:
     """The words of ``lineage``."""
-    parser.add_argument("name", nargs="?", help="of the model")
-    parser.add_argument("which", nargs="?", default="champion", help="a version, or an alias (champion)")
+    parser.add_argument("name", nargs="?", help="of the model, or NAME@WHICH")
+    parser.add_argument("which", nargs="?", help="a version, or an alias (champion)")
     parser.add_argument("--table", help="the other way round: which models were trained on this table")
     parser.add_argument("--version", type=int, help="of the table; any by default")
     parser.add_argument("--file", help="of the table: which models were trained on versions with this file")

@@ -26,6 +26,7 @@ from sparkdl.cli.words import (
     shown,
     table_of,
     time_text,
+    version_named,
     version_or_alias,
     with_exit_codes,
 )
@@ -114,7 +115,7 @@ def _source(version: ModelVersion) -> str:
 
 
 def _show(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
-    found = registry.get(options.name, version_or_alias(options.which))
+    found = registry.get(*version_named(options.name, options.which))
     view = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name in ("name", "version", "aliases", "published", "uri", "artifact"):
         value = getattr(found, name)
@@ -252,7 +253,8 @@ def _optional_name(parser: argparse.ArgumentParser) -> None:
 
 
 def _one_version(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("which", help="a version, or an alias")
+    parser.add_argument("name", help="of the model, or NAME@WHICH")
+    parser.add_argument("which", nargs="?", help="a version, or an alias (champion)")
 
 
 def _two_versions(parser: argparse.ArgumentParser) -> None:
@@ -296,7 +298,7 @@ _ACTIONS = (
         name="show",
         run=_show,
         text="one version: metrics, parameters, lineage",
-        arguments=(_name, _one_version),
+        arguments=(_one_version,),
     ),
     _Action(
         name="compare",

@@ -59,6 +59,10 @@ def test_models_and_versions_are_listed_and_shown(run):
     assert "rmse 0.5" in run("list", "ride")[1]
     assert "/data/rides version 2" in run("list", "ride")[1]
     shown = run("show", "ride", "champion")[1]
+    assert run("show", "ride@champion")[1] == run("show", "ride")[1] == shown
+    code, _, err = run("show", "ride@champion", "3")
+    assert (code, "ride@champion and 3 both say which version" in err) == (1, True)
+    assert "ride@ does not say which version" in run("show", "ride@")[2]
     assert "lr = 0.05" in shown
     assert "aliased" in run("history", "ride")[1]
     assert "no versions of walk" in run("list", "walk")[1]
@@ -148,7 +152,7 @@ def test_lineage_leads_both_ways(run, told, registry, tmp_path):
     said = run("lineage", "ride", 3)[1]
     assert f"{table.uri} version 0" in said
     assert file in said
-    assert told("lineage", "ride", 3)["files"] == [file]
+    assert told("lineage", "ride", 3)["files"] == told("lineage", "ride@3")["files"] == [file]
     assert "cannot be told" in run("lineage", "ride")[1]
     assert [each["version"] for each in told("lineage", "--table", table.uri, "--file", file)["versions"]] == [3]
     assert "ride" in run("lineage", "--table", table.uri, "--version", 0)[1]
