@@ -11,13 +11,14 @@ pytest.importorskip("pyspark")
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 from pathlib import Path
 import psutil, torch
 from torch import nn
 from pyspark.sql import SparkSession, functions as F
 from sparkdl import TorchEstimator
 from sparkdl.errors import RankFailedError
+from sparkdl.launch.driver.slots import slots_of
 from sparkdl.train.callbacks import Callback
 
 home = Path(sys.argv[1])
@@ -41,6 +42,10 @@ class Kill(Callback):
             (worker.parent().parent() if self.whom == "executor" else worker).kill()
 
 def estimator(whom, **more):
+    began = time.monotonic()
+    while slots_of(session) < 2:  # what the fit before killed is replaced; a fit on one slot would be refused at once
+        assert time.monotonic() - began < 120, "Spark did not replace the executor"
+        time.sleep(0.2)
     torch.manual_seed(0)
     net = nn.Linear(2, 1)
     marker = home / f"killed-{whom}"
