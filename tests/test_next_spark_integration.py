@@ -27,10 +27,11 @@ if __name__ == "__main__":
     for backend in ("torch", "horovod"):
         assert run(sum_of_ranks, args=(backend,), num_proc=2, backend=backend, spark=spark) == [3.0, 3.0]
     df = spark.range(4000).selectExpr("rand(1) as a", "rand(2) as b").selectExpr("a", "b", "2 * a - b as y")
+    torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
     estimator = TorchEstimator(
         num_proc=2, model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.05), loss=torch.nn.MSELoss(),
-        feature_cols=["a", "b"], label_cols=["y"], batch_size=100, epochs=5, verbose=0,
+        feature_cols=["a", "b"], label_cols=["y"], batch_size=100, epochs=15, verbose=0,
     )
     fitted = estimator.fit(df)
     scored = fitted.transform(df)
