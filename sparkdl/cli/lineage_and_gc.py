@@ -28,7 +28,7 @@ def lineage(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     if options.table is not None:
         require(options.name is None, f"{options.name} and --table are given: ask for a model, or for those of a table")
         return _models_of(registry, options)
-    require(options.name is not None, "neither a model nor --table is given: say NAME WHICH, or --table TABLE")
+    require(options.name is not None, "neither a model nor --table is given: say NAME@WHICH, or --table TABLE")
     narrowed = options.version is not None or options.file is not None
     require(not narrowed, "--version and --file say which models of a --table: give --table, too")
     found = registry.lineage(*version_named(options.name, options.which))

@@ -27,10 +27,10 @@ from sparkdl.cli.words import (
     table_of,
     time_text,
     version_named,
-    version_or_alias,
     with_exit_codes,
 )
 from sparkdl.config import require
+from sparkdl.models.reference import version_or_alias
 
 if TYPE_CHECKING:
     from sparkdl.models.registry import ModelRegistry, ModelVersion, Promotion

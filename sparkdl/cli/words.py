@@ -19,10 +19,11 @@ from rich.text import Text
 
 from sparkdl.config import require
 from sparkdl.errors import SparkdlError
+from sparkdl.models.reference import reference, version_or_alias
 
 __all__ = [
     "Answer", "Command", "add_command", "plain_text", "print_lines", "shown", "size_text", "table_of", "time_text",
-    "version_named", "version_or_alias", "with_exit_codes",
+    "version_named", "with_exit_codes",
 ]  # fmt: skip
 
 Command = Callable[[argparse.Namespace, Console], int]
@@ -99,17 +100,11 @@ def shown(value: Any) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def version_or_alias(text: str) -> int | str:
-    """What a word of the shell names: digits are a version."""
-    return int(text) if text.isascii() and text.isdigit() else text
-
-
 def version_named(name: str, which: str | None) -> tuple[str, int | str]:
     """The model and its version or alias: ``NAME WHICH`` or ``NAME@WHICH``, and the champion where neither says."""
-    model, at, inside = name.partition("@")
-    require(not (at and which), f"{name} and {which} both say which version: give one of them")
-    require(bool(inside) or not at, f"{name} does not say which version: write {model}@champion, or {model}@3")
-    return model, version_or_alias(inside or which or "champion")
+    model, inside = reference(name)
+    require(inside is None or which is None, f"{name} and {which} both say which version: give one of them")
+    return model, inside if inside is not None else "champion" if which is None else version_or_alias(which)
 
 
 def size_text(count: float) -> str:

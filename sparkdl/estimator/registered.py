@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
 from sparkdl.models import registry as base
+from sparkdl.models.reference import reference
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -117,9 +118,8 @@ def load_model(
 
 def _parts(model: str, registry: base.ModelRegistry) -> tuple[str, int | str]:
     """The name, and the version or alias."""
-    name, at, which = model.partition("@")
-    if not (name and at and which):
-        given = name or "NAME"
-        there = [f"{given}@{alias}" for alias in registry.aliases(given)] or [f"{given}@champion", f"{given}@3"]
+    name, which = reference(model)
+    if which is None:
+        there = [f"{name}@{alias}" for alias in registry.aliases(name)] or [f"{name}@champion", f"{name}@3"]
         raise ConfigError(f"{model!r} does not say which version: write {' or '.join(there[:3])}")
-    return name, int(which) if which.isascii() and which.isdigit() else which
+    return name, which

@@ -34,6 +34,7 @@ from sparkdl.interchange.logged import (
 )
 from sparkdl.interchange.mlflow_model import check_servable, write_model
 from sparkdl.models.folder import BundleInfo, read_bundle
+from sparkdl.models.reference import reference
 from sparkdl.models.registry import ModelRegistry, ModelVersion
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
@@ -146,9 +147,9 @@ def find_version(registry: ModelRegistry, model: str) -> ModelVersion:
         ConfigError: there is none; the message lists those there are.
         IntegrityError: the registry was opened with a key that has not signed it.
     """
-    name, _, which = model.replace(":", "@", 1).partition("@")
-    if which:
-        return registry.get(name, int(which) if which.isascii() and which.isdigit() else which)
+    name, which = reference(model)
+    if which is not None:
+        return registry.get(name, which)
     versions = registry.list(name)
     return registry.get(name, versions[-1].version if versions else 1)  # which says what models there are
 

@@ -62,7 +62,8 @@ def test_models_and_versions_are_listed_and_shown(run):
     assert run("show", "ride@champion")[1] == run("show", "ride")[1] == shown
     code, _, err = run("show", "ride@champion", "3")
     assert (code, "ride@champion and 3 both say which version" in err) == (1, True)
-    assert "ride@ does not say which version" in run("show", "ride@")[2]
+    assert "'ride@' does not say which" in run("show", "ride@")[2]
+    assert run("show", "ride", "")[0] == 1  # as of a shell variable that is not set
     assert "lr = 0.05" in shown
     assert "aliased" in run("history", "ride")[1]
     assert "no versions of walk" in run("list", "walk")[1]

@@ -29,7 +29,7 @@ class SparkBackend:
         options: other options of ``horovod.spark.run``.
 
     Raises:
-        ConfigError: an option has no counterpart.
+        ConfigError: an option has no counterpart, or a value is none that can be meant.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SparkBackend:
         if num_proc is not None and (not isinstance(num_proc, int) or isinstance(num_proc, bool) or num_proc < 1):
             raise ConfigError(f"SparkBackend of num_proc={num_proc!r}: give a whole number of at least 1")
         if not isinstance(env, Mapping | None):
-            raise ConfigError(f"SparkBackend of env={env!r}: give a dict of variables")
+            raise ConfigError(f"env of a SparkBackend is a {type(env).__name__}: give a dict of variables")
         self._num_proc = num_proc
         self.env = dict(env or {})
         self.start_timeout = start_timeout

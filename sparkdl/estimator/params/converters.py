@@ -47,8 +47,6 @@ __all__ = [
     "validation",
 ]
 
-_MOST: Any = sys.float_info.max
-
 Converter = Callable[[str, Any], Any]
 """``(name of the parameter, value) -> value``; None never reaches a converter: it means "the default"."""
 
@@ -58,8 +56,11 @@ def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a finite real number; a whole one that no float holds counts as endless."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and -_MOST <= value <= _MOST
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def metrics(name: str, value: Any) -> Any:
@@ -97,7 +98,7 @@ def integer(least: int, most: int = 2**31 - 1) -> Converter:
     """Whole numbers in ``least..most``; 3.0 counts as 3, True does not."""
 
     def convert(name: str, value: Any) -> int:
-        if not _is_number(value) or value != int(value):
+        if not _is_number(value) or value % 1 != 0:  # of inf and NaN, too
             raise _wrong(name, value, f"a whole number of at least {least}")
         if value < least:
             raise ConfigError(f"{name}={value} is below {least}: give at least {least}")
@@ -112,7 +113,7 @@ def number(least: float, *, exclusive: bool = False) -> Converter:
     """Finite real numbers from ``least`` on (above it if ``exclusive``)."""
 
     def convert(name: str, value: Any) -> float:
-        if not _is_number(value):
+        if not _is_finite(value):
             raise _wrong(name, value, "a finite number")
         if value < least or (exclusive and value == least):
             raise ConfigError(f"{name}={value} must be {'above' if exclusive else 'at least'} {least:g}")
@@ -153,7 +154,7 @@ def columns(name: str, value: Any) -> list[str]:
 def numbers_list(name: str, value: Any) -> list[float]:
     """Finite numbers, at least one of them not zero."""
     good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    if not good or not all(_is_number(one) for one in value):
+    if not good or not all(_is_finite(one) for one in value):
         raise _wrong(name, value, "a list of finite numbers")
     if not any(value):
         raise ConfigError(f"{name}={list(value)} leaves nothing to learn: give at least one number above 0")
