@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkdl.batches.reading.loader import ShardedDataset
+    from sparkdl.estimator.elastic import run_elastic
     from sparkdl.estimator.estimator import TorchEstimator
     from sparkdl.estimator.horovod.runners import HorovodRunner, TorchDistributor, log_to_driver
     from sparkdl.estimator.model import TorchModel
@@ -36,6 +37,7 @@ __all__ = [
     "load_model",
     "log_to_driver",
     "run",
+    "run_elastic",
     "run_on_dataframe",
     "score_table",
     "write_shards",
@@ -55,6 +57,7 @@ _HOMES = {
     "load_model": "estimator.registered",
     "log_to_driver": "estimator.horovod.runners",
     "run": "runner",
+    "run_elastic": "estimator.elastic",
     "run_on_dataframe": "runner",
     "score_table": "estimator.score_table",
     "write_shards": "shards.write",

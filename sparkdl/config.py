@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from sparkdl.errors import ConfigError
 
@@ -65,8 +65,12 @@ class ShardConfig:
         shard_bytes: a file is closed once it has this size; the last one of a partition is smaller.
         block_rows: rows of a record batch, the unit of hashing and of permutation; 1,000 to 4,000 suit most rows.
         block_bytes: a block of large rows is closed once it has this size.
-        seed: of the permutation of the rows inside blocks.
-        repartition: shuffle the frame into so many even partitions first; None writes the partitions as they are.
+        spread_rows: put the rows in random order over the whole set, whatever their order in the frame: the same order
+            for the same rows and seed, however the frame is partitioned. While a set is written this takes its
+            bytes once more where it will lie. False keeps the order of the frame, and saves the time where that is
+            random already.
+        seed: of that order.
+        repartition: let Spark make so many even partitions of a skewed frame first; None takes them as they are.
         max_dictionary_values: distinct values that a string column may have.
     """
 
@@ -75,6 +79,7 @@ class ShardConfig:
     shard_bytes: int = 128 << 20
     block_rows: int = 2048
     block_bytes: int = 8 << 20
+    spread_rows: bool = True
     seed: int = 0
     repartition: int | None = None
     max_dictionary_values: int = 1_000_000
@@ -238,6 +243,10 @@ class LaunchConfig:
         silence_seconds: a rank whose host has not sent a sign of life for this long counts as dead.
         env: variables the ranks get on top of the launcher's own; these win.
         log_to_driver: print the ranks' output on the driver, each line with its rank; events travel in any case.
+        stdout: what ranks write to their standard output goes there instead, as Horovod writes it:
+            ``[rank]<stdout>:line``; whatever ``log_to_driver`` says.
+        stderr: the same for their standard error.
+        timestamps: each line begins with the time at which it reached the driver.
         log_kib_per_second: output of a rank beyond this rate, after a burst of 4 MiB, is dropped and counted, KiB/s.
         driver_host: address of the driver as executors reach it; None takes ``spark.driver.host``. On Spark Connect,
             where the client is not the driver, naming one says that executors reach the client, and logs become live.
@@ -257,6 +266,9 @@ class LaunchConfig:
     silence_seconds: float = 60.0
     env: Mapping[str, str] = field(default_factory=dict)
     log_to_driver: bool = True
+    stdout: TextIO | None = None
+    stderr: TextIO | None = None
+    timestamps: bool = False
     log_kib_per_second: float = 256.0
     driver_host: str | None = None
     interface: str | None = None
@@ -287,8 +299,23 @@ class LaunchConfig:
             isinstance(self.preload, tuple) and all(isinstance(name, str) for name in self.preload),
             f"preload={self.preload!r} is no tuple of modules' names: give one, for instance ('torchvision',)",
         )
+        for name in ("stdout", "stderr"):
+            stream = getattr(self, name)
+            try:
+                if stream is not None:
+                    stream.write("")
+            except Exception as cause:
+                raise ConfigError(
+                    f"{name}={stream!r} is a {type(stream).__name__} that takes no text: give an open "
+                    "text stream, such as open(path, 'w')"
+                ) from cause
         wrong = [name for name, value in self.env.items() if not isinstance(name, str) or not isinstance(value, str)]
         require(not wrong, f"env has values that are not strings for {wrong}: environment variables are text")
+
+    @property
+    def tells_streams_apart(self) -> bool:
+        """Whether standard output and standard error go to different places."""
+        return self.stdout is not None or self.stderr is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

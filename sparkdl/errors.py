@@ -10,6 +10,8 @@ Enters: nothing. Leaves: exception classes that survive pickling, since most of 
     │   └── NoRowsError                   there are none
     ├── StorageError (OSError)            a file or table cannot be read or written
     │   ├── ConflictError                 somebody else committed first
+    │   │   └── FencedError               a later run has taken over: nothing of an earlier one is committed any more
+    │   ├── StoreUnavailableError         the store does not answer: another attempt may succeed
     │   └── IntegrityError                a file is not as it was written: its hash, its size, a name in it
     ├── ClusterError (RuntimeError)       ranks cannot be started or reached
     │   ├── PreflightError                the cluster cannot run the job: refused before it starts
@@ -45,6 +47,7 @@ __all__ = [
     "ConfigError",
     "ConflictError",
     "DataError",
+    "FencedError",
     "IntegrityError",
     "LaunchTimeoutError",
     "NoRowsError",
@@ -56,6 +59,7 @@ __all__ = [
     "SchemaError",
     "SparkdlError",
     "StorageError",
+    "StoreUnavailableError",
     "TrainingError",
     "UnreachableError",
     "WorldSizeError",
@@ -156,6 +160,14 @@ class StorageError(SparkdlError, OSError):
 
 class ConflictError(StorageError):
     """Somebody else committed first: read again, then decide again."""
+
+
+class FencedError(ConflictError):
+    """A later run has taken over, so that this one may commit nothing more: run again."""
+
+
+class StoreUnavailableError(StorageError):
+    """The store does not answer, or says itself that it cannot now; another attempt may succeed."""
 
 
 class IntegrityError(StorageError):

@@ -6,13 +6,17 @@ travel to the driver; without a launcher they are dropped, and log lines go to `
 
 from __future__ import annotations
 
+import html
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Event", "Sink", "emit", "logger", "set_sink", "span"]
+__all__ = ["Event", "Sink", "emit", "facts_table", "logger", "metrics_text", "set_sink", "shortened", "span"]
+
+_SHOWN = 6
+_COUNTS = {"epoch", "step", "rows", "lr", "seconds"}
 
 Event = Mapping[str, Any]
 """``{"kind": str, "time": unix seconds, ...}`` of JSON-able values; a launcher adds ``"rank"``."""
@@ -49,3 +53,25 @@ def span(name: str, into: dict[str, float] | None = None) -> Iterator[None]:
         if into is not None:
             into[name] = into.get(name, 0.0) + seconds
         emit("span", name=name, seconds=seconds)
+
+
+def shortened(names: Sequence[object]) -> str:
+    """The first of many names, and how many more there are."""
+    more = f", and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(str, names[:_SHOWN])) + more
+
+
+def metrics_text(metrics: Mapping[str, Any]) -> str:
+    """The first of many metrics, without what an epoch says of itself besides."""
+    known = {name: value for name, value in metrics.items() if name not in _COUNTS and isinstance(value, int | float)}
+    return shortened([f"{name} {value:.4g}" for name, value in known.items()])
+
+
+def facts_table(title: str, facts: Mapping[str, str]) -> str:
+    """Facts by name as HTML for a notebook; no text of them becomes markup."""
+
+    def plain(text: str) -> str:
+        return html.escape("".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text))
+
+    rows = "".join(f"<tr><th>{plain(name)}</th><td>{plain(text)}</td></tr>" for name, text in facts.items())
+    return f"<table><caption>{plain(title)}</caption>{rows}</table>"

@@ -7,11 +7,14 @@ its values in rank order.
 from __future__ import annotations
 
 import functools
+import inspect
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypedDict, TypeVar, Unpack, cast
 
 from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
 from sparkdl.collective.rendezvous.store import TorchRendezvous
@@ -22,7 +25,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
 from sparkdl.launch.services import Service
-from sparkdl.observe import Event
+from sparkdl.observe import Event, logger
 from sparkdl.storage import Configuration, Storage, check_places
 from sparkdl.world import World
 
@@ -32,16 +35,15 @@ if TYPE_CHECKING:
     from sparkdl.columns.layout import Layout
     from sparkdl.estimator.store import Store
 
-__all__ = ["FrameSettings", "RunSettings", "run", "run_on_dataframe"]
+__all__ = ["FrameSettings", "RunSettings", "launch_config", "run", "run_on_dataframe", "start_timeout_of_environment"]
 
 T = TypeVar("T")
 
 
 class RunSettings(TypedDict, total=False):
-    """Further keywords of ``run``.
+    """Keywords of ``run`` that Horovod does not have.
 
     Attributes:
-        start_timeout: until all ranks have started, seconds; 120 by default.
         timeout: until all ranks have returned, seconds; without one it waits for ever.
         log_to_driver: print what the ranks print, each line with its rank; True by default.
         on_event: called with every event that a rank emits through ``sparkdl.observe.emit``.
@@ -49,7 +51,6 @@ class RunSettings(TypedDict, total=False):
         config: all other launch settings; the keywords of ``run`` win over its fields.
     """
 
-    start_timeout: float
     timeout: float | None
     log_to_driver: bool
     on_event: Callable[[Event], None] | None
@@ -61,10 +62,20 @@ def run(
     fn: Callable[..., T],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    *,
     num_proc: int | None = None,
-    backend: str = "auto",
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
     env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Collection[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+    *,
+    backend: str = "auto",
     use_gpu: bool | None = None,
     **settings: Unpack[RunSettings],
 ) -> list[T]:
@@ -86,13 +97,26 @@ def run(
         kwargs: its keyword arguments.
         num_proc: number of ranks; None takes all task slots of the cluster; below 0, ``-num_proc`` processes on the
             driver's host, without Spark.
-        backend: for whom the ranks are prepared: ``"auto"`` every installed one, ``"horovod"`` or ``"torch"``.
+        start_timeout: until all ranks have started, seconds; None takes HOROVOD_SPARK_START_TIMEOUT, or 120.
+        use_mpi: Horovod's; only None and False are taken.
+        use_gloo: Horovod's; Gloo is what ranks meet by in any case.
+        extra_mpi_args: Horovod's; only None is taken.
         env: variables for the ranks, on top of the launcher's.
+        stdout: an open text stream that gets what ranks write to theirs, each line as ``[rank]<stdout>:line``; None
+            prints it on the driver as ``[rank 0] line``.
+        stderr: the same for their standard error.
+        verbose: 0 is silent; from 1 on the number of ranks is logged.
+        nics: the one network interface that ranks talk over, such as ``["eth0"]``; None takes the one on the route to
+            the other hosts.
+        prefix_output_with_timestamp: begin each line of the output with the time at which it reached the driver.
+        executable: Horovod's; only the Python of this process, which is the workers', is taken: PYSPARK_PYTHON names
+            another.
+        backend: for whom the ranks are prepared: ``"auto"`` every installed one, ``"horovod"`` or ``"torch"``.
         use_gpu: True gives each rank one GPU (or ``config.gpus_per_rank``), False none, None what Spark assigns.
         **settings: see ``RunSettings``.
 
     Raises:
-        ConfigError: a parameter is unknown, or of a wrong value.
+        ConfigError: a parameter is unknown, or of a value that is wrong or has no counterpart.
         PreflightError: the cluster cannot run the job.
         RankFailedError: a rank raised or died; the message names it, its attributes hold traceback and last 100 lines.
         SparkdlError: a rank raised one of sparkdl's own errors; it is raised as what it is, with the rank as its cause.
@@ -104,9 +128,31 @@ def run(
     """
     unknown = sorted(set(settings) - set(RunSettings.__annotations__))
     if unknown:
-        raise ConfigError(f"run() has no keyword {', '.join(unknown)}: it has {', '.join(RunSettings.__annotations__)}")
+        known = ", ".join([*[*inspect.signature(run).parameters][1:-1], *RunSettings.__annotations__])
+        raise ConfigError(f"run() has no keyword {', '.join(unknown)}: it has {known}")
     _check_call(fn, args, kwargs, num_proc)
-    config = _config(env, use_gpu, settings)
+    config = launch_config(
+        settings.get("config"),
+        start_timeout=start_timeout,
+        use_mpi=use_mpi,
+        use_gloo=use_gloo,
+        extra_mpi_args=extra_mpi_args,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+        executable=executable,
+    )
+    changes: dict[str, Any] = {}
+    if "timeout" in settings:
+        changes["timeout_seconds"] = settings["timeout"]
+    if "log_to_driver" in settings:
+        changes["log_to_driver"] = settings["log_to_driver"]
+    if use_gpu is not None:
+        changes["gpus_per_rank"] = (config.gpus_per_rank or 1) if use_gpu else 0
+    config = replace(config, **changes)
     services, preload = _services(backend)
     options: dict[str, Any] = {"config": config, "services": services, "preload": preload}
     options["on_event"] = settings.get("on_event")
@@ -116,7 +162,80 @@ def run(
             return local.launch(job, num_proc=-num_proc, **options)
         spark = settings.get("spark") or _active_session()
         ranks = num_proc or barrier.slots(spark, config)
+        if verbose:
+            logger.info("running %d ranks%s", ranks, "" if num_proc else ", one in each slot of the cluster")
         return barrier.launch(spark, job, num_proc=ranks, **options)
+
+
+def launch_config(
+    config: LaunchConfig | None = None,
+    *,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Collection[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> LaunchConfig:
+    """Return ``config`` with what the options of ``horovod.spark.run`` say; they mean what ``run`` says of them.
+
+    Raises:
+        ConfigError: an option has a value that is wrong or has no counterpart.
+    """
+    flags = {"use_mpi": use_mpi, "use_gloo": use_gloo, "prefix_output_with_timestamp": prefix_output_with_timestamp}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool | None):
+            raise ConfigError(f"{name}={flag!r} is a {type(flag).__name__}: give True or False")
+    if use_mpi:
+        raise ConfigError("use_mpi=True: ranks meet by Gloo, or NCCL on GPUs, and nobody starts mpirun; leave it out")
+    if extra_mpi_args:
+        raise ConfigError(
+            f"extra_mpi_args={extra_mpi_args!r} are for mpirun, which nobody starts: leave it out; env sets variables"
+        )
+    if not isinstance(verbose, int) or verbose < 0:
+        raise ConfigError(f"verbose={verbose!r} is no level of output: give 0, 1 or 2")
+    if executable not in (None, sys.executable, os.environ.get("PYSPARK_PYTHON")):
+        raise ConfigError(
+            f"executable={executable!r} is not {sys.executable}, which runs here, and ranks run in Spark's Python "
+            "workers: set PYSPARK_PYTHON or spark.pyspark.python before the session starts, and leave it out"
+        )
+    if not isinstance(env, Mapping | None):
+        raise ConfigError(f"env={env!r} is a {type(env).__name__}: give a dict of variables")
+    interfaces = {nics} if isinstance(nics, str) else set(nics or ())
+    if len(interfaces) > 1:
+        raise ConfigError(f"nics={sorted(interfaces)} names {len(interfaces)} interfaces, and ranks use one: name it")
+    if start_timeout is None and config is None:
+        start_timeout = start_timeout_of_environment()
+    config = config or LaunchConfig()
+    changes: dict[str, Any] = {
+        "start_timeout_seconds": start_timeout,
+        "env": {**config.env, **env} if env else None,
+        "stdout": stdout,
+        "stderr": stderr,
+        "interface": next(iter(interfaces), None),
+        "timestamps": prefix_output_with_timestamp or None,
+    }
+    return replace(config, **{name: value for name, value in changes.items() if value is not None})
+
+
+def start_timeout_of_environment() -> float | None:
+    """Return HOROVOD_SPARK_START_TIMEOUT, seconds; None where it is not set.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    text = os.environ.get("HOROVOD_SPARK_START_TIMEOUT")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ConfigError(
+            f"HOROVOD_SPARK_START_TIMEOUT={text!r} is no number of seconds: correct or unset it"
+        ) from None
 
 
 class FrameSettings(RunSettings, total=False):
@@ -129,8 +248,14 @@ class FrameSettings(RunSettings, total=False):
         shuffle: a new order of rows each epoch; True by default.
         seed: of that order; 0 by default.
         loader: how shards are read.
-        backend: as in ``run``.
+        start_timeout: as in ``run``, as are the following.
         env: as in ``run``.
+        stdout: as in ``run``.
+        stderr: as in ``run``.
+        verbose: as in ``run``.
+        nics: as in ``run``.
+        prefix_output_with_timestamp: as in ``run``.
+        backend: as in ``run``.
         use_gpu: as in ``run``.
     """
 
@@ -140,8 +265,14 @@ class FrameSettings(RunSettings, total=False):
     shuffle: bool
     seed: int
     loader: LoaderConfig
-    backend: str
+    start_timeout: float | None
     env: Mapping[str, str]
+    stdout: TextIO | None
+    stderr: TextIO | None
+    verbose: int
+    nics: str | Collection[str] | None
+    prefix_output_with_timestamp: bool
+    backend: str
     use_gpu: bool | None
 
 
@@ -226,27 +357,6 @@ def _check_call(fn: Any, args: Any, kwargs: Any, num_proc: Any) -> None:
             f"num_proc={num_proc!r} is no number of ranks: give one above 0, one below 0 for processes of this host, "
             f"or None for every slot"
         )
-
-
-def _config(env: Mapping[str, str] | None, use_gpu: bool | None, settings: RunSettings) -> LaunchConfig:
-    from dataclasses import replace
-
-    config = settings.get("config") or LaunchConfig()
-    changes: dict[str, Any] = {}
-    for keyword, name in (
-        ("start_timeout", "start_timeout_seconds"),
-        ("timeout", "timeout_seconds"),
-        ("log_to_driver", "log_to_driver"),
-    ):
-        if keyword in settings:
-            changes[name] = settings[keyword]  # type: ignore[literal-required]
-    if env is not None:
-        if not isinstance(env, Mapping):
-            raise ConfigError(f"env={env!r} is a {type(env).__name__}: give a dict of variables")
-        changes["env"] = {**config.env, **env}
-    if use_gpu is not None:
-        changes["gpus_per_rank"] = (config.gpus_per_rank or 1) if use_gpu else 0
-    return replace(config, **changes)
 
 
 def _services(backend: str) -> tuple[list[Service], list[str]]:

@@ -1,8 +1,8 @@
 """What one rank executes: shards in, a trained model out.
 
 Enters: a ``RankJob``, a value that travels to every rank. Leaves: a ``RankReport`` of each rank; the leader's carries
-the weights. This is the one place where batches, collective and train meet, and it knows nothing of Spark, so that a
-machine without Java trains from the same shards.
+the weights. This is the one place where batches, collective, strategies and train meet, and it knows nothing of Spark,
+so that a machine without Java trains from the same shards.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from sparkdl.batches.reading.gather import Decode, valid_name
 from sparkdl.batches.reading.loader import ShardedDataset, ShardLoader
 from sparkdl.collective import open_collective
 from sparkdl.collective.base import Collective
+from sparkdl.compat.torch_compiler import eager
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
 from sparkdl.observe import span
 from sparkdl.storage import Storage
+from sparkdl.strategies.base import Strategy, open_strategy
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.identity import identity_of
@@ -51,6 +53,7 @@ class RankJob:
         checkpoints: where and how often to save; None keeps nothing.
         callbacks: called on every rank.
         backend: ``"auto"``, ``"horovod"``, ``"torch"`` or ``"solo"``.
+        strategy: how the model is spread over the ranks, one of ``strategies.base.STRATEGIES``.
     """
 
     task: Task
@@ -68,6 +71,7 @@ class RankJob:
     checkpoints: CheckpointConfig | None = None
     callbacks: tuple[Callback, ...] = ()
     backend: str = "auto"
+    strategy: str = "all_reduce"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,39 +105,43 @@ def run_rank(world: World, job: RankJob) -> RankReport:
     seconds: dict[str, float] = {}
     with span("join", seconds):
         collective = open_collective(world, backend=job.backend, gradient_bytes=_gradient_bytes(job.task))
-    result = _trained(world, job, collective, seconds)
-    leads = world.is_leader
-    weights = _on_cpu(result.model.state_dict()) if leads else None
-    optimizer = _on_cpu(result.optimizer.state_dict()) if leads and result.optimizer is not None else None
-    # Module and optimizer stay here: on the driver their states are enough, and these travel once.
-    result = replace(result, model=torch.nn.Module(), optimizer=None)
-    return RankReport(result=result, weights=weights, optimizer=optimizer, seconds=seconds)
-
-
-def _trained(world: World, job: RankJob, collective: Collective, seconds: dict[str, float]) -> TrainResult:
     failed = True
     try:
-        with span("open", seconds):
-            train, validation = _training(job, world), _validation(job, world)
-            checkpoints = None
-            if job.checkpoints:
-                held_out = validation.dataset.manifest if validation is not None else None
-                identity = run_identity(job, train.dataset.manifest, held_out)
-                checkpoints = Checkpointer(job.checkpoints, identity)
-        with span("fit", seconds):
-            result = fit(
-                job.task,
-                train,
-                validation,
-                collective=collective,
-                config=job.train,
-                callbacks=job.callbacks,
-                checkpoints=checkpoints,
-            )
+        with eager():
+            strategy = open_strategy(job.strategy, collective, job.train)
+            result = _trained(world, job, collective, strategy, seconds)
+            state = _on_cpu(strategy.state_dict()) or {}
         failed = False
     finally:
         collective.close(failed=failed)
-    return result
+    # Module and optimizer stay here: on the driver their states are enough, and these travel once.
+    result = replace(result, model=torch.nn.Module(), optimizer=None)
+    return RankReport(result=result, weights=state.get("model"), optimizer=state.get("optimizer"), seconds=seconds)
+
+
+def _trained(
+    world: World, job: RankJob, collective: Collective, strategy: Strategy, seconds: dict[str, float]
+) -> TrainResult:
+    with span("open", seconds):
+        # The strategy says which rows this rank reads.
+        reader = replace(world, rank=strategy.data_rank, size=strategy.data_size)
+        train, validation = _training(job, reader), _validation(job, reader)
+        checkpoints = None
+        if job.checkpoints:
+            held_out = validation.dataset.manifest if validation is not None else None
+            identity = run_identity(job, train.dataset.manifest, held_out)
+            checkpoints = Checkpointer(job.checkpoints, identity)
+    with span("fit", seconds):
+        return fit(
+            job.task,
+            train,
+            validation,
+            collective=collective,
+            config=job.train,
+            callbacks=job.callbacks,
+            checkpoints=checkpoints,
+            strategy=strategy,
+        )
 
 
 class _Rows(Protocol):

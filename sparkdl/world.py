@@ -52,8 +52,21 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> World:
-        """Read the variables that torchrun, and sparkdl's own launchers, set; a bare process is a world of one."""
+        """Read the variables that torchrun and sparkdl's own launchers set, or else those of Horovod's.
+
+        A bare process is a world of one.
+        """
         env = os.environ if env is None else env
+        if "RANK" not in env and "HOROVOD_RANK" in env:
+            return cls(
+                rank=int(env["HOROVOD_RANK"]),
+                size=int(env["HOROVOD_SIZE"]),
+                local_rank=int(env["HOROVOD_LOCAL_RANK"]),
+                local_size=int(env["HOROVOD_LOCAL_SIZE"]),
+                node_rank=int(env["HOROVOD_CROSS_RANK"]),
+                num_nodes=int(env["HOROVOD_CROSS_SIZE"]),
+                device=env.get("SPARKDL_DEVICE", "cpu"),
+            )
         return cls(
             rank=int(env.get("RANK", "0")),
             size=int(env.get("WORLD_SIZE", "1")),

@@ -26,7 +26,7 @@ S3_OPTIONS = {"key": "testing", "secret": "testing", "client_kwargs": {"region_n
 
 # Spark's workers take the first python3 on the PATH unless they are told.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-os.environ.setdefault("SPARKDL_PRELOAD", "torch,torch.distributed,torch._dynamo,horovod.torch,sparkdl.launch.rank.rank")
+os.environ.setdefault("SPARKDL_PRELOAD", "torch,torch.distributed,horovod.torch,sparkdl.launch.rank.rank")
 
 
 LONGEST = ("test_readme", "test_save_integration", "test_notebooks")

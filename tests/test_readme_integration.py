@@ -116,8 +116,9 @@ def test_the_pipeline_file_is_sound_and_its_commands_take_it(tmp_path, monkeypat
     (pipeline,) = fences("yaml")
     (tmp_path / "churn.yaml").write_text(pipeline)
     (tmp_path / "customers" / "day=2026-03-01").mkdir(parents=True)
-    columns = {"customer_id": [1], "amount": [2.5], "age": [30], "plan": ["a"], "churned": [True]}
-    joined = pa.array([0], pa.date32())
+    columns = {"customer_id": [1, 2], "amount": [2.5, 3.5], "age": [30, 40], "plan": ["a", "b"]}
+    columns["churned"] = [True, False]
+    joined = pa.array([0, 1], pa.date32())
     pq.write_table(pa.table({**columns, "joined": joined}), tmp_path / "customers" / "day=2026-03-01" / "a.parquet")
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line)[1:] for line in commands() if line.startswith("sparkdl ")]
@@ -159,4 +160,4 @@ def test_links_lead_somewhere():
 
 def test_every_exit_code_is_documented():
     text = README[README.index("Exit codes") :].partition("\n\n")[0]
-    assert set(map(int, re.findall(r"\b\d+\b", text))) == {*EXIT_CODES.values(), 1, 2, 3, 4, 130}
+    assert set(map(int, re.findall(r"\b\d+\b", text))) == {*EXIT_CODES.values(), 1, 2, 3, 4, 5, 130}

@@ -107,7 +107,7 @@ def test_two_ranks_in_a_barrier_stage_train_the_model_of_one(spark, shards, alon
 def test_training_learned_something(alone):
     label_variance = 1 + 4 + 0.25 + 9 + 0.5
     for report in alone.values():
-        assert report.result.history.epochs[-1]["val_loss"] < 0.1 * label_variance
+        assert report.result.history.epochs[-1]["val_loss"] < 0.15 * label_variance
 
 
 def loaded_by_training(one, heavy):
@@ -121,6 +121,9 @@ def test_a_rank_loads_no_package_that_it_does_not_use(shards, backend):
     if backend == "horovod":
         pytest.importorskip("horovod")
     heavy = (
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
         "torchmetrics",
         "matplotlib",
         "tensorboard",

@@ -6,6 +6,7 @@ Enters: parsed words. Leaves: lines on standard output, and the exit codes of ``
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 from typing import Any
 
@@ -14,8 +15,16 @@ from rich.console import Console
 from sparkdl.cli.words import add_command, print_lines, with_exit_codes
 from sparkdl.compat.interrupts import termination_interrupts
 from sparkdl.config import require
+from sparkdl.observe import logger
 
 __all__ = ["add_commands"]
+
+
+_EXIT_CODES = (
+    "exit codes: 0 promoted, scored or stopped, 10 nothing new, 20 not promoted, 30 lost a race, 1 refused, 2 cluster, "
+    "3 training, 4 an error nobody foresaw, 5 a store that did not answer, 130 interrupted; "
+    "2, 3, 5 and 30 are worth another try"
+)
 
 
 def add_commands(commands: Any) -> None:
@@ -27,8 +36,13 @@ def add_commands(commands: Any) -> None:
         help="a Delta table, a file or folder of Parquet, CSV or JSON, or catalog.schema.table (which starts Spark)",
     )  # fmt: skip
     begin.add_argument("--label", help="the column to predict; guessed if it is left out")
+    begin.add_argument("--label-type", metavar="TYPE", help="regression, binary or multiclass; else by its values")
     for name, pipeline_command, text in (
-        ("check", _check, "whether a pipeline file is sound, and its source has the columns; starts nothing"),
+        (
+            "check",
+            _check,
+            "whether a pipeline file is sound, and source and places fit it; Spark starts for SQL alone",
+        ),
         ("plan", _plan, "which windows are due and why, which steps would be kept; runs nothing"),
         ("run", _run, "do what is due, from the source to predictions"),
         ("status", _status, "last run, champion, windows done and due, who runs it now"),
@@ -46,8 +60,8 @@ def add_commands(commands: Any) -> None:
         if name == "check":
             action.add_argument(
                 "--offline", action="store_true",
-                help="do not look at the source's columns; without this, a source that cannot be reached is said, and "
-                "the file is sound all the same",
+                help="look at the file alone; without this, a source that cannot be reached is said, and the file is "
+                "sound all the same, while a place that cannot be written is a mistake",
             )  # fmt: skip
         if name in ("plan", "run"):
             action.add_argument(
@@ -58,6 +72,7 @@ def add_commands(commands: Any) -> None:
                 "--without-training", action="store_true", help="ingest and let the champion predict, learn nothing"
             )
         if name == "run":
+            action.epilog = _EXIT_CODES
             action.add_argument(
                 "--dry-run", action="store_true", help="print what plan prints, run nothing, exit as a run would"
             )
@@ -71,7 +86,7 @@ def add_commands(commands: Any) -> None:
 def _init(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline.init import init
 
-    done = init(options.name, options.table, options.label)
+    done = init(options.name, options.table, options.label, label_type=options.label_type)
     print_lines(console, [*done.lines(), ("next", f"sparkdl check {shlex.quote(done.path)}, then plan and run")])
     return 0
 
@@ -79,9 +94,9 @@ def _init(options: argparse.Namespace, console: Console) -> int:
 def _check(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline import Pipeline
 
-    pipeline = Pipeline.load(options.file, options.overrides)
-    unknown = "" if options.offline else pipeline.check()
-    spec, labels = pipeline.spec, ", ".join(pipeline.spec.label)
+    unknown = Pipeline.check_file(options.file, options.overrides, offline=options.offline)
+    spec = Pipeline.load(options.file, options.overrides).spec
+    labels = ", ".join(spec.label)
     text = f"{options.file} is sound: pipeline {spec.name}, {len(spec.features)} features, label {labels}"
     console.print(text, markup=False, soft_wrap=True)
     if unknown:
@@ -121,6 +136,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline import Pipeline
     from sparkdl.pipeline.summary import summary_lines
 
+    session_log = logger.getChild("session")  # whose settings count is said, whatever else is
+    if not session_log.hasHandlers():
+        session_log.addHandler(logging.StreamHandler())
+        session_log.setLevel(logging.INFO)
     with termination_interrupts():  # schedulers and containers end a run so: it leaves a record, and no lease
         record = Pipeline.load(options.file, options.overrides).run(**_asked(options))
     console.print(

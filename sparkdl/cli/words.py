@@ -59,10 +59,12 @@ def with_exit_codes(
 
     def run(options: argparse.Namespace, console: Console) -> int:
         from sparkdl.pipeline.state.record import exit_code_of
+        from sparkdl.storage import outage_error
 
         try:
             return command(options, console)
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as raised:
+            error = outage_error(raised) or raised
             code = exit_code_of(error)
             if code == 4:
                 traceback.print_exception(error)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
 from sparkdl.config import SyncConfig
+from sparkdl.errors import SparkdlError
 from sparkdl.world import World
 
-__all__ = ["Collective", "GradientSync", "Pending", "Ranks", "ReduceOp", "as_bytes"]
+__all__ = ["Collective", "GradientSync", "Pending", "Ranks", "ReduceOp", "as_bytes", "on_leader"]
 
 ReduceOp = Literal["sum", "mean", "min", "max"]
+Value = TypeVar("Value")
 
 
 class GradientSync(Protocol):
@@ -71,6 +73,10 @@ class GradientSync(Protocol):
 
         Warns once where floating-point buffers had drifted apart.
         """
+        ...
+
+    def share_optimizer(self) -> None:
+        """Give all ranks the state and the hyperparameters of rank 0's optimizer; every rank calls it."""
         ...
 
     def synchronize(self) -> None:
@@ -232,3 +238,21 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """
     whole = tensor.detach().contiguous()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
+def on_leader(collective: Collective, act: Callable[[], Value]) -> Value:
+    """Return on every rank what ``act`` gives on rank 0, picklable; what it refuses there, every rank raises.
+
+    Raises:
+        SparkdlError: that of ``act``.
+    """
+    outcome: Any = None
+    if collective.world.is_leader:
+        try:
+            outcome = act()
+        except SparkdlError as error:
+            outcome = error
+    outcome = collective.broadcast_object(outcome)
+    if isinstance(outcome, SparkdlError):
+        raise outcome
+    return outcome  # type: ignore[no-any-return]

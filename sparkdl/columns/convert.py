@@ -125,6 +125,8 @@ class Converter:
         """A column of arrays, vectors or byte strings."""
         by_row = spec.ragged or spec.dtype == "binary"
         found = decode(spec.name, array, ragged=by_row)
+        if spec.ragged and spec.shape:
+            self._check_width(position, spec, found)
         self._count_array(found, spec)
         elements, fill = cast(found.elements, spec.dtype, spec.name), 0
         if found.nulls and spec.dtype != "binary":  # a null byte string is empty, whatever fills numbers
@@ -137,7 +139,8 @@ class Converter:
                     f"column {spec.name!r} is ragged and has {int(found.holes.sum())} nulls inside its arrays, which a "
                     f"mask by row cannot mark: use nulls='fill' or declare its shape"
                 )
-            return _lists(elements, found, binary=spec.dtype == "binary"), found.missing
+            width = self.tensors[position].shape[0] if spec.shape else None
+            return _lists(elements, found, binary=spec.dtype == "binary", width=width), found.missing
         some = found.missing is None or not found.missing.all()
         shape = self._checked_shape(position, spec, found.shape if some and found.rows else None)
         return found.dense(elements, shape, fill), found.nulls_by_element(shape)
@@ -148,7 +151,7 @@ class Converter:
         if spec.dtype == "binary":
             statistics.add(found.lengths, found.nulls)
         else:
-            statistics.add_lengths(found.row_lengths())
+            statistics.add_lengths(found.row_lengths() // (found.width or 1))
             statistics.add(found.elements if found.holes is None else found.elements[~found.holes], found.nulls)
         if found.nulls:
             self._refuse_nulls(spec)
@@ -156,6 +159,21 @@ class Converter:
     def _refuse_nulls(self, spec: TensorSpec) -> None:
         if spec.nulls == "error":
             self.refused = True
+
+    def _check_width(self, position: int, spec: TensorSpec, found: Values) -> None:
+        """Compare the length of the arrays inside ragged rows with the one planned; learn it where it was unknown."""
+        if spec.shape == (UNKNOWN,) and found.width:
+            self.tensors[position] = replace(spec, shape=(found.width,))
+        elif spec.shape == (UNKNOWN,):
+            raise DataError(
+                f"column {spec.name!r} is null or empty in all rows of a batch, so the length of the arrays inside its "
+                "rows is unknown: drop such rows, or repartition the frame"
+            )
+        elif found.width not in (0, *spec.shape):
+            raise DataError(
+                f"column {spec.name!r} has arrays of {spec.shape[0]} and of {found.width} numbers inside its rows, "
+                "where a tensor needs one length: pad or cut them to one"
+            )
 
     def _checked_shape(self, position: int, spec: TensorSpec, shape: tuple[int, ...] | None) -> tuple[int, ...]:
         """Compare the shape of a batch's rows with the one planned, and learn it where it was unknown."""
@@ -186,14 +204,17 @@ def _as_held(fill: float, spec: TensorSpec) -> Any:
     return cast(np.array([fill]), spec.dtype, spec.name)[0]
 
 
-def _lists(elements: Array, found: Values, *, binary: bool) -> pa.Array:
-    """Lists, or byte strings, of the elements; rows that are null become empty."""
+def _lists(elements: Array, found: Values, *, binary: bool, width: int | None = None) -> pa.Array:
+    """Lists, or byte strings, of the elements, or of arrays of ``width`` of them; rows that are null become empty."""
     offsets = np.zeros(found.rows + 1, np.int64 if binary else np.int32)
-    np.cumsum(found.row_lengths(), out=offsets[1:])
+    np.cumsum(found.row_lengths() // (found.width or 1), out=offsets[1:])
     if binary:
         return pa.Array.from_buffers(
             pa.large_binary(), found.rows, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(elements))]
         )
     values = from_numpy(elements)
+    if width is not None:
+        inner = pa.list_(pa.field("item", values.type, nullable=False), width)
+        values = pa.Array.from_buffers(inner, len(values) // width, [None], children=[values])
     kind = pa.list_(pa.field("item", values.type, nullable=False))
     return pa.Array.from_buffers(kind, found.rows, [None, pa.py_buffer(offsets)], children=[values])

@@ -40,6 +40,8 @@ class Values:
         missing: ``(rows,)`` bool, True where a row is null; None if none is.
         holes: ``(n,)`` bool, True where an element inside a row is null; None if none is.
         unseen: rows whose string the dictionary does not hold; they count as null.
+        width: of arrays of arrays whose rows may differ in length: numbers in each inner array, which all have as many;
+            0 where there is none. Else 1.
     """
 
     rows: int
@@ -49,6 +51,7 @@ class Values:
     missing: Array | None = None
     holes: Array | None = None
     unseen: int = 0
+    width: int = 1
 
     @property
     def nulls(self) -> int:
@@ -110,8 +113,8 @@ def decode(name: str, column: pa.Array, *, ragged: bool = False, codes: Mapping[
         elements, lengths = _bytes(present)
         return Values(rows, elements, None if ragged else (_even(name, lengths),), lengths, missing)
     if is_list(kind):
-        elements, lengths, shape, holes = _lists(name, present, ragged)
-        return Values(rows, elements, shape, lengths, missing, holes)
+        elements, lengths, shape, holes, width = _lists(name, present, ragged)
+        return Values(rows, elements, shape, lengths, missing, holes, width=width)
     return Values(rows, _numbers(name, present), (), None, missing, unseen=unseen)
 
 
@@ -169,15 +172,18 @@ def _bytes(present: pa.Array) -> tuple[Array, Array]:
     return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]], np.diff(ends)
 
 
-def _lists(name: str, present: pa.Array, ragged: bool) -> tuple[Array, Array, tuple[int, ...] | None, Array | None]:
-    """The elements of lists of numbers, or of lists of these: values, lengths, shape of a row, null elements."""
+def _lists(
+    name: str, present: pa.Array, ragged: bool
+) -> tuple[Array, Array, tuple[int, ...] | None, Array | None, int]:
+    """Lists of numbers, or of lists of these: values, lengths, shape of a row, null elements, ``Values.width``."""
+    width = 1
     lengths = to_numpy(pc.list_value_length(present)).astype(np.int64, copy=False)
     shape: tuple[int, ...] | None = None if ragged else (_even(name, lengths),)
     inner = present.flatten()
     if is_list(inner.type):
         if inner.null_count:
             raise DataError(f"column {name!r} has {inner.null_count} null arrays inside its rows: fill them first")
-        width = _even(name, to_numpy(pc.list_value_length(inner)))
+        width = _even(name, to_numpy(pc.list_value_length(inner)), "arrays inside its rows" if ragged else "rows")
         lengths = lengths * width
         shape = None if shape is None else (*shape, width)
         inner = inner.flatten()
@@ -187,7 +193,7 @@ def _lists(name: str, present: pa.Array, ragged: bool) -> tuple[Array, Array, tu
     if inner.null_count:
         holes = to_numpy(inner.is_null())
         inner = inner.fill_null(pa.scalar(0).cast(inner.type))
-    return _numbers(name, inner), lengths, shape, holes
+    return _numbers(name, inner), lengths, shape, holes, width if ragged else 1
 
 
 def _vectors(name: str, present: pa.Array) -> tuple[Array, Array, int]:

@@ -63,7 +63,7 @@ class Layout:
         fill: what stands for null, for all columns or by column. A null string gets the code behind the last one unless
             the column is named here.
         shapes: shape of a row by array or vector column; ``"ragged"`` keeps an array ragged even if all rows have the
-            same length.
+            same length, and lets rows of arrays of arrays hold different numbers of arrays of one length.
         dictionaries: the values of string columns in the order of their codes, from another set's
             ``Manifest.dictionaries``; a value that is not there counts as null.
         prepare: makes the columns that become tensors of the raw ones, in the pass that writes them; all other

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sparkdl.columns.decode import Values, decode
 from sparkdl.columns.numpy_arrow import to_numpy
+from sparkdl.errors import DataError
 
 __all__ = ["Matrix", "matrix_of"]
 
@@ -39,7 +40,7 @@ class Matrix:
     valid: Array | None = None
 
 
-def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, width: int | None = None) -> Matrix:
+def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, width: int | None = None, inner: int = 1) -> Matrix:
     """Turn a column into a matrix.
 
     Args:
@@ -47,14 +48,20 @@ def matrix_of(name: str, column: pa.Array, *, ragged: bool = False, width: int |
         column: of any type of the type table; nested arrays are laid out flat.
         ragged: whether rows of different lengths are padded with zeros to the longest, instead of refused.
         width: elements of a row, for an array column whose rows are all null here and do not tell.
+        inner: of ragged rows of arrays: the numbers in each of these.
 
     Raises:
         SchemaError: no tensor can hold the type.
-        DataError: rows differ in length.
+        DataError: rows differ in length, or the arrays inside ragged rows have another one than ``inner``.
     """
     if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return Matrix(to_numpy(column)[:, None])  # as decode does, in a quarter of the time: tables have many
     found = decode(name, column, ragged=ragged)
+    if ragged and found.width not in (0, inner):
+        raise DataError(
+            f"column {name!r} has {found.width} numbers in each element of its rows, and the model was trained with "
+            f"{inner}: give the column that it was trained with"
+        )
     if found.shape is None:
         return _padded(found)
     untold = found.lengths is not None and not found.lengths.size

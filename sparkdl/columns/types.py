@@ -14,6 +14,7 @@ schema of shard files, and views of the blocks of shard files as numpy arrays.
     array<T>, declared shape        T, (k,)                    fixed_size_list       (T: a number or bool)
     array<T>                        T, ragged; (k,) if even    list
     array<array<T>>                 T, (r, c)                  fixed_size_list of r * c
+    array<array<T>>, "ragged"       T, ragged rows of (c,)     list of fixed_size_list of c
     VectorUDT, dense or sparse      float64, (k,)              fixed_size_list
     anything else                   SchemaError
 """
@@ -21,6 +22,7 @@ schema of shard files, and views of the blocks of shard files as numpy arrays.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +110,8 @@ def tensor_kind(name: str, kind: pa.DataType, shape: Sequence[int] | str | None)
         dtype = number_dtype(inner.value_type if nested else inner)
         if dtype is None:
             raise SchemaError(f"column {name!r} is {kind}, no array of numbers: cast it or leave it out")
+        if nested and shape == "ragged":
+            return {"dtype": dtype, "shape": (UNKNOWN,), "ragged": True}
         if nested:
             return {"dtype": dtype, "shape": _declared(name, shape, 2) or (UNKNOWN, UNKNOWN)}
         fixed = (kind.list_size,) if types.is_fixed_size_list(kind) else ()
@@ -160,6 +164,8 @@ def _arrow_type(spec: TensorSpec) -> pa.DataType:
         return pa.large_binary()
     element = pa.uint8() if spec.dtype == "bool" else pa.from_numpy_dtype(np.dtype(spec.dtype))
     item = pa.field("item", element, nullable=False)
+    if spec.ragged and spec.shape:
+        return pa.list_(pa.field("item", pa.list_(item, math.prod(spec.shape)), nullable=False))
     if spec.ragged or spec.stored_as_list:
         return pa.list_(item)
     return pa.list_(item, int(np.prod(spec.shape))) if spec.shape else element
@@ -192,7 +198,10 @@ def _view(array: Any, spec: TensorSpec) -> Any:
         size = array.type.list_size
         values = array.values.slice(array.offset * size, rows * size)
         return values.to_numpy(zero_copy_only=True).reshape(rows, *spec.shape)
-    offsets, values = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=True)
+    inner = array.values.values if pa.types.is_fixed_size_list(array.values.type) else array.values
+    offsets, values = array.offsets.to_numpy(), inner.to_numpy(zero_copy_only=True)
+    if spec.ragged and spec.shape:
+        return Ragged(values.reshape(-1, *spec.shape), offsets)
     if spec.ragged:
         return Ragged(values, offsets)
     return values[offsets[0] : offsets[-1]].reshape(rows, *spec.shape)

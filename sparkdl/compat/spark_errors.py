@@ -26,7 +26,9 @@ __all__ = [
     "map_task_errors_of_actions",
     "foreign_jar",
     "jar_error",
+    "lacking_module",
     "told_by_java",
+    "unlogged_queries",
     "task_error",
     "task_errors",
 ]
@@ -46,6 +48,24 @@ _CHAINED = re.compile(
 )
 
 
+@contextmanager
+def unlogged_queries() -> Iterator[None]:
+    """Keep pyspark from writing what is wrong with a query to standard error, as JSON, beside the error it raises.
+
+    For a block whose errors become sentences of ours. Of pyspark 4.1 and later; it can go when pyspark only raises.
+    """
+    own = sys.modules["pyspark.logger"].PySparkLogger  # as pyspark.errors has loaded it
+    loggers = [own.getLogger(f"{kind}QueryContextLogger") for kind in ("SQL", "DataFrame")]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
 def task_error(raised: BaseException) -> errors.SparkdlError | None:
     """The error of ours that a task or a rank raised; None if ``raised`` has another reason."""
     if isinstance(raised, errors.RankFailedError):
@@ -58,9 +78,11 @@ def task_error(raised: BaseException) -> errors.SparkdlError | None:
         return None if type(original).__module__ != errors.__name__ else _in_text(raised.rank_traceback)
     if isinstance(raised, errors.SparkdlError):
         return raised
-    text = str(raised) if type(raised).__module__.startswith("pyspark.") else ""
+    text = str(raised) if type(raised).__module__.startswith(("pyspark.", "py4j.")) else ""
     if "PYTHON_VERSION_MISMATCH" in text:
         return errors.PreflightError(OTHER_PYTHON)
+    if "Error from python worker" in text:  # which did not come so far as to run a task
+        return lacking_module(raised)
     found = _in_text(text)
     return None if isinstance(found, errors.ClusterError) else found  # a launch reads those itself, and more in them
 
@@ -72,6 +94,21 @@ def _in_text(text: str) -> errors.SparkdlError | None:
         if isinstance(kind, type) and issubclass(kind, errors.SparkdlError) and kind is not errors.RankFailedError:
             return kind(message.strip())
     return None
+
+
+def lacking_module(raised: BaseException) -> errors.ClusterError | None:
+    """The error for workers whose Python has not what their tasks, or the daemon that starts them, import.
+
+    Args:
+        raised: of a Spark job that runs nothing of the user's; a function of his may fail at any import.
+    """
+    lacking = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", str(raised))
+    if lacking is None:
+        return None
+    return errors.ClusterError(
+        f"the workers' Python has no module {lacking[1]!r}: install it there, or set PYSPARK_PYTHON to an environment "
+        "that has it"
+    )
 
 
 @contextmanager

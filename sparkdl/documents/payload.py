@@ -10,16 +10,19 @@ channel between driver and ranks, each frame of which the secret of the run has 
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from sparkdl.compat.parametrized import Pickler
 
 __all__ = ["Payload"]
 
@@ -72,11 +75,32 @@ def _copied(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return mine
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+@functools.cache
+def _of_every_optimizer() -> frozenset[str]:
+    """Attributes that torch puts on any optimizer: its constructor, and schedulers, which wrap ``step``."""
+    return frozenset({*vars(torch.optim.Optimizer([torch.zeros(1)], {})), "step", "_opt_called"})
+
+
+class _Pickler(Pickler):
     def __init__(self, buffer: io.BytesIO) -> None:
         super().__init__(buffer, protocol=5)
         self.storages: list[npt.NDArray[np.uint8]] = []
         self._places: dict[int, int] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        """Let an optimizer keep what its class has beside groups and state: ``Optimizer.__getstate__`` leaves it out.
+
+        LBFGS has its list of parameters there, others the optimizer that they wrap. What torch itself puts on every
+        optimizer, such as hooks, is left out as before.
+        """
+        plain = isinstance(value, torch.optim.Optimizer) and (
+            type(value).__getstate__ is torch.optim.Optimizer.__getstate__
+            and type(value).__reduce_ex__ is object.__reduce_ex__
+        )
+        if not plain:
+            return super().reducer_override(value)
+        own = {name: part for name, part in vars(value).items() if name not in _of_every_optimizer()}
+        return copyreg.__newobj__, (type(value),), {**own, **value.__getstate__()}  # type: ignore[attr-defined]
 
     def persistent_id(self, value: Any) -> Any:
         typed = isinstance(value, torch.TypedStorage)

@@ -33,6 +33,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MAX_BYTES = 16 << 20
 """Size of a document whose reader states no other limit."""
 MAX_DEPTH = 100
+_MEMORY_OF_A_BYTE = 4
+"""Bytes of memory that a document's values may take, for each byte that it may have."""
 _PLAIN = "pass plain numbers, texts, lists and dicts"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -86,10 +88,18 @@ def parse(data: bytes, source: Source, limit: int = MAX_BYTES, *, nan: bool = Fa
         nan: accept NaN and infinities as Python writes them, where the document has fields that may hold them.
 
     Raises:
-        IntegrityError: it is no JSON, repeats a key, or is too large or too deep.
+        IntegrityError: it is no JSON, repeats a key, is too large or too deep, or has so many small values that they
+            would take several times its size in memory.
     """
     if len(data) > limit:
         raise _too_large(source, len(data), limit)
+    # About what Python takes for one value more, and for an object beside that; signs inside of texts count, too.
+    memory = 176 * data.count(b"{") + 8 * data.count(b"[") + 64 * data.count(b",")
+    if memory > _MEMORY_OF_A_BYTE * limit:
+        raise source.error(
+            f"its values would take {memory >> 20:,} MiB of memory, and those of its kind take at most "
+            f"{_MEMORY_OF_A_BYTE * limit >> 20:,}"
+        )
     try:
         constant = float if nan else _no_constant
         value = json.loads(data.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=constant)

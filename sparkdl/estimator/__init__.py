@@ -16,18 +16,36 @@ if TYPE_CHECKING:
     from sparkdl.estimator.estimator import TorchEstimator
     from sparkdl.estimator.model import TorchModel
     from sparkdl.estimator.params.backend import SparkBackend
+    from sparkdl.estimator.prepared_data import prepare_data
     from sparkdl.estimator.saving.persistence import save_atomically
-    from sparkdl.estimator.store import Store
+    from sparkdl.estimator.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
     from sparkdl.estimator.tuning import CrossValidator
 
-__all__ = ["CrossValidator", "SparkBackend", "Store", "TorchEstimator", "TorchModel", "save_atomically"]
+__all__ = [
+    "CrossValidator",
+    "DBFSLocalStore",
+    "FilesystemStore",
+    "HDFSStore",
+    "LocalStore",
+    "SparkBackend",
+    "Store",
+    "TorchEstimator",
+    "TorchModel",
+    "prepare_data",
+    "save_atomically",
+]
 
 _HOMES = {
     "CrossValidator": "tuning",
+    "DBFSLocalStore": "store",
+    "FilesystemStore": "store",
+    "HDFSStore": "store",
+    "LocalStore": "store",
     "SparkBackend": "params.backend",
     "Store": "store",
     "TorchEstimator": "estimator",
     "TorchModel": "model",
+    "prepare_data": "prepared_data",
     "save_atomically": "saving.persistence",
 }
 

@@ -49,6 +49,7 @@ def model_of(estimator: CheckedParams, prepared: Prepared, trained: Trained) -> 
         metrics=dict(result.metrics),
         stopped_early=result.stop_reason if result.stopped_early else None,
         seconds=trained.seconds,
+        warnings=trained.warnings,
     )
     plain = {name: get(name) for name in _PASSED_ON if estimator.isSet(name)}
     model = TorchModel(

@@ -35,6 +35,7 @@ from sparkdl.estimator.transform import Published, Weights, predict_rows, publis
 from sparkdl.features.fitted import Features
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.models.signature import Signature
+from sparkdl.observe import facts_table, metrics_text, shortened
 from sparkdl.storage import Storage
 from sparkdl.train.objective.labels import Meaning
 
@@ -87,6 +88,26 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
         self._home: Storage | None = None
         self._lock = threading.Lock()
         self.setParams(**params).set_signature(signature)
+
+    def __repr__(self) -> str:
+        return f"{self.uid}: {'; '.join(self._facts().values())}"
+
+    def _repr_html_(self) -> str:
+        return facts_table(self.uid, self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """What is worth seeing at a glance."""
+        if self._model is None:
+            return {"model": "no model"}
+        size = sum(parameter.numel() for parameter in self._model.parameters())
+        columns = [shortened(self.getOrDefault(name) or ["?"]) for name in ("feature_columns", "label_columns")]
+        facts = {
+            "model": f"{type(self._model).__name__} of {size:,} parameters",
+            "columns": " -> ".join(columns),
+            "training": f"{len(self._history)} epochs" if self._history else "",
+            "metrics": metrics_text(self._origin.get("metrics") or (self._history[-1] if self._history else {})),
+        }
+        return {name: text for name, text in facts.items() if text}
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_published")}
@@ -167,6 +188,7 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
         parameters: Mapping[str, Any] | None = None,
         lineage: Lineage | None = None,
         publication: str | None = None,
+        first_alias: str | None = "champion",
         mlflow: str | None = None,
         **bundle: Any,
     ) -> ModelVersion:
@@ -182,6 +204,8 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
             parameters: more of them, JSON values.
             lineage: what is set here wins over what was recorded.
             publication: with the same one again nothing is published, and the version that it made is returned.
+            first_alias: that the first version of ``name`` gets, so that ``load_model("name@champion")`` finds it; None
+                for none. Later versions get it by ``ModelRegistry.promote_if_better`` or ``set_alias``.
             mlflow: address of an MLflow server or store to mirror the version to; if it is away, the log says how to do
                 that later.
             bundle: what ``save_bundle`` takes besides: ``factory``, ``arguments``, ``preprocessing``, ``allow_pickle``.
@@ -196,7 +220,8 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
             self.save_bundle(place, **bundle)
             return publish_bundle(
                 registry, name, place, self._origin,
-                metrics=metrics, parameters=parameters, lineage=lineage, publication=publication, mlflow=mlflow,
+                metrics=metrics, parameters=parameters, lineage=lineage, publication=publication,
+                first_alias=first_alias, mlflow=mlflow,
             )  # fmt: skip
 
     @property

@@ -7,14 +7,14 @@ here, too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.saving.persistence import example_of
 from sparkdl.estimator.training import TRAINING
@@ -58,7 +58,7 @@ def write_bundle(
     """
     if signature is None:
         raise ConfigError("this TorchModel has no signature, so nobody could feed what is published: give signature=")
-    with loose_by_value(module) if allow_pickle else nullcontext():
+    with loose_by_value(module) if allow_pickle else contextlib.nullcontext():
         return save_bundle(
             module,
             uri,
@@ -95,6 +95,7 @@ def publish_bundle(
     parameters: Mapping[str, Any] | None = None,
     lineage: Lineage | None = None,
     publication: str | None = None,
+    first_alias: str | None = None,
     mlflow: str | None = None,
 ) -> ModelVersion:
     """Publish a bundle with what its fit has noted, and what the caller says besides.
@@ -108,6 +109,7 @@ def publish_bundle(
         parameters: more of them; what is named alike wins over what was noted.
         lineage: what is set here wins over what was noted.
         publication: as ``ModelRegistry.publish`` takes it.
+        first_alias: that the first version of the name gets; whoever judges versions, as a pipeline does, gives none.
         mlflow: address of an MLflow server or store that the version is mirrored to.
 
     Raises:
@@ -133,6 +135,10 @@ def publish_bundle(
         lineage=Lineage(**whole, versions=software),
         publication=publication,
     )
+    if first_alias is not None and version.version == 1:
+        with contextlib.suppress(ConflictError):  # somebody has decided already where it points
+            where.set_alias(name, first_alias, 1, expected=None, reason=f"version 1 is the first {first_alias}")
+        version = where.get(name, 1)
     if mlflow is not None:
         mirror_published(where, version, mlflow)
     return version

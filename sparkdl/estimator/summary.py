@@ -31,6 +31,7 @@ class TrainingSummary:
         metrics: of the epoch that the weights belong to.
         stopped_early: why training ended before its last epoch; None if it did not.
         seconds: wall-clock seconds by span: shards, check, launch (all ranks, start to end), join, open, fit.
+        warnings: what looks wrong with the losses, a sentence each; the log has them, too.
     """
 
     run_id: str = ""
@@ -45,6 +46,7 @@ class TrainingSummary:
     metrics: Mapping[str, float] = field(default_factory=dict)
     stopped_early: str | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def rows_per_second(self) -> float:

@@ -21,8 +21,6 @@ from sparkdl.compat.garbage import freeze
 
 __all__ = ["DEFAULT_PRELOAD", "main", "preload"]
 
-# Not torch._dynamo (800 modules, 70 MB, a second), which every optimizer of torch imports at its first step: whoever
-# will train names it in LaunchConfig.preload, and ranks import it while they wait for each other, as those of a fit do.
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "horovod.torch", "sparkdl.launch.rank.rank")
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import msgspec
 import safetensors
 import torch
 from torch import nn
 
+from sparkdl.compat.parametrized import Pickler
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError, ConflictError, IntegrityError
 from sparkdl.models.copies import copy_bundle, local_copy
@@ -46,6 +46,7 @@ from sparkdl.models.folder import (
 )
 from sparkdl.models.recipe import prove, rebuilt, recipe_of
 from sparkdl.models.signature import Signature, TensorField
+from sparkdl.models.structure import parametrizations_of
 from sparkdl.models.trust import allowed_imports, checked_packages
 from sparkdl.models.weights import save_weights
 from sparkdl.storage import Storage
@@ -181,7 +182,8 @@ def _write_model(
     model.eval()
     try:
         facts = save_weights(model, work / WEIGHTS)
-        recipe = replace(recipe_of(model, factory, arguments, example), weights=facts)
+        recipe = recipe_of(model, factory, arguments, example)
+        recipe = replace(recipe, weights=facts, parametrizations=parametrizations_of(model))
         prove(model, recipe, Storage.of(work), example)
         return recipe
     except BundleError:
@@ -189,7 +191,7 @@ def _write_model(
             raise
         (work / WEIGHTS).unlink(missing_ok=True)
         with (work / PICKLE).open("wb") as file:
-            cloudpickle.dump(model, file)
+            Pickler(file).dump(model)
         return Recipe(kind="pickle")
     finally:
         model.train(was_training)

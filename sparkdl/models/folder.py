@@ -32,6 +32,7 @@ __all__ = [
     "WEIGHTS",
     "BundleInfo",
     "FileFacts",
+    "Parametrization",
     "Recipe",
     "WeightFacts",
     "check_file",
@@ -85,6 +86,25 @@ class WeightFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Parametrization:
+    """How a tensor is computed of others, as ``torch.nn.utils.parametrizations`` has it.
+
+    Attributes:
+        tensor: its name in the model.
+        kind: the function that registers it.
+        dim: over which the norm is not taken; -1 of ``weight_norm`` takes it over all.
+        eps: of ``spectral_norm``.
+        n_power_iterations: of ``spectral_norm``, at each call in training.
+    """
+
+    tensor: str
+    kind: Literal["weight_norm", "spectral_norm"]
+    dim: Annotated[int, msgspec.Meta(ge=-1, le=64)]
+    eps: float = 1e-12
+    n_power_iterations: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """How a model is rebuilt.
 
@@ -93,6 +113,7 @@ class Recipe:
         tree: of a structure.
         target: the import path, ``"package.module:Name"``.
         arguments: that the target is called with, JSON values.
+        parametrizations: those that are registered afterwards, in their order.
         weights: about the file of weights.
     """
 
@@ -100,6 +121,7 @@ class Recipe:
     tree: dict[str, Any] | None = None
     target: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
+    parametrizations: tuple[Parametrization, ...] = ()
     weights: WeightFacts = field(default_factory=WeightFacts)
 
     def to_json(self) -> dict[str, Any]:

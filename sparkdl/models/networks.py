@@ -13,11 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparkdl.models.structure import MAX_MODULES
-
 __all__ = ["TabularNet"]
-
-_MODULES_OF_A_BLOCK, _MODULES_OF_AN_IMAGE = 8, 17
 
 
 class TabularNet(nn.Module):
@@ -32,9 +28,6 @@ class TabularNet(nn.Module):
         depth: how many residual blocks.
         embedding: width of every embedding; by default it follows from the number of ids.
         dropout: share of hidden units that a training step leaves out.
-
-    Raises:
-        ValueError: it would have more than ``MAX_MODULES`` modules.
 
     Shape:
         - Input: ``{"numbers": (rows, k), "categories": (rows, c), "<ids>": (rows, n), "<ids>_mask": (rows, n), ...}``
@@ -53,11 +46,6 @@ class TabularNet(nn.Module):
         self._arguments = {"features": features, "width": width, "depth": depth, "embedding": embedding,
                            "dropout": dropout}  # fmt: skip
         labels = features["labels"]
-        modules = max(0, depth) * _MODULES_OF_A_BLOCK + sum(map(_modules, features["inputs"]))
-        if modules > MAX_MODULES:
-            raise ValueError(
-                f"depth={depth} and the inputs ask for {modules:,} modules, at most {MAX_MODULES:,} are made"
-            )
         self.names = [str(each["name"]) for each in features["inputs"]]
         parts = [_part(each, embedding) for each in features["inputs"]]
         self.parts = nn.ModuleList(parts)
@@ -155,11 +143,6 @@ class _Image(_Part):
         scaled = pixels.float() if pixels.is_floating_point() else pixels.float() / 255
         found: Tensor = self.layers(scaled)
         return found
-
-
-def _modules(each: Mapping[str, Any]) -> int:
-    tables = len(each.get("cardinalities", ()))
-    return 1 + (tables or (_MODULES_OF_AN_IMAGE if len(each["shape"]) == 3 else 0))
 
 
 def _part(each: Mapping[str, Any], embedding: int | None) -> _Part:

@@ -11,10 +11,13 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
+from sparkdl.documents.tensors import tensor_facts
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError
 from sparkdl.models import importing, structure
+from sparkdl.models.bounded_build import bounded_build
 from sparkdl.models.calling import Arguments
 from sparkdl.models.folder import MAX_BYTES, PICKLE, WEIGHTS, Recipe
 from sparkdl.models.trust import OWN
@@ -30,11 +33,12 @@ def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | Non
     Raises:
         BundleError: there is no way without code.
     """
+    kind = type_before_parametrizations(model)
     if factory is None and arguments is not None:
-        factory = type(model)
+        factory = kind
     own = getattr(model, "bundle_arguments", None)
     if factory is None and callable(own):
-        factory, arguments = type(model), own()
+        factory, arguments = kind, own()
     if factory is not None:
         given = dict(arguments or {})
         plain = as_json(f"arguments={given}", given, BundleError, MAX_BYTES)
@@ -42,12 +46,12 @@ def recipe_of(model: nn.Module, factory: Any, arguments: Mapping[str, Any] | Non
     try:
         return Recipe(kind="structure", tree=structure.describe(model))
     except BundleError as refusal:
-        if example is None or type(model).__module__.startswith("torch."):
+        if example is None or kind.__module__.startswith("torch."):
             raise
         # its own class: attributes may not mean what the arguments meant, so only the example's outputs decide
         try:
             found = structure.recovered_arguments(model)
-            return Recipe(kind="import", target=importing.path_of(type(model)), arguments=found)
+            return Recipe(kind="import", target=importing.path_of(kind), arguments=found)
         except BundleError as second:
             raise second from refusal
 
@@ -158,17 +162,22 @@ def rebuilt(recipe: Recipe, folder: Storage, trusted: Sequence[str]) -> nn.Modul
         return _unpickled(folder.child(PICKLE))
     weights = folder.child(WEIGHTS).local_path()
     assert weights is not None
-    if recipe.kind == "structure":
-        model = structure.rebuild(recipe.tree)
-    elif own_layer(recipe.target):
-        with torch.device("meta"):
-            model = importing.build(recipe.target, structure.checked_arguments(recipe.arguments))
-    elif recipe.target.partition(":")[0] == OWN:
-        with torch.device("meta"):
-            model = importing.build(recipe.target, recipe.arguments)
+    tensors = len(tensor_facts(weights)) + len(recipe.weights.aliases)
+
+    def made() -> nn.Module:
+        if recipe.kind == "structure":
+            model = structure.rebuild(recipe.tree)
+        else:
+            own = own_layer(recipe.target)
+            arguments = structure.checked_arguments(recipe.arguments) if own else recipe.arguments
+            model = importing.build(recipe.target, arguments, trusted)
+        return structure.parametrize_again(model, recipe.parametrizations)
+
+    if recipe.kind == "structure" or own_layer(recipe.target) or recipe.target.partition(":")[0] == OWN:
+        model = bounded_build(made, tensors)
     else:
         with torch.random.fork_rng(devices=[]):
-            model = importing.build(recipe.target, recipe.arguments, trusted)
+            model = made()
     return load_weights(model, weights, recipe.weights)
 
 

@@ -8,23 +8,30 @@ the layers keep them in, so the tree holds no code, and whoever saves it rebuild
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from sparkdl.documents.typed import Count, Source, convert
 from sparkdl.errors import BundleError
+from sparkdl.models.folder import Parametrization
 from sparkdl.models.importing import make
 
-__all__ = ["MAX_MODULES", "checked_arguments", "describe", "layer_class", "rebuild", "recovered_arguments"]
+__all__ = [
+    "checked_arguments",
+    "describe",
+    "layer_class",
+    "parametrizations_of",
+    "parametrize_again",
+    "rebuild",
+    "recovered_arguments",
+]
 
 Node = dict[str, Any]
-
-MAX_MODULES = 100_000
-"""That a structure may have."""
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"class_": "class"}):
@@ -42,8 +49,6 @@ class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"cl
 _CONTAINERS: tuple[type[nn.Module], ...] = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size")
 _ELSEWHERE = {"device", "dtype"}  # the saved weights decide these
-_COPIES = {"num_layers", "num_encoder_layers", "num_decoder_layers"}
-_LARGEST_LAYER = 16  # modules or parameters that torch's own layers make for each of these
 _LONGEST_LIST = 256
 _SOURCE = Source("the structure of the bundle's model", "publish the model again")
 
@@ -62,7 +67,7 @@ def _describe(module: nn.Module, path: str, seen: dict[int, str]) -> Node:
         return {"same_as": seen[id(module)]}
     seen[id(module)] = path
     _refuse_extras(module, path)
-    kind = type(module)
+    kind = parametrize.type_before_parametrizations(module)
     if kind in _CONTAINERS:
         children = [
             [name, _describe(child, f"{path}.{name}".lstrip("."), seen)]
@@ -81,8 +86,20 @@ def _describe(module: nn.Module, path: str, seen: dict[int, str]) -> Node:
 
 
 def _refuse_extras(module: nn.Module, path: str) -> None:
+    strange = [name for name in _registered(module) if _described(module, name, name) is None]
+    if strange:
+        raise BundleError(
+            f"the module {path or 'itself'!r} carries a parametrization of its {strange[0]!r}, and only weight_norm "
+            "and spectral_norm of torch.nn.utils.parametrizations can be described without code: register it in the "
+            "constructor of a class of your own and give factory= and arguments=, or allow_pickle=True"
+        )
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     extras = [name for name in hooks if getattr(module, name, None)] + ["forward"] * ("forward" in vars(module))
+    if any(type(hook).__module__.startswith("torch.nn.utils.") for hook in module._forward_pre_hooks.values()):
+        raise BundleError(
+            f"the module {path or 'itself'!r} carries the hook of a deprecated function of torch.nn.utils: take the "
+            "weight_norm or spectral_norm of torch.nn.utils.parametrizations instead, or allow_pickle=True"
+        )
     if extras:
         raise BundleError(
             f"the module {path or 'itself'!r} carries {extras}, which its class does not: put that into a class "
@@ -107,7 +124,7 @@ def recovered_arguments(module: nn.Module, path: str = "") -> dict[str, Any]:
     Raises:
         BundleError: an argument without a default left no attribute, or one that JSON cannot hold.
     """
-    special = _SPECIAL.get(type(module))
+    special = _SPECIAL.get(parametrize.type_before_parametrizations(module))
     if special is not None:
         return special(module)
     arguments: dict[str, Any] = {}
@@ -199,15 +216,68 @@ _SPECIAL: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def rebuild(tree: Any) -> nn.Module:
-    """Build the module that ``describe`` described, on the meta device: its tensors have shapes, and take no memory.
+def parametrizations_of(model: nn.Module) -> tuple[Parametrization, ...]:
+    """Those of the model's tensors that can be described; of others its constructor must know."""
+    found: list[Parametrization] = []
+    for path, module in model.named_modules():
+        for name in _registered(module):
+            found += _described(module, name, f"{path}.{name}".lstrip(".")) or ()
+    return tuple(found)
+
+
+def _registered(module: Any) -> list[str]:
+    return list(module.parametrizations) if parametrize.is_parametrized(module) else []
+
+
+def _described(module: Any, name: str, tensor: str) -> list[Parametrization] | None:
+    described = []
+    for step in module.parametrizations[name]:
+        if type(step) is parametrizations._WeightNorm:
+            described.append(Parametrization(tensor=tensor, kind="weight_norm", dim=step.dim))
+        elif type(step) is parametrizations._SpectralNorm:
+            count = getattr(step, "n_power_iterations", 1)
+            described.append(
+                Parametrization(
+                    tensor=tensor, kind="spectral_norm", dim=step.dim, eps=step.eps, n_power_iterations=count
+                )
+            )
+        else:
+            return None
+    return described
+
+
+def parametrize_again(model: nn.Module, wanted: Sequence[Parametrization]) -> nn.Module:
+    """Register parametrizations of a rebuilt model's tensors, but for those that its constructor has registered.
 
     Raises:
-        BundleError: the tree names a class that torch.nn does not have, arguments that it does not take, or more than
-            ``MAX_MODULES`` modules.
+        BundleError: it has no such tensor, or one of another shape.
     """
-    with torch.device("meta"):
-        return _Builder().build(tree, "")
+    there = {f"{path}.{name}".lstrip(".") for path, module in model.named_modules() for name in _registered(module)}
+    for step in wanted:
+        if step.tensor in there:
+            continue
+        holder, _, name = step.tensor.rpartition(".")
+        try:
+            module: Any = model.get_submodule(holder)
+            if step.kind == "weight_norm":
+                parametrizations.weight_norm(module, name, step.dim)
+            else:
+                parametrizations.spectral_norm(module, name, 1, step.eps, step.dim)
+                module.parametrizations[name][-1].n_power_iterations = step.n_power_iterations
+        except Exception as cause:  # whatever torch makes of a strange name or shape
+            raise BundleError(
+                f"the rebuilt model takes no {step.kind} of {step.tensor[:200]!r} ({cause}): save it again"
+            ) from cause
+    return model
+
+
+def rebuild(tree: Any) -> nn.Module:
+    """Build the module that ``describe`` described.
+
+    Raises:
+        BundleError: the tree names a class that torch.nn does not have, or arguments that it does not take.
+    """
+    return _build(tree, "", {})
 
 
 def layer_class(name: str) -> type[nn.Module]:
@@ -223,56 +293,32 @@ def layer_class(name: str) -> type[nn.Module]:
     return kind
 
 
-class _Builder:
-    """Builds one tree; what it builds is counted, as a few bytes can ask for millions of layers."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[nn.Module, int]] = {}
-        self._left = MAX_MODULES
-
-    def build(self, tree: Any, path: str) -> nn.Module:
-        node = convert(tree, _Node, _SOURCE, f"${path and '.'}{path}")
-        if node.same_as is not None:
-            if node.same_as not in self._made:
-                raise BundleError(f"the module {path!r} is said to be {node.same_as!r}, which is not before it")
-            found, modules = self._made[node.same_as]
-            self._spend(modules)  # whoever walks the model's names meets it again, with all that it holds
-            return found
-        kind, before = layer_class(node.class_), self._left
-        self._spend(1)
-        if node.children is None:
-            made = make(kind, self._arguments(node, path), f"torch.nn.{node.class_}")
-            self._made[path] = made, before - self._left
-            return made
-        if kind not in _CONTAINERS:
-            raise BundleError(f"torch.nn.{node.class_} at {path!r} is no container and has children: save it again")
-        container = kind()
-        for name, child in node.children:
-            part = self.build(child, f"{path}.{name}".lstrip("."))
-            try:
-                container.add_module(name, part)
-            except KeyError as cause:
-                raise BundleError(f"the module {path!r} cannot have a child {name!r}: save it again") from cause
-        self._made[path] = container, before - self._left  # only now: no module holds itself
-        return container
-
-    def _arguments(self, node: _Node, path: str) -> dict[str, Any]:
+def _build(tree: Any, path: str, made: dict[str, nn.Module]) -> nn.Module:
+    node = convert(tree, _Node, _SOURCE, f"${path and '.'}{path}")
+    if node.same_as is not None:
+        if node.same_as not in made:
+            raise BundleError(f"the module {path!r} is said to be {node.same_as!r}, which is not before it")
+        return made[node.same_as]
+    kind = layer_class(node.class_)
+    if node.children is None:
         arguments = checked_arguments(node.arguments)
-        copies = [value for name, value in arguments.items() if name in _COPIES and type(value) is int]
-        self._spend(sum(max(0, count) for count in copies) * _LARGEST_LAYER)
-        if node.class_ != "TransformerEncoder" or node.layer is None:
-            return arguments
-        before = self._left
-        layer = self.build(node.layer, f"{path}.layers.0")
-        modules = before - self._left
-        norm = self.build(node.norm, f"{path}.norm") if node.norm is not None else None
-        self._spend(node.num_layers * modules)
-        return {**arguments, "encoder_layer": layer, "num_layers": node.num_layers, "norm": norm}
-
-    def _spend(self, modules: int) -> None:
-        self._left -= modules
-        if self._left < 0:
-            raise BundleError(f"the bundle's model has more than {MAX_MODULES:,} modules: use a class and factory=")
+        if node.class_ == "TransformerEncoder" and node.layer is not None:
+            arguments["encoder_layer"] = _build(node.layer, f"{path}.layers.0", made)
+            arguments["norm"] = None if node.norm is None else _build(node.norm, f"{path}.norm", made)
+            arguments["num_layers"] = node.num_layers
+        made[path] = make(kind, arguments, f"torch.nn.{node.class_}")
+        return made[path]
+    if kind not in _CONTAINERS:
+        raise BundleError(f"torch.nn.{node.class_} at {path!r} is no container and has children: save it again")
+    container = kind()
+    for name, child in node.children:
+        part = _build(child, f"{path}.{name}".lstrip("."), made)
+        try:
+            container.add_module(name, part)
+        except KeyError as cause:
+            raise BundleError(f"the module {path!r} cannot have a child {name!r}: save it again") from cause
+    made[path] = container  # only now: no module holds itself
+    return container
 
 
 def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

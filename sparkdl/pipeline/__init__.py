@@ -1,8 +1,9 @@
 """From a table to predictions, and again tomorrow: one file says what, and what has not changed is not done again.
 
 Enters: a pipeline file. Leaves: tables, shards, a published model, predictions, and a record of the run. ``spec/``
-says what a file may hold, ``file/`` reads one; ``rows/`` divides what there is, ``state/`` remembers what was done,
-``work/`` does what is due, ``judging/`` says whether it is good enough. Start at ``run.py``, then ``work/work.py``.
+says what a file may hold, ``file/`` reads one; ``sources/`` brings the rows, ``rows/`` judges and divides them,
+``state/`` remembers what was done, ``work/`` does what is due, ``judging/`` says whether it is good enough. Start at
+``run.py``, then ``work/work.py``.
 """
 
 from __future__ import annotations

@@ -11,23 +11,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from sparkdl.errors import StorageError
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Part, Parts
-from sparkdl.pipeline.rows.source import Size
-from sparkdl.pipeline.rows.windows import WHOLE
-from sparkdl.pipeline.spec import HashSplit, ParquetSource, PipelineSpec, TimeSplit
+from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.sources.base import Size
+from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.trials import trials_of, with_settings
-from sparkdl.storage import Storage
+from sparkdl.pipeline.windows import WHOLE
 
 __all__ = ["Amount", "amounts_of", "with_seconds"]
-
-_MOST_FOOTERS = 256
-"""Of more files the rows are not counted: a plan takes a moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +60,8 @@ def amounts_of(
         parts: the windows of each part; None where there are none yet.
     """
     read = [WHOLE] if due is None or set(sizes) == {WHOLE} else list(due)
-    counted = {name: _rows(spec, sizes[name]) for name in read if name in sizes}
+    source = source_of(spec.source)
+    counted = {name: source.count(sizes[name]) for name in read if name in sizes}
     there = [sizes[name] for name in read if name in sizes]
     ingest = Amount(
         rows=_sum(counted.get(name) for name in read) if due != [] else 0,
@@ -162,20 +156,6 @@ def _share(spec: PipelineSpec, part: str) -> float | None:
     if isinstance(spec.split, TimeSplit):
         return 1.0
     return float(getattr(spec.split, part)) if isinstance(spec.split, HashSplit) else None
-
-
-def _rows(spec: PipelineSpec, size: Size) -> int | None:
-    if size.rows is not None or not isinstance(spec.source, ParquetSource) or len(size.files) > _MOST_FOOTERS:
-        return size.rows
-    try:
-        return sum(_footer(Storage.of(file)) for file in size.files)
-    except (StorageError, pa.ArrowException, OSError):  # whoever reads it will say what is wrong with it
-        return None
-
-
-def _footer(file: Storage) -> int:
-    with file.open_input() as source:
-        return int(pq.ParquetFile(source).metadata.num_rows)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

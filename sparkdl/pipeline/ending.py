@@ -31,6 +31,7 @@ def leave(context: Context) -> None:
     """
     record, folder = context.record, context.runs.child(context.record.run_id)
     record.places["record"] = folder.child("record.json").uri
+    record.message = context.file.redacted(record.message)
     record.versions = _versions()
     with _tried("champion of this run was not found out"):
         if "champion" not in record.model:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
 from sparkdl.interchange.client import check_installed
-from sparkdl.pipeline.check import check_source
+from sparkdl.pipeline.check import problems_of
 from sparkdl.pipeline.code import code_hash, importable
-from sparkdl.pipeline.file import PipelineFile, load
+from sparkdl.pipeline.file import PipelineFile, draft, load
+from sparkdl.pipeline.file.decode import Path
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.plan import Plan, plan_of
-from sparkdl.pipeline.rows.windows import WHOLE
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.session import storage_to_come
 from sparkdl.pipeline.spec import PipelineSpec
@@ -28,6 +28,7 @@ from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.status import Status, status_of
 from sparkdl.pipeline.trials import search_problems
+from sparkdl.pipeline.windows import WHOLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,8 +53,7 @@ class Pipeline:
 
     def __init__(self, file: PipelineFile) -> None:
         with importable(file.spec.code):
-            found = [*_functions_not_found(file.spec), *search_problems(file.spec)]
-            found += _not_installed(file.spec)
+            found = _unusable(file.spec)
         if found:
             raise file.refused(found)
         self.file = file
@@ -74,7 +74,12 @@ class Pipeline:
 
     @staticmethod
     def init(
-        place: str | os.PathLike[str], table: str, label: str | None = None, spark: SparkSession | None = None
+        place: str | os.PathLike[str],
+        table: str,
+        label: str | None = None,
+        spark: SparkSession | None = None,
+        *,
+        label_type: str | None = None,
     ) -> Pipeline:
         """Look at a table, write the folder of a pipeline for it, and read its file.
 
@@ -83,6 +88,7 @@ class Pipeline:
             table: a path or URI of a Delta table or of Parquet, CSV or JSON files, or ``catalog.schema.table``.
             label: the column to predict; None guesses.
             spark: the session to read a table of a catalog with; None opens one for it.
+            label_type: ``regression``, ``binary`` or ``multiclass``; None goes by the label's values.
 
         Raises:
             ConfigError: the name cannot be one, the folder is there already, or there is no table.
@@ -92,7 +98,7 @@ class Pipeline:
         """
         from sparkdl.pipeline.init import init
 
-        return Pipeline(init(os.fspath(place), table, label, spark).file)
+        return Pipeline(init(os.fspath(place), table, label, spark, label_type=label_type).file)
 
     def example(self, rows: int = 4) -> Example:
         """What a model of the pipeline is made with and called with, made up: to try a factory before any run.
@@ -110,16 +116,51 @@ class Pipeline:
         return self.file.spec
 
     def check(self) -> str:
-        """Hold the file against the columns of its source, as far as they are known without Spark.
+        """Hold the file against its source and the places that it writes: what would end a run is told before one.
+
+        The columns of the source; ``transform.sql``, which the active session analyses, or a Spark of its own that is
+        gone again, and with it the expectations; a label that has one value; places that cannot be written.
 
         Returns:
             what could not be checked, in words; empty where all of it was.
 
         Raises:
-            PipelineFileError: columns are missing, or have types that their use does not fit.
+            PipelineFileError: tells every line that is wrong.
         """
         with self._ready():
-            return check_source(self._context())
+            found, unknown = problems_of(self._context())
+        if found:
+            raise self.file.refused(found)
+        return unknown
+
+    @staticmethod
+    def check_file(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, offline: bool = False) -> str:
+        """Read a pipeline file and ``check`` it, and tell every mistake at once, whichever of both finds it.
+
+        Args:
+            path: its path or URI.
+            overrides: ``section.key=value`` each, which win over the file.
+            offline: look at the file alone, not at its source or places.
+
+        Returns:
+            what could not be checked, in words; empty where all of it was.
+
+        Raises:
+            PipelineFileError: tells every line that is wrong.
+            StorageError: the file cannot be read.
+        """
+        file, problems = draft(path, overrides)
+        unknown = ""
+        if file is not None:
+            with importable(file.spec.code), storage_to_come(file.spec):
+                found = _unusable(file.spec)
+                if not offline:
+                    more, unknown = problems_of(Context(file))
+                    found += more
+            file.add(found, problems)
+        if problems.found:
+            raise problems.error()
+        return unknown
 
     def run(
         self,
@@ -209,7 +250,12 @@ class Pipeline:
         return Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill), **asked)
 
 
-def _functions_not_found(spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _unusable(spec: PipelineSpec) -> list[tuple[Path, str]]:
+    """What the file names and this Python does not have."""
+    return [*_functions_not_found(spec), *search_problems(spec), *_not_installed(spec)]
+
+
+def _functions_not_found(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     for path, target in named_functions(spec):
         try:
             code_hash(target)
@@ -217,7 +263,7 @@ def _functions_not_found(spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, 
             yield path, f": {error}"
 
 
-def _not_installed(spec: PipelineSpec) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _not_installed(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     if spec.publish.mlflow is not None:
         try:
             check_installed()

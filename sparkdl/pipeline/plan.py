@@ -16,7 +16,6 @@ from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
 from sparkdl.pipeline.judging.drift import Action
 from sparkdl.pipeline.rows.ledger import WindowBooks, transformed
 from sparkdl.pipeline.rows.parts import Parts, parts_of, parts_to_do
-from sparkdl.pipeline.rows.windows import ahead
 from sparkdl.pipeline.run import check_champion, nothing_new
 from sparkdl.pipeline.state.context import LEARNING, STEPS, Context
 from sparkdl.pipeline.state.keys import (
@@ -38,9 +37,10 @@ from sparkdl.pipeline.state.keys import (
 )
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.results import Shards, Trained
+from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.state.steps import content_key
-from sparkdl.pipeline.status import records
 from sparkdl.pipeline.trials import trials_of
+from sparkdl.pipeline.windows import ahead
 from sparkdl.pipeline.work.drift import kept_drift, rule_of
 from sparkdl.pipeline.work.ingest import deleted_windows, due_windows, rules_of
 from sparkdl.storage import Storage
@@ -113,19 +113,19 @@ def plan_of(context: Context) -> Plan:
         DataError: the source has no files, or the windows to do again are none of its windows.
         StorageError: the source or the pipeline's places cannot be read.
     """
-    known, spec, look = context.tables.windows(), context.spec, context.look
-    due = due_windows(spec, look, known, context.now, context.again)
-    later = ahead(look.windows or (), context.now)
+    known, spec, snapshot = context.tables.windows(), context.spec, context.snapshot
+    due = due_windows(spec, snapshot, known, context.now, context.again)
+    later = ahead(snapshot.windows or (), context.now)
     same = tuple(name for name, books in known.items() if books.read and name not in (due or ()))
     common: dict[str, Any] = {"pipeline": str(spec.name), "unchanged": same, "ahead": tuple(later)}
-    if look.windows is not None:
-        common["deleted"] = tuple(deleted_windows(look.windows, known, due or ()))
+    if snapshot.windows is not None:
+        common["deleted"] = tuple(deleted_windows(snapshot.windows, known, due or ()))
     common["transformed"] = transformed(known.values())
     common["holder"] = holder_of(context.runs.child("leases"))
     why = None if due is None else {name: _why(context, known.get(name), name) for name in due}
-    if due is not None and look.windows is not None:
-        known |= {name: _expected(name, rows=0) for name in due if name not in look.windows}
-        due = [name for name in due if name in look.windows]
+    if due is not None and snapshot.windows is not None:
+        known |= {name: _expected(name, rows=0) for name in due if name not in snapshot.windows}
+        due = [name for name in due if name in snapshot.windows]
     asked = [name for name in STEPS[1:] if context.asks_for(name)]
     try:
         check_champion(context)
@@ -165,12 +165,12 @@ def plan_of(context: Context) -> Plan:
 def _amounts(
     context: Context, due: Sequence[str] | None, known: Mapping[str, WindowBooks], parts: Parts | None
 ) -> dict[str, Amount]:
-    found = amounts_of(context.spec, context.look.sizes, due, known, parts)
+    found = amounts_of(context.spec, context.snapshot.sizes, due, known, parts)
     return with_seconds(context.spec, found, itertools.islice(records(context), _RECORDS))
 
 
 def _why(context: Context, books: WindowBooks | None, name: str) -> str:
-    there = context.look.windows
+    there = context.snapshot.windows
     if there is not None and name not in there:
         return "the source no longer holds it: its rows are removed"
     if books is None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError
-from sparkdl.pipeline.check import check_source
+from sparkdl.pipeline.check import check_source, places_written
 from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.context import Context
@@ -23,8 +23,7 @@ from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.record import Finished, RunRecord
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.ingest import due_windows
-from sparkdl.storage import Storage, check_places
-from sparkdl.storage.address import looks_like_a_table
+from sparkdl.storage import Storage, check_places, outage_error
 from sparkdl.storage.session import default_filesystem
 
 if TYPE_CHECKING:
@@ -44,11 +43,13 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
 
     Raises:
         LeaseTakenError: another run of the pipeline is active.
-        SparkdlError: what was refused or failed; the record says so, too.
+        LeaseLostError: another run took over while this one stood still.
+        StoreUnavailableError: a store that the run reads or writes does not answer.
+        SparkdlError: what else was refused or failed; the record says so, too.
     """
     started, record = time.perf_counter(), context.record
     try:
-        check_places(_written(context))
+        check_places(places_written(context))
         check_champion(context)
         if nothing_new(context):
             record.end("nothing new", "source, file, code and champion are as they were")
@@ -57,18 +58,24 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
                 check_source(context)
             from sparkdl.pipeline.session import code_for_workers, open_session
 
-            with _loading("sparkdl.pipeline.work.work") as loading, lease(context.runs.child("leases"), record.run_id):
+            leases = context.runs.child("leases")
+            with _loading("sparkdl.pipeline.work.work") as loading, lease(leases, record.run_id) as mine:
                 before = default_filesystem()
-                session = spark or open_session(context.spec, context.look.bytes)
+                session = spark or open_session(context.spec, context.snapshot.bytes)
                 check_plain_paths(context, before)
+                context.hold(mine)
                 loading.join()
                 from sparkdl.pipeline.work.work import work
 
                 with code_for_workers(session, context.spec):
+                    check_places({"places.tables": Storage.of(context.tables.folder)}, session)
                     work(context, session)
                 clean_up(context)
     except BaseException as error:
-        record.fail(error)
+        outage = outage_error(error)
+        record.fail(outage or error)
+        if outage is not None:
+            raise outage from error
         raise
     finally:
         record.seconds, record.steps = time.perf_counter() - started, context.steps.notes
@@ -103,22 +110,15 @@ def check_plain_paths(context: Context, before: str) -> None:
     """
     now, places = default_filesystem(), context.spec.places
     named = {"root": context.spec.root, **{f"places.{one}": getattr(places, one) for one in places.__struct_fields__}}
+    source = context.spec.source
+    named |= {f"source.{one}": getattr(source, one) for one in ("path", "table") if getattr(source, one, None)}
     plain = [(name, place) for name, place in named.items() if str(place).startswith(("/", "~"))]
-    if now != before and plain:
+    if now.rstrip("/") != before.rstrip("/") and plain:
         name, place = plain[0]
         raise ConfigError(
             f"{name}={place} lies in {now} to this Spark, and was looked for in {before} before Spark started: write "
             f"the whole address, {now.rstrip('/')}{place} or file://{place}"
         )
-
-
-def _written(context: Context) -> dict[str, Storage]:
-    """The places that a run writes to, by their keys in the file."""
-    places, target = context.spec.places, str(context.spec.score.target)
-    found = {
-        f"places.{name}": Storage.of(str(getattr(places, name))) for name in ("runs", "tables", "shards", "registry")
-    }
-    return found if looks_like_a_table(target) else {**found, "score.target": Storage.of(target)}
 
 
 def nothing_new(context: Context) -> bool:
@@ -132,7 +132,7 @@ def nothing_new(context: Context) -> bool:
                 return False
             known = context.tables.windows()
             whole = all(books.rules for books in known.values())
-            return whole and not due_windows(context.spec, context.look, known, context.now)
+            return whole and not due_windows(context.spec, context.snapshot, known, context.now)
     return False
 
 

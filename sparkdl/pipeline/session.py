@@ -1,35 +1,74 @@
 """The Spark session of a run that was given none.
 
-Enters: the section ``spark`` of a pipeline file, and what ``spark-submit`` said, which wins. Leaves: a session whose
-Python workers can import the modules that the file names.
+Enters: the section ``spark`` of a pipeline file, and what the user configured elsewhere. Leaves: a session whose Python
+workers can import the modules that the file names. What ``spark-submit`` or ``PYSPARK_SUBMIT_ARGS`` say wins over the
+file, the file over the environment, that over ``spark-defaults.conf``; ours is what nobody has said anything of.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.compat.interrupts import interrupts_wait
 from sparkdl.compat.spark_errors import jar_error
+from sparkdl.errors import ConfigError
 from sparkdl.launch.daemon import DEFAULT_PRELOAD
+from sparkdl.observe import logger
 from sparkdl.pipeline.code import code_folder
+from sparkdl.pipeline.file.resolved import shown_setting
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.storage import Configuration
+from sparkdl.storage.session import spark_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SMALL", "code_for_workers", "open_session", "settings_of", "storage_to_come"]
+__all__ = [
+    "SMALL",
+    "code_for_workers",
+    "configured_elsewhere",
+    "open_session",
+    "settings_of",
+    "start_torch_daemon",
+    "storage_to_come",
+    "torch_for_workers",
+]
 
 
 SMALL = 24 << 20
 """Bytes of a source below which Java's quick compiler alone is faster from end to end, on one machine."""
 _BYTES_PER_TASK = 16 << 20
+_VARIABLES = {"MASTER": "spark.master", "SPARK_DRIVER_MEMORY": "spark.driver.memory"}
+"""Variables that ``spark-submit`` takes settings of ours from."""
+_FLAGS = {
+    "--master": "spark.master",
+    "--driver-memory": "spark.driver.memory",
+    "--executor-memory": "spark.executor.memory",
+    "--executor-cores": "spark.executor.cores",
+    "--num-executors": "spark.executor.instances",
+    "--queue": "spark.yarn.queue",
+    "--name": "spark.app.name",
+    "--jars": "spark.jars",
+    "--packages": "spark.jars.packages",
+    "--driver-java-options": "spark.driver.extraJavaOptions",
+}
+"""Words of ``PYSPARK_SUBMIT_ARGS``."""
+_FILE, _OURS = "the pipeline file", "sparkdl"
+_TOLD = ("spark.master", "spark.driver.memory", "spark.sql.session.timeZone")
+"""Of our own settings, those that the log names."""
+Layer = tuple[str, Mapping[str, str]]
+_PRELOAD = "SPARKDL_PRELOAD"
+_ETL_PRELOAD = "pyspark.worker"
+"""What workers have loaded when they are born, until torch is needed: ETL does not wait for its import."""
 
 
 def open_session(spec: PipelineSpec, size: int | None = None) -> SparkSession:
@@ -47,16 +86,20 @@ def open_session(spec: PipelineSpec, size: int | None = None) -> SparkSession:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    builder = SparkSession.builder.appName(f"sparkdl-{spec.name}")
+    builder = SparkSession.builder
     if "SPARK_REMOTE" in os.environ:  # the server's settings are its own
-        return builder.getOrCreate()
-    submitted = _submitted()
-    wanted = settings_of(spec, size, submitted)
+        return builder.appName(f"sparkdl-{spec.name}").getOrCreate()
+    layers = _layers(spec, size, configured_elsewhere())
+    wanted, origins = _merged(layers), {name: origin for origin, settings in layers for name in settings}
     if wanted["spark.master"].startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 of PATH
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach a session of one machine
-    for name in wanted.keys() - submitted.keys():
-        builder = builder.config(name, wanted[name])
+    for name, origin in origins.items():
+        if origin in (_FILE, _OURS):  # Spark itself takes the others from where they are
+            builder = builder.config(name, wanted[name])
+    if wanted.get("spark.submit.deployMode") == "cluster" and origins["spark.submit.deployMode"] != "spark-submit":
+        builder = builder.config("spark.submit.deployMode", "client")  # this process is the driver
+    _log_origins(wanted, origins)
     try:
         with interrupts_wait():
             session = builder.getOrCreate()
@@ -69,28 +112,77 @@ def open_session(spec: PipelineSpec, size: int | None = None) -> SparkSession:
     return session
 
 
-def settings_of(spec: PipelineSpec, size: int | None, submitted: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a session: what ``spark-submit`` said, then the file, then what suits the work.
+def settings_of(spec: PipelineSpec, size: int | None, configured: Sequence[Layer]) -> dict[str, str]:
+    """The settings of a session: of each name what the last has said, ours first.
 
     Args:
         spec: the pipeline.
         size: bytes of its source; None if nobody knows.
-        submitted: what ``spark-submit`` was given.
+        configured: see ``configured_elsewhere``.
     """
+    return _merged(_layers(spec, size, configured))
+
+
+def configured_elsewhere() -> list[Layer]:
+    """What the user said outside of the file: by origin, the weakest first; the last, the command line, beats it.
+
+    Of a program that ``spark-submit`` runs, all of it is in the configuration that this has made, and one layer.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()
+        return [("spark-submit", dict(SparkConf().getAll()))]
+    variables = {name: os.environ[variable] for variable, name in _VARIABLES.items() if os.environ.get(variable)}
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    try:
+        words = shlex.split(arguments)
+    except ValueError as error:
+        raise ConfigError(f"PYSPARK_SUBMIT_ARGS are no words of spark-submit ({error}): correct them") from error
+    pairs = [word.partition("=")[::2] if "=" in word else (word, after) for word, after in pairwise([*words, ""])]
+    flags = {_FLAGS[word]: value for word, value in pairs if word in _FLAGS}
+    confs = [after for word, after in pairwise(words) if word in ("--conf", "-c")]
+    confs += [word.removeprefix("--conf=") for word in words if word.startswith("--conf=")]
+    flags |= {name: value for name, _, value in (conf.partition("=") for conf in confs)}
+    return [spark_defaults(), ("the environment", variables), ("PYSPARK_SUBMIT_ARGS", flags)]
+
+
+def _layers(spec: PipelineSpec, size: int | None, configured: Sequence[Layer]) -> list[Layer]:
+    """All that is said of a session's settings, the weakest first."""
     given = {name: _text(value) for name, value in spec.spark.conf.items()}
     if spec.spark.master is not None:
         given["spark.master"] = spec.spark.master
-    wanted = {**_ours(spec), **given, **submitted}
-    if size is None or not wanted["spark.master"].startswith("local"):
-        return wanted
-    return {**_by_size(size), **wanted}
+    layers = [(_OURS, _ours(spec)), *configured[:-1], (_FILE, given), *configured[-1:]]
+    if size is not None and _merged(layers)["spark.master"].startswith("local"):
+        layers.insert(0, (_OURS, _by_size(size)))
+    return layers
+
+
+def _merged(layers: Sequence[Layer]) -> dict[str, str]:
+    return {name: value for _, settings in layers for name, value in settings.items()}
+
+
+def _log_origins(settings: Mapping[str, str], origins: Mapping[str, str]) -> None:
+    """Say in the log which settings the session has from where; values as far as they are nobody's secret."""
+    by_origin: dict[str, list[str]] = {}
+    for name, origin in sorted(origins.items()):
+        if origin == _OURS and name not in _TOLD:
+            continue
+        # What the file says may have come from the environment.
+        value = "" if origin == _FILE else f"={shown_setting(name, settings[name])}"
+        by_origin.setdefault(origin, []).append(f"{name}{value}")
+    parts = [f"from {origin} {', '.join(names)}" for origin, names in by_origin.items()]
+    logger.getChild("session").info("the Spark session takes %s", "; ".join(parts))
 
 
 @contextmanager
 def storage_to_come(spec: PipelineSpec) -> Iterator[None]:
-    """Reach S3 during the block as the session will that a run opens, while there is none."""
-    settings = {} if "SPARK_REMOTE" in os.environ else settings_of(spec, None, _submitted())
-    with Configuration.to_come(settings).applied():
+    """Reach S3 and HDFS, and take plain paths, during the block as the session will that a run opens."""
+    if "SPARK_REMOTE" in os.environ:
+        to_come = Configuration.of_server(os.environ["SPARK_REMOTE"])
+    else:
+        to_come = Configuration.to_come(settings_of(spec, None, configured_elsewhere()))
+    with to_come.applied():
         yield
 
 
@@ -117,9 +209,43 @@ def code_for_workers(spark: SparkSession, spec: PipelineSpec) -> Iterator[None]:
             context.environment["PYTHONPATH"] = before
 
 
+def torch_for_workers(spark: SparkSession) -> None:
+    """Let Python workers that start from here on have torch loaded when they are born.
+
+    Spark keeps a daemon for each set of variables: those of ETL stay as they are, ranks and scorers come from a second
+    one. Sessions that this module did not open are left alone, and so is a SPARKDL_PRELOAD of the user's.
+    """
+    environment = _environment(spark)
+    if environment.get(_PRELOAD) == _ETL_PRELOAD:
+        environment[_PRELOAD] = _torch_preload()
+
+
+def start_torch_daemon(spark: SparkSession) -> None:
+    """Start the daemon of ``torch_for_workers``, which takes seconds, beside work that keeps its own workers."""
+    environment = _environment(spark)
+    if environment.get(_PRELOAD) != _ETL_PRELOAD:
+        return
+    torch_for_workers(spark)
+    frame = spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, "id long")  # keeps the variables of now
+    environment[_PRELOAD] = _ETL_PRELOAD
+
+    def work() -> None:
+        with suppress(Exception):  # the session may be stopped meanwhile; whoever needs the workers is told
+            frame.collect()
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def _environment(spark: SparkSession) -> dict[str, Any]:
+    """The variables that Python workers start with; empty with Spark Connect, whose server decides."""
+    context = getattr(spark, "_sc", None)
+    return {} if context is None else context.environment
+
+
 def _ours(spec: PipelineSpec) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [code_folder(spec.code), os.environ.get("PYTHONPATH", "")]))
     return {
+        "spark.app.name": f"sparkdl-{spec.name}",
         "spark.master": "local[*]",
         "spark.driver.memory": "2g",
         "spark.sql.session.timeZone": "UTC",
@@ -127,14 +253,12 @@ def _ours(spec: PipelineSpec) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.python.daemon.module": "sparkdl.launch.daemon",
         "spark.executorEnv.PYTHONPATH": path,
-        "spark.executorEnv.SPARKDL_PRELOAD": os.environ.get("SPARKDL_PRELOAD", _preload()),
+        f"spark.executorEnv.{_PRELOAD}": os.environ.get(_PRELOAD, _ETL_PRELOAD),
     }
 
 
-def _preload() -> str:
-    """What workers have loaded when they are born: with what ranks import at their first step, once for all of them."""
-    names = (*DEFAULT_PRELOAD, "torch._dynamo")
-    return ",".join(name for name in names if importlib.util.find_spec(name.partition(".")[0]))
+def _torch_preload() -> str:
+    return ",".join(name for name in DEFAULT_PRELOAD if importlib.util.find_spec(name.partition(".")[0]))
 
 
 def _by_size(size: int) -> dict[str, str]:
@@ -151,13 +275,3 @@ def _by_size(size: int) -> dict[str, str]:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _submitted() -> dict[str, str]:
-    """The settings that ``spark-submit`` was given."""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        return {}
-    from pyspark import SparkConf, SparkContext
-
-    SparkContext._ensure_initialized()
-    return dict(SparkConf().getAll())

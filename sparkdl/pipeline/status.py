@@ -5,22 +5,24 @@ Enters: the context of a run that is never begun. Leaves: ``Status``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sparkdl.errors import IntegrityError, SparkdlError
+from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelVersion
-from sparkdl.observe import logger
 from sparkdl.pipeline.rows.ledger import WindowBooks
-from sparkdl.pipeline.rows.windows import ahead
+from sparkdl.pipeline.run import nothing_new
+from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.results import Drifted
-from sparkdl.pipeline.work.ingest import due_windows
+from sparkdl.pipeline.state.results import Drifted, Evaluated
+from sparkdl.pipeline.state.runs import records
+from sparkdl.pipeline.windows import ahead
+from sparkdl.pipeline.work.ingest import due_windows, rules_of
 
-__all__ = ["Status", "last_run", "records", "status_of"]
+__all__ = ["Status", "status_of"]
 
 _LOOK_BACK = 10
 """Records that are read: runs with nothing new did not look for drift."""
@@ -36,7 +38,10 @@ class Status:
         champion: the version that the alias points to; None where it points to none.
         drift: what the newest run that looked for drift found; None where none of the last ones did.
         done: books of the windows that were ingested, in order.
+        metric: that judges models.
+        judged: what held-out rows said of the champion; None where none of the last runs published it.
         due: windows that the next run ingests; None where only Spark can tell.
+        taken_in: what is known of the source where only Spark can tell what is due, in words.
         ahead: windows that begin later than now, and are left alone until then; None where only Spark can tell.
         source: why the source cannot be looked at; empty where it can.
         holder: who runs it at this moment; None where nobody does.
@@ -46,8 +51,11 @@ class Status:
     last_run: RunRecord | None
     champion: ModelVersion | None
     drift: Drifted | None
+    metric: str
+    judged: Evaluated | None
     done: tuple[WindowBooks, ...]
     due: tuple[str, ...] | None
+    taken_in: str
     ahead: tuple[str, ...] | None
     source: str
     holder: Holder | None
@@ -64,37 +72,49 @@ def status_of(context: Context) -> Status:
     later: list[str] | None = None
     problem = ""
     try:
-        due = due_windows(context.spec, context.look, known, context.now)
-        later = None if context.look.windows is None else ahead(context.look.windows, context.now)
+        due = due_windows(context.spec, context.snapshot, known, context.now)
+        later = None if context.snapshot.windows is None else ahead(context.snapshot.windows, context.now)
     except SparkdlError as error:  # the rest is worth knowing all the more
         problem = str(error)
     recent = list(islice(records(context), _LOOK_BACK))
+    taken_in = ""
+    if due is None and not problem:
+        due, taken_in = _since(context, known, recent)
+    champion, spec = context.champion(), context.spec
+    version = None if champion is None else champion.version
+    published = (record.evaluated for record in recent if record.model.get("version") == version)
     return Status(
-        pipeline=str(context.spec.name),
+        pipeline=str(spec.name),
         last_run=recent[0] if recent else None,
-        champion=context.champion(),
+        champion=champion,
+        metric=spec.publish.metric or DEFAULT_METRICS[spec.label[spec.publish.label or next(iter(spec.label))].type],
+        judged=next((evaluated for evaluated in published if evaluated is not None), None),
         drift=next((record.drift for record in recent if record.drift is not None), None),
         done=tuple(books for books in known.values() if books.read),
         due=None if due is None else tuple(due),
+        taken_in=taken_in,
         ahead=None if later is None else tuple(later),
         source=problem,
         holder=holder_of(context.runs.child("leases")),
     )
 
 
-def last_run(context: Context) -> RunRecord | None:
-    """The newest record of a run; one that cannot be read is passed over, with a warning."""
-    return next(records(context), None)
-
-
-def records(context: Context) -> Iterator[RunRecord]:
-    """The records of runs, the newest first; one that cannot be read is passed over, with a warning."""
-    names = [entry.name for entry in context.runs.list() if entry.is_dir] if context.runs.exists() else []
-    for name in sorted(names, reverse=True):
-        file = context.runs.child(name).child("record.json")
-        if not file.exists():  # a folder of results, leases or models, or a run that is still going on
-            continue
-        try:
-            yield RunRecord.load(file)
-        except IntegrityError as error:
-            logger.warning("%s", error)
+def _since(
+    context: Context, known: Mapping[str, WindowBooks], recent: Sequence[RunRecord]
+) -> tuple[list[str] | None, str]:
+    """What is due of a source that shows no windows: nothing while it is as it was when it was last read."""
+    if nothing_new(context):
+        return [], ""
+    last = next((record for record in recent if "ingested" in record.windows), None)
+    if last is None:
+        return None, "the source shows no windows before it is read"
+    run = f"run {last.run_id} of {last.started} read it"
+    if last.source_state is None:
+        return None, f"the source shows nothing before it is read; {run}, and left nothing out that was there then"
+    if last.source_state != context.snapshot.state:
+        return None, f"the source has changed since {run}, and shows no windows before it is read"
+    rules, now = rules_of(context.spec), f"{context.now:%Y-%m-%dT%H}"
+    if known and all(books.rules == rules for books in known.values()):
+        begun = [name for name in last.windows.get("ahead", ()) if name <= now]
+        return begun, ""
+    return None, f"the source is as it was when {run}, and its settings differ or a run was cut short since"

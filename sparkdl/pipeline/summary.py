@@ -5,15 +5,15 @@ Enters: a ``RunRecord``, a ``Status`` or a ``Plan``. Leaves: pairs of a name and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
-from sparkdl.pipeline.rows.windows import deleted_text
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
+from sparkdl.pipeline.windows import deleted_text
 
 __all__ = ["plan_lines", "status_lines", "summary_lines"]
 
@@ -45,9 +45,12 @@ def _summary(record: RunRecord) -> Iterator[Line]:
             f"{record.rows.get('train', 0):,} rows{_unlabelled(record)}, {trained.ranks} ranks ({trained.backend}), "
             f"{trained.epochs} epochs{best}, {trained.steps:,} steps",
         )
+        for sentence in trained.warnings:
+            yield "losses", sentence
         yield from _trials(trained)
     if record.evaluated is not None:
         yield "quality", _quality(record.evaluated)
+        yield "baseline", record.evaluated.decision.baseline_text()
     if "version" in record.model:
         champion = record.model.get("champion")
         stands = "no champion" if champion is None else f"the champion is version {champion}"
@@ -115,7 +118,7 @@ def _quality(evaluated: Evaluated) -> str:
     value = f"{metric} {mine[metric]:.4g}" if metric in mine else f"{metric} undefined"
     theirs = decision.champion.values.get(metric) if decision.champion is not None else None
     against = "" if theirs is None else f", the champion's {theirs:.4g}"
-    return f"{value} of {evaluated.label}{against}, on {decision.rows:,} held-out rows"
+    return f"{value} of {evaluated.label}{against}, on {evaluated.rows_text()}"
 
 
 def _drift(drift: Drifted) -> str:
@@ -130,9 +133,10 @@ def _live(live: Live) -> str:
         last, measured = known[-1], known[-1].measured
         assert measured is not None
         value, seen = measured.values[live.metric], ", which was trained on it" if last.trained_on else ""
+        beside = "" if last.baseline is None else f" (without a model {last.baseline:.4g})"
         parts.append(
-            f"{live.metric} {value:.4g} of {live.label} on {measured.rows:,} rows of window {last.window} as version "
-            f"{last.version} predicted them{seen}"
+            f"{live.metric} {value:.4g}{beside} of {live.label} on {measured.rows:,} rows of window {last.window} as "
+            f"version {last.version} predicted them{seen}"
         )
     waiting = sum(one.waiting > 0 for one in live.windows)
     if waiting:
@@ -167,13 +171,8 @@ def status_lines(status: Status) -> list[Line]:
     if champion is None:
         lines.append(("champion", "none"))
     else:
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in list(champion.metrics.items())[:_SHOWN])
-        lines.append(
-            (
-                "champion",
-                f"{champion.name} version {champion.version} of {champion.published:%Y-%m-%d %H:%M}: {metrics}",
-            )
-        )
+        published = f"{champion.name} version {champion.version} of {champion.published:%Y-%m-%d %H:%M}"
+        lines.append(("champion", f"{published}: {_metrics(status, champion.metrics)}"))
     if status.drift is not None:
         lines.append(("drift", _drift(status.drift)))
     kept = sum(books.kept for books in status.done)
@@ -181,13 +180,25 @@ def status_lines(status: Status) -> list[Line]:
     if status.source:
         lines.append(("due", f"cannot be told: {status.source}"))
     elif status.due is None:
-        lines.append(("due", "only Spark can tell: the source shows no windows before it is read"))
+        lines.append(("due", f"only Spark can tell: {status.taken_in}"))
     else:
         lines.append(("due", _span(status.due)))
     if status.ahead:
         lines.append(("ahead", f"{_span(status.ahead)}: left alone until then"))
     lines.append(("running", str(status.holder) if status.holder is not None else "nobody"))
     return lines
+
+
+def _metrics(status: Status, metrics: Mapping[str, float]) -> str:
+    """The champion's metrics: the one that judges first, beside the baseline's, and on which rows all were measured."""
+    baseline = metrics.get(f"baseline_{status.metric}")
+    names = [name for name in metrics if not name.startswith("baseline_")]
+    names.sort(key=lambda name: name != status.metric)
+    shown = [f"{name} {metrics[name]:.4g}" for name in names[:_SHOWN]]
+    if baseline is not None and names[0] == status.metric:
+        shown[0] += f" (without a model {baseline:.4g})"
+    rows = "" if status.judged is None else f"; on {status.judged.rows_text()}"
+    return f"{', '.join(shown)}{rows}"
 
 
 def plan_lines(plan: Plan) -> list[Line]:

@@ -37,7 +37,7 @@ OWN_NETWORK = "sparkdl.models.networks:TabularNet"
 """The network where the file names none."""
 MAX_TRIALS = 1000
 _FIXED = {
-    **dict.fromkeys(("start", "partitions_per_process"), "it decides what all trials have in common"),
+    **dict.fromkeys(("start", "partitions_per_process", "spread_rows"), "it decides what all trials have in common"),
     "num_proc": "all trials run on as many ranks",
     "min_num_proc": "all trials run on as many ranks",
     **dict.fromkeys(NOT_DECIDING, "it changes no weights"),

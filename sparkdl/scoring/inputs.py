@@ -68,7 +68,7 @@ def arguments_of(
     Raises:
         DataError: a null where none may be, or numbers that do not fit the shape of an input.
     """
-    seen: dict[tuple[str, bool], Matrix] = {}
+    seen: dict[tuple[str, int | None], Matrix] = {}
     tensors: dict[str, torch.Tensor] = {}
     valid: dict[str, torch.Tensor | None] = {}
     missing: Array | None = None
@@ -81,23 +81,29 @@ def arguments_of(
         if matrix.missing is not None and nulls == "null":
             missing = matrix.missing if missing is None else missing | matrix.missing
         tensors[plan.field.name] = _tensor(plan, matrix, nulls).to(device)
-        valid[plan.field.name] = None if matrix.valid is None else torch.from_numpy(matrix.valid).to(device)
+        inner = _inner(plan.field)  # an element of a row of arrays is there as a whole
+        valid[plan.field.name] = None if matrix.valid is None else torch.from_numpy(matrix.valid[:, ::inner]).to(device)
     with torch.inference_mode():
         named = {plan.field.name: _argument(plan, tensors, valid) for plan in inputs}
     return Arguments.of(signature.call, named, [one.name for one in signature.inputs if one.of]), missing
 
 
-def _matrices(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, bool], Matrix]) -> list[Matrix]:
+def _inner(field: TensorField) -> int:
+    """The numbers in each element of a row that has as many elements as it likes."""
+    return math.prod(size or 1 for size in field.shape)
+
+
+def _matrices(plan: InputPlan, batch: pa.RecordBatch, seen: dict[tuple[str, int | None], Matrix]) -> list[Matrix]:
     """The parts of an input, each in the type of its column."""
-    ragged = None in plan.field.shape
+    ragged, inner = None in plan.field.shape, _inner(plan.field)
     total = math.prod(size or 1 for size in plan.field.shape)
     others = sum(len(part.picked or part.names) for part in plan.parts)
     found: list[Matrix] = []
     for part in plan.parts:
-        where = (part.column, ragged)
+        where = (part.column, inner if ragged else None)
         if where not in seen:
             width = max(0, total - others + len(part.names))  # of an array among numbers, where all its rows are null
-            seen[where] = matrix_of(part.names[0], batch.column(part.column), ragged=ragged, width=width)
+            seen[where] = matrix_of(part.names[0], batch.column(part.column), ragged=ragged, width=width, inner=inner)
         found.append(seen[where] if part.picked is None else _picked(part, seen[where]))
     return found
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import cloudpickle
 import pyarrow as pa
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
@@ -18,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from torch import nn
 
 from sparkdl.columns.names import folded, tells_cases_apart
+from sparkdl.compat.parametrized import dumps
 from sparkdl.compat.spark_errors import map_task_errors_of_actions
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import ScoreConfig
@@ -169,7 +169,7 @@ def _source(
         return *_source(model.model, allow_pickle, trusted)[:2], model.features
     if isinstance(model, nn.Module):
         check_batch_norm(model)
-        payload = cloudpickle.dumps(model)
+        payload = dumps(model)
         if len(payload) > _LARGEST_MODULE:
             raise ConfigError(
                 f"the model has {len(payload) >> 20} MiB, a task carries {_LARGEST_MODULE >> 20} at most: "

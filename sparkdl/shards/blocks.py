@@ -1,6 +1,6 @@
-"""The rows of a partition, cut into blocks, permuted, and laid out as a shard file's record batches.
+"""Rows cut into blocks, permuted, and laid out as a shard file's record batches.
 
-Enters: tensors of batches of any size. Leaves: blocks whose rows and order depend on the rows and the seed alone.
+Enters: tensors of batches of any size. Leaves: blocks that depend on the rows and their order alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import arrow_schema
 from sparkdl.config import ShardConfig
 
-__all__ = ["BlockCutter", "permuted", "to_batch"]
+__all__ = ["BlockCutter", "concatenate", "from_batch", "permuted", "row_ends", "to_batch"]
 
 
 class BlockCutter:
@@ -33,7 +33,7 @@ class BlockCutter:
 
     def add(self, rows: Rows, count: int) -> Iterator[Rows]:
         """Take in ``count`` rows; the blocks that are full with them."""
-        ends = _row_ends(rows, count)
+        ends = row_ends(rows, count)
         start = 0
         while start < count:
             taken = self._fitting(ends, start, count)
@@ -53,11 +53,11 @@ class BlockCutter:
     def rest(self) -> Iterator[Rows]:
         """The block that is open, if it has rows."""
         if self._pending:
-            yield _concatenate(self._pending)
+            yield concatenate(self._pending)
         self._pending, self._room = [], (self._rows, self._bytes)
 
 
-def _row_ends(rows: Rows, count: int) -> np.ndarray[Any, Any]:
+def row_ends(rows: Rows, count: int) -> np.ndarray[Any, Any]:
     """Bytes up to the start of each row, and of all: (count + 1,)."""
     ends = np.zeros(count + 1, np.int64)
     for values in rows.values():
@@ -80,7 +80,12 @@ def _parts(array: pa.Array) -> tuple[np.ndarray[Any, Any], pa.Array | pa.Buffer]
 
 
 def _item_bytes(array: pa.Array) -> int:
-    return array.type.value_type.bit_width // 8 if isinstance(array, pa.ListArray) else 1
+    if not isinstance(array, pa.ListArray):
+        return 1
+    kind, count = array.type.value_type, 1
+    if pa.types.is_fixed_size_list(kind):
+        kind, count = kind.value_type, kind.list_size
+    return int(count * kind.bit_width // 8)
 
 
 def _slice(rows: Rows, start: int, count: int) -> Rows:
@@ -90,7 +95,8 @@ def _slice(rows: Rows, start: int, count: int) -> Rows:
     }
 
 
-def _concatenate(chunks: list[Rows]) -> Rows:
+def concatenate(chunks: list[Rows]) -> Rows:
+    """All rows of the chunks, one behind the other."""
     if len(chunks) == 1:
         return chunks[0]
     joined = {}
@@ -112,6 +118,18 @@ def to_batch(rows: Rows, tensors: Sequence[TensorSpec]) -> pa.RecordBatch:
     """The rows as a record batch of a shard file."""
     schema = arrow_schema(tensors)
     return pa.RecordBatch.from_arrays([_to_arrow(rows[f.name], f.type) for f in schema], schema=schema)
+
+
+def from_batch(batch: pa.RecordBatch, tensors: Sequence[TensorSpec]) -> Rows:
+    """The rows of a record batch, without a copy: what ``to_batch`` was given."""
+    rows: Rows = {}
+    for spec in tensors:
+        array = batch.column(spec.name)
+        if pa.types.is_fixed_size_list(array.type):
+            rows[spec.name] = to_numpy(array.flatten()).reshape(len(array), *spec.shape)
+        else:
+            rows[spec.name] = array if pa.types.is_nested(array.type) or spec.dtype == "binary" else to_numpy(array)
+    return rows
 
 
 def _to_arrow(values: Any, kind: pa.DataType) -> pa.Array:

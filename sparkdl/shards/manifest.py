@@ -132,7 +132,8 @@ class Manifest:
         schema_hash: of the tensors: equal hashes mean batches of the same names, dtypes and shapes.
         content_key: of source, columns, layout and settings; empty for a source that is not pinned.
         source: None if unknown.
-        seed: of the row permutation inside blocks.
+        spread: whether the rows lie in random order over the whole set; else in the order of what they came from.
+        seed: of that order.
         format: ``"ipc"`` or ``"parquet"``.
         compression: None or ``"zstd"``.
         writer_version: of the layout of the bytes.
@@ -147,6 +148,7 @@ class Manifest:
     schema_hash: str = ""
     content_key: str = ""
     source: Source | None = None
+    spread: bool = False
     seed: int = 0
     format: str = "ipc"
     compression: str | None = None

@@ -3,7 +3,7 @@
 Enters: reports of tasks that wrote files under names of their own. Leaves: a committed manifest, or nothing visible.
 
     existing()   a set of the same content key: done. Another one: ConflictError, unless it may be overwritten
-    (tasks write shards/<partition>-<index>-<transaction>-<attempt>.arrow)
+    (tasks write shards/<partition>-<index>-<transaction>-<attempt>.arrow, or runs, from which others write shards)
     commit()     checks the reports, writes manifest.json in one step, removes what lost attempts of this
                  transaction and forgotten ones of others have left
     rollback     of a failed ``with`` block removes this transaction's files; those of a killed driver are invisible,
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -44,6 +44,7 @@ from sparkdl.shards.manifest import (
     shard_from_json,
     shard_to_json,
 )
+from sparkdl.shards.spread import Run, Spreading
 from sparkdl.storage import TEMPORARY, Storage
 
 __all__ = ["ORPHAN_SECONDS", "PartReport", "Transaction", "orphans"]
@@ -58,7 +59,8 @@ class PartReport:
 
     Attributes:
         partition: number of the partition.
-        shards: its files in order.
+        shards: its files in order, where rows stay in the order of the frame.
+        runs: its files in order, where rows are spread over the set afterwards.
         tensors: as planned, unknown lengths filled in.
         statistics: by source column.
         unseen: by string column, values missing from its dictionary.
@@ -67,6 +69,7 @@ class PartReport:
 
     partition: int
     shards: list[ShardInfo] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     tensors: list[TensorSpec] = field(default_factory=list)
     statistics: dict[str, RunningStats] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class PartReport:
         return {
             "partition": self.partition,
             "shards": [shard_to_json(shard) for shard in self.shards],
+            "runs": [asdict(run) for run in self.runs],
             "tensors": [asdict(replace(spec, dictionary=())) for spec in self.tensors],
             "statistics": {name: stats.to_json() for name, stats in self.statistics.items()},
             "unseen": self.unseen,
@@ -89,6 +93,7 @@ class PartReport:
         return cls(
             partition=fields["partition"],
             shards=[shard_from_json(shard) for shard in fields["shards"]],
+            runs=[Run(**{**run, "slices": tuple(run["slices"])}) for run in fields["runs"]],
             tensors=[TensorSpec(**spec) for spec in fields["tensors"]],
             statistics={name: RunningStats.from_json(stats) for name, stats in fields["statistics"].items()},
             unseen=fields["unseen"],
@@ -106,6 +111,7 @@ class Transaction:
         config: how shards are written.
         key: the content key; empty if the source is not pinned.
         overwrite: whether a set that stands there may be replaced.
+        before_commit: called last before the manifest is written; what it raises ends the write.
     """
 
     def __init__(
@@ -117,12 +123,13 @@ class Transaction:
         config: ShardConfig,
         key: str,
         overwrite: bool,
+        before_commit: Callable[[], None] | None = None,
     ) -> None:
         self.root = Storage.of(uri)
         self.tag = uuid.uuid4().hex[:16]
         self.layout, self._source, self._config = layout, source, config
         self._key, self._overwrite = key, overwrite
-        self._committed = False
+        self._committed, self._before_commit = False, before_commit
 
     def existing(self) -> Manifest | None:
         """The set that stands at the target if it is the one to be written; None if there is work to do.
@@ -149,13 +156,34 @@ class Transaction:
             )
         return None
 
-    def commit(self, reports: Sequence[PartReport], tensors: Sequence[TensorSpec], found: Sequence[str]) -> Manifest:
+    def spreading(
+        self, reports: Sequence[PartReport], tensors: Sequence[TensorSpec], found: Sequence[str]
+    ) -> Spreading:
+        """What becomes of the runs that the reports name.
+
+        Raises:
+            DataError, NoRowsError: as ``commit``.
+        """
+        known, _, _ = self._checked(reports, tensors, found)
+        runs = [run for report in reports for run in report.runs]
+        if self.root.local_path() is not None and not all(self.root.child(run.path).exists() for run in runs):
+            raise self._not_here()
+        return Spreading.of(self.root, self.tag, self._config, known, runs)
+
+    def commit(
+        self,
+        reports: Sequence[PartReport],
+        tensors: Sequence[TensorSpec],
+        found: Sequence[str],
+        shards: Sequence[ShardInfo] | None = None,
+    ) -> Manifest:
         """Make the set visible, if every task succeeded and the data are as they have to be.
 
         Args:
             reports: one a task, in any order.
             tensors: as planned, dictionaries included.
             found: the string columns whose dictionaries were taken from the rows themselves.
+            shards: of the set; None takes those that the reports name.
 
         Raises:
             DataError: nulls where the policy forbids them, no rows, values missing from a dictionary, rows of one
@@ -163,6 +191,46 @@ class Transaction:
             ConflictError: another writer committed first.
             StorageError: the files lie on disks of other machines, or the manifest cannot be written.
         """
+        known, statistics, rows = self._checked(reports, tensors, found)
+        ordered = sorted(reports, key=lambda report: report.partition)
+        shards = [shard for report in ordered for shard in report.shards] if shards is None else shards
+        written = sum(shard.rows for shard in shards)
+        if written != rows:
+            raise IntegrityError(f"{self.root.uri} would hold {written} rows of {rows}: write the set again")
+        manifest = Manifest(
+            rows=rows,
+            bytes=sum(shard.bytes for shard in shards),
+            shards=tuple(shards),
+            tensors=known,
+            statistics=statistics,
+            schema_hash=schema_hash(known),
+            content_key=self._key,
+            source=self._source,
+            spread=self._config.spread_rows,
+            seed=self._config.seed,
+            format=self._config.format,
+            compression=self._config.compression,
+            created=time.time(),
+        )
+        if self.root.local_path() is not None and not _is_whole(self.root, manifest):
+            raise self._not_here()
+        if self._before_commit is not None:
+            self._before_commit()
+        manifest = manifest.commit(self.root, overwrite=self._overwrite)
+        self._committed = True
+        self._vacuum(manifest)
+        return manifest
+
+    def _not_here(self) -> StorageError:
+        return StorageError(
+            f"what executors wrote to {self.root.uri} is not there on the driver: give a folder that all machines "
+            "share, or a URI such as s3://bucket/set or hdfs://host/set"
+        )
+
+    def _checked(
+        self, reports: Sequence[PartReport], tensors: Sequence[TensorSpec], found: Sequence[str]
+    ) -> tuple[tuple[TensorSpec, ...], dict[str, ColumnStats], int]:
+        """The tensors with all shapes, the statistics of columns, and the rows."""
         reports = sorted(reports, key=lambda report: report.partition)
         for report in reports:
             if report.error is not None:
@@ -171,34 +239,10 @@ class Transaction:
         statistics = _merged(reports)
         _check_unseen(reports, tensors, found)
         _check_nulls(tensors, statistics)
-        shards = tuple(shard for report in reports for shard in report.shards)
-        rows = sum(shard.rows for shard in shards)
+        rows = sum(file.rows for report in reports for file in (report.shards or report.runs))
         if not rows:
             raise NoRowsError(f"there are 0 rows to write to {self.root.uri}: check the filters before it")
-        known = _with_known_shapes(tensors, reports, statistics, self.layout)
-        manifest = Manifest(
-            rows=rows,
-            bytes=sum(shard.bytes for shard in shards),
-            shards=shards,
-            tensors=known,
-            statistics=statistics,
-            schema_hash=schema_hash(known),
-            content_key=self._key,
-            source=self._source,
-            seed=self._config.seed,
-            format=self._config.format,
-            compression=self._config.compression,
-            created=time.time(),
-        )
-        if self.root.local_path() is not None and not _is_whole(self.root, manifest):
-            raise StorageError(
-                f"what executors wrote to {self.root.uri} is not there on the driver: give a folder that all machines "
-                "share, or a URI such as s3://bucket/set or hdfs://host/set"
-            )
-        manifest = manifest.commit(self.root, overwrite=self._overwrite)
-        self._committed = True
-        self._vacuum(manifest)
-        return manifest
+        return _with_known_shapes(tensors, reports, statistics, self.layout), statistics, rows
 
     def _vacuum(self, manifest: Manifest | None) -> None:
         """Remove what the transaction leaves behind, and what dead ones left long ago; never fails."""
@@ -283,7 +327,9 @@ def _with_known_shapes(
     known = []
     for position, spec in enumerate(tensors):
         if UNKNOWN in spec.shape:
-            shapes = {report.tensors[position].shape: report.partition for report in reports if report.shards}
+            shapes = {
+                report.tensors[position].shape: report.partition for report in reports if report.shards or report.runs
+            }
             if len(shapes) > 1:
                 (one, first), (two, second) = list(shapes.items())[:2]
                 raise DataError(

@@ -1,12 +1,12 @@
-"""A Spark DataFrame -> shards and their manifest, by one Spark stage.
+"""A Spark DataFrame -> shards and their manifest, by two Spark stages: runs, and shards of rows at random.
 
 Enters: a DataFrame, classic or of Spark Connect. Leaves: a committed shard set, or two of one reading, so that a frame
 whose rows change from one reading to the next has no row in both and none in neither. No row passes through the driver:
 each task writes the rows of its partition and returns one report.
 
-Partitions are written as they are: one of any size becomes as many shards as it fills, an empty one none, and readers
-deal blocks, not shards, to ranks. So skew costs time in this stage and nothing later, and no shuffle is paid for by
-default; ``ShardConfig.repartition`` asks for one.
+Rows are spread at random over the set (``spread.py``): tables are sorted as a rule, and a model that is trained on like
+rows one after the other follows those it saw last. With ``ShardConfig.spread_rows=False`` the order of the frame stays.
+Skewed partitions cost time in the first stage and nothing later; ``ShardConfig.repartition`` evens them out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,8 @@ from sparkdl.errors import DataError, NoRowsError, SchemaError
 from sparkdl.observe import span
 from sparkdl.shards.files import PartWriter
 from sparkdl.shards.key import content_key
-from sparkdl.shards.manifest import Manifest, Source
+from sparkdl.shards.manifest import Manifest, ShardInfo, Source
+from sparkdl.shards.spread import Stage, spread
 from sparkdl.shards.transaction import PartReport, Transaction
 from sparkdl.storage import Storage, check_places
 
@@ -55,6 +56,7 @@ def write_shards(
     source: Source | None = None,
     config: ShardConfig | None = None,
     overwrite: bool = False,
+    before_commit: Callable[[], None] | None = None,
 ) -> Manifest:
     """Write a DataFrame as a shard set.
 
@@ -68,6 +70,7 @@ def write_shards(
         source: the pinned table behind ``df``; with it, writing the same thing again finds the set that is there.
         config: sizes, format and seed.
         overwrite: replace another set that stands at ``uri``.
+        before_commit: called last before the set is committed; what it raises ends the write, and nothing is left.
 
     Returns:
         the manifest that was committed, or found.
@@ -83,7 +86,9 @@ def write_shards(
     schema, tensors = _planned(df, columns, labels, layout)
     plan = str(df.semanticHash()) if source is not None and not source.transformation else ""
     key = content_key(source, schema, tensors, layout, config, plan)
-    transaction = Transaction(uri, layout=layout, source=source, config=config, key=key, overwrite=overwrite)
+    transaction = Transaction(
+        uri, layout=layout, source=source, config=config, key=key, overwrite=overwrite, before_commit=before_commit
+    )
     found = transaction.existing()
     if found is not None:
         return found
@@ -157,12 +162,20 @@ def _written(
         if config.repartition is not None:
             rows = rows.repartition(config.repartition)
         targets = tuple((transaction.root, transaction.tag) for transaction in transactions)
-        found = _run(rows, _WriteTask(targets, tensors, config, packed, layout.prepare))
+        task = _WriteTask(targets, tensors, config, packed, layout.prepare)
+        tasks = _run(rows, task)
+        by_set = [[PartReport.from_json(one["sets"][number]) for one in tasks] for number in range(len(transactions))]
+        shards: dict[Transaction, Sequence[ShardInfo]] = {}
+        if config.spread_rows:
+            plans = {}
+            for transaction, reports in zip(transactions, by_set, strict=True):
+                with suppress(NoRowsError):
+                    plans[transaction] = transaction.spreading(reports, tensors, strings)
+            shards = dict(zip(plans, spread(list(plans.values()), _stage_of(df.sparkSession)), strict=True))
         written: list[Manifest | NoRowsError] = []
-        for number, transaction in enumerate(transactions):
-            reports = [PartReport.from_json(one["sets"][number]) for one in found]
+        for transaction, reports in zip(transactions, by_set, strict=True):
             try:
-                written.append(transaction.commit(reports, tensors, strings))
+                written.append(transaction.commit(reports, tensors, strings, shards.get(transaction)))
             except NoRowsError as error:
                 written.append(error)
         return written
@@ -240,6 +253,28 @@ def _run(df: DataFrame, task: Any) -> list[dict[str, Any]]:
     with task_errors():
         rows = plain.mapInArrow(_Named(tuple(df.columns), task), "report binary").collect()
     return [json.loads(zlib.decompress(bytes(row["report"]))) for row in rows]
+
+
+def _stage_of(session: Any) -> Stage:
+    """Runs a task once a number, each in a Spark task of its own."""
+
+    def run(task: Callable[[int], Any], count: int) -> list[Any]:
+        reports = _run(session.range(0, count, 1, count), _Numbered(task))
+        return [report["result"] for report in sorted(reports, key=lambda report: int(report["number"]))]
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """Calls ``task`` with each number that arrives."""
+
+    task: Callable[[int], Any]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                yield _report({"number": number, "result": self.task(number)})
 
 
 def _report(fields: dict[str, Any]) -> pa.RecordBatch:

@@ -7,7 +7,7 @@ failure is a ``StorageError`` that names the remedy. Start reading in ``files.py
 
 from sparkdl.storage.configuration import Configuration
 from sparkdl.storage.connect import check_spark_reaches, delta_s3_options, options_for, options_of_delta
-from sparkdl.storage.failures import one_line, storage_errors, store_refuses
+from sparkdl.storage.failures import one_line, outage_error, storage_errors, store_error, store_refuses
 from sparkdl.storage.files import TEMPORARY, LocalStorage, RemoteStorage, Storage
 from sparkdl.storage.hashes import sha256_hex, xxh3_hex
 from sparkdl.storage.places import check_places
@@ -27,7 +27,9 @@ __all__ = [
     "one_line",
     "options_of_delta",
     "sha256_hex",
+    "outage_error",
     "storage_errors",
+    "store_error",
     "store_refuses",
     "xxh3_hex",
 ]

@@ -12,8 +12,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
-from sparkdl.storage.session import hadoop_settings, s3a_settings, s3a_settings_lent, s3a_settings_of
+from sparkdl.storage.session import (
+    LOCAL,
+    configured_on_disk,
+    default_filesystem_lent,
+    default_filesystem_of,
+    hadoop_client_settings_of,
+    hadoop_settings,
+    is_here,
+    s3a_settings,
+    s3a_settings_lent,
+    s3a_settings_of,
+)
 
 __all__ = ["Configuration"]
 
@@ -25,10 +37,12 @@ class Configuration:
     Attributes:
         settings: fsspec's, by its name of the protocol.
         s3a: Spark's for S3, see ``s3a_settings``.
+        default_filesystem: what plain paths belong to until there is a session; None leaves that as it is.
     """
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     s3a: Mapping[str, str] = field(default_factory=dict, repr=False)
+    default_filesystem: str | None = None
 
     @classmethod
     def here(cls) -> Configuration:
@@ -42,13 +56,24 @@ class Configuration:
 
     @classmethod
     def to_come(cls, settings: Mapping[str, str]) -> Configuration:
-        """What a session with these settings will say of S3, for the time until it is there."""
-        return cls(s3a={**s3a_settings(), **s3a_settings_of(settings)})
+        """What a session with these settings will say of S3, HDFS and plain paths, for the time until it is there."""
+        whole = {**configured_on_disk(), **settings}
+        hdfs = hadoop_client_settings_of(whole)
+        default = default_filesystem_of(whole)
+        s3a = {**s3a_settings(), **s3a_settings_of({name: text for name, text in settings.items() if "${" not in text})}
+        return cls({"hdfs": hdfs} if hdfs and default != LOCAL else {}, s3a, default)
+
+    @classmethod
+    def of_server(cls, address: str) -> Configuration:
+        """The same of a Spark Connect server (``sc://host:port``): what plain paths are, one of this machine tells."""
+        host = urlsplit(address).hostname or ""
+        default = default_filesystem_of(configured_on_disk()) if is_here(host) else f"file://{host}"
+        return cls(s3a=s3a_settings(), default_filesystem=default)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Let this process use them during the block, on top of its own."""
-        with s3a_settings_lent(self.s3a), self._fsspec():
+        with s3a_settings_lent(self.s3a), default_filesystem_lent(self.default_filesystem), self._fsspec():
             yield
 
     @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from sparkdl.errors import ConfigError, StorageError
+from sparkdl.errors import ConfigError, StorageError, StoreUnavailableError
 from sparkdl.storage.s3 import S3Access, bucket_of
 from sparkdl.storage.session import connected, hadoop_settings, s3a_settings
 
@@ -127,7 +127,7 @@ def check_answers(access: S3Access, uri: str) -> None:
         uri: what is to be reached, for the message.
 
     Raises:
-        StorageError: three tries of 5 s each failed.
+        StoreUnavailableError: three tries of 5 s each failed.
     """
     parts = urlsplit(access.endpoint)
     place = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
@@ -142,7 +142,7 @@ def check_answers(access: S3Access, uri: str) -> None:
             return
         except OSError as cause:
             if tried + 1 == _CONNECT_TRIES:
-                raise StorageError(
+                raise StoreUnavailableError(
                     f"cannot reach {uri}: nobody answers at {access.endpoint} ({cause}): check the endpoint "
                     "(fs.s3a.endpoint of the session, endpoint_url of fsspec, AWS_ENDPOINT_URL) and the network"
                 ) from cause

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.compat.spark_errors import lacking_module
 from sparkdl.storage.files import TEMPORARY, Storage
 from sparkdl.storage.session import is_here
 
@@ -38,6 +39,9 @@ def problems_on_executors(
         places: by what they are called.
         spark: the session.
         problem_of: tries a place; returns a sentence, or nothing.
+
+    Raises:
+        ClusterError: the executors' Python lacks a module.
     """
     known = _known.setdefault(spark, set())
     new = {name: place for name, place in places.items() if not _covered(place, known)}
@@ -48,8 +52,11 @@ def problems_on_executors(
         look = _Look({name: (place, marks[name]) for name, place in new.items()}, problem_of)
         try:
             rows = _frame(spark).mapInArrow(look, "name string, problem string").collect()
-        except Exception:  # of workers that cannot run a thing: the work itself says why, in its own words
-            return {}
+        except Exception as error:
+            lacking = lacking_module(error)
+            if lacking is not None:
+                raise lacking from error
+            return {}  # the work itself says why, in its own words
     found: dict[str, str] = {}
     for name, problem in sorted(tuple(row) for row in rows):
         found.setdefault(name, problem)

@@ -89,6 +89,11 @@ class Storage(ABC):
         """Whether a directory gets another name in one step."""
         return True
 
+    @property
+    @abstractmethod
+    def filesystem(self) -> tuple[Any, str]:
+        """Fsspec's filesystem that this lies in, and its path there: for libraries that take these."""
+
     @abstractmethod
     def local_path(self) -> Path | None:
         """The path on this machine, or None if the bytes lie elsewhere.
@@ -133,11 +138,12 @@ class Storage(ABC):
         """Open a regular file for reading, seekable; refuses what ``read_bytes`` refuses."""
 
     @abstractmethod
-    def open_output(self) -> BinaryIO:
+    def open_output(self, *, durable: bool = True) -> BinaryIO:
         """Open for writing from the start, creating directories above; closing makes the bytes durable.
 
-        On a local disk the growing file is visible, so this is for names that nobody looks for yet. Leaving a ``with``
-        block by an exception aborts the file.
+        With ``durable=False`` they may be lost with the machine, which suits files that are deleted soon. On a local
+        disk the growing file is visible, so this is for names that nobody looks for yet. Leaving a ``with`` block by an
+        exception aborts the file.
         """
 
     @abstractmethod
@@ -179,6 +185,12 @@ class LocalStorage(Storage):
     @property
     def spark_uri(self) -> str:
         return f"file://{self._path}"
+
+    @property
+    def filesystem(self) -> tuple[Any, str]:
+        import fsspec
+
+        return fsspec.filesystem("file"), str(self.local_path())
 
     def local_path(self) -> Path:
         resolved(self._path, self._home)
@@ -226,11 +238,11 @@ class LocalStorage(Storage):
         with storage_errors(self.uri, "read"):
             return open_regular(self._path, self._home)
 
-    def open_output(self) -> BinaryIO:
+    def open_output(self, *, durable: bool = True) -> BinaryIO:
         with storage_errors(self.uri, "write"):
             path = Path(resolved(self._path, self._home))
             path.parent.mkdir(parents=True, exist_ok=True)
-            return DurableFile(path)
+            return DurableFile(path, durable=durable)
 
     def _itself(self) -> Path:
         """The path, whose last part may be a link: what is removed or replaced is the link."""
@@ -299,6 +311,10 @@ class RemoteStorage(Storage):
     def renames(self) -> bool:
         return self.protocol in HADOOP
 
+    @property
+    def filesystem(self) -> tuple[Any, str]:
+        return self._fs, self._path
+
     def local_path(self) -> None:
         return None
 
@@ -331,7 +347,7 @@ class RemoteStorage(Storage):
         with storage_errors(self.uri, "read"):
             return cast(BinaryIO, self._fs.open(self._path, "rb"))
 
-    def open_output(self) -> BinaryIO:
+    def open_output(self, *, durable: bool = True) -> BinaryIO:
         with storage_errors(self.uri, "write"):
             self._make_parent()
             return cast(BinaryIO, Upload(self._fs.open(self._path, "wb"), self.delete))

@@ -75,10 +75,10 @@ def open_regular(path: str, folder: str) -> io.BufferedReader:
 
 
 class DurableFile(io.BufferedWriter):
-    """A local file being written: durable once closed, gone if its ``with`` block fails."""
+    """A local file being written: durable once closed unless it need not be, gone if its ``with`` block fails."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self._path, self._durable = path, durable
         super().__init__(path.open("wb", buffering=0))
 
     def close(self) -> None:
@@ -86,7 +86,8 @@ class DurableFile(io.BufferedWriter):
         if not self.closed:
             try:
                 self.flush()
-                os.fsync(self.fileno())
+                if self._durable:
+                    os.fsync(self.fileno())
             finally:
                 with suppress(OSError):  # a second flush of what did not fit
                     super().close()

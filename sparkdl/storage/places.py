@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from sparkdl.errors import StorageError
+from sparkdl.errors import StorageError, StoreUnavailableError
 from sparkdl.storage.executors import nearest_folder, problems_on_executors
 from sparkdl.storage.failures import storage_errors
 from sparkdl.storage.files import TEMPORARY, Storage
@@ -32,23 +32,31 @@ def check_places(places: Mapping[str, Storage], spark: Any = None) -> None:
 
     Raises:
         StorageError: one or more cannot be reached or written; the message has a sentence for each.
+        StoreUnavailableError: the same, where none of them answers.
+        ClusterError: the executors' Python lacks a module that this needs.
     """
     with ThreadPoolExecutor(max(1, len(places)), thread_name_prefix="sparkdl-places") as pool:
-        problems = dict(zip(places, pool.map(_problem, places.values()), strict=True))
+        errors = dict(zip(places, pool.map(_error, places.values()), strict=True))
+    problems = {name: str(error) for name, error in errors.items() if error is not None}
     if spark is not None:
-        fine = {name: place for name, place in places.items() if not problems[name]}
+        fine = {name: place for name, place in places.items() if name not in problems}
         problems |= problems_on_executors(fine, spark, _problem)
-    said = [f"{name}: {problem}" for name, problem in problems.items() if problem]
-    if said:
-        raise StorageError("; ".join(said))
+    if problems:
+        # what one of them refuses no second try mends
+        out = all(isinstance(errors[name], StoreUnavailableError) for name in problems)
+        raise (StoreUnavailableError if out else StorageError)("; ".join(map(": ".join, problems.items())))
 
 
 def _problem(place: Storage) -> str:
+    return str(_error(place) or "")
+
+
+def _error(place: Storage) -> StorageError | None:
     try:
         _try(place)
     except StorageError as error:
-        return str(error)
-    return ""
+        return error
+    return None
 
 
 def _try(place: Storage) -> None:
@@ -64,7 +72,7 @@ def _try(place: Storage) -> None:
     try:
         probe.write_atomic(_BLOCK)
     except StorageError as error:
-        raise StorageError(str(error).replace(probe.uri, place.uri)) from error
+        raise type(error)(str(error).replace(probe.uri, place.uri)) from error
     finally:
         with suppress(StorageError):
             probe.delete()

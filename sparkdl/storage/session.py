@@ -2,7 +2,7 @@
 
 Enters: a path without a scheme. Leaves: the whole address that Spark would take for it, and the Hadoop settings that
 clients of HDFS and S3 need. No pyspark is imported: a process that has not imported it has no session, and a plain path
-means this machine.
+means this machine, unless somebody lends it what the session to come will say (``configured_on_disk``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,14 +28,19 @@ from sparkdl.storage.s3 import S3A_SETTINGS
 
 __all__ = [
     "LOCAL",
+    "configured_on_disk",
     "connected",
     "default_filesystem",
+    "default_filesystem_lent",
+    "default_filesystem_of",
+    "hadoop_client_settings_of",
     "hadoop_settings",
     "is_here",
     "qualified_by_session",
     "s3a_settings",
     "s3a_settings_lent",
     "s3a_settings_of",
+    "spark_defaults",
 ]
 
 LOCAL = "file:///"
@@ -44,6 +50,7 @@ _hadoop: weakref.WeakKeyDictionary[Any, _Hadoop] = weakref.WeakKeyDictionary()
 _S3A = "fs.s3a."
 _COUNTS = rf"(bucket\..+\.)?({'|'.join(map(re.escape, S3A_SETTINGS))})"
 _lent: dict[str, str] = {}
+_lent_default = LOCAL
 _unlogged = threading.local()
 _parent = os.getpid()  # a forked child holds the parent's socket to the JVM, and must leave it alone
 
@@ -51,7 +58,8 @@ _parent = os.getpid()  # a forked child holds the parent's socket to the JVM, an
 def default_filesystem() -> str:
     """The address of the filesystem that plain paths belong to: ``LOCAL`` for this machine's, without a session, too.
 
-    For the disk of a Spark Connect server's machine ``file://`` and its host; empty where a server does not tell.
+    For the disk of a Spark Connect server's machine ``file://`` and its host; empty where that cannot be told. Without
+    a session, what was lent for the one to come.
     """
     context = _context()
     if context is not None:
@@ -59,7 +67,7 @@ def default_filesystem() -> str:
         return LOCAL if default.startswith("file:") else default
     session = _connect_session()
     if session is None:
-        return LOCAL
+        return _lent_default
     default = _default_of_server(session)
     if not default.startswith("file:"):
         return default
@@ -77,8 +85,8 @@ def qualified_by_session(path: str) -> str | None:
         return None
     if not default:
         raise ConfigError(
-            f"{path} is a path of the Spark Connect server, and this one does not tell which filesystem that is: "
-            "write the whole address, such as hdfs://host/data or file:///data"
+            f"{path} is a plain path, and neither Hadoop's files here nor a Spark Connect server tell of which "
+            "filesystem: write the whole address, such as hdfs://host/data or file:///data"
         )
     if default.startswith("file:"):
         raise ConfigError(
@@ -96,8 +104,8 @@ def qualified_by_session(path: str) -> str | None:
         return _qualified(context, path, default)
     if not path.startswith("/"):
         raise ConfigError(
-            f"{path} is relative to a folder that only the Spark Connect server knows: write the whole address, such "
-            f"as {default.rstrip('/')}/data/{path}"
+            f"{path} is relative to a folder that only the Spark {'Connect server' if connected() else 'session'} "
+            f"knows: write the whole address, such as {default.rstrip('/')}/data/{path}"
         )
     return default.rstrip("/") + os.path.normpath(path)
 
@@ -124,7 +132,8 @@ def s3a_settings() -> dict[str, str]:
     session = _connect_session()
     if session is not None:
         return s3a_settings_of(_shown_by_server(session))
-    return dict(_lent) or s3a_settings_of(_on_disk())
+    known = {name: value for name, value in configured_on_disk().items() if "${" not in value}  # which Hadoop fills in
+    return dict(_lent) or s3a_settings_of(known)
 
 
 @contextmanager
@@ -139,6 +148,17 @@ def s3a_settings_lent(settings: Mapping[str, str]) -> Iterator[None]:
         _lent.update(before)
 
 
+@contextmanager
+def default_filesystem_lent(default: str | None) -> Iterator[None]:
+    """Let plain paths of this process, while it has no session, belong to this filesystem during the block."""
+    global _lent_default
+    before, _lent_default = _lent_default, _lent_default if default is None else default
+    try:
+        yield
+    finally:
+        _lent_default = before
+
+
 def connected() -> bool:
     """Whether the session of this process is one of Spark Connect, whose Hadoop configuration stays on the server."""
     return _context() is None and _connect_session() is not None
@@ -148,7 +168,8 @@ class _Hadoop:
     """The Hadoop configuration of one Spark context, which lies in its JVM.
 
     Each question takes a fraction of a millisecond, the settings some. So answers are kept for as long as
-    ``fs.defaultFS`` stays, or all of ``fs.s3a.``: what is asked for each time, as a program may change it.
+    ``fs.defaultFS`` stays, or all of ``fs.s3a.``: what is asked for each time, as a program may change it. Where the
+    JVM is gone, as after a signal to the group of processes, the last answers hold: a run has its end to write yet.
     """
 
     def __init__(self, context: Any) -> None:
@@ -160,7 +181,12 @@ class _Hadoop:
 
     def default(self) -> str:
         """The address of the default filesystem."""
-        named = self._conf.get("fs.defaultFS")
+        try:
+            named = self._conf.get("fs.defaultFS")
+        except Exception as error:
+            if not _is_gone(error):
+                raise
+            return self._known[1]
         if named != self._known[0]:
             uri = self._jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(self._conf)
             self._known, self._settings = (named, str(uri.toString())), None
@@ -168,8 +194,13 @@ class _Hadoop:
 
     def qualified(self, path: str) -> str:
         """A path with scheme and host, and absolute."""
-        made = self._jvm.org.apache.hadoop.fs.Path(path)
-        return str(made.getFileSystem(self._conf).makeQualified(made).toString())
+        try:
+            made = self._jvm.org.apache.hadoop.fs.Path(path)
+            return str(made.getFileSystem(self._conf).makeQualified(made).toString())
+        except Exception as error:
+            if not _is_gone(error) or not path.startswith("/"):
+                raise
+            return self._known[1].rstrip("/") + os.path.normpath(path)
 
     def settings(self) -> dict[str, str]:
         """What a client of HDFS needs, see ``hadoop_settings``."""
@@ -183,6 +214,14 @@ class _Hadoop:
 
     def s3a(self) -> dict[str, str]:
         """What Spark's client of S3 is told, see ``s3a_settings``."""
+        try:
+            return self._asked_s3a()
+        except Exception as error:
+            if not _is_gone(error):
+                raise
+            return self._s3a[1]
+
+    def _asked_s3a(self) -> dict[str, str]:
         conf = self._conf
         with suppress(Exception), _not_logged():  # there is a context, and no session yet
             conf = self._sessions.active().sessionState().newHadoopConf()  # with what was set on the session alone
@@ -228,19 +267,62 @@ def s3a_settings_of(settings: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _on_disk() -> dict[str, str]:
-    """What files say to every session that starts here: core-site.xml, spark-defaults.conf."""
+def default_filesystem_of(settings: Mapping[str, str]) -> str:
+    """What ``default_filesystem`` will say of a session with these settings; empty where only Hadoop can tell."""
+    named = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name", "fs.defaultFS", "fs.default.name")
+    default = next((settings[name] for name in named if settings.get(name)), LOCAL)
+    if "${" in default:  # which Hadoop fills in
+        return ""
+    scheme, separator, rest = default.partition("://")
+    if scheme in ("file", "local") or default.startswith("file:"):
+        return LOCAL
+    return f"{scheme}://{rest.partition('/')[0]}" if separator else f"hdfs://{default}"
+
+
+def hadoop_client_settings_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of a session's settings that a client of HDFS needs, see ``hadoop_settings``."""
+    known = {name.removeprefix("spark.hadoop."): value for name, value in settings.items()}
+    return {name: value for name, value in known.items() if name.startswith(_CLIENT) and "${" not in value}
+
+
+def configured_on_disk() -> dict[str, str]:
+    """What files say to every session that starts here: core-site.xml, hdfs-site.xml, spark-defaults.conf.
+
+    Of files of one name in ``SPARK_CONF_DIR``, ``HADOOP_CONF_DIR`` and ``YARN_CONF_DIR`` Java takes the first.
+    """
     found: dict[str, str] = {}
-    hadoop = Path(os.environ.get("HADOOP_CONF_DIR", "/nowhere")) / "core-site.xml"
-    spark = Path(os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME', '/nowhere')}/conf")
-    with suppress(OSError, ElementTree.ParseError):
-        for one in ElementTree.parse(hadoop).iter("property"):
-            found[(one.findtext("name") or "").strip()] = (one.findtext("value") or "").strip()
-    with suppress(OSError, UnicodeDecodeError):
-        lines = (spark / "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
-        split = (re.split(r"\s*[=:]\s*|\s+", line.strip(), maxsplit=1) for line in lines)
-        found |= {name: value for name, value in (parts for parts in split if len(parts) == 2) if name[:1] not in "#!"}
-    return {name: value for name, value in found.items() if "${" not in value}  # which Hadoop would fill in
+    folders = [
+        _spark_conf(),
+        *(Path(os.environ.get(name) or "/nowhere") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")),
+    ]
+    for name in ("core-site.xml", "hdfs-site.xml"):
+        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        with suppress(OSError, ElementTree.ParseError):
+            for one in ElementTree.parse(file).iter("property") if file else ():
+                found[(one.findtext("name") or "").strip()] = (one.findtext("value") or "").strip()
+    return {**found, **spark_defaults()[1]}
+
+
+def spark_defaults() -> tuple[str, dict[str, str]]:
+    """The path of spark-defaults.conf, and its settings; empty where it is not there."""
+    file = _spark_conf() / "spark-defaults.conf"
+    try:
+        text = re.sub(r"(?<!\\)\\\r?\n[ \t]*", "", file.read_text(encoding="utf-8"))  # a line that goes on
+    except (OSError, UnicodeDecodeError):
+        return "", {}
+    split = (re.split(r"\s*[=:]\s*|\s+", line.strip(), maxsplit=1) for line in text.splitlines())
+    known = {name: value for name, value in (parts for parts in split if len(parts) == 2) if name[:1] not in "#!"}
+    return str(file), known
+
+
+def _spark_conf() -> Path:
+    """The folder that Spark takes its own configuration from."""
+    if os.environ.get("SPARK_CONF_DIR"):
+        return Path(os.environ["SPARK_CONF_DIR"])
+    if os.environ.get("SPARK_HOME"):
+        return Path(os.environ["SPARK_HOME"]) / "conf"
+    package = find_spec("pyspark")
+    return Path(package.origin).parent / "conf" if package is not None and package.origin else Path("/nowhere")
 
 
 def _shown_by_server(session: Any) -> dict[str, str]:
@@ -263,6 +345,13 @@ def _not_logged() -> Iterator[None]:
 
 def _may_be_logged(_: logging.LogRecord) -> bool:
     return not getattr(_unlogged, "by_me", False)
+
+
+def _is_gone(error: BaseException) -> bool:
+    """Whether a question failed since the JVM answers no more; with an error of its own, py4j gives its trace."""
+    kind = type(error).__name__
+    cut_off = kind == "Py4JNetworkError" or (kind == "Py4JError" and "Trace:" not in str(error))
+    return cut_off or isinstance(error, OSError)
 
 
 def _hadoop_of(context: Any) -> _Hadoop:

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures
@@ -27,7 +27,7 @@ from sparkdl.tables.delta import (
     merged_schema,
     open_table,
 )
-from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
+from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_version
 from sparkdl.tables.features import check_writable
 from sparkdl.tables.nulls import check_nulls
 from sparkdl.tables.parquet import FileRow, partition_text
@@ -46,12 +46,13 @@ __all__ = ["PARTITION_TYPES", "WritePlan", "active_files", "files_of", "has_comm
 PARTITION_TYPES = ("string", "long", "integer", "short", "byte", "date", "boolean")
 
 
-def has_committed(table: DeltaTable, transaction: AppTransaction | None) -> bool:
-    """Whether this piece of work, or a later one of the same application, is in the table already."""
-    if transaction is None:
-        return False
-    last = table.transaction_version(transaction.application)
-    return last is not None and last >= transaction.version
+def has_committed(table: DeltaTable, uri: str, transaction: AppTransaction | None) -> bool:
+    """Whether this piece of work, or a later one of the same application, is in the table already.
+
+    Raises:
+        FencedError: a later one is, and this one is fenced.
+    """
+    return transaction is not None and transaction.committed(uri, table.transaction_version(transaction.application))
 
 
 def active_files(table: DeltaTable) -> list[TableFile]:
@@ -112,12 +113,14 @@ class WritePlan:
         Raises:
             CommitFailedError: somebody else committed since the look (delta-rs's own error, for ``optimistic``).
             DataError: rows lie outside the partitions to replace, or nulls where the table forbids them.
+            ConflictError: the table is at another version than the write was decided on at, or a later run has it.
         """
         written = [json.loads(file.partition) for file in files]
         self._check_inside(written)
         table = open_table(self.uri, self.options)
-        if table is not None and has_committed(table, self.request.transaction):
+        if table is not None and has_committed(table, self.uri, self.request.transaction):
             return self._result(table.version(), ())
+        check_version(self.uri, self.request.expected_version, -1 if table is None else table.version())
         layout = self.layout(table)
         adds = [
             AddAction(file.path, file.bytes, partition, file.modified, True, file.statistics)
@@ -142,7 +145,8 @@ class WritePlan:
         if not adds and not removed and self.request.mode != "overwrite" and self.request.transaction is None:
             return self._result(table.version(), ())
         if self._add_columns(table) or self._add_feature(table):
-            return self.commit(files, write_id)
+            expected = None if self.request.expected_version is None else table.version()
+            return replace(self, request=replace(self.request, expected_version=expected)).commit(files, write_id)
         schema = self.schema if self.request.overwrite_schema else table.schema()
         mode, filters, actions = self._recorded_as(active, removed, layout)
         predicate = partition_predicate(replaced) if self.request.mode == "replace" else None

@@ -32,6 +32,7 @@ from sparkdl.storage import (
     one_line,
     options_for,
     options_of_delta,
+    store_error,
     store_refuses,
 )
 from sparkdl.tables.engine import AppTransaction
@@ -126,7 +127,7 @@ def open_table(uri: str, options: Mapping[str, str] | None, version: int | None 
                 ) from cause
         reason = store_refuses(cause, uri) or f"{one_line(cause)}; check the path and the rights"
         broken = f"the Delta table {uri} cannot be opened: {reason}"
-        raise refused_at_opening(cause, uri) or StorageError(broken) from cause
+        raise refused_at_opening(cause, uri) or store_error(cause, broken) from cause
 
 
 def commit_properties(transaction: AppTransaction | None = None, /, **metadata: Any) -> CommitProperties:
@@ -172,7 +173,7 @@ def optimistic(uri: str, attempt: Callable[[], T], *, tries: int = 60) -> T:
             if isinstance(cause, StorageError):
                 raise
             reason = store_refuses(cause, uri) or f"{one_line(cause)}; check rights and space"
-            raise StorageError(f"cannot commit to the Delta table {uri}: {reason}") from cause
+            raise store_error(cause, f"cannot commit to the Delta table {uri}: {reason}") from cause
         time.sleep(random.uniform(0.5, 1.0) * min(0.1, 0.002 * 2 ** min(turn, 10)))
     raise ConflictError(
         f"{tries} commits to the Delta table {uri} lost against other writers: let fewer write at once, or try again"

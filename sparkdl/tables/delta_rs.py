@@ -19,7 +19,7 @@ from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, wr
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkdl.compat.column_names import named_columns
-from sparkdl.errors import ConflictError, DataError, StorageError
+from sparkdl.errors import DataError, StorageError
 from sparkdl.storage import Storage, check_places, sha256_hex
 from sparkdl.tables.commit import WritePlan, active_files, has_committed
 from sparkdl.tables.delta import (
@@ -32,8 +32,8 @@ from sparkdl.tables.delta import (
     open_table,
     optimistic,
 )
-from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_metadata
-from sparkdl.tables.features import check_readable, check_scannable, check_writable
+from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult, check_metadata, check_version
+from sparkdl.tables.features import check_files, check_readable, check_scannable, check_writable
 from sparkdl.tables.nulls import all_nulls, check_nulls
 from sparkdl.tables.parquet import WriteTask, with_statistics
 from sparkdl.tables.reading import deletion_vectors, frame_of_files, spark_address
@@ -55,10 +55,12 @@ class DeltaRs:
     Attributes:
         root: its files.
         options: delta-rs's own for the store; None takes fsspec's configuration.
+        allow_folders: addresses of further folders that files of the table may lie in.
     """
 
     root: Storage
     options: Mapping[str, str] | None = field(default=None, repr=False)
+    allow_folders: tuple[str, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -87,7 +89,7 @@ class DeltaRs:
 
     def check_readable(self) -> None:
         """Refuse a table that Spark's Parquet reader does not read right, even with its vectors and names."""
-        check_readable(self._open(), self.root)
+        check_readable(self._open(), self.root, self.allow_folders)
 
     def partition_columns(self) -> list[str]:
         """The partition columns' names in order."""
@@ -96,6 +98,7 @@ class DeltaRs:
     def files(self, version: int | None = None) -> list[TableFile]:
         """The files that a version is made of."""
         table = self._open(version)
+        check_files(table, self.root, self.allow_folders)
         vectors = {path: sha256_hex(words.tobytes())[:32] for path, words in deletion_vectors(table).items()}
         return [file._replace(deleted=vectors.get(file.path, "")) for file in active_files(table)]
 
@@ -111,17 +114,17 @@ class DeltaRs:
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """The rows of a version as Spark reads Parquet, its files pinned."""
         table = self._open(version)
-        check_readable(table, self.root)
+        check_readable(table, self.root, self.allow_folders)
         return frame_of_files(spark, table, spark_address(self.root.spark_uri))
 
     def scan(self, where: Where, version: int | None = None) -> TableScan:
         """The files of a version that can hold rows of interest."""
-        return scan_of(self._open(version), self.root, where)
+        return scan_of(self._open(version), self.root, where, self.allow_folders)
 
     def write(self, frame: DataFrame, request: WriteRequest) -> WriteResult:
         """One commit of files that Spark's tasks write; nothing is left of one that fails."""
         before = open_table(self.uri, self.options)
-        if before is not None and has_committed(before, request.transaction):
+        if before is not None and has_committed(before, self.uri, request.transaction):
             return WriteResult(version=before.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
         staged = self.stage(frame.schema.json(), request)
         check_places({"table": self.root}, frame.sparkSession)
@@ -159,10 +162,9 @@ class DeltaRs:
         def attempt() -> int:
             table = open_table(self.uri, self.options)
             newest = -1 if table is None else table.version()
-            if transaction and table is not None and has_committed(table, transaction):
+            if table is not None and has_committed(table, self.uri, transaction):
                 return newest
-            if expected_version is not None and newest != expected_version:
-                raise self._moved_on(expected_version, newest)
+            check_version(self.uri, expected_version, newest)
             if table is not None:
                 check_writable(table, self.uri)
                 check_same_schema(
@@ -178,14 +180,16 @@ class DeltaRs:
 
         return optimistic(self.uri, attempt)
 
-    def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
+    def merge(self, rows: pa.Table, on: Sequence[str], transaction: AppTransaction | None = None) -> int:
         """Update the rows that agree in the columns ``on`` and insert the others; return the version."""
         match = " AND ".join(f"old.`{name}` = new.`{name}`" for name in on)
 
         def attempt() -> int:
             table = self._open()
+            if has_committed(table, self.uri, transaction):
+                return table.version()
             check_writable(table, self.uri, removes=True)
-            check_scannable(table, self.root)
+            check_scannable(table, self.root, self.allow_folders)
             check_same_schema(self.uri, table.schema().to_json(), Schema.from_arrow(rows.schema).to_json())
             check_nulls(self.uri, table.schema().to_json(), all_nulls(rows))
             merger = table.merge(
@@ -194,7 +198,7 @@ class DeltaRs:
                 source_alias="new",
                 target_alias="old",
                 writer_properties=_writer_properties(rows.schema),
-                commit_properties=commit_properties(),
+                commit_properties=commit_properties(transaction),
             )
             try:
                 merger.when_matched_update_all().when_not_matched_insert_all().execute()
@@ -207,6 +211,19 @@ class DeltaRs:
             return int(table.version())
 
         return optimistic(self.uri, attempt)
+
+    def claim(self, transaction: AppTransaction) -> None:
+        """Commit a transaction without rows, if there is a table."""
+
+        def attempt() -> None:
+            table = open_table(self.uri, self.options)
+            if table is None or has_committed(table, self.uri, transaction):
+                return
+            check_writable(table, self.uri)
+            columns, properties = table.metadata().partition_columns, commit_properties(transaction)
+            table.create_write_transaction([], "append", table.schema(), columns, commit_properties=properties)
+
+        optimistic(self.uri, attempt)
 
     def rows(
         self, columns: Sequence[str] | None = None, where: str | None = None, version: int | None = None
@@ -232,6 +249,7 @@ class DeltaRs:
             file_bytes: files of this size are left alone; delta-rs's own choice by default.
         """
         table = self._open()
+        check_files(table, self.root, self.allow_folders)
         check_writable(table, self.uri)
         with suppress(CommitFailedError):
             table.optimize.compact(
@@ -268,7 +286,7 @@ class DeltaRs:
         return table
 
     def _scanned(self, table: DeltaTable, columns: list[str] | None = None, where: str | None = None) -> pa.Table:
-        check_scannable(table, self.root)
+        check_scannable(table, self.root, self.allow_folders)
         try:
             # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
             return pa.table(table.scan(columns, where))
@@ -276,11 +294,6 @@ class DeltaRs:
             raise StorageError(
                 f"cannot read from the Delta table {self.uri}: {cause}; check columns, predicate, and its files"
             ) from cause
-
-    def _moved_on(self, expected: int, newest: int) -> ConflictError:
-        return ConflictError(
-            f"the Delta table {self.uri} is at version {newest}, this commit was made for {expected}: read it again"
-        )
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties:

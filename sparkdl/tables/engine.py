@@ -8,6 +8,7 @@ given, which it does not take; and to delta-rs elsewhere.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import pyarrow as pa
 
 from sparkdl.config import require
-from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.errors import ConfigError, ConflictError, FencedError, SchemaError
 from sparkdl.observe import logger
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.parquet import partition_text
@@ -32,9 +33,11 @@ __all__ = [
     "AppTransaction",
     "Engine",
     "EngineName",
+    "Fence",
     "WriteRequest",
     "WriteResult",
     "check_metadata",
+    "check_version",
     "has_delta",
     "is_name",
     "said",
@@ -48,6 +51,8 @@ _OF_THE_LOG = {
     *("version", "timestamp", "operation", "operationParameters", "operationMetrics", "engineInfo", "readVersion"),
     *("isBlindAppend", "isolationLevel"),
 }
+EPOCH_SHIFT = 24
+"""Bits of a transaction's version below its epoch: so many commits has a run."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -58,10 +63,50 @@ class AppTransaction:
     Attributes:
         application: who writes, e.g. ``"etl/features"``.
         version: a number that grows with every new piece of work of this application.
+        fenced: whether a write is refused, and not passed over, where a later one of the application has committed.
     """
 
     application: str
     version: int
+    fenced: bool = False
+
+    def committed(self, uri: str, last: int | None) -> bool:
+        """Whether a table has this piece of work, or a later one, already.
+
+        Args:
+            uri: the table, for the message.
+            last: version of the application's last commit to it; None without one.
+
+        Raises:
+            FencedError: a later one has committed, and this one is fenced.
+        """
+        if self.fenced and last is not None and last > self.version:
+            raise FencedError(
+                f"a later run of {self.application} (epoch {last >> EPOCH_SHIFT}) has committed to the Delta table "
+                f"{uri}, this one has the epoch {self.version >> EPOCH_SHIFT}: nothing of it is committed, run again"
+            )
+        return last is not None and last >= self.version
+
+
+class Fence:
+    """The right of one run to commit: it ends with the first commit of a run whose epoch is later, table by table.
+
+    Each commit carries a number that begins with the epoch, as a transaction of one application. A run that takes over
+    commits it to every table first (``Table.claim``), then reads: what a run before it decided is refused from then on,
+    by the table's own log, so that nothing can come between a look at the epoch and the commit.
+
+    Args:
+        application: whose runs these are.
+        epoch: of this run; each later run has a greater one.
+    """
+
+    def __init__(self, application: str, epoch: int) -> None:
+        self._application, self._epoch, self._numbers = application, epoch, itertools.count()
+
+    def transaction(self) -> AppTransaction:
+        """The identity of the run's next commit."""
+        number = (self._epoch << EPOCH_SHIFT) + next(self._numbers)
+        return AppTransaction(application=self._application, version=number, fenced=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +122,7 @@ class WriteRequest:
         compression: Parquet codec.
         metadata: JSON-able facts for the commit's entry in the history.
         new_columns: whether rows may bring columns that the table lacks, and lack some that it has.
+        expected_version: the newest version when this was decided on, -1 for no table; None takes any.
     """
 
     mode: str
@@ -87,6 +133,7 @@ class WriteRequest:
     compression: str = "snappy"
     metadata: Mapping[str, Any] = field(default_factory=dict)
     new_columns: bool = False
+    expected_version: int | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -246,11 +293,26 @@ class Engine(Protocol):
     ) -> int:
         """Append a small table; return the version that holds it."""
 
-    def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
+    def merge(self, rows: pa.Table, on: Sequence[str], transaction: AppTransaction | None) -> int:
         """Update and insert; return the version."""
+
+    def claim(self, transaction: AppTransaction) -> None:
+        """Commit a transaction without rows, if there is a table."""
 
     def rows(self, columns: Sequence[str] | None, where: str | None, version: int | None) -> pa.Table:
         """A small table, or a small part of one."""
+
+
+def check_version(uri: str, expected: int | None, newest: int) -> None:
+    """Refuse a commit that was decided on at another version than the newest one.
+
+    Raises:
+        ConflictError: says both.
+    """
+    if expected is not None and newest != expected:
+        raise ConflictError(
+            f"the Delta table {uri} is at version {newest}, this commit was made for {expected}: read it again"
+        )
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:

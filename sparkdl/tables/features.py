@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
-from sparkdl.tables.record import path_in_log
+from sparkdl.tables.record import check_inside, path_in_log
 
-__all__ = ["check_readable", "check_scannable", "check_writable", "refused_at_opening"]
+__all__ = ["check_files", "check_readable", "check_scannable", "check_writable", "refused_at_opening"]
 
 _READ = {"timestampNtz", "deletionVectors", "columnMapping", "v2Checkpoint", "vacuumProtocolCheck"}
 _SCANNED = {*_READ, "variantType", "variantType-preview"} - {"vacuumProtocolCheck"}
@@ -35,6 +36,8 @@ _WRITTEN = {
 }
 """Those of which ``check_writable`` finds out whether the table makes use of them, and those that ask nothing."""
 _IDENTITY_COLUMNS = 6  # the version of the protocol for writers that brings them
+
+_UUID_LETTERS = 20  # of the name of a deletion vector's file; what stands before is a folder of the table
 
 _SPARK = "open it in a Spark session with Delta's extension (io.delta:delta-spark)"
 
@@ -51,25 +54,70 @@ def refused_at_opening(cause: Exception, uri: str) -> StorageError | None:
     return _refusal(uri, "readers", found) if found else None
 
 
-def check_readable(table: DeltaTable, root: Storage) -> None:
+def check_readable(table: DeltaTable, root: Storage, allowed: Sequence[str] = ()) -> None:
     """Refuse a table that Spark's Parquet reader does not read right, even with its vectors and names.
 
     Raises:
         StorageError: names the features that the table needs.
+        IntegrityError: a file lies neither in the table's folder nor in one that is ``allowed``.
     """
-    _check_readers(table, root, _READ)
+    _check_readers(table, root, allowed, _READ)
 
 
-def check_scannable(table: DeltaTable, root: Storage) -> None:
+def check_scannable(table: DeltaTable, root: Storage, allowed: Sequence[str] = ()) -> None:
     """Refuse a table that delta-rs's own engine does not read.
 
     Raises:
         StorageError: names the features that the table needs.
+        IntegrityError: a file lies neither in the table's folder nor in one that is ``allowed``.
     """
-    _check_readers(table, root, _SCANNED)
+    _check_readers(table, root, allowed, _SCANNED)
 
 
-def _check_readers(table: DeltaTable, root: Storage, known: set[str]) -> None:
+def check_files(table: DeltaTable, root: Storage, allowed: Sequence[str] = ()) -> None:
+    """Refuse a table with a file or a deletion vector that lies neither in its folder nor in one that is ``allowed``.
+
+    Raises:
+        IntegrityError: names the file.
+    """
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        check_inside(root.uri, _vector_files(table.version(), root.child("_delta_log")), allowed)
+    paths = pa.table(table.get_add_actions()).column("path")
+    odd = paths.filter(pc.match_substring_regex(paths, r"%|\.\.|:|^/"))  # of the others no reader leaves the folder
+    check_inside(root.uri, odd.to_pylist(), allowed)
+
+
+def _vector_files(version: int, log: Storage) -> list[str]:
+    """The paths of the deletion vectors of a version, and of more, by its newest checkpoint and what came after."""
+    names = [
+        entry.name for entry in log.list() if re.match(r"\d{20}\.", entry.name) and int(entry.name[:20]) <= version
+    ]
+    start = max((int(name[:20]) for name in names if ".checkpoint" in name), default=-1)
+    files = [log.child(name) for name in names if ".checkpoint" in name and int(name[:20]) == start]
+    files += [log.child(name) for name in names if re.fullmatch(r"\d{20}\.json", name) and int(name[:20]) > start]
+    with ThreadPoolExecutor(16) as pool:
+        actions = [action for actions in pool.map(_actions, files) for action in actions]
+        sidecars = [action["sidecar"]["path"] for action in actions if action.get("sidecar")]
+        actions += [
+            action for actions in pool.map(_actions, map(log.child("_sidecars").child, sidecars)) for action in actions
+        ]
+    vectors = [action["add"]["deletionVector"] for action in actions if (action.get("add") or {}).get("deletionVector")]
+    absolute = [vector["pathOrInlineDv"] for vector in vectors if vector["storageType"] == "p"]
+    relative = [vector["pathOrInlineDv"] for vector in vectors if vector["storageType"] == "u"]
+    return [*absolute, *(f"{path[:-_UUID_LETTERS]}/x.bin" for path in relative if path[:-_UUID_LETTERS])]
+
+
+def _actions(file: Storage) -> list[dict[str, Any]]:
+    """The actions of one file of a log; of a checkpoint's, what they say of deletion vectors and sidecars."""
+    if file.uri.endswith(".json"):
+        return [json.loads(line) for line in file.read_bytes().splitlines() if line.strip()]
+    with file.open_input() as stream:
+        columns = ["add.deletionVector", "sidecar.path"]
+        return list(pq.ParquetFile(stream).read(columns=columns).to_pylist())
+
+
+def _check_readers(table: DeltaTable, root: Storage, allowed: Sequence[str], known: set[str]) -> None:
+    check_files(table, root, allowed)
     lacking = set(table.protocol().reader_features or ()) - known
     if lacking:
         raise _refusal(root.uri, "readers", lacking)

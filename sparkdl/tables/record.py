@@ -7,19 +7,20 @@ Overwrite. No Spark, no disk.
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from sparkdl.columns.names import quoted
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, IntegrityError
 from sparkdl.tables.parquet import FileRow
 
 __all__ = [
     *("Filter", "Partition", "TableFile"),
-    *("commit_facts", "partition_predicate", "path_in_log", "removal_filter", "spelled"),
+    *("check_inside", "commit_facts", "partition_predicate", "path_in_log", "removal_filter", "spelled"),
 ]
 
 Partition = Mapping[str, str | None]
@@ -27,6 +28,7 @@ Filter = list[tuple[str, str, Any]]
 
 _DAY = re.compile(r"(\d{4})-(\d\d?)-(\d\d?)(?:[T ]00:00(?::00(?:\.0+)?)?)?")
 _WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _TRUTH = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
@@ -47,7 +49,41 @@ class TableFile(NamedTuple):
 def path_in_log(text: str) -> str:
     """The path of a file as it is on disk, or its address where a clone names it: Spark writes ``file:/``."""
     path = unquote(text)
+    if path.startswith("/"):
+        return f"file://{path}"
     return path.replace("file:/", "file:///", 1) if path.startswith("file:/") and path[6:7] != "/" else path
+
+
+def check_inside(uri: str, paths: Iterable[str], allowed: Sequence[str] = ()) -> None:
+    """Refuse a table whose log names a file that lies neither in its own folder nor in one that its reader allows.
+
+    Args:
+        uri: the table's folder.
+        paths: of its files, as the log spells them.
+        allowed: addresses of further folders, those of the original where the table is a shallow clone.
+
+    Raises:
+        IntegrityError: names the first such file.
+    """
+    folders = tuple(f"{_comparable(folder).rstrip('/')}/" for folder in (uri, *allowed))
+    for text in paths:
+        path = path_in_log(text)
+        if _SCHEME.match(text) or _SCHEME.match(path):
+            inside = _comparable(path).startswith(folders)
+        else:
+            inside = ".." not in path.split("/")
+        if not inside:
+            raise IntegrityError(
+                f"the Delta table {uri} names the file {text}, which does not lie in the table's folder: if it is a "
+                "shallow clone, allow the folder of the original, Table(..., allow_folders=[...]) or "
+                "source.allow_folders of a pipeline; else do not trust this table"
+            )
+
+
+def _comparable(address: str) -> str:
+    """An address with its scheme and without dots, S3 under one of its names."""
+    scheme, separator, path = address.partition("://") if "://" in address else ("file", "://", address)
+    return f"{re.sub('^s3[an]$', 's3', scheme)}{separator}{posixpath.normpath(path)}"
 
 
 def spelled(column: str, text: str | None, kind: str | None) -> str | None:

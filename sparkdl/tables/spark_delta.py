@@ -20,11 +20,11 @@ from deltalake.exceptions import CommitFailedError
 
 from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import foreign_jar, task_errors, told_by_java
-from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError, StorageError
-from sparkdl.storage import check_spark_reaches, store_refuses
+from sparkdl.errors import ConfigError, ConflictError, DataError, SchemaError, SparkdlError, StorageError
+from sparkdl.storage import check_spark_reaches, store_error, store_refuses
 from sparkdl.tables.delta import check_same_schema, open_table, optimistic
 from sparkdl.tables.engine import AppTransaction, WriteRequest, WriteResult
-from sparkdl.tables.record import partition_predicate
+from sparkdl.tables.record import check_inside, partition_predicate, path_in_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
@@ -56,11 +56,13 @@ class SparkDelta:
         spark: the session.
         uri: name or address, for messages.
         address: as Spark takes it; empty for a name.
+        allow_folders: addresses of further folders that files of the table may lie in.
     """
 
     spark: SparkSession = field(repr=False)
     uri: str
     address: str = ""
+    allow_folders: Sequence[str] = ()
 
     def exists(self) -> bool:
         """Whether a table is there."""
@@ -115,6 +117,7 @@ class SparkDelta:
         with self._errors("read"):
             frame = self._load(pinned, spark)
             frame.schema  # noqa: B018  analyses the frame now, so that a missing version is told here
+            self.check_files(frame)
             return frame
 
     def write(self, frame: DataFrame, request: WriteRequest) -> WriteResult:
@@ -134,7 +137,10 @@ class SparkDelta:
             self._save(frame, request, kept, _options(request), write_id, _mode(request))
             return self._result(write_id)
 
-        return optimistic(self.uri, attempt, tries=5)
+        result = optimistic(self.uri, attempt, tries=5)
+        if not result.committed:
+            self._check_fence(request.transaction)
+        return result
 
     def append(
         self,
@@ -161,10 +167,31 @@ class SparkDelta:
         if not new_columns and not created:
             self._check_columns(frame.schema.json(), self._detail())
         optimistic(self.uri, lambda: self._save(frame, request, (), options, write_id, "append"), tries=5)
-        return self._result(write_id, created=created).version
+        result = self._result(write_id, created=created)
+        if not result.committed:
+            self._check_fence(transaction)
+        return result.version
 
-    def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
+    def claim(self, transaction: AppTransaction) -> None:
+        """Commit a transaction without rows, if there is a table."""
+        if not self.exists():
+            return
+        request, write_id = WriteRequest(mode="append", transaction=transaction), uuid.uuid4().hex[:12]
+
+        def attempt() -> None:
+            self._save(self._load(None).limit(0), request, (), {}, write_id, "append")
+
+        optimistic(self.uri, attempt, tries=5)
+        if not self._result(write_id).committed:
+            self._check_fence(transaction)
+
+    def merge(self, rows: pa.Table, on: Sequence[str], transaction: AppTransaction | None = None) -> int:
         """Update the rows that agree in the columns ``on`` and insert the others; return the version."""
+        if transaction is not None:
+            raise ConfigError(
+                f"a transaction is given for the merge into {self.uri}, and Spark's Delta writes it, whose merges "
+                "carry none: give the table's address and engine='delta-rs'"
+            )
         match = " AND ".join(f"old.{quoted(name)} = new.{quoted(name)}" for name in on)
         statement = (
             f"MERGE INTO {self._name} AS old USING {{rows}} AS new ON {match} "
@@ -174,6 +201,7 @@ class SparkDelta:
         def attempt() -> int:
             self._check_columns(self.spark.createDataFrame(rows).schema.json(), self._detail())
             with self._errors("write"):
+                self.check_files(self._load(None))
                 self.spark.sql(statement, rows=self.spark.createDataFrame(rows)).collect()
             return self.version()
 
@@ -185,6 +213,7 @@ class SparkDelta:
         """A small table, or a small part of one."""
         with self._errors("read"):
             frame = self._load(version)
+            self.check_files(frame)
             frame = frame.where(where) if where else frame
             return frame.select(*(quoted(name) for name in columns or frame.columns)).toArrow()
 
@@ -199,6 +228,20 @@ class SparkDelta:
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.format("delta").load(self.address) if self.address else reader.table(self._name)
+
+    def check_files(self, frame: DataFrame) -> None:
+        """Refuse rows of the table that come from files outside of its folder: Spark reads whatever the log names.
+
+        Raises:
+            IntegrityError: names the file.
+        """
+        folder = self.address
+        if not folder:
+            try:
+                folder = str(self._detail()["location"])
+            except StorageError:  # a view of the catalog, which has no folder
+                return
+        check_inside(path_in_log(folder), frame.inputFiles(), self.allow_folders)
 
     def _last(self) -> dict[str, Any]:
         return self.history(1)[0]
@@ -275,6 +318,17 @@ class SparkDelta:
         rows, files, size = (int(numbers.get(f"num{what}", 0)) for what in ("OutputRows", "Files", "OutputBytes"))
         return WriteResult(version=mine["version"], rows=rows, files=files, bytes=size, partitions=(), committed=True)
 
+    def _check_fence(self, transaction: AppTransaction | None) -> None:
+        """Refuse a write that Delta has passed over, since a later one of the application has committed.
+
+        Raises:
+            FencedError: it is fenced.
+        """
+        if transaction is None or not transaction.fenced:
+            return
+        if not transaction.committed(self.uri, self.transaction_version(transaction.application)):
+            raise ConflictError(f"Spark's Delta has committed nothing to {self.uri}, and does not say why: run again")
+
     @contextmanager
     def _errors(self, action: str) -> Iterator[None]:
         check_spark_reaches(self.address)
@@ -308,7 +362,7 @@ class SparkDelta:
             return SchemaError(f"the Delta table {self.uri} refuses these columns: {first}")
         refused = store_refuses(error, self.address or "s3a://") if (self.address or "s3a://") in text else ""
         if refused:  # of the table's own address: rows may come from another one
-            return StorageError(f"cannot {action} the Delta table {self.uri}: {refused}")
+            return store_error(error, f"cannot {action} the Delta table {self.uri}: {refused}")
         if condition.startswith("DELTA_"):
             return StorageError(f"cannot {action} the Delta table {self.uri}: {first}")
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -18,13 +19,15 @@ import pyarrow as pa
 from deltalake import Schema
 
 from sparkdl.config import require
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ConflictError
+from sparkdl.storage import Storage
 from sparkdl.tables.delta import storage_of
 from sparkdl.tables.delta_rs import DeltaRs
 from sparkdl.tables.engine import (
     AppTransaction,
     Engine,
     EngineName,
+    Fence,
     WriteResult,
     has_delta,
     is_name,
@@ -42,7 +45,7 @@ from sparkdl.tables.staged import StagedWrite
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["AppTransaction", "Table", "WriteResult"]
+__all__ = ["AppTransaction", "Fence", "Table", "WriteResult"]
 
 Mode = Literal["append", "overwrite", "replace"]
 
@@ -56,6 +59,8 @@ class Table:
             catalog, ``catalog.schema.table``; Spark's own catalog is called ``spark_catalog``.
         storage_options: delta-rs's options for the store (``AWS_ENDPOINT_URL`` ...); for S3 they default to fsspec's
             configuration.
+        allow_folders: paths or URIs of further folders in which files of the table may lie, as those of a shallow clone
+            do: the folder of its original. A log that names a file elsewhere is refused.
         engine: ``"delta-rs"``, ``"spark"``, or ``"auto"``: a name goes to Spark's catalog, an address to Spark's Delta
             where the session has its extension and there are no ``storage_options``, else to delta-rs.
 
@@ -66,8 +71,10 @@ class Table:
     uri: str
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     engine: EngineName = "auto"
+    allow_folders: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allow_folders", tuple(Storage.of(folder).uri for folder in self.allow_folders))
         require(
             self.engine in ("auto", "delta-rs", "spark"),
             f"engine={self.engine!r} is not one of 'auto', 'delta-rs', 'spark': choose one of these",
@@ -91,16 +98,19 @@ class Table:
             raise ConfigError(
                 f"{self.uri} is the name of a table in a catalog, this needs the address of one: give its path or URI"
             )
-        return DeltaRs(storage_of(self.uri, self.storage_options), self.storage_options)
+        return DeltaRs(storage_of(self.uri, self.storage_options), self.storage_options, tuple(self.allow_folders))
 
     def _engine(self, spark: SparkSession | None = None) -> Engine:
         """The engine that reads and writes this table in a session, by default that of this process."""
+        if self.engine == "delta-rs":  # whether or not a session lives
+            said(self.uri, "delta-rs", "it was asked for")
+            return self._address
         spark = spark or spark_session()
         if is_name(self.uri):
             if spark is None:
                 raise ConfigError(f"{self.uri} is the name of a table in a catalog, and no session is here to ask")
             said(self.uri, "Spark", "it is a name of a catalog")
-            return SparkDelta(spark, self.uri)
+            return SparkDelta(spark, self.uri, "", self.allow_folders)
         delta = spark is not None and has_delta(spark)
         if self.engine == "spark" or (self.engine == "auto" and delta and not self.storage_options):
             if spark is None or not delta:
@@ -109,9 +119,9 @@ class Table:
                     "(io.delta:delta-spark): start one, or leave engine out"
                 )
             said(self.uri, "Spark's Delta", "the session has its extension")
-            return SparkDelta(spark, self.uri, spark_address(self._address.root.spark_uri))
+            return SparkDelta(spark, self.uri, spark_address(self._address.root.spark_uri), self.allow_folders)
         why = "Spark's Delta takes no storage_options" if delta else "the session has no Delta extension"
-        said(self.uri, "delta-rs", "it was asked for" if self.engine == "delta-rs" else why)
+        said(self.uri, "delta-rs", why)
         return self._address
 
     def exists(self) -> bool:
@@ -187,6 +197,7 @@ class Table:
 
         Raises:
             StorageError: there is no such table or version, or it has features that only Spark's Delta reads.
+            IntegrityError: its log names a file outside of its folder, and of ``allow_folders``.
         """
         return self._engine(spark).read(spark, version)
 
@@ -253,6 +264,7 @@ class Table:
         overwrite_schema: bool = False,
         compression: str = "snappy",
         metadata: Mapping[str, Any] | None = None,
+        expected_version: int | None = None,
     ) -> StagedWrite:
         """Begin what ``write`` does as a whole: the caller lets tasks write files, then commits or abandons them.
 
@@ -267,6 +279,7 @@ class Table:
             overwrite_schema: see there.
             compression: see there.
             metadata: see there.
+            expected_version: commit only if this is still the newest version; -1 means no table yet, None any.
 
         Raises:
             ConfigError: the table has a name only.
@@ -274,10 +287,16 @@ class Table:
             StorageError: the table has features that this writer would break.
         """
         request = write_request(mode, partition_by, partitions, transaction, overwrite_schema, compression, metadata)
-        return self._address.stage(schema, request)
+        return self._address.stage(schema, replace(request, expected_version=expected_version))
 
     def stage_partitions(
-        self, schema: str, partition_by: Sequence[str], partitions: Sequence[Mapping[str, Any]]
+        self,
+        schema: str,
+        partition_by: Sequence[str],
+        partitions: Sequence[Mapping[str, Any]],
+        *,
+        transaction: AppTransaction | None = None,
+        expected_version: int | None = None,
     ) -> StagedWrite:
         """Begin to replace whole partitions by rows that may bring columns, or lack some: null stands where none is.
 
@@ -285,14 +304,16 @@ class Table:
             schema: of the rows, as ``df.schema.json()``.
             partition_by: partition columns of a table that this creates.
             partitions: those to replace, also those that get no rows.
+            transaction: as in ``write``.
+            expected_version: as in ``stage``.
 
         Raises:
             ConfigError: the table has a name only.
             SchemaError: a column is of another type than the table's, or of one that Delta cannot hold.
             StorageError: the table has features that this writer would break.
         """
-        request = write_request("replace", partition_by, partitions)
-        return self._address.stage(schema, replace(request, new_columns=True))
+        request = write_request("replace", partition_by, partitions, transaction)
+        return self._address.stage(schema, replace(request, new_columns=True, expected_version=expected_version))
 
     def append(
         self,
@@ -326,11 +347,18 @@ class Table:
             new_columns=new_columns,
         )
 
-    def merge(self, rows: pa.Table, on: Sequence[str]) -> int:
+    def merge(self, rows: pa.Table, on: Sequence[str], *, transaction: AppTransaction | None = None) -> int:
         """Update the rows that agree in the columns ``on`` and insert the others; return the version.
 
+        Args:
+            rows: a few thousand at most.
+            on: columns by which rows are found.
+            transaction: as in ``write``.
+
         Raises:
-            ConfigError: ``on`` names no column, or one that the rows lack.
+            ConfigError: ``on`` names no column, or one that the rows lack; or a transaction is given and Spark's Delta
+                would write, whose merges carry none.
+            FencedError: a later run of the transaction's application has committed.
             SchemaError: the columns are not the table's.
             DataError: several rows agree with one of the table's, or nulls are in a column that forbids them.
             StorageError: there is no table, or the commit fails.
@@ -339,7 +367,23 @@ class Table:
             bool(on) and set(on) <= set(rows.column_names),
             f"on={list(on)} is to name the columns by which rows are found, of {rows.column_names}: name some of these",
         )
-        return self._engine().merge(rows, on)
+        return self._engine().merge(rows, on, transaction)
+
+    def claim(self, transaction: AppTransaction, schema: pa.Schema | None = None) -> None:
+        """Commit a transaction without rows, if there is a table: what earlier ones of a fence do is refused from now.
+
+        Args:
+            transaction: of a ``Fence``.
+            schema: of the table to make where there is none, by delta-rs; without it, an earlier run may make one yet.
+
+        Raises:
+            FencedError: a later run of the application has claimed it.
+            StorageError: the table cannot be written.
+        """
+        if schema is not None and not self.exists():
+            with suppress(ConflictError):  # it was made meanwhile
+                self.append(schema.empty_table(), expected_version=-1, transaction=transaction)
+        self._engine().claim(transaction)
 
     def rows(
         self, columns: Sequence[str] | None = None, *, where: str | None = None, version: int | None = None

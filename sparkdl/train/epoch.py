@@ -124,6 +124,7 @@ class EpochTrainer:
             if run.batch >= total:
                 return
         if rows:  # the source ended early, as after resuming with other batches
+            stepper.exchange()
             self._update(stepper, expected / rows if stepper.divides else 1.0)
 
     def _update(self, stepper: Stepper, correction: float) -> None:

@@ -20,6 +20,7 @@ from sparkdl.collective.base import Collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.observe import emit
+from sparkdl.strategies.base import Strategy, open_strategy
 from sparkdl.train.callbacks import Callback, Hooks
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -35,7 +36,7 @@ from sparkdl.train.run import Run
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.source import BatchSource, end_epoch
 from sparkdl.train.step import Placement, Stepper
-from sparkdl.train.task import Parts, Task, build_parts
+from sparkdl.train.task import Task, make_model, make_optimizer, make_scheduler
 from sparkdl.train.telemetry.report import Reporter, ScalarWriter
 from sparkdl.train.telemetry.window import LossWindow
 
@@ -51,6 +52,7 @@ def fit(
     config: TrainConfig,
     callbacks: Sequence[Callback] = (),
     checkpoints: Checkpointer | None = None,
+    strategy: Strategy | None = None,
 ) -> TrainResult:
     """Train ``task``; every rank calls this with its own part of the batches.
 
@@ -62,6 +64,8 @@ def fit(
         config: epochs, precision, stopping and the like.
         callbacks: called in their order.
         checkpoints: where to save, and to continue from; None keeps nothing.
+        strategy: how the model is spread over the ranks, not yet built; None is ``"all_reduce"``. ``train`` and
+            ``validation`` give the part ``data_rank`` of ``data_size``.
 
     Returns:
         What came of it; ``model`` is the task's own module where it was given as an instance.
@@ -74,7 +78,8 @@ def fit(
     """
     device = torch.device(collective.world.device)
     with rng.isolated(device), rng.deterministic(config.deterministic):
-        trainer = _Trainer(task, train, validation, collective, config, callbacks, checkpoints)
+        strategy = strategy or open_strategy("all_reduce", collective, config)
+        trainer = _Trainer(task, train, validation, collective, config, callbacks, checkpoints, strategy)
         try:
             return trainer.run_all()
         except BaseException as error:
@@ -96,6 +101,7 @@ class _Trainer:
         config: TrainConfig,
         callbacks: Sequence[Callback],
         checkpoints: Checkpointer | None,
+        strategy: Strategy,
     ) -> None:
         self.config, self.collective, self.checkpoints = config, collective, checkpoints
         self.train, self.validation = train, validation
@@ -105,31 +111,34 @@ class _Trainer:
         self.device = torch.device(world.device)
         self.validation_steps = _steps("validation_steps", config.validation_steps, validation) if validation else 0
         self.hooks = Hooks(callbacks, world.is_leader)
-        parts = build_parts(task, self.device, seed=config.seed, channels_last=config.channels_last)
-        self.parts = parts
-        state = load_newest(checkpoints, parts, collective, epochs=config.epochs)
-        if state is not None:
-            with going_on(state["resumed_step"]):
-                train.load_state_dict(state["loader"])  # which may change the number of its batches
-        self.steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
         self.resumed_step: int | None = None
         self.manual: ManualSteps | None = None
-        self.run = Run(parts.model, parts.optimizer, world, config, self.steps_per_epoch)
-        self.sync = collective.wrap(parts.model, parts.optimizer, config.sync)
+        self.strategy = strategy
         try:
-            self._assemble(task, parts)
+            strategy.build(
+                lambda: make_model(task, self.device, seed=config.seed, channels_last=config.channels_last),
+                lambda model: make_optimizer(task, model, self.device),
+            )
+            scheduler = make_scheduler(task, strategy.optimizer)
+            state = load_newest(checkpoints, strategy, collective, epochs=config.epochs)
+            if state is not None:
+                with going_on(state["resumed_step"]):
+                    train.load_state_dict(state["loader"])  # which may change the number of its batches
+            self.steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
+            self.run = Run(strategy.model, strategy.optimizer, world, config, self.steps_per_epoch)
+            self._assemble(task, scheduler)
             self._start(state)
             self.scalars = ScalarWriter(config, self.run, checkpoints.offset if checkpoints is not None else 0)
         except BaseException:
             self._release()
             raise
 
-    def _assemble(self, task: Task, parts: Parts) -> None:
+    def _assemble(self, task: Task, scheduler: Any) -> None:
         """Make everything that the steps of an epoch need."""
-        config, collective = self.config, self.collective
+        config, collective, strategy = self.config, self.collective, self.strategy
         self.rate = LearningRate(
-            parts.optimizer,
-            parts.scheduler,
+            strategy.optimizer,
+            scheduler,
             interval=task.scheduler_interval,
             warmup_steps=config.warmup_steps,
             scale=config.scale_lr,
@@ -143,17 +152,15 @@ class _Trainer:
         self.objective = objective
         place = Placement(self.device, config.channels_last)
         stepper: Stepper | ManualSteps
-        stepper = self.stepper = Stepper(task, self.sync, parts.optimizer, objective, config, self.device)
+        stepper = self.stepper = Stepper(task, strategy, objective, config, self.device)
         if task.manual_step is not None:
             assert objective is not None
-            stepper = self.manual = ManualSteps(
-                task, self.stepper.net, parts.optimizer, self.sync, objective, self.rate, collective, config
-            )
+            stepper = self.manual = ManualSteps(task, strategy, objective, self.rate, collective, config)
         self.window = LossWindow(collective, self.run)
-        self.evaluate = Evaluator(task, parts.model, objective, place, collective, config.precision)
+        self.evaluate = Evaluator(task, strategy.model, objective, place, collective, config.precision)
         metrics, validates = self.evaluate.metrics, self.validation is not None
         self.selection = ModelSelection(
-            task, config, metrics, collective, parts.model, self.checkpoints, validates=validates
+            task, config, metrics, collective, strategy, self.checkpoints, validates=validates
         )
         self.reporter = Reporter(self.run, self.window)
         metrics = MetricSet(task.metrics if config.train_metrics else {}, task.labels, self.device)
@@ -169,7 +176,7 @@ class _Trainer:
         if run.world.is_leader:
             emit(
                 "fit_start",
-                backend=self.sync.carried_by,
+                backend=self.strategy.carried_by,
                 world_size=run.world.size,
                 epochs=self.config.epochs,
                 steps_per_epoch=self.steps_per_epoch,
@@ -214,7 +221,7 @@ class _Trainer:
         self.reporter.epoch_done()
         if self.objective is not None:
             self.objective.tell_without_divisor(run.epoch, tells=run.world.is_leader)
-        self.sync.share_buffers()
+        self.strategy.share_buffers()
         # A source may have less to give than it said, as after resuming with other batches.
         whole = run.batch >= self.steps_per_epoch or not self._finished()
         if not whole:
@@ -261,7 +268,7 @@ class _Trainer:
             self.window.flush()
             self.scalars.steps()
         if due:
-            self.sync.share_buffers()
+            self.strategy.share_buffers()
             self._save()
 
     def _stops_here(self) -> bool:
@@ -296,15 +303,15 @@ class _Trainer:
             return
         run = self.run
         ranks = rank_states(self.collective, self.device, self.epoch_trainer.metrics.state())
-        if run.world.is_leader:
+        gathered = self.strategy.state_dict()
+        if gathered is not None:
             state = {
-                "model": run.model.state_dict(),
-                "optimizer": run.optimizer.state_dict(),
+                **gathered,
                 "loader": self.train.state_dict(),
                 "ranks": ranks,
                 "callbacks": self.hooks.state_dict(),
                 **{name: None if part is None else part.state_dict() for name, part in self._stateful().items()},
-                **facts_of(self.checkpoints, run),
+                **facts_of(self.checkpoints, run, gathered["model"]),
             }
             self.checkpoints.save(state, step=run.step, epoch=run.epoch, best=best)
         self.hooks.call("on_checkpoint", run)
@@ -316,7 +323,6 @@ class _Trainer:
             "history": self.run.history,
             "rate": self.rate,
             "scaler": self.stepper.scaler,
-            "sync": self.sync,
             "manual": self.manual,
             "window": self.window,
             "model_selection": self.selection,
@@ -345,8 +351,8 @@ class _Trainer:
     def _result(self, metrics: dict[str, float]) -> TrainResult:
         run, selection = self.run, self.selection
         return TrainResult(
-            model=run.model,
-            backend=self.sync.carried_by,
+            model=self.strategy.gather_model(),
+            backend=self.strategy.carried_by,
             history=run.history,
             optimizer=run.optimizer,
             metrics=metrics,
@@ -373,7 +379,7 @@ class _Trainer:
         """Take the hooks off model and optimizer."""
         if self.manual is not None:
             self.manual.close()
-        self.sync.close()
+        self.strategy.close()
 
 
 def _steps(name: str, wanted: int | None, source: BatchSource) -> int:

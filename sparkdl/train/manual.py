@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from sparkdl.batches.reading.batch import Batch
-from sparkdl.collective.base import Collective, GradientSync
+from sparkdl.collective.base import Collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.strategies.base import Strategy
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.source import BatchLike
@@ -46,9 +47,7 @@ class ManualSteps:
 
     Args:
         task: with a ``manual_step``.
-        model: to hand to the function.
-        optimizer: the user's own.
-        sync: exchanges gradients.
+        strategy: the model to hand to the function, the optimizer, and the exchange of gradients.
         objective: the losses, for the function to call.
         rate: is stepped behind each step of the optimizer.
         collective: the ranks.
@@ -64,9 +63,7 @@ class ManualSteps:
     def __init__(
         self,
         task: Task,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        sync: GradientSync,
+        strategy: Strategy,
         objective: Objective,
         rate: LearningRate,
         collective: Collective,
@@ -81,7 +78,10 @@ class ManualSteps:
                 f"accumulate_steps={config.accumulate_steps} does nothing beside {self._name}, which decides itself "
                 "when to step: leave it at 1"
             )
-        self._model, self._optimizer, self._sync, self._objective = model, optimizer, sync, objective
+        if strategy.sync is None:
+            raise ConfigError(f"the strategy takes no step of a user's own, and {self._name} is one: leave one of them")
+        optimizer = strategy.optimizer
+        self._model, self._optimizer, self._sync, self._objective = strategy.net, optimizer, strategy.sync, objective
         self._rate, self._collective, self._config = rate, collective, config
         self._device = torch.device(collective.world.device)
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]

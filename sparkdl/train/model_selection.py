@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from sparkdl.collective.base import Collective
+from sparkdl.collective.base import Collective, on_leader
 from sparkdl.config import TrainConfig
-from sparkdl.errors import CheckpointError, ConfigError, SparkdlError
+from sparkdl.errors import CheckpointError, ConfigError
+from sparkdl.strategies.base import Strategy
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_state
 from sparkdl.train.objective.metrics import MetricSet
@@ -50,7 +51,7 @@ class ModelSelection:
         config: monitor, patience, whether the best weights are restored.
         metrics: the task's metrics, which may say whether higher is better.
         collective: the ranks.
-        model: whose weights are kept and restored.
+        strategy: whose model's weights are kept and restored.
         checkpoints: where a resumed run finds the best weights of its earlier part.
         validates: whether there is validation data.
 
@@ -70,13 +71,13 @@ class ModelSelection:
         config: TrainConfig,
         metrics: MetricSet,
         collective: Collective,
-        model: torch.nn.Module,
+        strategy: Strategy,
         checkpoints: Checkpointer | None,
         *,
         validates: bool,
     ) -> None:
         self._config, self._collective = config, collective
-        self._model, self._checkpoints = model, checkpoints
+        self._strategy, self._checkpoints = strategy, checkpoints
         self.monitor = monitor_of(config, metrics, task, validates=validates)
         higher = metrics.higher_is_better(self.monitor.removeprefix("val_"))
         self._maximize = higher if config.monitor_mode == "auto" else config.monitor_mode == "max"
@@ -101,8 +102,9 @@ class ModelSelection:
         self.best_value, self.best_epoch, self.waited = row[self.monitor], epoch, 0
         if self._config.restores_best:
             self._best_row = dict(row)
+            model = self._strategy.gather_model()
             if self._collective.world.is_leader:
-                self._keep_weights()
+                self._keep_weights(model.state_dict())
         return True
 
     def _is_better(self, value: float) -> bool:
@@ -123,37 +125,26 @@ class ModelSelection:
         best = self.best_epoch
         if not self._config.restores_best or best is None or last.get("epoch") == best:
             return dict(last)
-        outcome: SparkdlError | None = None
-        if self._collective.world.is_leader:
-            try:
-                weights = self._best_weights if self._best_weights is not None else self._from_checkpoint()
-                self._model.load_state_dict(weights)
-            except SparkdlError as error:
-                outcome = error
-        if self._collective.world.size > 1:
-            outcome = self._collective.broadcast_object(outcome)
-            if outcome is None:
-                with torch.no_grad():
-                    self._collective.broadcast([*self._model.parameters(), *self._model.buffers()])
-        if outcome is not None:
-            raise outcome
+        on_leader(self._collective, self._find_weights)
+        leads = self._collective.world.is_leader
+        self._strategy.load_state_dict({"model": self._best_weights} if leads else None)
         return dict(self._best_row)
 
-    def _keep_weights(self) -> None:
+    def _keep_weights(self, state: dict[str, torch.Tensor]) -> None:
         """Copy the weights, into the memory of the copy before."""
-        state = self._model.state_dict()
         if self._best_weights is None:
             self._best_weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in state.items()}
         for name, tensor in state.items():
             self._best_weights[name].copy_(tensor)
 
-    def _from_checkpoint(self) -> dict[str, torch.Tensor]:
-        """The best weights of a run that was resumed after its best epoch."""
-        found = self._checkpoints.best(check_state) if self._checkpoints is not None else None
-        if found is None:
+    def _find_weights(self) -> None:
+        """Take the best weights of a run that was resumed after its best epoch from the checkpoint that holds them."""
+        if self._best_weights is not None:
+            return
+        best = self._checkpoints.best(check_state) if self._checkpoints is not None else None
+        if best is None:
             raise CheckpointError(f"the weights of the best epoch {self.best_epoch} are not kept: set keep_best=True")
-        model: dict[str, torch.Tensor] = found.state["model"]
-        return model
+        self._best_weights = best.state["model"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was selected so far; the best weights stand in the best checkpoint."""

@@ -1,4 +1,4 @@
-"""One optimizer step: forward, backward, synchronise, clip, step.
+"""One optimizer step: the strategy goes forward and backward and exchanges gradients; here they are clipped and used.
 
 Enters: one rank's batches. Leaves: weights that are equal on all ranks again.
 """
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from sparkdl.batches.reading.batch import Batch
-from sparkdl.collective.base import GradientSync
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.strategies.base import Strategy
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task
 
-__all__ = ["Placement", "Stepper", "autocast_of", "caller_of"]
+__all__ = ["BatchLoss", "Placement", "Stepper", "autocast_of", "caller_of", "clip_gradients"]
 
 Caller = Callable[[torch.nn.Module, Any], Any]
 
@@ -73,47 +73,91 @@ def autocast_of(precision: str, device: torch.device) -> AbstractContextManager[
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
+class BatchLoss:
+    """The loss of one batch, as a strategy asks for it: see ``StepObjective``.
+
+    Attributes:
+        share: the batch's share in the optimizer step; 1 unless gradients are accumulated.
+        scaler: the fp16 loss scaler; None without fp16.
+    """
+
+    def __init__(self, task: Task, objective: Objective | None, precision: str, device: torch.device) -> None:
+        self._call, self._train_step, self._objective = caller_of(task), task.train_step, objective
+        self._precision, self._device = precision, device
+        self.share = 1.0
+        self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
+        self._row: dict[str, torch.Tensor] | None = None
+
+    def __call__(self, model: torch.nn.Module, batch: BatchLike) -> tuple[torch.Tensor, Any]:
+        """Return the loss, weighted by this rank's rows, and the outputs."""
+        if self._row is None:
+            self._row = {name: tensor[:1].clone() for name, tensor in batch.items()}
+        if self._precision == "fp32":
+            return self._of(model, batch)
+        with autocast_of(self._precision, self._device):
+            return self._of(model, batch)
+
+    def _of(self, model: torch.nn.Module, batch: BatchLike) -> tuple[torch.Tensor, Any]:
+        if self._train_step is None:
+            outputs = self._call(model, batch)
+            assert self._objective is not None
+            return self._objective(outputs, batch), outputs
+        returned = self._train_step(model, batch)
+        loss, outputs = returned if isinstance(returned, tuple) else (returned, None)
+        if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ConfigError(f"train_step returned a loss of {what}: return the scalar mean loss of the batch")
+        return (loss if batch.weight == 1.0 else loss * batch.weight), outputs
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return what to call ``backward`` on."""
+        if self.share != 1.0:
+            loss = loss * self.share
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def skip(self, batch: BatchLike) -> None:
+        """Take part in what ranks exchange for the loss, without a row."""
+        if self._objective is not None:
+            self._objective.skip(batch)
+
+    def without_rows(self, model: torch.nn.Module, batch: BatchLike) -> torch.Tensor:
+        """Return the loss of the first row that this rank had, or of zeros: few models take a batch of no rows."""
+        rows = self._row or {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}
+        stand_in = Batch(rows, step=batch.step, epoch=batch.epoch, rows=1)
+        with autocast_of(self._precision, self._device):
+            if self._objective is None:
+                return self._of(model, stand_in)[0]
+            outputs = self._call(model, stand_in)
+            self._objective.skip(batch)
+            return self._objective.alone(outputs, stand_in)
+
+
 class Stepper:
-    """Trains on batches; all state beyond model and optimizer is the scaler's.
+    """Trains on batches; all state beyond the strategy's is the scaler's.
 
     Args:
         task: how the model is called.
-        sync: the wrapped model and its gradients.
-        optimizer: the user's own.
+        strategy: the model on all ranks.
         objective: the losses.
         config: precision, clipping.
         device: where the model computes.
 
     Attributes:
-        net: the module that is called, compiled if that was asked for.
         scaler: the fp16 loss scaler; None without fp16.
         norm: gradient norm of the newest step before clipping; None without clipping.
         divides: whether the loss is a mean, so that accumulated batches share one step.
     """
 
     def __init__(
-        self,
-        task: Task,
-        sync: GradientSync,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective | None,
-        config: TrainConfig,
-        device: torch.device,
+        self, task: Task, strategy: Strategy, objective: Objective | None, config: TrainConfig, device: torch.device
     ) -> None:
-        self._sync, self._optimizer, self._objective = sync, optimizer, objective
-        self.net = _compiled(sync.model, config.compile)
-        self._call = caller_of(task)
-        self._train_step = task.train_step
-        self._precision = config.precision
-        self._device = device
+        self._strategy, self._optimizer = strategy, strategy.optimizer
+        self._loss = BatchLoss(task, objective, config.precision, device)
+        self.scaler = self._loss.scaler
         self._max_norm = config.max_grad_norm
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.scaler = torch.amp.GradScaler(device.type) if config.precision == "fp16" else None
+        self._parameters = [p for group in strategy.optimizer.param_groups for p in group["params"]]
         self.norm: torch.Tensor | None = None
-        self._row: dict[str, torch.Tensor] | None = None
-        self._is_plain = config.precision == "fp32" and objective is not None
         self.divides = objective is None or not objective.only_sums
-        optimizer.zero_grad(set_to_none=True)
 
     def add(self, batch: BatchLike, share: float, *, last: bool) -> tuple[torch.Tensor, Any]:
         """Add the gradient of ``batch`` to the step's.
@@ -121,69 +165,20 @@ class Stepper:
         Args:
             batch: this rank's part of a global batch, on the device.
             share: the batch's share in the step; 1 unless gradients are accumulated.
-            last: whether the step's gradients are complete with it.
+            last: whether the step's gradients are complete with it, and travel.
 
         Returns:
-            The batch's loss on this rank, detached, such that its mean over ranks is the loss of the global batch; and
-            the model's outputs, None where there is no row.
+            The batch's loss and the model's outputs, as ``Strategy.step`` gives them.
         """
-        if self._row is None and self._sync.forward_is_collective and batch.rows:
-            self._row = {name: tensor[:1].clone() for name, tensor in batch.items()}
-        if self._is_plain and last and share == 1.0 and batch.rows:  # what follows, without what does not apply
-            outputs = self._call(self.net, batch)
-            loss = self._objective(outputs, batch)  # type: ignore[misc]
-            loss.backward()
-            return loss.detach(), outputs
-        if batch.rows == 0:
-            self._pass_without_rows(batch)
-            return torch.zeros((), device=self._device), None
-        if self._precision == "fp32":
-            loss, outputs = self._loss(batch)
-        else:
-            with autocast_of(self._precision, self._device):
-                loss, outputs = self._loss(batch)
-        scaled = loss if share == 1.0 else loss * share
-        if self.scaler is not None:
-            scaled = self.scaler.scale(scaled)
-        if last:
-            scaled.backward()  # type: ignore[no-untyped-call]
-        else:
-            with self._sync.accumulate():
-                scaled.backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), outputs
-
-    def _pass_without_rows(self, batch: BatchLike) -> None:
-        """Take part in what the other ranks exchange while they compute with their rows.
-
-        Layers that wait for other ranks in both passes need passes, and few models take a batch of no rows: the first
-        row that this rank had stands in, or one of zeros. It counts for nothing, and its gradients are thrown away.
-        """
-        if self._sync.forward_is_collective:
-            rows = self._row or {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}
-            stand_in = Batch(rows, step=batch.step, epoch=batch.epoch, rows=1)
-            with self._sync.weighted(0.0), autocast_of(self._precision, self._device):
-                loss = self._loss_alone(stand_in, batch)
-            wanted = [p for p in {*self._sync.model.parameters(), *self._parameters} if p.requires_grad]
-            if loss.requires_grad:
-                torch.autograd.grad(loss, wanted, allow_unused=True)
-        elif self._objective is not None:
-            self._objective.skip(batch)
-
-    def _loss_alone(self, stand_in: Batch, batch: BatchLike) -> torch.Tensor:
-        """The loss of rows that stand in for those of ``batch``: all that travels is said to be of no rows."""
-        if self._objective is None:
-            return self._loss(stand_in)[0]
-        outputs = self._call(self.net, stand_in)
-        self._objective.skip(batch)
-        return self._objective.alone(outputs, stand_in)
+        self._loss.share = share
+        return self._strategy.step(batch, self._loss, last=last)
 
     def update(self, correction: float) -> None:
-        """Synchronise, clip and step.
+        """Clip and step.
 
         Args:
             correction: multiplies the gradients; not 1 where the shares of the step's batches do not add up to 1.
         """
-        self._sync.synchronize()
         optimizer, scaler = self._optimizer, self.scaler
         if scaler is not None and any(p.grad is not None for p in self._parameters):
             scaler.unscale_(optimizer)
@@ -198,23 +193,9 @@ class Stepper:
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-    def _loss(self, batch: BatchLike) -> tuple[torch.Tensor, Any]:
-        if self._train_step is None:
-            outputs = self._call(self.net, batch)
-            assert self._objective is not None
-            return self._objective(outputs, batch), outputs
-        found = self._train_step(self.net, batch)
-        loss, outputs = found if isinstance(found, tuple) else (found, None)
-        if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise ConfigError(f"train_step returned a loss of {what}: return the scalar mean loss of the batch")
-        return (loss if batch.weight == 1.0 else loss * batch.weight), outputs
-
-
-def _compiled(model: torch.nn.Module, how: bool | str) -> Any:
-    if not how:
-        return model
-    return torch.compile(model) if how is True else torch.compile(model, mode=how)
+    def exchange(self) -> None:
+        """Exchange the gradients of batches of which none was the last."""
+        self._strategy.exchange()
 
 
 @torch.no_grad()

@@ -17,7 +17,15 @@ import torch
 from sparkdl.errors import ConfigError
 from sparkdl.train.result import TrainResult
 
-__all__ = ["Parts", "Task", "TrainResult", "build_parts", "check_optimizer", "takes_no_arguments"]
+__all__ = [
+    "Task",
+    "TrainResult",
+    "check_optimizer",
+    "make_model",
+    "make_optimizer",
+    "make_scheduler",
+    "takes_no_arguments",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +50,9 @@ class Task:
             ``model({"a": a, "b": b})``.
         loss_weights: factor of each label's loss, by position or by name; None means 1 each.
         sample_weight: name of a tensor of shape ``(rows,)``. The loss is then the weighted mean over the global batch,
-            ``sum(w * loss) / sum(w)``, whatever rank the rows are on.
+            ``sum(w * loss) / sum(w)``, whatever rank the rows are on. Beside class weights ``c`` of a torch loss that
+            divides by them, as ``CrossEntropyLoss`` does of class numbers, it is ``sum(w * c * loss) / sum(w * c)``;
+            an ignored label counts in neither sum.
         metrics: by name, a torchmetrics metric (instance, class or callable without arguments that makes one) or a
             function of (output, label), called once with all rows; or, by label, such a mapping. With several labels a
             plain mapping applies to each of them, and columns are called ``<label>_<name>``.
@@ -92,26 +102,11 @@ class Task:
             raise ConfigError("inputs is empty: name the tensors that the model is called with")
 
 
-@dataclass(slots=True)
-class Parts:
-    """The made parts of a task, on one rank.
-
-    Attributes:
-        model: the module, on its device.
-        optimizer: the optimizer over its parameters.
-        scheduler: the learning-rate scheduler; None without one.
-    """
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
-
-
-def build_parts(task: Task, device: torch.device, *, seed: int, channels_last: bool = False) -> Parts:
-    """Make the parts of ``task`` on ``device``; the same seed gives the same initial weights on every rank.
+def make_model(task: Task, device: torch.device, *, seed: int, channels_last: bool = False) -> torch.nn.Module:
+    """Make the model of ``task`` on ``device``; the same seed gives the same initial weights on every rank.
 
     Raises:
-        ConfigError: a part is not what it should be, or belongs to another model or optimizer.
+        ConfigError: it is no module.
     """
     torch.manual_seed(seed)
     model = task.model if isinstance(task.model, torch.nn.Module) else _made("model", task.model)
@@ -120,9 +115,25 @@ def build_parts(task: Task, device: torch.device, *, seed: int, channels_last: b
     model.to(device)
     if channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = _optimizer(task, model)
-    _move_state(optimizer, device)
-    return Parts(model, optimizer, _scheduler(task, optimizer))
+    return model
+
+
+def make_optimizer(task: Task, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """Make the optimizer of ``task`` over the parameters of ``model``.
+
+    Raises:
+        ConfigError: it is no optimizer, or belongs to another model.
+    """
+    given = task.optimizer
+    if not isinstance(given, torch.optim.Optimizer):
+        maker = given.func if isinstance(given, functools.partial) else given
+        is_class = inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer)
+        given = _made("optimizer", given, model.parameters() if is_class else model)
+    if not isinstance(given, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer is a {type(given).__name__}: give a torch.optim.Optimizer or what makes one")
+    check_optimizer(given, model, closures=task.manual_step is not None)
+    _move_state(given, device)
+    return given
 
 
 def takes_no_arguments(value: Any) -> bool:
@@ -149,18 +160,6 @@ def _made(what: str, factory: Any, *arguments: Any) -> Any:
     if not callable(factory):
         raise ConfigError(f"{what} is a {type(factory).__name__}: give the {what} itself or a callable that makes it")
     return factory(*arguments)
-
-
-def _optimizer(task: Task, model: torch.nn.Module) -> torch.optim.Optimizer:
-    given = task.optimizer
-    if not isinstance(given, torch.optim.Optimizer):
-        maker = given.func if isinstance(given, functools.partial) else given
-        is_class = inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer)
-        given = _made("optimizer", given, model.parameters() if is_class else model)
-    if not isinstance(given, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer is a {type(given).__name__}: give a torch.optim.Optimizer or what makes one")
-    check_optimizer(given, model, closures=task.manual_step is not None)
-    return given
 
 
 def check_optimizer(given: torch.optim.Optimizer, model: torch.nn.Module, *, closures: bool = False) -> None:
@@ -198,7 +197,12 @@ def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
                 state[name] = value.to(device)
 
 
-def _scheduler(task: Task, optimizer: torch.optim.Optimizer) -> Any:
+def make_scheduler(task: Task, optimizer: torch.optim.Optimizer) -> Any:
+    """Make the learning-rate scheduler of ``task`` for ``optimizer``; None without one.
+
+    Raises:
+        ConfigError: it is no scheduler, or belongs to another optimizer.
+    """
     given = task.scheduler
     if given is None:
         return None

@@ -28,7 +28,7 @@ label: {quality: regression}
 
 @pytest.fixture
 def file(tmp_path):
-    (tmp_path / "wine.csv").write_text("alcohol,colour,quality\n12.5,red,6\n")
+    (tmp_path / "wine.csv").write_text("alcohol,colour,quality\n12.5,red,6\n11.5,white,5\n")
     (tmp_path / "wine.yaml").write_text(FILE)
     return str(tmp_path / "wine.yaml")
 

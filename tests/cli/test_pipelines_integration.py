@@ -25,7 +25,7 @@ label: {quality: regression}
 split: {by: hash, train: 0.6, validate: 0.2, score: 0.2}
 model: cellar:network
 train: {epochs: 2, batch_size: 64, learning_rate: 0.01, num_proc: 1, verbose: 0}
-publish: {gate: {min_rows: 20}}
+publish: {gate: {min_rows: 20, baseline: never}}
 score: {keep: [colour]}
 spark: {master: "local[2]", conf: {spark.sql.shuffle.partitions: 2}}
 """

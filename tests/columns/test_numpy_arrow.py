@@ -72,7 +72,7 @@ def test_numbers_are_written_without_what_only_others_need(tmp_path):
         writer = PartWriter(Storage.of(sys.argv[1]), tensors, ShardConfig(), partition=0, tag="tag")
         writer.write(batch)
         report = writer.finish()
-        assert sum(shard.rows for shard in report.shards) == 2
+        assert sum(run.rows for run in report.runs) == 2
         _report(report.to_json())
         assert not {"pandas", "fsspec", "pyarrow.parquet"} & set(sys.modules)
     """

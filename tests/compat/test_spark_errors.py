@@ -47,6 +47,16 @@ def test_what_is_not_ours_passes_as_it_is(text):
     assert task_error(ValueError("sparkdl.errors.DataError: quoted")) is None
 
 
+def test_workers_that_cannot_start_for_want_of_a_module_are_told_by_its_name():
+    daemon = "python: Error while finding module specification for 'sparkdl.launch.daemon' (ModuleNotFoundError: No "
+    raised = PythonException(f"Error from python worker:\n  {daemon}module named 'sparkdl')\nPYTHONPATH was:\n  /x\n")
+    words = "the workers' Python has no module 'sparkdl': install it there"
+    with pytest.raises(errors.ClusterError, match=words), task_errors():
+        raise raised
+    of_the_user = PythonException(f"{TRACE}ModuleNotFoundError: No module named 'mine'\n")
+    assert task_error(of_the_user) is None
+
+
 def test_a_rank_that_refuses_is_told_by_the_type_it_raised_and_one_that_fails_by_one_sentence():
     failed = errors.RankFailedError(1, "DataError: nulls", f"{TRACE}sparkdl.errors.DataError: nulls\n", ("said",))
     original = errors.DataError("nulls")

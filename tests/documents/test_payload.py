@@ -4,6 +4,7 @@ import tracemalloc
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 from sparkdl.documents.payload import _SHARED_BYTES, Payload
 from sparkdl.launch.wire import dump_value, load_value
@@ -65,3 +66,69 @@ def test_packing_and_sending_copy_no_large_tensor():
     tracemalloc.stop()
     assert again.weight.data_ptr() == np.frombuffer(parts[1], dtype="u1").ctypes.data == model.weight.data_ptr()
     assert received.open().weight.data_ptr() != model.weight.data_ptr()
+
+
+class Wraps(torch.optim.Optimizer):
+    """As optimizers of other packages do."""
+
+    def __init__(self, base):
+        super().__init__(base.param_groups, base.defaults)
+        self.base = base
+
+
+def test_an_optimizer_keeps_what_its_class_has_beside_groups_and_state():
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3)
+    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    model, back, wrapping = Payload.of((net, optimizer, Wraps(torch.optim.SGD(net.parameters(), lr=0.1)))).open()
+
+    def closure():
+        back.zero_grad()
+        loss = (model(torch.ones(4, 2)) - 3).square().mean()
+        loss.backward()
+        return loss
+
+    first = back.step(closure).item()
+    assert closure().item() < first / 2
+    assert all(mine is theirs for mine, theirs in zip(back._params, model.parameters(), strict=True))
+    assert not back._optimizer_step_pre_hooks, "as torch itself does"
+    assert wrapping.base.param_groups[0]["params"][0] is model.weight
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = spectral_norm(nn.Linear(4, 4), n_power_iterations=2)
+        self.table = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return self.first(x) @ self.table
+
+    def __getstate__(self):
+        return {**self.__dict__, "left": "behind"}
+
+
+def test_parametrized_modules_travel_bound_to_their_optimizer_and_train_alike():
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {
+            "own": weight_norm(Normed(), "table"),
+            "rnn": weight_norm(nn.LSTM(4, 4), "weight_hh_l0"),
+            "q": orthogonal(nn.Linear(4, 4)),
+        }
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    moved, its_optimizer = sent(Payload.of((model, optimizer))).open(share=True)
+    assert repr(moved) == repr(model)
+    assert type(moved["own"]).__mro__[1] is Normed
+    assert moved["own"].left == "behind"
+    assert its_optimizer.param_groups[0]["params"][0] is next(moved.parameters())
+    x = torch.randn(3, 4)
+    for one, steps in ((model, optimizer), (moved, its_optimizer)):
+        for _ in range(3):
+            steps.zero_grad()
+            (one["own"](x) + one["rnn"](x)[0] + one["q"](x)).square().sum().backward()
+            steps.step()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(moved.state_dict()[name], tensor), name

@@ -90,6 +90,16 @@ def test_a_document_that_is_too_large_is_not_read(tmp_path):
         read(Storage.of(file), Plan, "again", limit=1000)
 
 
+@pytest.mark.parametrize("value", ["[]", "{}", '{"a":1}', '"ab"', "1.5"])
+def test_many_small_values_are_refused_before_they_take_several_times_the_memory_of_their_text(value):
+    limit = 1 << 20
+    dense = f"[{','.join([value] * (limit // (len(value) + 2)))}]".encode()
+    with pytest.raises(IntegrityError, match=r"values would take \d+ MiB of memory, .* at most 4"):
+        parse(dense, Source("a document"), limit)
+    words = [f"word {number:06}" for number in range(limit // 20)]
+    assert parse(encode(words), Source("a document"), limit) == words
+
+
 def test_not_a_number_stands_only_where_a_reader_expects_it():
     text = encode({"parts": [], "loss": float("nan")}, nan=True)
     found = convert(parse(text, SOURCE, nan=True), Plan, SOURCE)

@@ -11,6 +11,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions as F_
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import sparkdl
 from sparkdl.errors import (
@@ -105,6 +106,28 @@ def test_a_grid_gives_one_model_a_map_in_order_and_writes_shards_once(frame, tmp
     assert [model.summary.steps for model in models] == [19, 38, 6]
     assert len(written) == 1
     assert not list((tmp_path / "shards").iterdir())
+
+
+def test_parametrized_layers_are_fitted_scored_saved_and_published_with_the_same_numbers(frame, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.ReLU(), spectral_norm(nn.Linear(6, 6)), nn.Linear(6, 1))
+    given = {"model": net, "optimizer": torch.optim.Adam(net.parameters(), lr=0.02), "epochs": 2}
+    alone = regression(**given, num_proc=1, batch_size=64).fit(frame)
+    fitted = regression(**given, num_proc=2, batch_size=32).fit(frame)
+    assert list(fitted.getModel().state_dict()) == list(net.state_dict())
+    assert fitted.getOptimizer().param_groups[0]["params"][1] is fitted.getModel()[0].parametrizations.weight.original0
+    assert torch.allclose(weights(fitted), weights(alone), atol=1e-5)
+    rows = frame.select("a", "b", "c", "d").limit(50).toPandas()
+    wanted = fitted.predict(rows)["y__output"].to_numpy()
+    fitted.write().save(str(tmp_path / "saved"))
+    fitted.publish(str(tmp_path / "registry"), "normed")
+    for model in (
+        fitted,
+        TorchModel.load(str(tmp_path / "saved")),
+        sparkdl.load_model("normed@champion", str(tmp_path / "registry")),
+    ):
+        found = model.transform(frame.sparkSession.createDataFrame(rows)).toPandas()["y__output"].to_numpy()
+        assert np.allclose(found, wanted, atol=1e-6)
 
 
 class TwoTower(nn.Module):

@@ -50,3 +50,45 @@ def test_horovods_own_function_with_two_passes_fits_the_model_that_none_fits(spa
     for mine, theirs in zip(found.getModel().parameters(), wanted.getModel().parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
     assert np.allclose(found.history["val_loss"], wanted.history["val_loss"], atol=1e-5)
+
+
+def with_closure(model, optimizer, transform_outputs, loss_fn, inputs, labels, weights):
+    def closure():
+        optimizer.zero_grad()
+        outputs, shaped = transform_outputs(model(*inputs), labels)
+        loss = loss_fn(outputs, shaped, weights)
+        loss.backward()
+        return loss
+
+    return model(*inputs), optimizer.step(closure)
+
+
+def test_lbfgs_searches_the_line_that_it_searches_in_one_process(spark):
+    generator = np.random.default_rng(0)
+    table = pd.DataFrame(generator.normal(size=(240, 4)).astype("float32"), columns=list("abcy"))
+    table["y"] = (table["a"] > table["b"]).astype("float32")
+    frame = spark.createDataFrame(table)
+
+    def fitted(ranks):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe")
+        estimator = TorchEstimator(
+            model=model,
+            optimizer=optimizer,
+            loss=nn.BCEWithLogitsLoss(),
+            feature_cols=list("abc"),
+            label_cols=["y"],
+            batch_size=60 // ranks,
+            num_proc=ranks,
+            epochs=2,
+            train_minibatch_fn=with_closure,
+            verbose=0,
+        )
+        return estimator.fit(frame)
+
+    both, alone = fitted(2), fitted(1)
+    assert both.history["loss"].iloc[-1] < both.history["loss"].iloc[0] / 1.5
+    for mine, theirs in zip(both.getModel().parameters(), alone.getModel().parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-4)
+    assert isinstance(both.getOptimizer(), torch.optim.LBFGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -90,7 +91,6 @@ def test_what_a_fit_knows_is_recorded_without_being_asked(fitted, registry, tabl
 
 def test_a_published_model_predicts_as_the_fitted_one_did_in_spark_and_in_pandas(spark, fitted, registry, table):
     fitted.publish(registry, "churn")
-    registry.set_alias("churn", "champion", 1, expected=None)
     rows = table.read(spark).drop("k")
     loaded = sparkdl.load_model("churn@champion", registry=registry.uri)
     assert isinstance(loaded, TorchModel)
@@ -108,6 +108,34 @@ def test_a_published_model_predicts_as_the_fitted_one_did_in_spark_and_in_pandas
     pd.testing.assert_frame_equal(loaded.history[list(before)], before, check_dtype=False)
     assert loaded.origin["lineage"]["source_table"] == table.uri
     assert loaded.origin["columns"] == fitted.origin["columns"] == {"a": "float", "b": "float"}
+
+
+def test_the_first_version_is_the_champion_and_no_later_one(fitted, registry):
+    assert fitted.publish(registry, "churn", publication="first").aliases == ("champion",)
+    assert fitted.publish(registry, "churn").aliases == ()
+    registry.set_alias("churn", "champion", 2, expected=1)
+    assert fitted.publish(registry, "churn", publication="first").aliases == ()
+    assert registry.aliases("churn") == {"champion": 2}
+    assert fitted.publish(registry, "other", first_alias="best").aliases == ("best",)
+    assert fitted.publish(registry, "none", first_alias=None).aliases == ()
+    with pytest.raises(ConfigError, match=r"no alias 'champion' nor any other: name a version, such as none@1"):
+        sparkdl.load_model("none@champion", registry)
+
+
+def test_models_and_versions_say_in_a_line_and_in_a_notebook_what_they_are(fitted, registry):
+    version = fitted.publish(registry, "churn", metrics={"auc": 0.91234, "<b>": 1.0})
+    line = rf"churn@1: champion; {version.published:%Y-%m-%d %H:%M} UTC; auc 0.9123, <b> 1; .*/rows"
+    assert re.fullmatch(line, repr(version))
+    assert re.fullmatch(
+        r"TorchModel_\w+: Sequential of 22 parameters; a, b -> k; 2 epochs; loss [\d.]+, val_loss [\d.]+", repr(fitted)
+    )
+    assert repr(registry.load_model("churn@1")).endswith("2 epochs; auc 0.9123, <b> 1")
+    assert repr(TorchModel()).endswith(": no model")
+    wide = TorchModel(model=nn.Linear(40, 1), feature_columns=[f"x{n}" for n in range(40)], label_columns=["y"])
+    assert "Linear of 41 parameters; x0, x1, x2, x3, x4, x5, and 34 more -> y" in repr(wide)
+    for shown in (fitted, version):
+        assert re.fullmatch(r"<table>.*</table>", shown._repr_html_())
+    assert "auc 0.9123, &lt;b&gt; 1" in version._repr_html_()
 
 
 def test_a_loaded_model_is_saved_loaded_and_published_again(fitted, registry, tmp_path):
@@ -154,8 +182,7 @@ def test_another_module_is_not_published_with_what_the_first_one_achieved(fitted
 )
 def test_a_name_that_means_nothing_is_refused_with_those_there_are(fitted, registry, asked, said):
     fitted.publish(registry, "churn")
-    for alias in ("champion", "best"):
-        registry.set_alias("churn", alias, 1, expected=None)
+    registry.set_alias("churn", "best", 1, expected=None)
     with pytest.raises(ConfigError, match=said):
         sparkdl.load_model(asked, registry)
 

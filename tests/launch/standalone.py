@@ -74,7 +74,7 @@ def standalone_cluster(folder: Path, workers: Sequence[Worker]) -> Iterator[str]
 
 def wait_for(log: Path, pattern: str) -> str:
     """Wait until a log holds a pattern; return what it found there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         found = re.search(pattern, log.read_text(errors="replace"))
         if found:

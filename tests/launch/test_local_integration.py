@@ -188,9 +188,9 @@ def test_what_a_rank_has_started_ends_with_it(returns, clock):
         ({"env": ["A=1"]}, r"env=\['A=1'\] is a list: give a dict"),
         ({"env": {"A": 1}}, "values that are not strings"),
         ({"timeout": "5"}, "timeout_seconds='5' is a str: give a number"),
-        ({"start_timeout": None}, "start_timeout_seconds=None is a NoneType: give a number"),
+        ({"start_timeout": "5"}, "start_timeout_seconds='5' is a str: give a number"),
         ({"backend": "mpi"}, "backend='mpi' is not one of"),
-        ({"verbose": 1}, "no keyword verbose"),
+        ({"colour": 1}, "no keyword colour: it has args, kwargs, num_proc, start_timeout, "),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(wrong, words):

@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 
 import sparkdl
 from sparkdl.errors import BundleError, ConflictError, IntegrityError
@@ -145,6 +146,11 @@ OWN = """
     def unannotated(width):
         return Net(width)
 
+    class Normed(Net):
+        def __init__(self, width):
+            super().__init__(width, 2)
+            nn.utils.parametrizations.spectral_norm(self.layers[1])
+
     class Hidden(nn.Module):
         def __init__(self):
             super().__init__()
@@ -206,6 +212,76 @@ def test_tensors_outside_the_state_must_be_the_same_after_rebuilding(own, tmp_pa
     model.shift.fill_(2.0)
     with pytest.raises(BundleError, match="'shift' outside its state_dict"):
         save_bundle(model, str(tmp_path / "b"), factory=own.Hidden)
+
+
+def normed():
+    return nn.Sequential(
+        weight_norm(nn.Linear(4, 8)),
+        nn.ReLU(),
+        spectral_norm(weight_norm(nn.Linear(8, 8), "bias", None), n_power_iterations=3, eps=1e-6),
+        weight_norm(nn.Linear(8, 2), dim=1),
+    )
+
+
+def test_weight_norm_and_spectral_norm_come_back_and_train_alike(tmp_path):
+    torch.manual_seed(2)
+    model, x = normed(), torch.randn(3, 4)
+    info = save_bundle(model, str(tmp_path / "b"), example=x)
+    assert info.model["kind"] == "structure"
+    again = load_bundle(str(tmp_path / "b")).model
+    assert repr(again) == repr(model)
+    assert list(again.state_dict()) == list(model.state_dict())
+    assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))
+    assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert again[2].parametrizations.weight[0].n_power_iterations == 3
+    for each in (model, again):
+        optimizer = torch.optim.SGD(each.train().parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            each(x).square().sum().backward()
+            optimizer.step()
+    assert torch.allclose(again.eval()(x), model.eval()(x), rtol=1e-5, atol=1e-6)
+
+
+def test_parametrizations_come_back_whoever_registered_them(own, tmp_path):
+    x = torch.randn(3, 3)
+    for name, model in {"outside": own.Net(3), "constructor": own.Normed(3)}.items():
+        weight_norm(model.layers[0])
+        model.eval()
+        save_bundle(model, str(tmp_path / name), factory=type(model), arguments={"width": 3}, example=x)
+        again = load_bundle(str(tmp_path / name), trusted=TRUSTED).model
+        assert torch.equal(again(x), model(x))
+        assert repr(again) == repr(model)
+    root = weight_norm(own.Net(3).layers[0])
+    assert type(root).__name__ == "ParametrizedLinear"
+    save_bundle(root, str(tmp_path / "root"), arguments={"in_features": 3, "out_features": 3}, example=x)
+    assert torch.allclose(load_bundle(str(tmp_path / "root")).model(x), root(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            lambda: orthogonal(nn.Linear(3, 3)),
+            "of its 'weight', and only weight_norm and spectral_norm",
+        ),
+        (lambda: torch.nn.utils.spectral_norm(nn.Linear(3, 3)), "of torch.nn.utils.parametrizations instead"),
+    ],
+)
+def test_what_cannot_be_described_of_a_normed_layer_is_told_with_what_can(layer, message, tmp_path):
+    with pytest.raises(BundleError, match=message):
+        save_bundle(nn.Sequential(layer()), str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    "change", [{"tensor": "nothing.weight"}, {"tensor": "0.bias.x"}, {"dim": 9}, {"n_power_iterations": 10**9}]
+)
+def test_a_parametrization_that_does_not_fit_is_refused(change, tmp_path):
+    save_bundle(nn.Sequential(spectral_norm(nn.Linear(3, 3))), str(tmp_path / "a"))
+    (step,) = json.loads((tmp_path / "a" / "bundle.json").read_text())["model"]["parametrizations"]
+    with pytest.raises((BundleError, IntegrityError)):  # noqa: PT012
+        rewrite(tmp_path / "a", {"parametrizations": [{**step, **change}]})
+        load_bundle(str(tmp_path / "a"))
 
 
 def test_behaviour_that_a_class_does_not_have_is_refused(tmp_path):

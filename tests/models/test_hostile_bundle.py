@@ -40,6 +40,28 @@ def layer(name, **arguments):
     return {"kind": "structure", "tree": {"class": name, "arguments": arguments}}
 
 
+def encoder(inner, **fields):
+    return {"kind": "structure", "tree": {"class": "TransformerEncoder", "layer": inner, **fields}}
+
+
+def bushy(path="layers.0", depth=9):
+    """A module whose parts are named again and again: 20 of them at the first level, 400 at the second, ..."""
+    if not depth:
+        return {"class": "ReLU", "arguments": {}}
+    first = bushy(f"{path}.0", depth - 1)
+    again = [[str(n), {"class": "Sequential", "children": [["0", {"same_as": f"{path}.0"}]]}] for n in range(1, 20)]
+    return {"class": "Sequential", "children": [["0", first], *again]}
+
+
+BUSHY = bushy()
+
+
+def deep(levels):
+    """A module in a module in a module, each of which takes the name of the one inside it."""
+    chain = [["0", {"class": "Sequential", "children": [["0", {"same_as": "0"}]]}]] * levels
+    return {"kind": "structure", "tree": {"class": "Sequential", "children": [["0", {"class": "ReLU"}], *chain]}}
+
+
 @pytest.fixture
 def stranger(tmp_path, monkeypatch):
     """A package that is installed, and leaves a trace when it is imported."""
@@ -105,24 +127,26 @@ def test_what_can_run_anything_cannot_be_allowed_even_by_the_reader(package):
         (layer("Linear", in_features=2**20, out_features=2**24, device="cpu"), "its device"),
         (called("torch.nn.modules.linear:Linear", in_features=2**20, out_features=2**24, device="cpu"), "its device"),
         (called("torch.nn.modules.linear:Linear", in_features=2**20, out_features=2**24), "shape"),
-        (layer("LSTM", input_size=1, hidden_size=1, num_layers=10**9), "more than 100,000 modules"),
-        (layer("Transformer", d_model=8, nhead=2, num_encoder_layers=10**9), "more than 100,000 modules"),
-        (
-            {
-                "kind": "structure",
-                "tree": {
-                    "class": "TransformerEncoder",
-                    "layer": {"class": "Linear", "arguments": {"in_features": 1, "out_features": 1}},
-                    "num_layers": 10**12,
-                },
-            },
-            "more than 100,000 modules",
-        ),
+        (layer("LSTM", input_size=1, hidden_size=1, num_layers=10**9), "far more layers than its 2 tensors"),
+        (layer("Transformer", d_model=8, nhead=2, num_encoder_layers=10**9), "far more layers than its 2 tensors"),
+        (layer("Transformer", d_model=8, nhead=2, num_decoder_layers=[10**9]), "fails with the arguments"),
+        (called("torch.nn.modules.rnn:LSTM", input_size=1, hidden_size=1, num_layers=10**9), "far more layers"),
+        (called("torch.nn.modules.transformer:Transformer", d_model=8, nhead=2, num_encoder_layers=10**9), "far more"),
+        (called("torch.nn.modules.rnn:RNNBase", mode="GRU", input_size=1, hidden_size=1, num_layers=10**9), "far more"),
+        (encoder({"class": "Transformer", "arguments": {}}, num_layers=99_998), "far more layers"),
+        (encoder({"class": "ReLU", "arguments": {}}, num_layers=10**12), "far more layers"),
+        (encoder(encoder({"class": "ReLU"}, num_layers=99)["tree"], num_layers=99), "far more layers"),
+        (layer("TransformerEncoder", encoder_layer=2, num_layers=10**9), "far more layers"),
+        (layer("TransformerDecoder", decoder_layer={}, num_layers=10**9), "far more layers"),
+        (encoder(BUSHY, num_layers=1), "far more layers"),
+        (encoder(BUSHY, num_layers=1, arguments={"strange": 1}), "far more layers"),
+        (deep(2_000), "far more layers|nested too deep"),
         (layer("AdaptiveLogSoftmaxWithLoss", in_features=1, n_classes=9, cutoffs=[*range(300)]), "300 values"),
         (layer("LazyLinear", out_features=1), "no layer"),
         (layer("Module"), "no layer"),
         (layer("functional"), "no layer"),
         (layer("Linear", in_features=2, out_features=1, bias=False), "'bias' of shape None"),
+        ({"kind": "structure", "tree": bushy("")}, "not before it"),
         ({"kind": "structure", "tree": {"same_as": "x"}}, "not before it"),
         ({"kind": "structure", "tree": {"class": "Sequential", "children": [["0", {"same_as": ""}]]}}, "not before it"),
         ({"kind": "structure", "tree": {"class": "Linear", "children": []}}, "no container"),
@@ -139,15 +163,15 @@ def test_a_structure_takes_no_memory_before_it_is_known_to_be_that_of_the_weight
         load_bundle(str(folder))
 
 
-def test_a_structure_that_names_its_parts_again_and_again_is_counted_as_whoever_walks_it_meets_it(folder):
-    node = {"class": "ReLU", "arguments": {}}
-    for depth in range(8, -1, -1):
-        path = ".".join(["0.0"] * (depth + 1))
-        again = [[str(n), {"class": "Sequential", "children": [["0", {"same_as": path}]]}] for n in range(1, 20)]
-        node = {"class": "Sequential", "children": [["0", {"class": "Sequential", "children": [["0", node]]}], *again]}
-    forge(folder, {"kind": "structure", "tree": node})
-    with pytest.raises(BundleError, match="more than 100,000 modules"):
-        load_bundle(str(folder))
+def test_the_bound_of_layers_leaves_other_threads_and_the_callers_profiler_alone(tmp_path):
+    import cProfile
+
+    save_bundle(nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 20), str(tmp_path / "b"))
+    with cProfile.Profile() as profile:
+        load_bundle(str(tmp_path / "b"))
+        assert sys.getprofile() is not None
+        nn.Sequential(*(nn.ReLU() for _ in range(10_000)))
+    assert any("load_bundle" in str(entry.code) for entry in profile.getstats())
 
 
 def test_weights_of_another_kind_of_number_are_refused(folder):

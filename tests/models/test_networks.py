@@ -127,8 +127,8 @@ def forged(folder, **arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"depth": 10**9}, "8,000,000,0.. modules, at most 100,000"),
-        ({"depth": 200}, "the saved weights"),
+        ({"depth": 10**9}, "far more layers"),
+        ({"depth": 5}, "the saved weights"),
         ({"width": 2**24}, "the saved weights"),
         ({"width": 2**61}, "fails with the arguments"),
         ({"embedding": 2**40}, "the saved weights"),
@@ -136,8 +136,11 @@ def forged(folder, **arguments):
             {"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1], "cardinalities": [10**12]}]}},
             "the saved weights",
         ),
-        ({"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1], "cardinalities": [1] * 10**5}]}}, "modules"),
-        ({"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1, 1, 1]}] * 6000}}, "modules"),
+        (
+            {"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1], "cardinalities": [1] * 10**5}]}},
+            "far more layers",
+        ),
+        ({"features": {**FEATURES, "inputs": [{"name": "n", "shape": [1, 1, 1]}] * 6000}}, "far more layers"),
         (
             {"features": {**FEATURES, "labels": [{"name": "y", "outputs": 10**12, "mean": 0.0, "deviation": 1.0}]}},
             "the saved weights",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sparkdl.pipeline.judging.baseline import baseline_of, summary_of
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
 from sparkdl.pipeline.judging.metrics.rows import Rows
@@ -40,7 +41,9 @@ def record_of_task():
 
     def made(task="regression", mine=0.8, theirs=None, slices=("shop",)):
         rows, other = predictions(task, mine), None if theirs is None else predictions(task, theirs)
-        decision = decide(Gate(metric=METRICS[task]), rows, other)
+        summary = summary_of(task, rows.labels, rows.weights, CLASSES[task])
+        baseline = baseline_of(summary, rows, CLASSES[task])
+        decision = decide(Gate(metric=METRICS[task]), rows, other, baseline=baseline)
         keys = np.array(["north", "south", "<b>east</b>"])[np.arange(len(rows)) % 3]
         shown, seen = Slices.of(rows, keys), diagnose([rows, *([] if other is None else [other])], CLASSES[task])
         evaluated = Evaluated(
@@ -51,6 +54,10 @@ def record_of_task():
             values=dict.fromkeys(slices, shown.values),
             challenger=seen[0],
             champion=None if other is None else seen[1],
+            part="test",
+            windows=("2026-03-05", "2026-03-06"),
+            of_rows=len(rows),
+            baseline_slices={name: {"north": 7.25, "south": 8.25} for name in slices},
         )
         history = tuple({"epoch": n, "loss": 9.0 / (n + 1), "val_loss": 9.5 / (n + 1) + n * 0.2} for n in range(6))
         trained = Trained(

@@ -12,7 +12,8 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts
-from sparkdl.pipeline.rows.source import Size, look_at
+from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.sources.base import Size
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Trained, Trial
@@ -64,7 +65,7 @@ def test_rows_of_due_windows_come_from_footers_or_the_log(tmp_path, kind):
             rows = rows.append_column("day", pa.array([day] * number))
             write_deltalake(str(tmp_path / "rows"), rows, mode="append", partition_by=["day"])
     made = spec(kind=kind, place="table" if kind == "delta" else "path", root=tmp_path)
-    look = look_at(made.source)
+    look = source_of(made.source).snapshot()
     assert sorted(look.sizes) == list(look.windows)
     found = amounts_of(made, look.sizes, DAYS[2:], {}, None)["ingest"]
     size = sum(one.stat().st_size for day in DAYS[2:] for one in (tmp_path / "rows" / f"day={day}").glob("*.parquet"))

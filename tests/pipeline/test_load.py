@@ -162,7 +162,7 @@ def test_variables_of_the_environment_are_filled_in():
     spec = loads(text, (), {"BUCKET": "s3://b", "EPOCHS": "9", "NAME": "2026"}).spec
     assert (spec.name, spec.train.epochs) == ("2026", 9)
     assert refused(text, BUCKET="s3://b", EPOCHS="many") == [
-        "pipeline.yaml:7: train.epochs='many' (of ${EPOCHS:-3}) is a text: give a whole number"
+        "pipeline.yaml:7: train.epochs='${EPOCHS:-3}' is a text: give a whole number"
     ]
     assert refused(with_line("train: {epochs: ${EPOCHS}}")) == [
         "pipeline.yaml:4: has a ${NAME} between braces or brackets: put it into quotation marks"
@@ -203,7 +203,7 @@ def test_secrets_are_used_and_never_shown():
     assert resolved["spark"]["conf"] == {
         "spark.hadoop.fs.s3a.secret.key": "${S3_SECRET_KEY}",
         "spark.my.password": "(hidden)",
-        "spark.x": 1,
+        "spark.x": "(hidden)",
     }
     assert resolved["notify"]["webhook"] == "hooks.example/(hidden)"
     for shown in (repr(file), json.dumps(resolved)):
@@ -242,12 +242,103 @@ def test_what_stands_in_the_file_under_the_name_of_a_secret_is_hidden(name):
         ('Module required user="me" password="hun ter2";', 'Module required user="me" password=(hidden);'),
         ("hdfs://name:8020/folder@1", "hdfs://name:8020/folder@1"),
         ("SELECT * FROM t WHERE token = 'x'", "SELECT * FROM t WHERE token = 'x'"),
+        ("https://host/x?sv=1&sig=hunter2&sslmode=on", "https://host/x?sv=(hidden)&sig=(hidden)&sslmode=on"),
+        ("Endpoint=sb://x/;SharedAccessSignature=hunter2;a=b", "Endpoint=sb://x/;SharedAccessSignature=(hidden);a=b"),
+        ("Authorization: Bearer hunter2", "Authorization: Bearer (hidden)"),
+        ("a;pat=hunter2", "a;pat=(hidden)"),
     ],
 )
 def test_a_secret_within_a_value_is_hidden(written, told):
-    file = loads(with_line(f"spark: {{conf: {{spark.x: {json.dumps(written)}}}}}"))
-    assert file.spec.spark.conf == {"spark.x": written}
-    assert file.resolved()["spark"]["conf"] == {"spark.x": told}
+    file = loads(with_line(f"transform: {{function: 'a:b', arguments: {{x: {json.dumps(written)}}}}}"))
+    assert file.spec.transform.arguments == {"x": written}
+    assert file.resolved()["transform"]["arguments"] == {"x": told}
+
+
+def test_options_are_shown_by_names_that_are_known_to_be_harmless():
+    options = {"header": True, "SEP": ";", "header.Authorization": "Bearer hunter2", "authHeader": "hunter2",
+               "pat": "hunter2", "x": "hunter2", "pin": 1234}  # fmt: skip
+    conf = {"spark.sql.shuffle.partitions": 8, "spark.executor.memory": "4g", "spark.my.own": "hunter2",
+            "spark.sql.catalog.c.credential": "hunter2", "spark.hadoop.fs.s3a.endpoint": "http://h:1"}  # fmt: skip
+    sections = {"source": {"kind": "spark", "format": "x", "options": options}, "spark": {"conf": conf}}
+    file = loads(
+        with_line(json.dumps({"spark": sections["spark"]})[1:-1]), [f"source={json.dumps(sections['source'])}"]
+    )
+    seen = file.resolved()
+    assert seen["source"]["options"] == {
+        name: options[name] if name in ("header", "SEP") else "(hidden)" for name in options
+    }
+    harmless = ("spark.sql.shuffle.partitions", "spark.executor.memory", "spark.hadoop.fs.s3a.endpoint")
+    assert seen["spark"]["conf"] == {name: conf[name] if name in harmless else "(hidden)" for name in conf}
+    assert file.spec.source.options == options
+    assert file.redacted("401 for Bearer hunter2; by ;") == "401 for (hidden); by ;"
+    assert file.deciding()["source"]["options"]["x"] == "hunter2"  # what decides goes into a hash, and nowhere else
+
+
+def test_what_came_from_the_environment_is_shown_as_it_was_referred_to():
+    environment = {"MINE": "hunter2", "ROOT": "/hunter2/x", "N": "7", "COLUMN": "column", "OPEN": "seen"}
+    text = with_line("""
+        name: shown
+        root: "${ROOT}"
+        show_variables: [OPEN]
+        transform: {sql: "SELECT *, '${MINE}' AS a, 'literal' AS b FROM {source} -- a remark"}
+        weight: "${COLUMN}"
+        train: {epochs: "${N}"}
+        spark: {conf: {spark.executor.memory: "${MINE}", spark.yarn.queue: "${OPEN}"}}
+    """)
+    source = {"kind": "function", "function": "a:b", "arguments": {"x": "${MINE}", "y": ["${OPEN}", "${MINE:-no}"]}}
+    file = loads(text, [f"source={json.dumps(source)}", 'score.keep=["${MINE}"]'], environment)
+    assert file.spec.transform.sql.startswith("SELECT *, 'hunter2'")
+    assert file.spec.source.arguments == {"x": "hunter2", "y": ["seen", "hunter2"]}
+    seen = file.resolved()
+    assert seen["transform"]["sql"] == "SELECT *, '${MINE}' AS a, '(hidden)' AS b FROM {source} /* (hidden) */"
+    assert seen["source"]["arguments"] == {"x": "${MINE}", "y": ["seen", "${MINE:-no}"]}
+    assert (seen["root"], seen["places"]["runs"]) == ("${ROOT}", "${ROOT}/shown/runs")
+    assert (seen["weight"], seen["train"]["epochs"], seen["score"]["keep"]) == ("${COLUMN}", 7, ["${MINE}"])
+    assert seen["spark"]["conf"] == {"spark.executor.memory": "${MINE}", "spark.yarn.queue": "seen"}
+    for told in (json.dumps(seen), repr(file)):
+        assert "hunter2" not in told
+    assert file.redacted("no rights: hunter2 at /hunter2/x, 7") == "no rights: ${MINE} at ${ROOT}, 7"
+    other = loads(text, [f"source={json.dumps(source)}"], {**environment, "MINE": "another"})
+    assert other.deciding()["transform"] != file.deciding()["transform"]  # another value is other work to do
+    assert other.resolved()["transform"] == seen["transform"]
+    wrong = refused(with_line("publish: {gate: {rule: '${MINE}'}}"), **environment)
+    assert "'${MINE}'" in wrong[0]
+    assert "hunter2" not in wrong[0]
+
+
+def test_a_variable_that_is_named_in_show_variables_is_no_secret():
+    text = with_line("root: '${TOKEN_FOLDER}'")
+    assert "show_variables: [TOKEN_FOLDER]" in refused(text, TOKEN_FOLDER="/x")[0]
+    for more, overrides in (("show_variables: [TOKEN_FOLDER]\n", []), ("", ["show_variables=[TOKEN_FOLDER]"])):
+        assert loads(text + more, overrides, {"TOKEN_FOLDER": "/x"}).resolved()["root"] == "/x"
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("SELECT a FROM t WHERE k = 'hunter''2' AND b = 3", "SELECT a FROM t WHERE k = '(hidden)''(hidden)' AND b = 3"),
+        (r"SELECT 'x\', 'hunter2' FROM t", "SELECT '(hidden)' FROM t"),
+        ("SELECT $q$hunter2$q$, `it's`, 'hunter2", "SELECT '(hidden)', `it's`, '(hidden)'"),
+    ],
+)
+def test_literals_of_a_query_are_hidden(query, told):
+    source = json.dumps({"kind": "jdbc", "url": "jdbc:x:y", "query": query})
+    assert loads(with_line(""), [f"source={source}"]).resolved()["source"]["query"] == told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "root: 'https://a.blob.core.windows.net/c/x?sv=2024&sig=hunter2'",
+        "places: {tables: 's3://KEY:hunter2@bucket/x'}",
+        "score: {target: 'https://h/x?X-Amz-Signature=hunter2'}",
+    ],
+)
+def test_an_address_that_holds_a_secret_is_refused_and_not_shown(line):
+    told = refused(with_line(line))[0]
+    assert "holds a signature, a token or a password" in told
+    assert "hunter2" not in told
+    assert loads(with_line("root: 'abfss://box@account.dfs.core.windows.net/x'")).spec.root
 
 
 def test_user_and_password_of_any_address_are_hidden():

@@ -231,3 +231,15 @@ def test_the_status_tells_a_refused_run_a_source_that_is_gone_and_who_is_at_work
     assert status.holder is not None
     assert status.holder.run_id == "the-other"
     assert pipeline.status().holder is None
+
+
+@pytest.mark.parametrize("path", ["orders", "orders/day=1"])
+def test_a_plain_source_in_a_tables_folder_is_no_sound_file(tmp_path, path):
+    place = tmp_path / path
+    place.mkdir(parents=True)
+    (tmp_path / "orders" / "_delta_log").mkdir()
+    (tmp_path / "p.yaml").write_text(
+        f"source: {{kind: parquet, path: {path}}}\nfeatures: {{x: number}}\nlabel: {{y: regression}}\nroot: made\n"
+    )
+    with pytest.raises(ConfigError, match=r"those of a table \(Delta\).*write source: \{kind: delta, table: .*/orders"):
+        Pipeline.load(tmp_path / "p.yaml").check()

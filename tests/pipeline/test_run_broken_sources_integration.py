@@ -46,7 +46,7 @@ class Shop:
         label: {{y: regression}}
         split: {{by: time, validate: 1 day, score: 1 day}}
         train: {{epochs: 1, batch_size: 32, num_proc: 1, verbose: 0}}
-        publish: {{gate: {{min_rows: 20}}}}
+        publish: {{gate: {{min_rows: 20, baseline: never}}}}
         """
         return Context(loads(text, overrides), NOW)
 
@@ -77,7 +77,7 @@ def refused(context, spark, kind=SparkdlError):
 def test_a_file_that_vanishes_while_the_source_is_read_is_named(spark, shop):
     shop.deliver(1, 2, 3)
     context = shop.context()
-    assert context.look.files
+    assert context.snapshot.files
     (shop.rows / "02.parquet").unlink()
     assert "02.parquet was there when the run began and is gone" in refused(context, spark, DataError)
     assert shop.left() == (None, {})

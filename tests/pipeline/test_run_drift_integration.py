@@ -46,7 +46,7 @@ class Sales:
         split: {{by: time, train: 3 days, validate: 1 day, score: 1 day}}
         model: {{arguments: {{width: 8, depth: 1, dropout: 0}}}}
         train: {{epochs: 1, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
-        publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
+        publish: {{gate: {{min_rows: 20, baseline: never, rule: not_worse, margin: 100}}}}
         """
         self.now += timedelta(minutes=1)  # records sort by time
         return Context(loads(text, overrides), self.now)

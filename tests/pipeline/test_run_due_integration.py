@@ -15,7 +15,7 @@ from sparkdl.pipeline.report import report_html
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.status import status_of
-from sparkdl.pipeline.summary import summary_lines
+from sparkdl.pipeline.summary import status_lines, summary_lines
 from sparkdl.pipeline.work import ingest
 from sparkdl.tables.staged import StagedWrite
 from sparkdl.tables.table import Table
@@ -138,3 +138,28 @@ def test_a_run_says_which_windows_the_source_no_longer_holds_and_one_that_remove
     assert run(shop.context(noon(19), deleted_windows="remove")).outcome == "nothing new"
     assert set(shop.clean["_window"]) == {"2026-03-17", "2026-03-19"}
     assert [books.window for books in status_of(shop.context(noon(19))).done] == ["2026-03-17", "2026-03-19"]
+
+
+def test_status_tells_what_is_due_of_a_source_whose_rows_alone_know_their_windows(spark, tmp_path):
+    (tmp_path / "rows").mkdir()
+    orders(17, 18, 20).to_parquet(tmp_path / "rows" / "a.parquet", coerce_timestamps="us")
+    shop = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "rows", "key": "order", "time": "at"})
+
+    def due(now, **more):
+        return dict(status_lines(status_of(shop.context(now, **more))))["due"]
+
+    assert due(noon(19)) == "only Spark can tell: the source shows no windows before it is read"
+    done = run(shop.context(noon(19)), spark)
+    assert done.windows["ahead"] == ["2026-03-20"]
+    assert due(noon(19)) == "no window"
+    assert due(noon(20)) == "window 2026-03-20"  # which has begun
+    assert "its settings differ or a run was cut short since" in due(noon(19), edit=", 1 AS more")
+    orders(19).to_parquet(tmp_path / "rows" / "b.parquet", coerce_timestamps="us")
+    changed = due(noon(19))
+    assert changed.startswith("only Spark can tell: the source has changed since run 2026")
+    query = Shop(tmp_path / "q", {"kind": "sql", "query": "'SELECT 1 AS x, 2.0 AS y'"})
+    run(query.context(noon(21)), spark)
+    assert (
+        "the source shows nothing before it is read; run 20260321"
+        in dict(status_lines(status_of(query.context(noon(21)))))["due"]
+    )

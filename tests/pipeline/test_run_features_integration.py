@@ -123,7 +123,7 @@ def test_every_type_of_feature_and_two_labels_are_predicted_as_the_published_mod
     weight: trust
     split: {{by: column, column: fold, train: [a], validate: [b], score: [c]}}
     train: {{epochs: 2, batch_size: 32, num_proc: 1, verbose: 0, optimizer: adamw, decay: cosine, warmup_steps: 3,
-      partitions_per_process: 3, transform_batch_size: 50}}
+      partitions_per_process: 3, spread_rows: false, transform_batch_size: 50}}
     publish: {{metric: auc, gate: {{min_rows: 50}}}}
     report: {{slices: [colour]}}
     score: {{keep: [colour]}}

@@ -18,6 +18,8 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.parts import PARTS, rows_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.status import status_of
+from sparkdl.pipeline.summary import status_lines
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -60,6 +62,11 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert (first.outcome, first.exit_code) == ("promoted", 0), first
     assert first.rows["read"] == first.rows["kept"] == 569
     assert first.evaluated.decision.challenger.values["auc"] > 0.97
+    decision = first.evaluated.decision
+    assert (decision.beats_baseline, decision.baseline.values["auc"], first.evaluated.part) == (True, 0.5, "test")
+    share = first.trained.labels["target"].shares["1"]
+    assert 0.5 < share < 0.75
+    assert decision.baseline.guesses["auc"] == f"always the share of training {share:.4g}"
     assert first.trained.kept_epoch == 7  # the last: nothing asks for the best one
     clean = Table(first.places["clean"]).read(spark)
     parts = {part: {row.patient for row in rows_of(clean, file.spec, part, ["all"]).collect()} for part in PARTS}
@@ -94,6 +101,16 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert set(clinics) == {"north", "(missing)"}
     assert sum(one.rows for one in clinics.values()) == first.evaluated.decision.rows
 
+    assert version.metrics["baseline_auc"] == 0.5
+    status = status_of(Context(file, NOW))
+    assert status.due == ()  # the run has just told
+    lines = dict(status_lines(status))
+    assert f": auc {decision.challenger.values['auc']:.4g} (without a model 0.5), " in lines["champion"]
+    assert lines["champion"].endswith(f"; on {decision.rows:,} held-out rows of the part test")
+    assert lines["due"] == "no window"
+    stricter = Context(pipeline(cancer, tmp_path / "p", "train.epochs=9"), NOW)
+    assert status_of(stricter).due == ()  # of the rows nothing has changed
+
     again = run(Context(file, NOW))  # no session: nothing of Spark is asked
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
     assert "report" not in again.places
@@ -103,6 +120,22 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert (kept["features"], kept["shards"], kept["train"]) == (True, True, False)
     assert other.outcome in ("promoted", "not promoted")
     assert len(registry.list("cancer")) == 2
+
+
+def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_so(spark, cancer, tmp_path, caplog):
+    dull = ("train.learning_rate=1e-12", "train.epochs=1", "publish={metric: log_loss, gate: {min_rows: 50}}")
+    with caplog.at_level("WARNING", logger="sparkdl"):
+        refused = run(Context(pipeline(cancer, tmp_path / "p", *dull), NOW), spark)
+    assert (refused.outcome, refused.exit_code, refused.model["champion"]) == ("not promoted", 20, None)
+    assert refused.evaluated.decision.outcome == "below_baseline"
+    assert "beats the baseline: no" in refused.message
+    assert "beats the baseline: no" in caplog.text
+    assert not refused.predictions
+    asked = (*dull[:2], "publish={metric: log_loss, gate: {min_rows: 50, baseline: never}}")
+    taken = run(Context(pipeline(cancer, tmp_path / "p", *asked), NOW), spark)
+    assert (taken.outcome, taken.model["champion"]) == ("promoted", 1)
+    assert {note.name: note.kept for note in taken.steps}["train"]
+    assert "beats the baseline: no" in taken.message
 
 
 def test_what_is_refused_leaves_a_record_and_no_model(spark, cancer, tmp_path):

@@ -62,7 +62,7 @@ def text_of(folder, root):
     split: {{by: hash, train: 0.6, validate: 0.2, score: 0.2}}
     model: {{factory: "own_slow_network:build"}}
     train: {{epochs: 6, batch_size: 16, num_proc: 2, verbose: 0, checkpoint_every: 5, learning_rate: 0.05}}
-    publish: {{gate: {{min_rows: 20}}}}
+    publish: {{gate: {{min_rows: 20, baseline: never}}}}
     spark: {{master: "local[2]", conf: {{spark.driver.memory: 1g}}}}
     """
 

@@ -46,7 +46,7 @@ class Trips:
         split: {{by: time, train: 2 days, validate: 1 day, score: 1 day}}
         model: {{arguments: {{width: 8, depth: 1, dropout: 0}}}}
         train: {{epochs: 1, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
-        publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
+        publish: {{gate: {{min_rows: 20, baseline: never, rule: not_worse, margin: 100}}}}
         """
         return Context(loads(text, overrides), self.now)
 
@@ -84,7 +84,10 @@ def test_rows_without_a_label_are_predicted_learn_nothing_and_are_compared_once_
     assert (error.window, error.version, error.waiting, error.trained_on) == (D4, 1, 0, False)
     expected = measure(Rows.of("regression", truth.y.astype(np.float32), truth.prediction))
     assert error.measured.values == pytest.approx(expected.values)
-    assert dict(summary_lines(second))["live"].startswith(f"rmse {error.measured.values['rmse']:.4g} of y on 40 rows")
+    mean = first.trained.labels["y"].mean
+    assert error.baseline == pytest.approx(np.sqrt(np.mean((truth.y - mean) ** 2)), rel=1e-6)
+    told = f"rmse {error.measured.values['rmse']:.4g} (without a model {error.baseline:.4g}) of y on 40 rows"
+    assert dict(summary_lines(second))["live"].startswith(told)
 
     trips.day(6, labels=False)
     third = run(trips.context(), spark)  # the labels of the day that is to validate did not come

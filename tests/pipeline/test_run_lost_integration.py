@@ -39,7 +39,7 @@ class Shop:
         split: {{by: hash, train: 0.6, validate: 0.2, score: 0.2}}
         model: {{arguments: {{width: 8, depth: 1, dropout: 0}}}}
         train: {{epochs: 1, batch_size: 32, learning_rate: 0.01, num_proc: 1, verbose: 0}}
-        publish: {{gate: {{min_rows: 10, rule: not_worse, margin: 100}}}}
+        publish: {{gate: {{min_rows: 10, baseline: never, rule: not_worse, margin: 100}}}}
         """
         return Context(loads(text, overrides), datetime(2026, 3, 20, 12, tzinfo=UTC))
 

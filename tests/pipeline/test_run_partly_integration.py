@@ -14,7 +14,7 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import LEARNING, Context
-from sparkdl.pipeline.status import last_run
+from sparkdl.pipeline.state.runs import records
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 
@@ -43,7 +43,7 @@ class Orders:
         split: {{by: time, train: 2 days, validate: 1 day, score: 1 day}}
         model: {{arguments: {{width: 8, depth: 1, dropout: 0}}}}
         train: {{epochs: 1, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
-        publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
+        publish: {{gate: {{min_rows: 20, baseline: never, rule: not_worse, margin: 100}}}}
         """
         return Context(loads(text), NOW, **asked)
 
@@ -68,7 +68,7 @@ def test_a_run_ends_after_the_step_that_was_asked_for_and_the_next_goes_on_from_
     taken = orders.run(spark, until="ingest")
     assert (taken.outcome, taken.exit_code, taken.message) == ("stopped", 0, "stopped after ingest, as asked")
     assert (steps(taken), taken.rows["read"]) == ({}, 160)
-    assert last_run(orders.context()).until == "ingest"
+    assert next(records(orders.context())).until == "ingest"
 
     cut = orders.run(spark, until="shards")
     assert (cut.outcome, steps(cut)) == ("stopped", {"features": False, "shards": False})
@@ -99,7 +99,7 @@ def test_a_run_until_publication_says_what_the_gate_said_and_predicts_nothing(sp
 def test_a_run_without_training_lets_the_champion_predict_what_is_new_and_learns_nothing(spark, orders):
     with pytest.raises(ConfigError, match=r"orders has no champion in .*: run it once with training"):
         orders.run(None, train=False)
-    assert last_run(orders.context()).outcome == "refused"
+    assert next(records(orders.context())).outcome == "refused"
     assert "has no champion" in plan_of(orders.context(train=False)).stops
 
     assert orders.run(spark).outcome == "promoted"

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from sparkdl.errors import StorageError
+from sparkdl.errors import StorageError, StoreUnavailableError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run
@@ -29,7 +30,7 @@ features: {{x: number, note: category}}
 label: {{y: regression}}
 split: {{by: time, train: 2 days, validate: 1 day, score: 1 day}}
 train: {{epochs: 1, batch_size: 64, num_proc: 1, verbose: 0}}
-publish: {{gate: {{min_rows: 20}}}}
+publish: {{gate: {{min_rows: 20, baseline: never}}}}
 """
 
 
@@ -72,6 +73,75 @@ def test_a_full_target_leaves_no_half_written_table_and_no_model(spark, tmp_path
     record = RunRecord.load(Storage.of(context.record.places["record"]))
     assert (record.outcome, record.exit_code) == ("refused", 1)
     assert not ModelRegistry(f"{tmp_path}/shop/registry").models()
+
+
+def test_a_store_where_nobody_answers_ends_a_run_with_an_exit_code_of_its_own(tmp_path, rows, monkeypatch):
+    pytest.importorskip("s3fs")
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_MAX_ATTEMPTS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    context = Context(loads(FILE.format(root=tmp_path, rows=rows), ["places.registry=s3://lake/models"]), NOW)
+    with pytest.raises(
+        StoreUnavailableError, match=r"^places\.registry: cannot write s3://lake/models: nobody answers"
+    ):
+        run(context)
+    record = RunRecord.load(Storage.of(context.record.places["record"]))
+    assert (record.outcome, record.exit_code, record.error) == ("failed", 5, "StoreUnavailableError")
+
+
+@pytest.fixture
+def python_without_sparkdl(tmp_path):
+    """An environment that has all that this one has, but sparkdl."""
+    import sysconfig
+
+    import sparkdl
+
+    environment = tmp_path / "without"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if "sparkdl" not in each.name:
+            (packages / each.name).symlink_to(each)
+    python = environment / "bin" / "python"
+    lacks = subprocess.run([str(python), "-c", "import pyspark, sparkdl"], cwd=tmp_path, env={}, check=False)
+    assert lacks.returncode == 1, sparkdl.__file__
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_workers_whose_python_lacks_sparkdl_are_named_before_the_source_is_read(tmp_path, rows, python_without_sparkdl):
+    import sparkdl
+    from tests.launch.standalone import Worker, standalone_cluster
+
+    settings = "spark.driver.host: 127.0.0.1, spark.executor.memory: 700m, spark.cores.max: 1"
+    command = (
+        f"import sys; sys.path.insert(0, {str(Path(sparkdl.__file__).parents[1])!r}); from sparkdl.cli import main; "
+    )
+    command += "sys.exit(main(sys.argv[1:]))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PYSPARK_PYTHON": str(python_without_sparkdl), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with standalone_cluster(tmp_path, [Worker(env={"PYTHONPATH": ""})]) as master:
+        text = FILE.format(root=tmp_path, rows=rows) + f'spark: {{master: "{master}", conf: {{{settings}}}}}\n'
+        (tmp_path / "shop.yaml").write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-c", command, "run", str(tmp_path / "shop.yaml")],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("sparkdl:")]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith("sparkdl: the workers' Python has no module 'sparkdl': install it there, or set ")
+    assert "Traceback" not in done.stderr
+    assert not Table(f"{tmp_path}/shop/tables/clean").exists()
 
 
 @pytest.mark.slow

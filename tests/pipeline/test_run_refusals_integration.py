@@ -92,7 +92,7 @@ def refused(spark, rows, root, *overrides):
     label: {{y: regression}}
     split: {{by: column, column: fold, train: [0, 1], validate: [2], score: [3]}}
     train: {{epochs: 1, batch_size: 32, num_proc: 1, verbose: 0}}
-    publish: {{gate: {{min_rows: 20}}}}
+    publish: {{gate: {{min_rows: 20, baseline: never}}}}
     """
     context = Context(loads(text, overrides), NOW)
     with pytest.raises(SparkdlError) as caught:

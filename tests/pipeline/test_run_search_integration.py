@@ -16,7 +16,7 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.status import last_run
+from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.summary import summary_lines
 from sparkdl.pipeline.work import search as searching
 
@@ -45,7 +45,7 @@ def shop(spark, rows, tmp_path):
         split: {{by: hash, train: 0.6, validate: 0.2, test: 0.1, score: 0.1}}
         model: {{arguments: {{width: 4, depth: 1, dropout: 0}}}}
         train: {{epochs: 2, batch_size: 24, optimizer: sgd, verbose: 0}}
-        publish: {{metric: rmse, gate: {{min_rows: 20}}}}
+        publish: {{metric: rmse, gate: {{min_rows: 20, baseline: never}}}}
         """
         return Context(loads(text, overrides), NOW)
 
@@ -87,7 +87,7 @@ def test_the_best_trial_becomes_the_challenger_and_a_larger_space_tries_what_is_
     lines = dict(summary_lines(first))
     assert lines["search"] == f"6 trials by val_rmse, 2 failed; trial {first.trained.chosen + 1} is the best"
     assert lines["trial 1"].startswith("train.learning_rate=1e-06, model.width=4: val_rmse ")
-    assert last_run(shop.context()).trained.trials == trials
+    assert next(records(shop.context())).trained.trials == trials
 
     assert shop(space, "search.slots=2", session=None).outcome == "nothing new"
     fewer = "search.space={train.learning_rate: [0.01, 0.005], model.width: [4, 8]}"
@@ -121,7 +121,7 @@ def test_equal_trials_choose_the_first_and_a_search_where_all_fail_is_refused(sh
         ConfigError, match=r"all 2 trials of the search failed, the first \(train.learning_rate=1e\+30\)"
     ):
         shop("search.space={train.learning_rate: [1.0e+30, 1.0e+31]}", root="q")
-    refused = last_run(shop.context(root="q"))
+    refused = next(records(shop.context(root="q")))
     assert (refused.outcome, refused.exit_code) == ("refused", 1)
 
 
@@ -139,7 +139,7 @@ def test_a_search_that_was_cut_short_goes_on_where_it_was(shop, monkeypatch):
     monkeypatch.setattr(searching, "train", lost_at_the_second)
     with pytest.raises(ClusterError, match="went away"):
         shop(space, "search.slots=1")
-    lost = last_run(shop.context())
+    lost = next(records(shop.context()))
     assert (lost.exit_code, kept(lost)) == (2, [False])
     monkeypatch.setattr(searching, "train", real)
     again = shop(space)

@@ -15,6 +15,8 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import LEARNING, Context
+from sparkdl.pipeline.state.steps import Steps
+from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -44,7 +46,7 @@ class Shop:
         split: {{by: time, train: 3 days, validate: 1 day, score: 1 day}}
         model: {{arguments: {{width: 8, depth: 1, dropout: 0}}}}
         train: {{epochs: 2, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
-        publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
+        publish: {{gate: {{min_rows: 20, baseline: never, rule: not_worse, margin: 100}}}}
         """
         return Context(loads(text, overrides), NOW)
 
@@ -176,7 +178,7 @@ def test_a_run_that_was_killed_once_the_alias_had_moved_ends_as_it_would_have(sp
     steps = shop.root / "shop" / "runs" / "steps"
     newest = max((steps / "publish").glob("*.json"), key=lambda file: file.stat().st_mtime)
     newest.unlink()  # what a killed run has not written
-    (steps / "run").rename(steps / "gone")
+    Steps(Storage.of(steps), Table(f"{shop.root}/shop/tables/receipts")).replace("run", [({}, None)])
     after = shop.run(spark)
     assert (after.outcome, after.exit_code, after.message) == ("promoted", 0, before.message)
     assert kept(after)["evaluate"]

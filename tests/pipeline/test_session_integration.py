@@ -1,9 +1,13 @@
-"""Workers of a session that was there before find the modules that a file names."""
+"""What the Python workers of a run can import, and what they have loaded when they are born."""
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.session import code_for_workers
+from sparkdl.pipeline.session import code_for_workers, settings_of, start_torch_daemon, torch_for_workers
 
 FILE = """
 source: {kind: csv, path: wine.csv}
@@ -27,3 +31,35 @@ def test_workers_import_from_the_folder_of_the_file_for_the_time_of_a_run(spark,
     with code_for_workers(spark, spec):
         assert spark.range(1).mapInArrow(bottles, "bottles long").first().bottles == 7
     assert spark.sparkContext.environment == before
+
+
+def modules_of_a_worker(spark):
+    def loaded(batches):
+        import pyarrow as pa
+
+        names = [name for name in ("torch", "pyspark.worker") if name in sys.modules]
+        yield pa.RecordBatch.from_pydict({"name": names})
+
+    return {row.name for row in spark.range(0, 1, 1, 1).mapInArrow(loaded, "name string").collect()}
+
+
+def test_workers_of_etl_do_not_wait_for_torch_and_those_of_a_training_have_it(spark, monkeypatch):
+    monkeypatch.delenv("SPARKDL_PRELOAD")
+    preload = settings_of(loads(FILE.replace("transform: cellar_of_workers:better", "")).spec, None, [])
+    monkeypatch.setitem(spark.sparkContext.environment, "SPARKDL_PRELOAD", preload["spark.executorEnv.SPARKDL_PRELOAD"])
+    assert modules_of_a_worker(spark) == {"pyspark.worker"}
+    start_torch_daemon(spark)
+    assert modules_of_a_worker(spark) == {"pyspark.worker"}, "it is loaded beside the work that follows"
+    torch_for_workers(spark)
+    assert modules_of_a_worker(spark) == {"torch", "pyspark.worker"}
+
+
+@pytest.mark.parametrize("chosen", [None, "json"])
+def test_a_session_that_others_opened_keeps_its_workers(spark, monkeypatch, chosen):
+    environment = spark.sparkContext.environment
+    if chosen is not None:
+        monkeypatch.setitem(environment, "SPARKDL_PRELOAD", chosen)
+    before = dict(environment)
+    start_torch_daemon(spark)
+    torch_for_workers(spark)
+    assert environment == before

@@ -43,7 +43,7 @@ label: {{y: regression}}
 split: {{by: time, train: 3 days, validate: 1 day, score: 2 days}}
 model: {{arguments: {{width: 8, depth: 1, dropout: 0}}}}
 train: {{epochs: 1, batch_size: 32, learning_rate: 0.01, num_proc: 1, verbose: 0}}
-publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
+publish: {{gate: {{min_rows: 20, baseline: never, rule: not_worse, margin: 100}}}}
 drift: {{action: fail}}
 spark: {{master: "local[2]", conf: {{spark.driver.memory: 1g}}}}
 """

@@ -249,7 +249,7 @@ def test_bundles_fitted_models_and_what_is_none(spark, parted, tmp_path):
 
 
 def test_what_the_reader_does_not_know_spark_reads_or_it_is_refused_by_name(spark, tmp_path, caplog):
-    table = Table(str(tmp_path / "table"))
+    table = Table(str(tmp_path / "table"), allow_folders=[str(tmp_path)])
     table.write(every_type(spark).select("id", "tiny", "sold", "name", "double"), partition_by=["name"])
     add = next(action["add"] for action in actions(table.uri) if "add" in action)
     elsewhere = tmp_path / "elsewhere.parquet"

@@ -154,21 +154,32 @@ def test_rows_survive_any_batching_and_the_cuts_ignore_it(tmp_path_factory, leng
     assert {name: got[name] for name in table.schema.names} == table.to_pydict()
 
 
-def test_the_seed_decides_the_permutation_inside_blocks(tmp_path):
+def test_the_seed_decides_the_order(tmp_path):
     table = pa.table({"id": np.arange(1000), "x": np.arange(1000.0)})
-    config = ShardConfig(block_rows=100)
-    first = write_table_shards(table, tmp_path / "a", labels=["id"], config=config)
-    again = write_table_shards(table, tmp_path / "b", labels=["id"], config=config)
-    other = write_table_shards(table, tmp_path / "c", labels=["id"], config=ShardConfig(block_rows=100, seed=1))
+    first = write_table_shards(table, tmp_path / "a", labels=["id"])
+    again = write_table_shards(table, tmp_path / "b", labels=["id"])
+    other = write_table_shards(table, tmp_path / "c", labels=["id"], config=ShardConfig(seed=1))
     assert first.content_hash == again.content_hash != other.content_hash
-    for number, block in enumerate(blocks(first)):
-        assert sorted(block["id"]) == list(range(100 * number, 100 * number + 100))
-        assert list(block["id"]) != sorted(block["id"])
+    assert first.spread
+    assert [*in_order(first, "id")] != list(range(1000))
+
+
+def test_rows_that_are_not_spread_keep_their_order(tmp_path):
+    table = pa.table({"id": np.arange(1000), "x": np.arange(1000.0)})
+    config = ShardConfig(block_rows=100, spread_rows=False)
+    manifest = write_table_shards(table, tmp_path, labels=["id"], config=config)
+    assert not manifest.spread
+    assert in_order(manifest, "id") == list(range(1000))
+
+
+def in_order(manifest, name):
+    return [value for block in blocks(manifest) for value in block[name]]
 
 
 def test_shards_come_out_near_the_target_size(tmp_path):
     table = pa.table({f"x{i}": np.random.rand(50_000) for i in range(4)})
-    manifest = write_table_shards(table, tmp_path, config=ShardConfig(shard_bytes=400_000, block_rows=500))
+    config = ShardConfig(shard_bytes=400_000, block_rows=500, spread_rows=False)
+    manifest = write_table_shards(table, tmp_path, config=config)
     *full, _ = [shard.bytes for shard in manifest.shards]
     assert len(full) == 3
     assert all(400_000 <= size < 420_000 for size in full)

@@ -18,7 +18,7 @@ from sparkdl.storage import Storage
 
 BATCH = pa.record_batch({"id": np.arange(10), "x": np.arange(10.0)})
 TENSORS = plan_tensors(BATCH.schema)
-CONFIG = ShardConfig(block_rows=4)
+CONFIG = ShardConfig(block_rows=4, spread_rows=False)
 
 
 def begin(path, **options):

@@ -167,7 +167,7 @@ def test_nulls_are_counted_over_all_tasks(spark, tmp_path):
 @pytest.mark.parametrize(("rows", "partitions"), [(1, 8), (5, 8), (20_000, 1)])
 def test_empty_partitions_one_row_and_one_giant_partition(spark, tmp_path, rows, partitions):
     frame = spark.range(0, rows, 1, partitions).select("id", (F.col("id") / 2).alias("x"))
-    config = ShardConfig(block_rows=512, shard_bytes=50_000)
+    config = ShardConfig(block_rows=512, shard_bytes=50_000, spread_rows=False)
     manifest = write_shards(frame, tmp_path, labels=["id"], config=config)
     assert manifest.rows == rows
     assert rows_of(manifest)["x"] == [k / 2 for k in range(rows)]
@@ -178,8 +178,9 @@ def test_empty_partitions_one_row_and_one_giant_partition(spark, tmp_path, rows,
 
 def test_a_skewed_frame_is_repartitioned_only_on_request(spark, tmp_path):
     frame = spark.range(0, 4000, 1, 4).where("id < 1000").select("id", F.rand(1).alias("x"))
-    kept = write_shards(frame, tmp_path / "kept", labels=["id"])
-    even = write_shards(frame, tmp_path / "even", labels=["id"], config=ShardConfig(repartition=4))
+    plain = {"labels": ["id"], "config": ShardConfig(spread_rows=False)}
+    kept = write_shards(frame, tmp_path / "kept", **plain)
+    even = write_shards(frame, tmp_path / "even", labels=["id"], config=ShardConfig(repartition=4, spread_rows=False))
     assert [shard.rows for shard in kept.shards] == [1000]
     assert [shard.rows for shard in even.shards] == [250] * 4
 
@@ -199,12 +200,30 @@ def test_codes_do_not_depend_on_the_partitioning(spark, tmp_path):
         write_shards(frame, tmp_path / "limit", config=ShardConfig(max_dictionary_values=9))
 
 
-def test_the_same_partitions_and_seed_give_the_same_bytes(spark, tmp_path):
-    frame = spark.range(0, 9000, 1, 3).select("id", F.rand(5).alias("x"))
-    first = write_shards(frame, tmp_path / "a")
-    again = write_shards(frame, tmp_path / "b")
-    other = write_shards(frame, tmp_path / "c", config=ShardConfig(seed=3))
-    assert first.content_hash == again.content_hash != other.content_hash
+def test_the_same_rows_and_seed_give_the_same_bytes_from_any_files(spark, tmp_path):
+    frame = spark.range(0, 9000, 1, 3).select(
+        "id", F.rand(5).alias("x"), F.concat(F.lit("k"), F.pmod("id", F.lit(5))).alias("s"), F.expr("id % 3").alias("d")
+    )
+    frame.write.parquet(f"{tmp_path}/rows")
+    rows = spark.read.parquet(f"{tmp_path}/rows")
+    for columns in (["id", "x", "s"], ["s", "d"]):  # the second: rows of 15 kinds
+        hashes = set()
+        for files, by in ((1, "x"), (2, "id"), (50, "s")):
+            rows.repartition(files).sortWithinPartitions(by).write.parquet(f"{tmp_path}/{len(columns)}-{files}")
+            sorted_rows = spark.read.parquet(f"{tmp_path}/{len(columns)}-{files}")
+            for shard_bytes in (128 << 20, 20_000):
+                uri = tmp_path / f"shards-{len(columns)}-{files}-{shard_bytes}"
+                config = ShardConfig(shard_bytes=shard_bytes)
+                manifest = write_shards(sorted_rows, uri, columns=columns, config=config)
+                assert (manifest.rows, manifest.spread) == (9000, True)
+                hashes.add((shard_bytes, manifest.content_hash))
+        assert len(hashes) == 2
+    config = ShardConfig(seed=3)
+    assert write_shards(rows, tmp_path / "other", columns=["s", "d"], config=config).content_hash not in hashes
+    kept = write_shards(rows.coalesce(1), tmp_path / "kept", columns=["id"], config=ShardConfig(spread_rows=False))
+    unshuffled = ShardedDataset(kept.uri).loader(batch_size=1000, shuffle=False)
+    in_order = torch.cat([batch["id"].clone() for batch in unshuffled]).flatten().tolist()
+    assert in_order == [row.id for row in rows.coalesce(1).select("id").collect()]
 
 
 SPLIT = {"columns": ["id", "x"], "labels": [], "layout": Layout(), "config": ShardConfig()}

@@ -6,20 +6,26 @@ own, and writes ``{"check[kind]": traceback or ""}``.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from delta_log import commit, remove
 
-from sparkdl.errors import ConfigError, DataError, SchemaError, StorageError
-from sparkdl.tables.table import AppTransaction, Table
+from sparkdl.errors import ConfigError, DataError, FencedError, IntegrityError, SchemaError, StorageError
+from sparkdl.tables.table import AppTransaction, Fence, Table
 
 JARS = Path(__file__).resolve().parents[3] / "shared" / "jars" / "delta"
 KINDS = ("delta-rs", "spark", "name")
@@ -156,6 +162,62 @@ def check_a_transaction_commits_once(spark, make):
     assert table.transaction_version("etl") == 8
 
 
+def check_nothing_of_a_run_is_committed_once_a_later_one_has_claimed_the_table(spark, make):
+    table, frame = make(), frame_of(spark)
+    first, second = Fence("etl", 1), Fence("etl", 2)
+    table.claim(first.transaction())
+    assert not table.exists()
+    days = [{"day": day} for day in DAYS]
+    for more in ({"partition_by": ["day"]}, {"mode": "overwrite"}, {"mode": "replace"}, {"partitions": days}):
+        how = {"mode": "replace"} | more if "partitions" in more else more
+        assert table.write(frame, transaction=first.transaction(), **how).committed, more
+    late = first.transaction()
+    table.claim(second.transaction())
+    claimed, rows = table.version(), pa.table({"id": [1], "x": [1.0], "name": ["a"], "day": [DAYS[0]]})
+    for action in (
+        lambda: table.write(frame, transaction=late),
+        lambda: table.write(frame, "overwrite", transaction=first.transaction()),
+        lambda: table.write(frame, "replace", partitions=days, transaction=first.transaction()),
+        lambda: table.append(rows, transaction=first.transaction()),
+        lambda: table.claim(first.transaction()),
+    ):
+        raises(FencedError, ["epoch 2", "epoch 1"], action)
+    assert table.version() == claimed
+    assert found(table.read(spark)) == found(frame)
+    for _ in range(2):
+        assert table.write(frame, "overwrite", transaction=second.transaction()).committed
+    assert table.write(frame).committed, "who has no epoch is not asked for one"
+    assert table.write(frame, "overwrite", transaction=Fence("another", 1).transaction()).committed
+
+
+def check_a_claim_while_a_write_is_under_way_refuses_it(spark, make):
+    table, frame = make(), frame_of(spark)
+    first, second = Fence("etl", 1), Fence("etl", 2)
+    table.write(frame, partition_by=["day"], transaction=first.transaction())
+    place = tempfile.mkdtemp()
+
+    def wait(batches):
+        Path(place, "written").touch()
+        for _ in range(600):
+            if Path(place, "claimed").exists():
+                break
+            time.sleep(0.1)
+        yield from batches
+
+    slow = frame.mapInArrow(wait, frame.schema)
+    with ThreadPoolExecutor(1) as pool:
+        days = [{"day": day} for day in DAYS]
+        writing = pool.submit(table.write, slow, "replace", partitions=days, transaction=first.transaction())
+        while not Path(place, "written").exists():
+            assert not writing.done(), writing.result()
+            time.sleep(0.05)
+        table.claim(second.transaction())
+        Path(place, "claimed").touch()
+        raises(FencedError, ["epoch 2"], writing.result)
+    assert table.transaction_version("etl") >> 24 == 2
+    assert found(table.read(spark)) == found(frame)
+
+
 def check_small_tables_are_appended_and_merged(spark, make):
     table = make()
     assert table.append(pa.table({"k": [1, 2], "v": ["a", "b"]})) == 0
@@ -172,6 +234,38 @@ def check_small_tables_are_appended_and_merged(spark, make):
     table.append(pa.table({"k": [9], "n": [1.5]}), new_columns=True)
     assert table.columns() == ["k", "v", "n"]
     assert table.rows(["n"], where="k = 9").column("n").to_pylist() == [1.5]
+
+
+def check_a_log_that_names_files_elsewhere_is_refused(spark, make):
+    table = make()
+    table.append(pa.table({"x": [1, 2]}))
+    folder = table.uri
+    if "/" not in folder:
+        folder = spark.sql(f"DESCRIBE DETAIL {table.uri}").first()["location"].removeprefix("file:")
+    outside = tempfile.mkdtemp()
+    pq.write_table(pa.table({"x": [100]}), f"{outside}/x.parquet")
+    add = {"partitionValues": {}, "size": os.path.getsize(f"{outside}/x.parquet"), "modificationTime": 1}
+    up = os.path.relpath(outside, folder)
+    spellings = [
+        f"file://{outside}",
+        f"file:{outside}",
+        outside,
+        up,
+        up.replace("..", "%2e%2e"),
+        up.replace("/", "%2F"),
+    ]
+    info = {"commitInfo": {"timestamp": 1, "operation": "WRITE", "operationParameters": {}}}
+    for version, text in zip(itertools.count(1, 2), spellings, strict=False):
+        file = {**add, "path": f"{text}/x.parquet", "dataChange": True}
+        commit(folder, version, info, {"add": file})
+        for action in (lambda: table.read(spark), table.rows, lambda: table.merge(pa.table({"x": [1]}), ["x"])):
+            raises(IntegrityError, ["x.parquet", "does not lie in the table's folder", "allow_folders"], action)
+        if text.startswith(("file:", "/")):  # as a shallow clone writes them
+            allowed = dataclasses.replace(table, allow_folders=[outside])
+            assert found(allowed.read(spark)) == ["(1,)", "(100,)", "(2,)"]
+            assert sorted(allowed.rows().column("x").to_pylist()) == [1, 2, 100]
+        commit(folder, version + 1, info, remove(file))
+        assert found(table.read(spark)) == ["(1,)", "(2,)"]
 
 
 CHECKS = {name: value for name, value in dict(globals()).items() if name.startswith("check_")}

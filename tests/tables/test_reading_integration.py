@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from delta_log import HIDDEN, actions, commit, edited_metadata, hide_rows, map_columns, protocol, remove
 
-from sparkdl.errors import StorageError
+from sparkdl.errors import IntegrityError, StorageError
 from sparkdl.tables.table import Table
 
 LEFT = [x for x in range(40) if x not in HIDDEN]
@@ -77,7 +77,12 @@ def test_a_clone_is_read_from_the_files_of_its_original(spark, table, tmp_path, 
     add = next(action["add"] for action in actions(table.uri) if "add" in action)
     os.rename(f"{table.uri}/{add['path']}", tmp_path / "other.parquet")
     commit(table.uri, 2, remove(add), {"add": {**add, "path": f"{scheme}{tmp_path}/other.parquet"}})
-    assert values(table.read(spark)) == [0, 1, 2, 3]
+    with pytest.raises(IntegrityError, match="does not lie in the table's folder"):
+        table.read(spark)
+    allowed = Table(table.uri, allow_folders=[f"file://{tmp_path}"])
+    assert values(allowed.read(spark)) == [0, 1, 2, 3]
+    with pytest.raises(StorageError, match="does not lie in its folder"):  # workers leave it to Spark
+        allowed.scan()
 
 
 def test_mapped_columns_have_the_names_of_the_table(spark, table):

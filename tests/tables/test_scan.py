@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from delta_log import HIDDEN, actions, commit, edited_metadata, hide_rows, map_columns, protocol, remove
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -253,12 +253,31 @@ def test_files_that_lie_elsewhere_are_not_opened(table, tmp_path, scheme):
     table.append(numbers(0, 2))
     [add] = [action["add"] for action in actions(table.uri) if "add" in action]
     commit(table.uri, 1, remove(add), {"add": {**add, "path": f"{scheme}{tmp_path}/other.parquet"}})
-    with pytest.raises(StorageError, match="does not lie in its folder"):
+    with pytest.raises(StorageError, match="does not lie in the table's folder"):
         table.scan()
     os.rename(os.path.join(table.uri, add["path"]), tmp_path / "other.parquet")
     commit(table.uri, 1, remove(add), {"add": {**add, "path": "../other.parquet"}})
-    with pytest.raises(IntegrityError, match="not the plain name"):
+    with pytest.raises(IntegrityError, match="does not lie in the table's folder"):
         read(table)
+
+
+@pytest.mark.parametrize("where", ["entry", "checkpoint"])
+@pytest.mark.parametrize(
+    "vector",
+    [("p", "file:///etc/hostname"), ("p", "/etc/hostname"), ("u", "../../../etc/ab^-aqEH.-t@S}K{vb[*k^")],
+)
+def test_a_deletion_vector_that_lies_elsewhere_is_not_opened(table, vector, where):
+    table.append(numbers(0, 2))
+    [add] = [action["add"] for action in actions(table.uri) if "add" in action]
+    commit(table.uri, 1, protocol(["deletionVectors"], []))
+    told = {"storageType": vector[0], "pathOrInlineDv": vector[1], "offset": 1, "sizeInBytes": 4, "cardinality": 1}
+    commit(table.uri, 2, remove(add), {"add": {**add, "deletionVector": told}})
+    if where == "checkpoint":
+        DeltaTable(table.uri).create_checkpoint()
+        commit(table.uri, 3, {"commitInfo": {}})
+    for action in (table.scan, table.files, table.rows, table.check_readable, table.compact):
+        with pytest.raises(IntegrityError, match="does not lie in the table's folder"):
+            action()
 
 
 def test_a_file_that_is_a_link_out_of_the_table_or_broken_is_one_sentence(table, tmp_path):

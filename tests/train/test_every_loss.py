@@ -231,12 +231,17 @@ def test_a_batch_of_ignored_labels_has_no_loss_and_no_gradient_and_is_counted(op
 
 
 @pytest.mark.parametrize("shares", [(11,), (2, 8, 1)], ids=str)
-def test_sample_weights_and_ignored_labels_divide_together(shares):
+@pytest.mark.parametrize("class_weights", [None, CLASS_WEIGHTS], ids=["plain", "class weights"])
+def test_sample_weights_class_weights_and_ignored_labels_divide_together(shares, class_weights):
     labels = some_ignored(drawn("classes")[2], all_of=(10,))
     weights = torch.rand(ROWS, generator=torch.Generator().manual_seed(2), **DOUBLE)
     tensors = {"x": inputs(), "y": labels, "w": weights}
     model = model_for((3,))
-    found, _, _ = of_ranks(model, losses.CrossEntropyLoss(), tensors, shares, None)
+    loss = losses.CrossEntropyLoss(weight=class_weights)
+    found, _, _ = of_ranks(model, loss, tensors, shares, None)
     rows = F.cross_entropy(model(tensors["x"]), labels, reduction="none")
-    wanted = (rows * weights).sum() / weights[labels != -100].sum()
+    both = weights * (labels != -100) * (1 if class_weights is None else class_weights[labels.clamp(min=0)])
+    wanted = (rows * both).sum() / both.sum()
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-12, atol=0)
+    equal, _, _ = of_ranks(model, loss, tensors | {"w": torch.full((ROWS,), 0.3, **DOUBLE)}, shares, None)
+    torch.testing.assert_close(equal, loss(model(tensors["x"]), labels).detach(), rtol=1e-12, atol=0)

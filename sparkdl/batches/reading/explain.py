@@ -35,6 +35,7 @@ class Explanation:
         read_amplification: bytes touched by all ranks together over the bytes of the set.
         private_bytes: bound of what one rank allocates for reading.
         mapped_bytes: bound of the pages of the set that one rank maps at a time; ranks of a host share them.
+        spread: whether the rows of the set lie in random order, so that neighbours in the files have nothing in common.
         quality: of the shuffle.
         warnings: what a person should know.
     """
@@ -51,6 +52,7 @@ class Explanation:
     read_amplification: float
     private_bytes: int
     mapped_bytes: int
+    spread: bool
     quality: ShuffleQuality
     warnings: tuple[str, ...]
 
@@ -70,6 +72,7 @@ class Explanation:
                 "memory per rank",
                 f"at most {_mib(self.private_bytes)} allocated, {_mib(self.mapped_bytes)} mapped and shared",
             ),
+            ("rows", "at random in the files" if self.spread else "in the files as they came"),
             ("shuffle", f"rows move {quality.distance:.3f} of the set on average (uniform shuffle: 0.333)"),
             (
                 "neighbours",
@@ -110,8 +113,9 @@ def explain(manifest: Manifest, geometry: Geometry, order: Order, steps: Steps, 
         read_amplification=amplification,
         private_bytes=geometry.pipeline(steps, threads).private_bytes,
         mapped_bytes=geometry.mapped_bytes(),
+        spread=manifest.spread,
         quality=quality,
-        warnings=_warnings(geometry, order, steps, quality, amplification),
+        warnings=_warnings(manifest, geometry, order, steps, quality, amplification),
     )
 
 
@@ -132,7 +136,7 @@ def _bytes_read(sizes: npt.NDArray[np.int64], order: Order, steps: Steps, rank: 
 
 
 def _warnings(
-    geometry: Geometry, order: Order, steps: Steps, quality: ShuffleQuality, amplification: float
+    manifest: Manifest, geometry: Geometry, order: Order, steps: Steps, quality: ShuffleQuality, amplification: float
 ) -> tuple[str, ...]:
     found = []
     left_out = order.rows - steps.count * steps.global_batch
@@ -152,9 +156,9 @@ def _warnings(
         )
     elif amplification > 1.5:
         found.append(f"the ranks together read {amplification:.1f} x the set, which matters if it is remote")
-    if order.shuffle and quality.excess > 10:
+    if order.shuffle and quality.excess > 10 and not manifest.spread:
         found.append(
-            f"file neighbours share a batch {quality.excess:.0f} x as often as under a uniform shuffle: raise "
-            f"pool_bytes above {geometry.config.pool_bytes:,}"
+            f"file neighbours share a batch {quality.excess:.0f} x as often as under a uniform shuffle: write the set "
+            f"with spread_rows=True, or raise pool_bytes above {geometry.config.pool_bytes:,}"
         )
     return tuple(found)

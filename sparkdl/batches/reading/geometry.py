@@ -23,7 +23,7 @@ __all__ = ["Geometry", "Pipeline", "cores", "gather_threads", "row_bytes"]
 
 _LEAST_CHUNK = 1 << 12
 _LARGEST_ROW = float(1 << 40)
-_NUMBERED_AS = 128  # bytes a row of the pool counts as at least: its number is held twice, in 16 bytes
+_NUMBERED_AS = 32  # bytes a row of the pool counts as at least: its number is held twice, in 16 bytes
 _GROUP_ROWS = 1 << 17  # more rows shuffled at once gain nothing
 _SHUFFLING = 40  # bytes a row of a window takes while it is shuffled
 _INDEX_BATCH_ROWS = 1 << 17  # more rows numbered at once gain nothing
@@ -39,6 +39,7 @@ def row_bytes(manifest: Manifest, tensors: Sequence[TensorSpec]) -> float:
         if is_ragged(spec):
             stats = [manifest.statistics[name] for name in spec.columns if name in manifest.statistics]
             total += 8
+            elements = 1.0  # statistics count every number of a row
             if not stats:
                 elements *= manifest.bytes / max(1, manifest.rows)
             elif spec.dtype == "binary":

@@ -190,7 +190,7 @@ class HorovodCollective(GroupCollective):
     def _init(self, gradient_bytes: int | None) -> None:
         variables: dict[str, str | None] = {**init_variables(self._world, self._timeout)}
         given = os.environ.get("HOROVOD_CYCLE_TIME", str(CYCLE_MS))
-        if float(given) == CYCLE_MS:  # what the rendezvous says where nobody chose
+        if given == "(None,)" or float(given) == CYCLE_MS:  # horovod.run's, or ours, where nobody chose
             local = self._may_share_memory and self._world.local_size == self._world.size
             given = str(cycle_ms(gradient_bytes, shared_memory=local))
         variables["HOROVOD_CYCLE_TIME"] = given

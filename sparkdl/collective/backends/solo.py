@@ -47,6 +47,9 @@ class _SoloSync:
     def share_buffers(self) -> None:
         pass
 
+    def share_optimizer(self) -> None:
+        pass
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

@@ -26,7 +26,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from sparkdl import observe
-from sparkdl.collective.agree import named_parameters
+from sparkdl.collective.agree import named_parameters, share_optimizer
 from sparkdl.collective.base import Ranks
 from sparkdl.collective.gradients.batch_norm import synchronise_norms
 from sparkdl.collective.gradients.buckets import Bucket, bucket_bytes, plan_buckets, separate
@@ -50,7 +50,7 @@ class Reducer:
         config: SyncConfig,
     ) -> None:
         self._ranks = ranks
-        self._model = model
+        self._model, self._optimizer = model, optimizer
         self._wire_dtype = WIRE_DTYPES[config.compression]
         self._names = named_parameters(model, optimizer)
         self._params = list(self._names)
@@ -106,6 +106,11 @@ class Reducer:
     def weighted(self, weight: float) -> AbstractContextManager[None]:
         """Forward passes inside are of rows whose gradients the caller multiplies by ``weight`` afterwards."""
         return nullcontext() if self._norms is None else self._norms.weighted(weight)
+
+    def share_optimizer(self) -> None:
+        """Give all ranks the state of rank 0's optimizer."""
+        with torch.no_grad():
+            share_optimizer(self._ranks, self._optimizer)
 
     def synchronize(self) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks."""

@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,7 +41,7 @@ from sparkdl.shards.manifest import WRITER_VERSION, Manifest, Source
 from sparkdl.shards.write import write_shards, write_split
 from sparkdl.storage import Storage
 
-__all__ = ["Prepared", "prepare", "prepare_existing", "sharing_key"]
+__all__ = ["Prepared", "held_out_rows", "prepare", "prepare_existing", "sharing_key"]
 
 _BUCKETS = 1 << 30
 _HELD_OUT = "_sparkdl_validation"
@@ -49,12 +49,13 @@ _HELD_OUT = "_sparkdl_validation"
 _DATA_PARAMS = (
     *("continuous_cols", "categorical_cols", "input_shapes", "label_shapes", "feature_dtypes", "random_seed"),
     *("transformation_edit_fields", "transformation_removed_fields", "partitions_per_process", "compress_sparse_cols"),
+    *("spread_rows", "shuffle", "shuffle_buffer_size"),
 )
 
 
 _WRITING_PARAMS = (
     *("transformation_fn", "transformation_edit_fields", "transformation_removed_fields", "partitions_per_process"),
-    *("continuous_cols", "categorical_cols", "feature_dtypes", "label_shapes", "compress_sparse_cols"),
+    *("continuous_cols", "categorical_cols", "feature_dtypes", "label_shapes", "compress_sparse_cols", "spread_rows"),
 )
 
 
@@ -151,7 +152,7 @@ def prepare(
     roles = roles_of(params, float_dtype)
     rows = _transformed(params, df)
     plan = _planned(params, rows, roles)
-    marks = _marks(params, rows, plan)
+    marks = held_out_rows(rows, value_of(params, "validation"), plan.sources, seed_of(params))
     parts = {"all": rows} if marks is None else {"train": rows.filter(~marks), "validation": rows.filter(marks)}
     if held_out is not None:
         parts["validation"] = _transformed(params, held_out)
@@ -271,9 +272,12 @@ def _inheriting(df: DataFrame, function: Callable[..., Any]) -> Callable[..., An
     return inheritable_thread_target(df.sparkSession)(function)  # type: ignore[no-any-return]
 
 
-def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | None:
-    """The condition of validation rows: a column, or a hash of the row's content that no partitioning changes."""
-    validation = value_of(params, "validation")
+def held_out_rows(df: DataFrame, validation: str | float | None, columns: Sequence[str], seed: int) -> Column | None:
+    """Return the condition of validation rows: a column, or a hash of ``columns`` that no partitioning changes.
+
+    Raises:
+        SchemaError: the column is missing, or neither boolean nor a number.
+    """
     if validation is None or validation == 0:
         return None
     if isinstance(validation, str):
@@ -291,7 +295,7 @@ def _marks(params: CheckedParams, df: DataFrame, plan: ColumnPlan) -> Column | N
         raise SchemaError(
             f"the validation column {validation!r} is a {kind.simpleString()}: make it boolean or a number"
         )
-    hashed = F.xxhash64(*(F.col(quoted(name)) for name in plan.sources), F.lit(seed_of(params)))
+    hashed = F.xxhash64(*(F.col(quoted(name)) for name in columns), F.lit(seed))
     return F.pmod(hashed, F.lit(_BUCKETS)) < F.lit(int(validation * _BUCKETS))
 
 

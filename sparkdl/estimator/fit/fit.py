@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdl.compat.torch_compiler import eager
 from sparkdl.errors import StorageError
 from sparkdl.estimator.fit import checks, settings
 from sparkdl.estimator.fit.attempts import run_ranks
 from sparkdl.estimator.fit.data import Prepared, prepare, prepare_existing
+from sparkdl.estimator.fit.losses import loss_warnings
 from sparkdl.estimator.fit.rank import FitJob, UserParts, made_losses, task_of
 from sparkdl.estimator.fit.shipping import check_importable, pack
 from sparkdl.estimator.horovod.adapters import adapted_metrics
 from sparkdl.estimator.inputs.faults import making
 from sparkdl.estimator.inputs.probe import Probe
 from sparkdl.estimator.inputs.signature import signature_of
+from sparkdl.estimator.params.backend import is_own
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
 from sparkdl.estimator.prediction_columns import check_columns, meanings_of, tell_of_own_loss, wanted_columns
 from sparkdl.estimator.store import open_store
@@ -53,6 +56,7 @@ class Trained:
         run_id: name of the run.
         meanings: what each label's output means, by its loss.
         seconds: wall-clock seconds by span, of driver and rank 0.
+        warnings: what looks wrong with its losses, a sentence each.
     """
 
     model: torch.nn.Module
@@ -63,6 +67,7 @@ class Trained:
     run_id: str
     meanings: dict[str, Meaning]
     seconds: dict[str, float]
+    warnings: tuple[str, ...] = ()
 
 
 class Fit:
@@ -90,7 +95,8 @@ class Fit:
         check_columns(params, self.meanings)
         self.parts = pack(parts)
         self.num_proc = settings.ranks_wanted(params) or slots_of(spark)
-        barrier.check(spark, self.num_proc, settings.launch_settings(params)["config"])
+        if not is_own(params.getOrDefault("backend")):
+            barrier.check(spark, self.num_proc, settings.launch_settings(params)["config"])
         master = str(spark.conf.get("spark.master", ""))
         self.store = open_store(params.getOrDefault("store"), shared_disk=master.startswith("local"))
         settings.check_used(params, self.store)
@@ -123,7 +129,8 @@ class Fit:
             probed = prepared.probe(params.getOrDefault("model"), model)
             wanted_columns(params, signature_of(probed, prepared.train), self.meanings)  # which refuses what cannot be
             tell_of_own_loss(params, probed, self.meanings, prepared.train)
-            check_importable(self.parts, self.spark)
+            if not is_own(params.getOrDefault("backend")):
+                check_importable(self.parts, self.spark)
             run_id, fit_id = settings.run_id_of(params), uuid.uuid4().hex
             plan = settings.task_plan(params, prepared.plan.roles, probed.views, model)
             job = settings.rank_job(params, prepared.train, prepared.validation, prepared.store, run_id, fit_id)
@@ -140,7 +147,29 @@ class Fit:
         model.load_state_dict(leader.weights or {})
         model.eval()
         optimizer = _optimizer_after(parts.optimizer, model, leader)
-        return Trained(model, optimizer, probed, leader, ranks, run_id, self.meanings, seconds | leader.seconds)
+        warnings = self._warnings(parts, prepared, leader)
+        return Trained(
+            model, optimizer, probed, leader, ranks, run_id, self.meanings, seconds | leader.seconds, warnings
+        )
+
+    def _warnings(self, parts: UserParts, prepared: Prepared, leader: RankReport) -> tuple[str, ...]:
+        """Log what looks wrong with the losses; nothing where the user's own step or a part of the rows makes them."""
+        get, labels = self.params.getOrDefault, prepared.plan.roles.labels
+        if parts.step is not None or get("train_steps_per_epoch") or get("validation_steps_per_epoch"):
+            return ()
+        losses = made_losses(parts.losses)
+        losses = losses * len(labels) if len(losses) == 1 else losses
+        warnings = loss_warnings(
+            leader.result.history.epochs,
+            leader.result.metrics,
+            dict(zip(labels, losses, strict=False)),
+            prepared.train,
+            prepared.validation,
+            weighted=prepared.plan.roles.weight is not None,
+        )
+        for sentence in warnings:
+            logger.warning("%s", sentence)
+        return tuple(warnings)
 
     def __enter__(self) -> Fit:
         return self
@@ -161,8 +190,9 @@ class Fit:
 def _optimizer_after(given: Any, model: torch.nn.Module, leader: RankReport) -> torch.optim.Optimizer | None:
     """The optimizer as the leader's last step left it, bound to ``model``."""
     try:
-        optimizer = given if isinstance(given, torch.optim.Optimizer) else given(model)
-        optimizer.load_state_dict(leader.optimizer or {})
+        with eager():
+            optimizer = given if isinstance(given, torch.optim.Optimizer) else given(model)
+            optimizer.load_state_dict(leader.optimizer or {})
     except Exception as error:  # a function that needs what only ranks have; the fit itself is whole
         logger.warning("getOptimizer() of the fitted model is None: the optimizer cannot be made here (%s)", error)
         return None

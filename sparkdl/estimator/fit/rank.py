@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 
+from sparkdl.compat.environment import environment
 from sparkdl.documents.payload import Payload
+from sparkdl.errors import WorldSizeError
 from sparkdl.estimator.horovod.adapters import MinibatchStep, adapted_loss, adapted_metrics
 from sparkdl.estimator.inputs.views import Views, attach_views
 from sparkdl.train.task import Task, takes_no_arguments
 from sparkdl.worker import RankJob, RankReport, run_rank
 from sparkdl.world import World
 
-__all__ = ["FitJob", "TaskPlan", "UserParts", "made_losses", "opened", "task_of", "train_on_rank"]
+__all__ = ["FitJob", "TaskPlan", "UserParts", "made_losses", "opened", "task_of", "train_in_backend", "train_on_rank"]
 
 
 @dataclass
@@ -83,6 +85,22 @@ def train_on_rank(fit: FitJob) -> Payload:
     """
     report: RankReport = run_rank(World.from_env(os.environ), opened(fit))
     return Payload.of(report)
+
+
+def train_in_backend(fit: FitJob, num_proc: int, secret: str) -> Payload:
+    """Train as a rank that a user's own backend runs; by ``secret`` the ranks of this fit know each other's objects.
+
+    Raises:
+        WorldSizeError: the process finds itself among another number of ranks than the backend has said.
+    """
+    world = World.from_env(os.environ)
+    if world.size != num_proc:
+        raise WorldSizeError(
+            f"num_processes() of the backend is {num_proc}, and the process that runs a rank finds itself one of "
+            f"{world.size}: let run() set RANK and WORLD_SIZE, or HOROVOD_RANK and HOROVOD_SIZE, as launchers do"
+        )
+    with environment({"SPARKDL_SECRET": os.environ.get("SPARKDL_SECRET") or secret}):
+        return Payload.of(run_rank(world, opened(fit)))
 
 
 def opened(fit: FitJob) -> RankJob:

@@ -23,8 +23,10 @@ from sparkdl.estimator.fit.rank import TaskPlan, UserParts
 from sparkdl.estimator.horovod.adapters import inputs_by_position
 from sparkdl.estimator.inputs.column_plan import Roles
 from sparkdl.estimator.inputs.views import Views
+from sparkdl.estimator.params.backend import SparkBackend, is_own
 from sparkdl.estimator.params.params import CheckedParams, value_of
 from sparkdl.estimator.store import Store
+from sparkdl.runner import launch_config, start_timeout_of_environment
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage
 from sparkdl.worker import RankJob
@@ -171,6 +173,7 @@ def shard_config(params: CheckedParams, num_proc: int) -> ShardConfig:
     partitions = params.getOrDefault("partitions_per_process")
     return ShardConfig(
         compression="zstd" if params.getOrDefault("compress_sparse_cols") else None,
+        spread_rows=params.getOrDefault("spread_rows") and shuffles(params),
         seed=seed_of(params),
         repartition=partitions * num_proc if partitions else None,
     )
@@ -185,7 +188,12 @@ def loader_configs(params: CheckedParams, train: Manifest) -> tuple[LoaderConfig
         base = replace(base, pool_bytes=max(1, buffer * max(1, train.bytes // max(1, train.rows))))
     training = replace(base, threads=get("train_reader_num_workers"))
     validation = replace(base, threads=get("val_reader_num_workers"))
-    return training, validation, bool(get("shuffle")) and buffer != 0
+    return training, validation, shuffles(params)
+
+
+def shuffles(params: CheckedParams) -> bool:
+    """Whether the order of training rows is random."""
+    return bool(params.getOrDefault("shuffle")) and params.getOrDefault("shuffle_buffer_size") != 0
 
 
 def train_config(params: CheckedParams, store: Store, run_id: str) -> TrainConfig:
@@ -274,7 +282,19 @@ def check_used(params: CheckedParams, store: Store) -> None:
         raise ConfigError(
             f"shuffle_buffer_size={get('shuffle_buffer_size')} and shuffle=False contradict each other: drop one"
         )
-    started = None if isinstance(get("backend"), str) else get("backend").start_timeout
+    if given("spread_rows") and get("spread_rows") and not shuffles(params):
+        off = "shuffle=False" if not get("shuffle") else "shuffle_buffer_size=0"
+        raise ConfigError(f"spread_rows=True and {off} contradict each other: drop one")
+    for name in ("timeout", "min_num_proc"):
+        if is_own(get("backend")) and given(name):
+            kind = type(get("backend")).__name__
+            raise ConfigError(f"{name}={get(name)!r} has no effect on ranks that {kind}.run() starts: drop it")
+    started = get("backend").start_timeout if isinstance(get("backend"), SparkBackend) else None
+    if get("partitions_per_process") and not shuffles(params):
+        raise ConfigError(
+            f"partitions_per_process={get('partitions_per_process')} deals the rows out anew, and shuffle=False keeps "
+            "them in the frame's order: drop one"
+        )
     if given("timeout") and started:
         raise ConfigError(
             f"timeout={get('timeout'):g} and start_timeout={started:g} of the backend name the same thing: drop one"
@@ -288,18 +308,21 @@ def launch_settings(params: CheckedParams) -> dict[str, Any]:
         ConfigError: ``backend`` and ``num_proc`` both name a number of ranks.
     """
     get = params.getOrDefault
-    backend, env = get("backend"), {}
-    timeout = get("timeout") or DEFAULT_TIMEOUT
+    backend, verbose = get("backend"), 0
+    config = LaunchConfig(
+        start_timeout_seconds=get("timeout") or start_timeout_of_environment() or DEFAULT_TIMEOUT,
+        log_to_driver=get("verbose") >= 2,
+    )
     if not isinstance(backend, str):
-        env, timeout = dict(backend.env), backend.start_timeout or timeout
         if get("num_proc") is not None and backend.num_processes() is not None:
             raise ConfigError(
                 f"num_proc={get('num_proc')} and a backend of {backend.num_processes()} processes: give one of them"
             )
+        if isinstance(backend, SparkBackend):
+            verbose = backend.options.get("verbose", 0)
+            config = launch_config(config, env=backend.env, **backend.options)
         backend = "auto"
-    # What the first step of any optimizer of torch imports: a second, free while ranks wait for each other.
-    config = LaunchConfig(start_timeout_seconds=timeout, log_to_driver=get("verbose") >= 2, preload=("torch._dynamo",))
-    return {"backend": backend, "env": env, "use_gpu": None if get("use_gpu") else False, "config": config}
+    return {"backend": backend, "verbose": verbose, "use_gpu": None if get("use_gpu") else False, "config": config}
 
 
 def ranks_wanted(params: CheckedParams) -> int | None:

@@ -212,15 +212,17 @@ def source_column(name: str) -> str:
 def _array_sizes(kinds: Mapping[str, T.DataType], roles: Roles) -> dict[str, tuple[int, ...] | str]:
     """Sizes of plain arrays, as input_shapes gives them: they are then stored as even rows, without offsets.
 
+    Of arrays of arrays, which need none to be even, those that input_shapes gives no size.
+
     Arrays of no given size count as rows that differ in length, even if none of these does: the next ones may.
     """
     found: dict[str, tuple[int, ...] | str] = {}
     given = dict(zip(roles.features, roles.shapes or (), strict=False))
     for name, kind in kinds.items():
-        if isinstance(kind, T.ArrayType) and _is_number(kind.elementType):
+        if isinstance(kind, T.ArrayType):
             shape = given.get(name)
             if shape is not None and _is_sized(shape):
-                found[name] = (math.prod(shape[1:]),)
+                found |= {name: (math.prod(shape[1:]),)} if _is_number(kind.elementType) else {}
             elif name not in roles.labels:  # whose rows a loss compares: they have one length
                 found[name] = "ragged"
     return found

@@ -91,7 +91,7 @@ def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) 
     tensors = []
     for spec in plan_tensors(schema, columns=plan.columns, layout=plan.layout):
         if -1 in spec.shape:
-            if spec.columns[0] not in sizes:
+            if spec.columns[0] not in sizes or spec.ragged:
                 raise ConfigError(f"the size of {spec.columns[0]!r} is not known without input_shapes: set it")
             spec = replace(spec, shape=(math.prod(sizes[spec.columns[0]][1:]),))
         tensors.append(spec)

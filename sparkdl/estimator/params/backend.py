@@ -1,88 +1,122 @@
-"""SparkBackend: where an estimator runs, under Horovod's name for it.
+"""Where an estimator runs, under Horovod's names for it: its ``SparkBackend``, or a user's own ``Backend``.
 
-Enters: Horovod's arguments, or Horovod's own object. Leaves: the number of ranks and what ``runner.run`` takes.
+Enters: Horovod's arguments, or an object with Horovod's interface. Leaves: the number of ranks and what ``runner.run``
+takes; or the object itself, whose ``run`` a fit calls.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 
-__all__ = ["SparkBackend"]
+__all__ = ["Backend", "SparkBackend", "backend_of", "is_own"]
 
-_WITHOUT_EFFECT = ("verbose", "use_gloo")  # gloo is what ranks meet by in any case
+
+class Backend(Protocol):
+    """What Horovod asks of a backend: it runs the ranks, wherever it likes.
+
+    Each process finds its rank as torchrun, or Horovod's launcher, says it: RANK and WORLD_SIZE, or HOROVOD_RANK and
+    HOROVOD_SIZE; one process needs neither.
+    """
+
+    def num_processes(self) -> int:
+        """Return the number of ranks."""
+        ...
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Sequence[Any]:
+        """Run ``fn(*args, **kwargs)`` on every rank; return the values in rank order."""
+        ...
 
 
 class SparkBackend:
-    """Where an estimator runs, as Horovod's ``SparkBackend`` says it; the rendezvous is chosen automatically.
+    """Ranks in Spark's tasks, as Horovod's ``SparkBackend`` says it; the rendezvous is chosen automatically.
 
     Args:
         num_proc: number of ranks; None takes every slot of the cluster.
-        env: variables for the ranks.
-        start_timeout: until all ranks have started, seconds.
-        stdout: of the ranks; only ``sys.stdout``, where the driver prints their lines, is taken.
-        stderr: of the ranks; only ``sys.stderr`` is taken.
-        options: other options of ``horovod.spark.run``.
+        env: variables for the ranks; CUDA_VISIBLE_DEVICES is left out, as Horovod does.
+        options: those of ``sparkdl.run``: start_timeout, stdout, stderr, verbose, nics, prefix_output_with_timestamp,
+            and use_mpi, use_gloo, extra_mpi_args, executable at the values that it takes. Streams are not saved with
+            an estimator.
 
     Raises:
-        ConfigError: an option has no counterpart, or a value is none that can be meant.
+        ConfigError: an option is unknown, or of a value that is wrong or has no counterpart.
     """
 
-    def __init__(
-        self,
-        num_proc: int | None = None,
-        env: Mapping[str, str] | None = None,
-        *,
-        start_timeout: float | None = None,
-        stdout: Any = None,
-        stderr: Any = None,
-        **options: Any,
-    ) -> None:
-        if stdout not in (None, sys.stdout) or stderr not in (None, sys.stderr):
-            raise ConfigError("stdout and stderr of a SparkBackend can only be those of the driver: leave them out")
-        refused = [name for name, value in options.items() if value and name not in _WITHOUT_EFFECT]
-        if refused:
-            raise ConfigError(
-                f"SparkBackend takes no {refused[0]}: ranks need no network or log settings, leave it out"
-            )
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:
         if num_proc is not None and (not isinstance(num_proc, int) or isinstance(num_proc, bool) or num_proc < 1):
             raise ConfigError(f"SparkBackend of num_proc={num_proc!r}: give a whole number of at least 1")
         if not isinstance(env, Mapping | None):
             raise ConfigError(f"env of a SparkBackend is a {type(env).__name__}: give a dict of variables")
+        from sparkdl.runner import launch_config  # which a file of settings does not need
+
+        known = [name for name in inspect.signature(launch_config).parameters if name not in ("config", "env")]
+        unknown = sorted(options.keys() - set(known))
+        if unknown:
+            raise ConfigError(f"SparkBackend takes no {unknown[0]}: it takes num_proc, env, {', '.join(known)}")
         self._num_proc = num_proc
-        self.env = dict(env or {})
-        self.start_timeout = start_timeout
+        self.env = {name: value for name, value in (env or {}).items() if name != "CUDA_VISIBLE_DEVICES"}
+        self.options = options
+        launch_config(env=self.env, **options)
+
+    @property
+    def start_timeout(self) -> float | None:
+        """Until all ranks have started, seconds; None where it was not given."""
+        return self.options.get("start_timeout")
 
     def num_processes(self) -> int | None:
         """Return the number of ranks; None for every slot."""
         return self._num_proc
 
-    @staticmethod
-    def of(name: str, given: Any) -> SparkBackend:
-        """Take ``given``, the value of the parameter ``name``, for what it says: Horovod's own object, or one like it.
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Run ``fn(*args, **kwargs)`` on every rank, see ``sparkdl.run``; ``env`` comes on top of the backend's own."""
+        from sparkdl.runner import run
 
-        Raises:
-            ConfigError: it would run the ranks itself, which sparkdl does.
-        """
-        if isinstance(given, SparkBackend):
-            return given
-        kind = type(given)
-        if not callable(getattr(given, "num_processes", None)):
-            raise ConfigError(
-                f"{name}={given!r} is a {kind.__name__}: give one of {BACKENDS}, or a sparkdl.estimator.SparkBackend"
-            )
-        if kind.__module__.startswith("horovod.") and kind.__name__ == "SparkBackend":
-            options = dict(getattr(given, "_kwargs", None) or {})
-            return SparkBackend(given.num_processes(), getattr(given, "_env", None), **options)
-        if callable(getattr(given, "run", None)):
-            raise ConfigError(
-                f"{name} is a {kind.__module__}.{kind.__name__}, whose run() sparkdl would not call: give a "
-                "sparkdl.estimator.SparkBackend(num_proc, env), or a collective's name"
-            )
-        return SparkBackend(
-            given.num_processes(), getattr(given, "env", None), start_timeout=getattr(given, "start_timeout", None)
+        return run(fn, args, kwargs, num_proc=self._num_proc, env={**self.env, **(env or {})}, **self.options)
+
+
+def backend_of(name: str, given: Any) -> SparkBackend | Backend:
+    """Take ``given``, the value of the parameter ``name``: ours, Horovod's own object, or one with its interface.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(given, SparkBackend):
+        return given
+    kind = type(given)
+    if not callable(getattr(given, "num_processes", None)):
+        raise ConfigError(
+            f"{name}={given!r} is a {kind.__name__}: give one of {BACKENDS}, a sparkdl.estimator.SparkBackend, or an "
+            "object with Horovod's num_processes() and run(fn, args, kwargs, env)"
         )
+    if kind.__module__.startswith("horovod.") and kind.__name__ == "SparkBackend":
+        options = getattr(given, "_kwargs", None) or {}
+        return SparkBackend(given.num_processes(), getattr(given, "_env", None), **options)
+    if callable(getattr(given, "run", None)):
+        count = given.num_processes()
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(f"num_processes() of {name}, a {kind.__name__}, is {count!r}: return the number of ranks")
+        own: Backend = given
+        return own
+    started = getattr(given, "start_timeout", None)
+    return SparkBackend(given.num_processes(), getattr(given, "env", None), start_timeout=started)
+
+
+def is_own(backend: Any) -> bool:
+    """Whether the value of the parameter ``backend`` is a user's own ``Backend``, which runs the ranks itself."""
+    return not isinstance(backend, str | SparkBackend)

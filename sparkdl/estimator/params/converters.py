@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.params.backend import SparkBackend
+from sparkdl.estimator.params.backend import Backend, SparkBackend, backend_of
 from sparkdl.estimator.store import Store
 from sparkdl.storage import Storage
 from sparkdl.train.objective.metric_names import check_metric_name
@@ -162,7 +162,7 @@ def numbers_list(name: str, value: Any) -> list[float]:
 
 
 def shapes(name: str, value: Any) -> list[list[int]]:
-    """One shape a column, as Horovod writes them: ``[-1, 1, 28, 28]``, the batch first as -1."""
+    """One shape a column, as Horovod writes them: ``[-1, 1, 28, 28]``, the batch first as -1; or a row's, ``[2]``."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise _wrong(name, value, "a list with one shape a column, such as [[-1, 1, 28, 28]]")
     found: list[list[int]] = []
@@ -172,10 +172,13 @@ def shapes(name: str, value: Any) -> list[list[int]]:
             raise ConfigError(
                 f"{name} holds {shape!r}: give each shape as a list of whole numbers, such as [-1, 28, 28]"
             )
-        if shape[0] != -1:
+        if shape[0] == 1 and len(shape) > 1:
             raise ConfigError(
-                f"{name} holds {list(shape)}, whose first number is the batch and must be -1: write {[-1, *shape]}"
+                f"{name} holds {list(shape)}, whose 1 may be the batch or the first size of a row: write "
+                f"{[-1, *shape[1:]]} or {[-1, *shape]}"
             )
+        if shape[0] != -1:
+            shape = [-1, *shape]
         varying = name == "input_shapes" and list(shape) == [-1, -1]
         if any(n < 1 for n in shape[1:]) and not varying:
             raise ConfigError(
@@ -255,11 +258,11 @@ def anything_in(*allowed: Any) -> Converter:
     return convert
 
 
-def backend(name: str, value: Any) -> str | SparkBackend:
-    """A collective's name, or a SparkBackend: ours, Horovod's, or one that tells as much."""
+def backend(name: str, value: Any) -> str | SparkBackend | Backend:
+    """A collective's name, a SparkBackend, ours or Horovod's, or a user's own backend."""
     if isinstance(value, str):
         return str(anything_in(*BACKENDS)(name, value))
-    return SparkBackend.of(name, value)
+    return backend_of(name, value)
 
 
 def compression(name: str, value: Any) -> str:

@@ -103,14 +103,15 @@ _COLUMNS = (
     _horovod("label_cols", None, "list of columns", c.columns,
           effect="Label columns, one for each output of the model."),
     _horovod("sample_weight_col", None, "column", c.column,
-          effect="Weight of each row in the loss."),
+          effect="Weight w of each row in the loss: sum(w * loss) / sum(w) over the global batch, and with class "
+          "weights c of a cross entropy sum(w * c * loss) / sum(w * c)."),
     _horovod("continuous_cols", None, "list of columns", c.columns,
           effect="Number columns that pack into one floating-point tensor of their own."),
     _horovod("categorical_cols", None, "list of columns", c.columns,
           effect="Id columns that pack into one int64 tensor of their own, for embeddings."),
     _horovod("input_shapes", None, "list of shapes", c.shapes,
-          effect="Shape of each feature column's tensor, batch first as -1; each column becomes one input of the"
-          " model. [-1, -1] is an array whose rows differ in length."),
+          effect="Shape of each feature column's tensor, batch first as -1, or the shape of a row without it; each"
+          " column becomes one input of the model. [-1, -1] is an array whose rows differ in length."),
     _horovod("label_shapes", None, "list of shapes", c.shapes,
           effect="Shape of each label's tensor, batch first as -1; by default that of the output when the sizes"
           " agree."),
@@ -190,7 +191,8 @@ _RUN = (
           effect="Number of ranks; every slot of the cluster by default."),
     _horovod("backend", "auto", "name or SparkBackend", c.backend, json=False,
           effect="Collective: horovod or torch, whose all-reduce then carries the gradients; auto takes what is there, "
-          "and shared memory for gradients on one host; or a SparkBackend with num_proc and env."),
+          "and shared memory for gradients on one host; a SparkBackend with num_proc, env and the options of run; or a "
+          "backend of your own, whose run() is called."),
     _horovod("gradient_compression", None, "fp16, bf16, none", c.compression,
           effect="Halve the bytes of gradients on the wire."),
     _horovod("use_gpu", True, "boolean", c.boolean,
@@ -225,6 +227,10 @@ _READER = (
     _horovod("partitions_per_process", None, "partitions a rank", c.integer(1),
           effect="Repartition the DataFrame to this many partitions a rank before shards are written; left as it is by "
           "default."),
+    _ours("spread_rows", True, "boolean", c.boolean,
+          effect="Put the rows in random order over the whole set when shards are written, so that a sorted table "
+          "trains the model that a shuffled one trains. False saves the time where they are in random order already; "
+          "shuffle=False keeps the order of the frame."),
     _horovod("train_reader_num_workers", None, "threads", c.integer(1), accessor="TrainReaderNumWorker",
           effect="Threads that read ahead for training."),
     _horovod("val_reader_num_workers", None, "threads", c.integer(1), accessor="ValReaderNumWorker",

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import cloudpickle
 import torch
 from safetensors.torch import save_file
 
+from sparkdl.compat.parametrized import Pickler
 from sparkdl.documents.tensors import load_tensors, map_tensors
 from sparkdl.errors import BundleError, IntegrityError
 from sparkdl.models.folder import file_hash
@@ -168,7 +168,7 @@ def _compare(file: Storage, size: int, digest: str, fact: Mapping[str, Any]) -> 
         )
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(Pickler):
     def __init__(self, known: dict[int, str]) -> None:
         self.buffer = io.BytesIO()
         self.tensors: dict[str, torch.Tensor] = {}

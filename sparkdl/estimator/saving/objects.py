@@ -45,6 +45,7 @@ INSTALLED = ("torch.nn", "torch.optim", "torchmetrics")
 
 _PLAIN = (type(None), bool, int, float, str, bytes, list, tuple, dict)
 _NUMBERS = "biuf"  # kinds of numpy's types
+_SAVED_OPTIONS = ("start_timeout", "verbose", "nics", "prefix_output_with_timestamp")
 _RECORDS: dict[str, type[Any]] = {
     "Store": Store,
     "SparkBackend": SparkBackend,
@@ -54,11 +55,14 @@ _RECORDS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Backend:
-    """What is saved of a ``SparkBackend``."""
+    """What is saved of a ``SparkBackend``: not its streams, nor what can only have one value."""
 
     num_proc: int | None = None
     env: dict[str, str] = field(default_factory=dict)
     start_timeout: float | None = None
+    verbose: int = 1
+    nics: list[str] = field(default_factory=list)
+    prefix_output_with_timestamp: bool = False
 
 
 class NotPlain(Exception):
@@ -207,7 +211,8 @@ class Decoder(trees.Decoder):
                 f"the saved SparkBackend sets {', '.join(sorted(found.env))[:200]} in the environment of the ranks, "
                 f"which can run any code there: {REMEDY}"
             )
-        return SparkBackend(found.num_proc, found.env, start_timeout=found.start_timeout)
+        options = {name: getattr(found, name) for name in _SAVED_OPTIONS}
+        return SparkBackend(found.num_proc, found.env, **options)
 
     def _parameter(self, name: str) -> torch.Tensor:
         if name not in self._known:
@@ -248,7 +253,10 @@ def _without_numpy(value: Any) -> Any:
 def _fields(record: Any) -> dict[str, Any]:
     """The arguments that make a record again."""
     if isinstance(record, SparkBackend):
-        return {"num_proc": record.num_processes(), "env": record.env, "start_timeout": record.start_timeout}
+        saved = {name: value for name, value in record.options.items() if name in _SAVED_OPTIONS and value is not None}
+        if "nics" in saved:
+            saved["nics"] = [saved["nics"]] if isinstance(saved["nics"], str) else list(saved["nics"])
+        return {"num_proc": record.num_processes(), "env": record.env, **saved}
     found = {one.name: getattr(record, one.name) for one in fields(record)}
     return {**found, **record.addresses()} if isinstance(record, Store) else found
 

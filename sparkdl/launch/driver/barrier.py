@@ -19,17 +19,17 @@ from sparkdl.compat.garbage import freeze_once
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import LaunchConfig
-from sparkdl.errors import LaunchTimeoutError, PreflightError
+from sparkdl.errors import ConfigError, LaunchTimeoutError, PreflightError
 from sparkdl.launch.driver.channel import Channel, Report
 from sparkdl.launch.driver.gather import ROW_SCHEMA, GatherJob, StartWatch, failure_in, run_gathered_rank, values_of
 from sparkdl.launch.driver.preflight import job_problems
 from sparkdl.launch.driver.session import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
 from sparkdl.launch.driver.supervisor import Supervisor
 from sparkdl.launch.rank.link import ConnectionInfo
-from sparkdl.launch.rank.rank import Slot, facts, run_rank
+from sparkdl.launch.rank.rank import RETIRED, Slot, facts, run_rank
 from sparkdl.launch.services import Service, likely
 from sparkdl.launch.wire import dump_function
-from sparkdl.observe import Event
+from sparkdl.observe import Event, logger
 from sparkdl.world import World
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "launch", "slots"]
 
+_SECOND_LOOK_SECONDS = 1.0
 _UNHEARD_SECONDS = 15.0  # the ranks' clocks start after their rendezvous and first imports
 
 
@@ -82,11 +83,21 @@ def launch(
     # A module may read its variables when it is imported: with variables of the user's, no import comes before them.
     early = () if config.env else (*likely(preload, function[0]), *config.preload)
     if config.gather_rendezvous or (config.gather_rendezvous is None and is_connect(spark) and not config.driver_host):
-        parts = [bytearray(part) for part in function]
+        if config.timestamps:
+            raise ConfigError(
+                "prefix_output_with_timestamp=True on Spark Connect, where the output arrives when the job ends: leave "
+                "it out, or give config=LaunchConfig(driver_host=...), where executors reach this process"
+            )
         job = GatherJob(
-            num_proc=num_proc, function=parts, services=services, preload=early, versions=facts(), config=config
+            num_proc=num_proc,
+            function=[bytearray(part) for part in function],
+            services=services,
+            preload=early,
+            versions=facts(),
+            config=replace(config, stdout=None, stderr=None),
+            tell_streams_apart=config.tells_streams_apart,
         )
-        return _launch_gathered(spark, job, profile, on_event)
+        return values_of(_launch_gathered(spark, job, profile), num_proc, config, on_event)
     bind_host = bind_address(spark, config)
     channel = Channel(
         bind_host, num_proc, config.silence_seconds, preload=early, services=services, interface=config.interface
@@ -131,19 +142,27 @@ def slots(spark: SparkSession, config: LaunchConfig | None = None) -> int:
 
 
 def _preflight(spark: SparkSession, num_proc: int, config: LaunchConfig, profile: Any) -> None:
-    """Refuse what cannot run; wait, within the start timeout, while executors are still being started."""
+    """Refuse what cannot run; wait, within the start timeout, while executors are being started or replaced."""
     use_drivers_python(spark)
-    deadline = time.monotonic() + config.start_timeout_seconds
+    started, timeout = time.monotonic(), config.start_timeout_seconds
+    replacing, waiting = False, False
     while True:
-        known = cluster_facts(spark, _java(spark, profile))
+        known = cluster_facts(spark, _java(spark, profile), timeout)
         granted = float(config.gpus_per_rank or 0) if profile is not None else known.task_gpus
         known = replace(known, task_gpus=granted)
         problems = job_problems(num_proc, config.gpus_per_rank, known)
-        waiting = known.may_grow and not job_problems(num_proc, config.gpus_per_rank, replace(known, slots=None))
         if not problems:
             return
-        if not waiting or time.monotonic() > deadline:
+        waited = time.monotonic() - started
+        replacing = replacing or (known.slots or 0) + known.lost_slots >= num_proc
+        # Spark says that an executor is gone a moment after its slots are.
+        may_grow = known.may_grow or replacing or (not is_local(spark) and waited < _SECOND_LOOK_SECONDS)
+        lacks_slots_alone = not job_problems(num_proc, config.gpus_per_rank, replace(known, slots=None))
+        if not (may_grow and lacks_slots_alone) or waited > timeout:
             raise PreflightError(problems[0])
+        if not waiting and waited > _SECOND_LOOK_SECONDS:
+            waiting = True
+            logger.warning("waiting for executors, at most %g s: %s", timeout, problems[0])
         time.sleep(0.1)
 
 
@@ -196,9 +215,10 @@ def run_task(
     """Be the rank of this barrier task; yields no rows, for everything has gone through the channel.
 
     A task that raises has Spark print a traceback for each rank before the driver's one sentence: a rank that failed
-    ends its task like the others. It leaves its input unread, though, which makes Spark end this process with it.
+    ends its task like the others. It leaves its input unread, though, which makes Spark end this process with it, as it
+    does where the function has asked for it.
     """
-    if run_rank(info, _slot(keep_output)[0]):
+    if run_rank(info, _slot(keep_output)[0]) and not RETIRED.is_set():
         for _ in promptly(batches):
             pass
         freeze_once()
@@ -218,8 +238,7 @@ def _launch_gathered(
     spark: SparkSession,
     job: GatherJob,
     profile: ResourceProfile | None,
-    on_event: Callable[[Event], None] | None,
-) -> list[Any]:
+) -> pyarrow.Table:
     keep_output = not is_local(spark)
 
     def task(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -233,11 +252,10 @@ def _launch_gathered(
         connect.registerProgressHandler(watch)
     try:
         with _Job(spark, frame.toArrow, lambda _: None) as running:
-            table = running.wait(watch if connect is not None else None, config)
+            return running.wait(watch if connect is not None else None, config)
     finally:
         if connect is not None:
             connect.removeProgressHandler(watch)
-    return values_of(table, num_proc, config, on_event)
 
 
 class _Job:

@@ -76,7 +76,8 @@ class GatherJob:
         services: what each rank enters while its function runs.
         preload: modules to import while the others are on their way.
         versions: what the client has installed.
-        config: the launch settings.
+        config: the launch settings, without streams, which stay on the client.
+        tell_streams_apart: whether standard output and standard error travel by themselves.
         secret: of this run, by which its ranks know each other.
     """
 
@@ -86,6 +87,7 @@ class GatherJob:
     preload: Sequence[str]
     versions: Mapping[str, str]
     config: LaunchConfig
+    tell_streams_apart: bool = False
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
 
@@ -178,6 +180,7 @@ def run_gathered_rank(job: GatherJob, slot: Slot, context: Gathering) -> Iterato
         if problem:
             raise ClusterError(problem)
         plan = make_plan(registered, job.versions, job.config)
+        plan["settings"]["tell_streams_apart"] = job.tell_streams_apart
         rank = plan["worlds"][slot.number]["rank"]
         host, port = registered[0]["store"]
         store = StoreClient((host, port), job.secret)
@@ -270,8 +273,8 @@ def values_of(
                 chunks[rank].setdefault(part, []).append(buffer)
                 continue
             message = json.loads(buffer.to_pybytes())
-            if kind == "log" and config.log_to_driver:
-                print_lines(rank, message["lines"])
+            if kind == "log":
+                print_lines(rank, message, config)
             elif kind == "event" and on_event is not None:
                 on_event(message["event"])
     values = []

@@ -73,5 +73,6 @@ def make_plan(
             "interface": config.interface,
             "threads": threads,
             "log_kib_per_second": config.log_kib_per_second,
+            "tell_streams_apart": config.tells_streams_apart,
         },
     }

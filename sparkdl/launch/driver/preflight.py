@@ -25,6 +25,7 @@ class ClusterFacts:
         total_slots: tasks it could run if they asked for CPUs alone.
         executors: executors registered now, the driver of a local master counting as one.
         may_grow: whether executors of the application are still being started.
+        lost_slots: tasks that executors could run which the cluster has lost of late and not yet replaced.
         dynamic_allocation: whether Spark adds and removes executors by load.
         task_cpus: CPUs a task asks for.
         task_gpus: GPUs a task asks for.
@@ -35,6 +36,7 @@ class ClusterFacts:
     total_slots: int | None = None
     executors: int | None = None
     may_grow: bool = False
+    lost_slots: int = 0
     dynamic_allocation: bool = False
     task_cpus: int = 1
     task_gpus: float = 0.0

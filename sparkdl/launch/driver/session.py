@@ -10,7 +10,7 @@ import re
 import time
 from typing import Any
 
-from sparkdl.compat.spark_errors import OTHER_PYTHON
+from sparkdl.compat.spark_errors import OTHER_PYTHON, lacking_module
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, PreflightError, UnreachableError
 from sparkdl.launch.driver.preflight import ClusterFacts
@@ -44,12 +44,13 @@ def bind_address(spark: Session, config: LaunchConfig) -> str:
     return "127.0.0.1" if is_local(spark) else address_of(_setting(spark, "spark.driver.host", "localhost"))
 
 
-def cluster_facts(spark: Session, profile: Any = None) -> ClusterFacts:
+def cluster_facts(spark: Session, profile: Any = None, lost_within: float = 0.0) -> ClusterFacts:
     """Ask ``spark`` what the pre-flight check needs to know; milliseconds.
 
     Args:
         spark: the session.
         profile: the JVM's resource profile that the ranks will run under; None takes the default one.
+        lost_within: seconds for which an executor that is gone counts as one that is being replaced.
 
     Raises:
         PreflightError: the session has been stopped.
@@ -81,7 +82,21 @@ def cluster_facts(spark: Session, profile: Any = None) -> ClusterFacts:
         total_slots=int(spark.sparkContext.defaultParallelism),
         executors=executors if is_local(spark) else executors - 1,
         may_grow=not is_local(spark) and age < _GROWING_SECONDS,
+        lost_slots=0 if is_local(spark) else _lost_slots(scheduler, lost_within),
     )
+
+
+def _lost_slots(scheduler: Any, within: float) -> int:
+    """The slots of executors that Spark removed in the last ``within`` seconds and has not replaced since."""
+    summaries = scheduler.statusStore().executorList(False)
+    executors = [summaries.apply(index) for index in range(summaries.size())]
+    since = (time.time() - within) * 1000
+    lost = [each for each in executors if not each.isActive() and each.removeTime().get().getTime() >= since]
+    if not lost:
+        return 0
+    first = min(each.removeTime().get().getTime() for each in lost)
+    new = [each for each in executors if each.isActive() and each.addTime().getTime() >= first]
+    return max(0, sum(int(each.maxTasks()) for each in lost) - sum(int(each.maxTasks()) for each in new))
 
 
 def _setting(spark: Session, name: str, default: str) -> str:
@@ -107,11 +122,8 @@ def as_cluster_error(error: BaseException) -> BaseException:
         found = PreflightError(OTHER_PYTHON)
     elif unreached := re.search(r"sparkdl\.errors\.UnreachableError: (.+)", text):
         found = UnreachableError(unreached[1].strip())
-    elif missing := re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text):
-        found = PreflightError(
-            f"the workers' Python has no module {missing[1]!r}: install it there, or set PYSPARK_PYTHON to an "
-            f"environment that has it"
-        )
+    elif missing := lacking_module(error):
+        found = missing
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
         found = CancelledError("the Spark job of the ranks was cancelled, and every rank was ended")
     elif "maxResultSize" in text or "OutOfMemoryError" in text:

@@ -193,7 +193,7 @@ class Supervisor:
         if one is None:
             return
         if report.kind == "log":
-            self._print(one, report.message["lines"])
+            self._print(one, report.message)
         elif report.kind == "event":
             if self._on_event is not None:
                 self._on_event(report.message["event"])
@@ -215,10 +215,9 @@ class Supervisor:
             raise WorldSizeError(f"two ranks say that they are slot {slot} of {self._num_proc}: the stage ran twice")
         self._ranks[slot] = _Rank(registration=report.message, rank=slot)
 
-    def _print(self, one: _Rank, lines: Sequence[str]) -> None:
-        one.tail.extend(lines)
-        if self._config.log_to_driver:
-            print_lines(one.rank, lines)
+    def _print(self, one: _Rank, message: Mapping[str, Any]) -> None:
+        one.tail.extend(message["lines"])
+        print_lines(one.rank, message, self._config)
 
     def _raise_failure(self) -> None:
         """Raise what went wrong, if anything did; look twice where it may be the echo of another rank's failure."""
@@ -299,7 +298,7 @@ class Supervisor:
         while self._channel.connected and time.monotonic() < until:
             report = self._channel.next(0.05)
             if report is not None and report.kind == "log" and report.slot in self._ranks:
-                self._print(self._ranks[report.slot], report.message["lines"])
+                self._print(self._ranks[report.slot], report.message)
         self._host.cancel()
 
     def _values(self) -> list[Any]:
@@ -310,10 +309,19 @@ class Supervisor:
         return values
 
 
-def print_lines(rank: int, lines: Sequence[str]) -> None:
-    """Print a rank's output on the driver, each line with its rank."""
-    sys.stdout.write("".join(f"[rank {rank}] {line}\n" for line in lines))
-    sys.stdout.flush()
+def print_lines(rank: int, message: Mapping[str, Any], config: LaunchConfig) -> None:
+    """Write a rank's output where the settings say, each line with its rank."""
+    stream: str = message["stream"]
+    target = {"stdout": config.stdout, "stderr": config.stderr}.get(stream)
+    now = time.asctime() if config.timestamps else ""
+    if target is not None:
+        before = f"{now}[{rank}]<{stream}>:"  # as Horovod writes it (safe_shell_exec.prefix_connection)
+    elif config.log_to_driver:
+        target, before = sys.stdout, f"{now} [rank {rank}] ".lstrip()
+    else:
+        return
+    target.write("".join(f"{before}{line}\n" for line in message["lines"]))
+    target.flush()
 
 
 def load_or_name(rank: int, parts: list[bytearray]) -> Any:

@@ -81,26 +81,36 @@ class Capture:
     """Reads descriptors 1 and 2 of this process while it is active; a context manager.
 
     Args:
-        on_lines: called on a thread of its own with the lines that may travel.
+        on_lines: called on a thread of its own with the lines that may travel, and whence: ``"stdout"``, ``"stderr"``,
+            or ``""`` where the two are not told apart.
         keep: whether the original descriptors get everything as well (an executor's own log file).
         limit: what bounds the lines that travel; the tail is kept whatever it drops.
+        apart: whether lines of the two descriptors are told apart; their order among each other is then that of
+            arrival, otherwise exact.
     """
 
-    def __init__(self, on_lines: Callable[[list[str]], None], *, keep: bool, limit: RateLimit) -> None:
+    def __init__(
+        self, on_lines: Callable[[list[str], str], None], *, keep: bool, limit: RateLimit, apart: bool = False
+    ) -> None:
         self._on_lines = on_lines
         self._keep = keep
         self._limit = limit
+        self._apart = apart
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     def __enter__(self) -> Capture:
         self._streams = sys.stdout, sys.stderr
         _flush()
         self._saved = os.dup(1), os.dup(2)
-        self._source, write_end = os.pipe()
         self._wake, self._waker = os.pipe()
-        os.dup2(write_end, 1)
-        os.dup2(write_end, 2)
-        os.close(write_end)
+        self._sources: dict[int, str] = {}
+        for name, descriptors in {"stdout": (1,), "stderr": (2,)}.items() if self._apart else [("", (1, 2))]:
+            source, write_end = os.pipe()
+            os.set_blocking(source, False)
+            self._sources[source] = name
+            for descriptor in descriptors:
+                os.dup2(write_end, descriptor)
+            os.close(write_end)
         # Streams over the bare descriptors 1 and 2: a logging handler that keeps one still works after the block.
         sys.stdout, sys.stderr = (_line_buffered(descriptor) for descriptor in (1, 2))
         # The stack of a crash must not go into a pipe that nobody reads any more; Spark may have a place for it.
@@ -120,37 +130,38 @@ class Capture:
             os.dup2(saved, descriptor)
         os.close(self._waker)
         self._reader.join()
-        for descriptor in (*self._saved, self._source, self._wake):
+        for descriptor in (*self._saved, *self._sources, self._wake):
             os.close(descriptor)
 
     def _read(self) -> None:
-        splitter = LineSplitter()
-        for data in self._chunks():
+        splitters = {source: LineSplitter() for source in self._sources}
+        for source, data in self._chunks():
             if data and self._keep:
                 with contextlib.suppress(OSError):
                     os.write(self._saved[1], data)
-            lines = splitter.feed(data) if data else splitter.flush()
+            lines = splitters[source].feed(data) if data else splitters[source].flush()
             if lines:
                 self.tail.extend(lines)
-                self._on_lines(self._limit.pass_through(lines))
+                self._on_lines(self._limit.pass_through(lines), self._sources[source])
 
-    def _chunks(self) -> Iterator[bytes]:
-        """Yield what arrives; an empty chunk after half a second of silence and at the end."""
+    def _chunks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what arrives and whence; an empty chunk of each after half a second of silence and at the end."""
         poll = select.poll()
-        poll.register(self._source, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        os.set_blocking(self._source, False)
+        for descriptor in (*self._sources, self._wake):
+            poll.register(descriptor, select.POLLIN)
         ending = silent = False
         while True:
             ready = {descriptor for descriptor, _ in poll.poll(None if silent else _PATIENCE_SECONDS * 1000)}
             ending = ending or self._wake in ready
-            try:
-                data = os.read(self._source, 1 << 16) if self._source in ready or ending else b""
-            except BlockingIOError:
-                data = b""
-            yield data
-            silent = not data
-            if ending and not data:
+            silent = True
+            for source in self._sources if ending or not ready else [one for one in self._sources if one in ready]:
+                try:
+                    data = os.read(source, 1 << 16) if ready else b""
+                except BlockingIOError:
+                    data = b""
+                yield source, data
+                silent = silent and not data
+            if ending and silent:
                 return
 
 

@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -30,7 +31,10 @@ from sparkdl.launch.store import StoreClient
 from sparkdl.launch.wire import dump_value, load_value
 from sparkdl.world import World
 
-__all__ = ["Assignment", "Reporter", "Slot", "facts", "perform", "preload", "registration", "run_rank"]
+__all__ = ["RETIRED", "Assignment", "Reporter", "Slot", "facts", "perform", "preload", "registration", "run_rank"]
+
+RETIRED = threading.Event()
+"""Set by a function after which this process shall not be used again, because it has left traces in it."""
 
 _BURST_BYTES = 4 << 20
 _RESERVE_BYTES = 4 << 20
@@ -193,7 +197,9 @@ def perform(link: Reporter, assigned: Assignment, function: list[bytearray]) -> 
             world = World.from_env(variables)
             limit = RateLimit(_BURST_BYTES, settings["log_kib_per_second"] * 1024)
             lines = functools.partial(_send_lines, link)
-            capture = stack.enter_context(Capture(lines, keep=assigned.slot.keep_output, limit=limit))
+            capture = stack.enter_context(
+                Capture(lines, keep=assigned.slot.keep_output, limit=limit, apart=bool(settings["tell_streams_apart"]))
+            )
             for service in assigned.services:
                 variables = {**stack.enter_context(service.join(assigned.store)), **variables}
             stack.enter_context(environment(variables))
@@ -245,9 +251,9 @@ def _events_to(link: Reporter, rank: int) -> Iterator[None]:
         observe.set_sink(before)
 
 
-def _send_lines(link: Reporter, lines: list[str]) -> None:
+def _send_lines(link: Reporter, lines: list[str], stream: str) -> None:
     for start in range(0, len(lines), 200):
-        link.send({"kind": "log", "lines": lines[start : start + 200]})
+        link.send({"kind": "log", "stream": stream, "lines": lines[start : start + 200]})
 
 
 def _taken_apart(value: Any) -> list[memoryview]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sparkdl.documents.typed import Count, Source, convert, encode, parse
 from sparkdl.errors import ConfigError, IntegrityError
+from sparkdl.observe import facts_table, metrics_text
 
 __all__ = ["EVENTS", "LOG", "SIGNED_EVENTS", "Event", "ModelVersion"]
 
@@ -145,7 +146,7 @@ class Event:
         return convert(fields, cls, source)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ModelVersion:
     """One published version of a model.
 
@@ -174,3 +175,19 @@ class ModelVersion:
     aliases: tuple[str, ...] = ()
     publication: str = ""
     signature: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name}@{self.version}: {'; '.join(self._facts().values())}"
+
+    def _repr_html_(self) -> str:
+        return facts_table(f"{self.name}@{self.version}", {**self._facts(), "uri": self.uri})
+
+    def _facts(self) -> dict[str, str]:
+        """What is worth seeing at a glance."""
+        facts = {
+            "aliases": ", ".join(self.aliases) or "no alias",
+            "published": f"{self.published:%Y-%m-%d %H:%M} UTC",
+            "metrics": metrics_text(self.metrics),
+            "table": str(self.lineage.get("source_table") or ""),
+        }
+        return {name: text for name, text in facts.items() if text}

@@ -21,14 +21,14 @@ from typing import TypeVar
 import pyarrow as pa
 
 from sparkdl.documents.typed import Source, encode, parse
-from sparkdl.errors import ConflictError, SparkdlError, StorageError
+from sparkdl.errors import ConflictError, FencedError, SparkdlError, StorageError
 from sparkdl.models.registry.checkpoint import Checkpoint, Checkpoints
 from sparkdl.models.registry.event_log import EVENTS, SIGNED_EVENTS, Event
 from sparkdl.models.registry.model import UnusableError
 from sparkdl.models.registry.state import State, fold
 from sparkdl.observe import logger
 from sparkdl.storage import Entry, Storage
-from sparkdl.tables.table import Table
+from sparkdl.tables.table import Fence, Table
 
 __all__ = ["FORMAT", "EventLog"]
 
@@ -78,10 +78,12 @@ class EventLog:
     Attributes:
         root: the registry's folder.
         table: of events.
+        fence: that each event is committed under.
     """
 
     root: Storage
     table: Table
+    fence: Fence | None = None
 
     def artifact(self, content_hash: str) -> Storage:
         """Where a bundle lies."""
@@ -157,6 +159,7 @@ class EventLog:
 
         Raises:
             ConflictError: others were faster again and again.
+            FencedError: a later run has claimed the registry.
             ConfigError: the event holds what no reader takes.
         """
         for turn in range(_TRIES):
@@ -169,6 +172,8 @@ class EventLog:
             event = seal(decision.stamped(seen.state.count, datetime.now(UTC)))
             try:
                 version, proof = self._append(event, seen)
+            except FencedError:
+                raise
             except ConflictError:
                 time.sleep(random.uniform(0.5, 1.0) * min(0.1, 0.004 * 2 ** min(turn, 6)))
                 continue
@@ -178,6 +183,13 @@ class EventLog:
         raise ConflictError(
             f"{_TRIES} commits to the registry {self.root.uri} lost against other writers: try again later"
         )
+
+    def claim(self) -> None:
+        """Commit the fence's next number, so that those before it are refused."""
+        if self.fence is not None:
+            if not self.table.exists():
+                self._write_format()
+            self.table.claim(self.fence.transaction(), EVENTS)
 
     def checkpoint(self) -> None:
         """Fold all events, and make a checkpoint of that."""
@@ -249,10 +261,11 @@ class EventLog:
         schema = SIGNED_EVENTS if signed else EVENTS
         row = pa.Table.from_pylist([event.to_row()], schema=schema)
         journal = self.table.journal
-        if seen.proof and columns == set(schema.names) and not journal.locks_elsewhere:
+        if self.fence is None and seen.proof and columns == set(schema.names) and not journal.locks_elsewhere:
             return seen.version + 1, journal.append(row, seen.version)
         new_columns = seen.version >= 0 and set(self.table.columns()) != set(schema.names)
-        return self.table.append(row, expected_version=seen.version, new_columns=new_columns), ""
+        mine = None if self.fence is None else self.fence.transaction()  # of which the whole log tells
+        return self.table.append(row, expected_version=seen.version, new_columns=new_columns, transaction=mine), ""
 
     def _maintain(self, seen: _Seen, version: int, proof: str) -> None:
         """After a commit, which stands whatever comes of this."""

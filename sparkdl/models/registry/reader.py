@@ -22,7 +22,7 @@ from sparkdl.models.registry.signing import Keys, SigningKey
 from sparkdl.models.registry.state import ModelSummary, State
 from sparkdl.storage import Storage
 from sparkdl.tables.delta import storage_of
-from sparkdl.tables.table import Table
+from sparkdl.tables.table import Fence, Table
 
 if TYPE_CHECKING:
     from sparkdl.models.bundle import Bundle
@@ -40,11 +40,13 @@ class RegistryReader:
         key: with one, every event is signed, and a version or move of an alias that is not is refused; several: the
             first signs, each is believed. By default that of ``SPARKDL_REGISTRY_KEY`` or ``SPARKDL_REGISTRY_KEY_FILE``
             in the environment; ``()`` for none in any case.
+        fence: of a run, whose publications and moves of aliases are refused once a later one has claimed the registry.
     """
 
     uri: str
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     key: SigningKey | Sequence[SigningKey] | None = field(default=None, repr=False, compare=False)
+    fence: Fence | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "uri", self._root.uri)
@@ -172,4 +174,4 @@ class RegistryReader:
     @cached_property
     def _log(self) -> EventLog:
         table = Table(self._root.child("events").spark_uri, self.storage_options, engine="delta-rs")
-        return EventLog(self._root, table)
+        return EventLog(self._root, table, self.fence)

@@ -48,6 +48,7 @@ class ModelRegistry(RegistryReader):
         uri: a local folder or ``s3://...``.
         storage_options: as ``Table`` takes them.
         key: see ``RegistryReader``.
+        fence: see there.
     """
 
     def publish(
@@ -242,6 +243,14 @@ class ModelRegistry(RegistryReader):
             return Event(kind="deleted", name=name, version=version, reason=reason)
 
         self._commit(decide, lambda state: None)
+
+    def claim(self) -> None:
+        """Refuse from now on what runs before that of the ``fence`` publish and promote.
+
+        Raises:
+            FencedError: a later run has claimed it.
+        """
+        self._log.claim()
 
     def gc(
         self,

@@ -119,8 +119,13 @@ class State:
         """
         model = self._model(name)
         if model is None or alias not in model.aliases:
+            there = sorted(self.aliases(name))
+            if there:
+                raise ConfigError(f"model {name!r} has no alias {alias!r}, only {there}: name one of these")
+            newest = next((each.version for each in reversed(self.versions(name))), 1)
             raise ConfigError(
-                f"model {name!r} has no alias {alias!r}, only {sorted(self.aliases(name))}: name one of these"
+                f"model {name!r} has no alias {alias!r} nor any other: name a version, such as {name}@{newest}, or "
+                f"give one the alias by set_alias or `sparkdl models promote REGISTRY {name} {newest}`"
             )
         return model.aliases[alias].event
 

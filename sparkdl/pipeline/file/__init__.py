@@ -4,6 +4,6 @@ Enters: YAML, the environment, overrides. Leaves: ``PipelineFile``, whose ``spec
 ``PipelineFileError``. Follow ``load.py``: tree (lines) -> environment -> names -> overrides -> decode -> conflicts.
 """
 
-from sparkdl.pipeline.file.load import PipelineFile, load, loads
+from sparkdl.pipeline.file.load import PipelineFile, draft, load, loads
 
-__all__ = ["PipelineFile", "load", "loads"]
+__all__ = ["PipelineFile", "draft", "load", "loads"]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
 from sparkdl.pipeline.file.conditions import misspelt
 from sparkdl.pipeline.file.decode import Path
-from sparkdl.pipeline.file.problems import nearest
+from sparkdl.pipeline.file.problems import near_column
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
 
 __all__ = ["misfits", "read_of_source"]
@@ -124,7 +124,7 @@ def _instead(column: str, columns: Columns) -> str:
     parent, dot, _ = column.partition(".")
     if dot and parent in columns:
         return f"it may be a field of {parent}, which is {columns[parent]}: take it out in transform"
-    near = nearest(column, columns)
+    near = near_column(column, columns)
     if near is not None:
         return f"write {near}"
     names = list(columns)

@@ -1,7 +1,7 @@
-"""Names in a SQL condition that were most likely meant to be columns.
+"""SQL of a pipeline file that is certainly wrong; whether it is right, Spark alone can tell.
 
-Enters: the text of a condition, and the columns that there are. Leaves: each word of it that is no column, no word of
-SQL, and nearly a column. Whether a condition is right, Spark alone can tell; what is said here is certainly wrong.
+Enters: the text of a condition and the columns that there are, or the text of a transform. Leaves: each word of the
+condition that is no column, no word of SQL, and nearly a column; what no SELECT from ``source`` can be.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from sparkdl.pipeline.file.problems import nearest
+from sparkdl.pipeline.file.problems import near_column, nearest
 
-__all__ = ["misspelt"]
+__all__ = ["misspelt", "sql_problem"]
 
 _TOKEN = re.compile(
     r"(?P<skip>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/|\d[\w.]*|\s+)"
@@ -54,6 +54,27 @@ def misspelt(condition: str, columns: Sequence[str]) -> Iterator[tuple[str, str]
             continue
         if before in (".", ":", "as") or after in (".", ":") or (plain and after == "("):
             continue  # a field, a type, a function
-        near = nearest(word, columns)
+        near = near_column(word, columns)
         if near is not None:
             yield word, near
+
+
+def sql_problem(select: str) -> str:
+    """Why a text is no SELECT from ``source``, as the end of a sentence; empty if it may be one."""
+    tokens = [found for found in _TOKEN.finditer(select) if found["skip"] is None]
+    depth = 0
+    for token in tokens:
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if depth < 0:
+            break
+    if depth:
+        return ": a parenthesis has no partner: add or remove one"
+    if any(token["other"] in ("'", '"', "`") for token in tokens):
+        return ": a quotation mark has no partner: add or remove one"
+    words = [token[0].strip("`").lower() for token in tokens if token["word"] or token["quoted"]]
+    if not words or words[0] not in ("select", "with", "from", "table", "values"):
+        return " is no SELECT: begin with SELECT or WITH"
+    if "source" not in words:
+        near = nearest("source", words)
+        return f": {f'reads {near!r} and ' if near else ''}never reads the rows: write FROM source"
+    return ""

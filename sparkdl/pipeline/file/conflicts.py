@@ -7,6 +7,7 @@ that it needs as its parameters, and is asked where all of them are sound.
 from __future__ import annotations
 
 import inspect as python_inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ from sparkdl.pipeline.spec import (
     Range,
     Score,
     Search,
-    Source,
+    SourceSection,
     Split,
     TimeSplit,
     Train,
@@ -41,6 +42,13 @@ from sparkdl.pipeline.spec.operation import metrics_of
 
 __all__ = ["contradictions"]
 
+_TELLING_ADDRESS = re.compile(
+    r"[?&;]\s*([\w.-]*(signature|token|secret|passw(or)?d|pwd|credential|access_?key(_?id)?)|sig|sas|pat)\s*="
+    r"|://[^/\s@:]+:[^/\s@]*@",
+    re.IGNORECASE,
+)
+"""A signed address (``?sv=...&sig=...``), or a password before its host."""
+
 Found = Iterator[tuple[Path, str]]
 
 
@@ -50,6 +58,25 @@ def contradictions(sections: Mapping[str, Any]) -> Found:
         needed = python_inspect.signature(check).parameters
         if needed.keys() <= sections.keys():
             yield from check(**{name: sections[name] for name in needed})
+
+
+def _addresses_hold_no_secret(
+    root: str, places: Places, source: SourceSection, publish: Publish, score: Score
+) -> Found:
+    addresses: dict[Path, str | None] = {
+        ("root",): root,
+        **{("places", name): getattr(places, name) for name in places.__struct_fields__},
+        **{("source", name): getattr(source, name, None) for name in ("path", "table")},
+        ("publish", "registry"): publish.registry,
+        ("score", "target"): score.target,
+    }
+    for path, address in addresses.items():
+        if address is not None and _TELLING_ADDRESS.search(address):
+            yield (
+                path,
+                " holds a signature, a token or a password, and addresses stand in logs, records and messages: take it "
+                "out, and give it as ${NAME} in spark.conf, or in fsspec's configuration",
+            )
 
 
 def _features_have_names_of_their_own(features: Mapping[str, Feature]) -> Found:
@@ -72,7 +99,7 @@ def _expectations_have_names_of_their_own(expect: Mapping[str, Expectation]) -> 
             yield ("expect", name), " is what runs say of rows of their own accord: give it another name"
 
 
-def _columns_have_one_role(source: Source, features: Mapping[str, Feature], label: Mapping[str, Label]) -> Found:
+def _columns_have_one_role(source: SourceSection, features: Mapping[str, Feature], label: Mapping[str, Label]) -> Found:
     for name, options in features.items():
         column = options.source(name)
         if column in label:
@@ -113,7 +140,7 @@ def _renamed(name: str) -> str:
 
 
 def _predictions_have_columns_of_their_own(
-    source: Source, split: Split | None, label: Mapping[str, Label], score: Score
+    source: SourceSection, split: Split | None, label: Mapping[str, Label], score: Score
 ) -> Found:
     own = {name.lower() for name in prediction_columns({name: one.type for name, one in label.items()})}  # as in SQL
     for position, name in enumerate(score.keep):
@@ -141,7 +168,7 @@ def _labels_share_the_loss(label: Mapping[str, Label]) -> Found:
             yield ("label", name, "weight"), f"={one.weight} has no meaning for one label: leave it out"
 
 
-def _split_has_what_it_needs(source: Source, split: Split | None, label: Mapping[str, Label]) -> Found:
+def _split_has_what_it_needs(source: SourceSection, split: Split | None, label: Mapping[str, Label]) -> Found:
     if isinstance(split, TimeSplit):
         if source.when is None:
             yield ("split", "by"), "='time' needs source.time or source.partition: name the column, or split by hash"
@@ -165,7 +192,7 @@ def _split_has_what_it_needs(source: Source, split: Split | None, label: Mapping
 def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Found:
     judged = label.get(publish.label or "") or next(iter(label.values()))
     if publish.label is not None and publish.label not in label:
-        yield ("publish", "label"), f"={publish.label!r} is no label: {choices(publish.label, label)}"
+        yield ("publish", "label"), f"={publish.label!r} is no label: {choices(publish.label, label, columns=True)}"
         return
     possible = metrics_of(judged.type)
     of = f"a label of type {judged.type!r}: choose one of {', '.join(possible)}"
@@ -199,7 +226,7 @@ def _what_chooses_does_not_judge(search: Search | None, split: Split | None) -> 
         )
 
 
-def _gate_can_draw(source: Source, split: Split | None, publish: Publish) -> Found:
+def _gate_can_draw(source: SourceSection, split: Split | None, publish: Publish) -> Found:
     by_time = isinstance(split, TimeSplit) or (split is None and source.when is not None)
     if publish.gate.over == "window" and not by_time:
         yield ("publish", "gate", "over"), "='window' needs windows, and the split is not by time: write key"
@@ -236,7 +263,7 @@ def _there_is_something_to_score(split: Split | None, score: Score, written: fro
 def _drift_knows_its_features(features: Mapping[str, Feature], drift: Drift) -> Found:
     for position, name in enumerate(drift.ignore):
         if name not in features:
-            yield ("drift", "ignore", position), f"={name!r} is no feature: {choices(name, features)}"
+            yield ("drift", "ignore", position), f"={name!r} is no feature: {choices(name, features, columns=True)}"
 
 
 def _search_varies_what_there_is(search: Search | None) -> Found:
@@ -286,6 +313,7 @@ def _is_a(kind: inspect.Type, value: Any) -> bool:
 
 
 _CHECKS: tuple[Callable[..., Found], ...] = (
+    _addresses_hold_no_secret,
     _features_have_names_of_their_own,
     _expectations_have_names_of_their_own,
     _columns_have_one_role,

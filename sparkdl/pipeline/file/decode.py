@@ -17,7 +17,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.pipeline.file.kinds import alternatives, fields_of, sections_of, spelled_out, wanted
 from sparkdl.pipeline.file.problems import Problems, choices, nearest
 from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown
-from sparkdl.pipeline.spec.base import Refused, bound_broken, plain_type
+from sparkdl.pipeline.spec.base import Refused, Secret, bound_broken, plain_type
 
 __all__ = ["BAD", "Decoder", "Path", "dotted"]
 
@@ -43,12 +43,16 @@ class Decoder:
     Attributes:
         problems: takes what is wrong.
         places: where the value of each path stands.
+        references: the texts that name variables of the environment, by the path of what these made of it.
         refused: sections that are not sound, by identity: one that stands for several columns is told once.
+        sound: the sound values of each mapping that holds others, too.
     """
 
     problems: Problems
     places: dict[Path, str] = field(default_factory=dict)
     refused: dict[int, Node] = field(default_factory=dict)
+    sound: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    references: dict[Path, str] = field(default_factory=dict)
 
     def place(self, path: Path) -> str:
         """Where a path stands, or else the section around it."""
@@ -85,7 +89,7 @@ class Decoder:
 
     def value(self, node: Node, kind: inspect.Type, path: Path) -> Any:
         """The value of a node, or ``BAD``."""
-        self.places[path] = node.at
+        self._stands(node, path)
         if id(node) in self.refused or (isinstance(node, Scalar) and isinstance(node.value, Unknown)):
             return BAD
         written, node = node, spelled_out(node, kind)
@@ -99,10 +103,15 @@ class Decoder:
             return self.value(replace(node, value=node.filled), kind, path)
         if fitting is None:
             return self.wrong(path, _mistaken(node, kind, path))
-        broken = bound_broken(kind, node.value) if isinstance(node, Scalar) else None
+        broken = bound_broken(kind, _as_told(node)) if isinstance(node, Scalar) else None
         if broken:
             return self.wrong(path, broken)
         return self._made(node, plain_type(fitting)[0], path)
+
+    def _stands(self, node: Node, path: Path) -> None:
+        self.places[path] = node.at
+        if isinstance(node, Scalar) and node.reference:
+            self.references[path] = node.reference
 
     def _made(self, node: Node, kind: inspect.Type, path: Path) -> Any:
         if isinstance(kind, inspect.AnyType):
@@ -132,12 +141,14 @@ class Decoder:
 
     def _all(self, values: Any, kind: inspect.Type, path: Path) -> Any:
         if any(value is BAD for value in (values.values() if isinstance(values, dict) else values)):
+            if isinstance(values, dict):
+                self.sound[path] = {name: value for name, value in values.items() if value is not BAD}
             return BAD
         broken = bound_broken(kind, values)
         return self.wrong(path, broken) if broken else values
 
     def _anything(self, node: Node, path: Path) -> Any:
-        self.places[path] = node.at
+        self._stands(node, path)
         if isinstance(node, Scalar) and isinstance(node.value, Unknown):
             return BAD
         if isinstance(node, Section):
@@ -186,6 +197,13 @@ class Decoder:
             inside = name in values
             self.wrong((*path, name) if inside else path, sentence.removeprefix(name) if inside else f": {sentence}")
         return BAD
+
+
+def _as_told(node: Scalar) -> Any:
+    """The value of a node, which a sentence shows by its reference where it came from the environment."""
+    if not node.reference or not isinstance(node.value, str):
+        return node.value
+    return node.value if isinstance(node.value, Secret) else Secret(node.value, node.reference)
 
 
 def _about(kind: inspect.Type) -> str:

@@ -2,24 +2,26 @@
 
 Enters: a tree, and the variables there are. Leaves: the tree with their values. A value becomes one text or number and
 never a part of the file's structure. What a variable with a telling name holds is a ``Secret``, which only sections
-that are not written into the model or its record may use.
+that are not written into the model or its record may use. What came of any other is shown as it was referred to, unless
+``show_variables`` names it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from sparkdl.pipeline.file.problems import Problems, nearest
 from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown, typed
 from sparkdl.pipeline.spec.base import Secret
 
-__all__ = ["filled_in", "tells_a_secret"]
+__all__ = ["Environment", "filled_in", "tells_a_secret"]
 
 _REFERENCE = re.compile(r"\$(?P<escaped>\$)?\{((?P<name>[A-Za-z_]\w*)(:-(?P<default>[^}]*))?\})?")
 _SECRET = re.compile(
     r"secret|token(?!i[sz])|passw(?:or)?d|passphrase|pwd|credential|(?:[\W_]|(?-i:[a-z](?=P)))pass$"
+    r"|signature|authorization|auth[\W_]?header|bearer|(?:^|[\W_])(?:pat|sas|sig|jwt)(?:$|[\W_])"
     r"|[a-z0-9][\W_]?key\d*(?:$|[\W_]?id$)|(?:api|access|account|private|shared)[\W_]?key|fs\.azure\.sas\.",
     re.IGNORECASE,
 )
@@ -30,7 +32,13 @@ _ABOUT_ONE = re.compile(
 """``MAX_TOKENS``, ``TOKEN_COLUMN``: what holds a number, or the name of a column."""
 _FOLDERS = ("PWD", "OLDPWD")
 """Variables of every shell."""
-_MAY_HOLD_SECRETS = (("source", "options"), ("spark", "conf"), ("notify",), ("publish", "mlflow"))
+_MAY_HOLD_SECRETS = (
+    ("source", "options"),
+    ("source", "arguments"),
+    ("spark", "conf"),
+    ("notify",),
+    ("publish", "mlflow"),
+)
 
 
 def tells_a_secret(name: str) -> bool:
@@ -39,8 +47,23 @@ def tells_a_secret(name: str) -> bool:
 
 
 @dataclass
+class Environment:
+    """The variables that a file may refer to.
+
+    Attributes:
+        values: by name.
+        harmless: names of those whose values may be shown.
+        used: of the others, those that the file does refer to, with their values.
+    """
+
+    values: Mapping[str, str]
+    harmless: Collection[str] = ()
+    used: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
 class _Filling:
-    environment: Mapping[str, str]
+    environment: Environment
     problems: Problems
 
     def node(self, node: Node, path: tuple[str, ...]) -> Node:
@@ -62,37 +85,47 @@ class _Filling:
             places = ", ".join(".".join(place) for place in _MAY_HOLD_SECRETS)
             sentence = (
                 f"is written into the run's record, and {secrets[0]} looks like a secret: these may stand in {places}; "
-                "name the variable otherwise if it is none"
+                f"if it is none, name it in show_variables: [{secrets[0]}]"
             )
         if sentence:
             self.problems.add(node.at, f"{'.'.join(path)}={text!r} {sentence}")
             return replace(node, value=Unknown(text))
         if secrets:
             return replace(node, value=Secret(filled, text), shown=repr(text))
-        return replace(node, value=typed(filled), shown=f"{filled!r} (of {text})", filled=filled)
+        value = typed(filled)
+        if {found["name"] for found in references} <= {*self.environment.harmless}:
+            return replace(node, value=value, shown=f"{filled!r} (of {text})", filled=filled)
+        told = repr(text) if isinstance(value, str) else f"{filled!r} (of {text})"
+        return replace(node, value=value, shown=told, filled=filled, reference=text)
 
     def _is_secret(self, name: str | None) -> bool:
-        known = name is not None and name not in _FOLDERS and self.environment.get(name)
+        harmless = (*_FOLDERS, *self.environment.harmless)
+        known = name is not None and name not in harmless and self.environment.values.get(name)
         return bool(known) and tells_a_secret(str(name))
 
     def _value(self, found: re.Match[str]) -> str:
         if found["escaped"]:
             return found[0][1:]
-        return self.environment.get(found["name"] or "") or found["default"] or ""
+        name = found["name"] or ""
+        value = self.environment.values.get(name)
+        if value and name not in self.environment.harmless:
+            self.environment.used[name] = value
+        return value or found["default"] or ""
 
     def _missing(self, found: re.Match[str]) -> str:
         """What is wrong with a reference; empty if it has a value."""
         name = found["name"]
         if name is None:
             return "has a ${ that names no variable: write ${NAME}, ${NAME:-default}, or $${ for the text itself"
-        if self.environment.get(name) or found["default"] is not None:
+        values = self.environment.values
+        if values.get(name) or found["default"] is not None:
             return ""
-        near = nearest(name, self.environment, cutoff=0.8)
-        state = "empty" if name in self.environment else "not set"
+        near = nearest(name, values, cutoff=0.8)
+        state = "empty" if name in values else "not set"
         remedy = f"write ${{{near}}}" if near and near != name else f"set it, or write ${{{name}:-default}}"
         return f"takes {name} from the environment, where it is {state}: {remedy}"
 
 
-def filled_in(node: Node, environment: Mapping[str, str], problems: Problems, path: tuple[str, ...] = ()) -> Node:
+def filled_in(node: Node, environment: Environment, problems: Problems, path: tuple[str, ...] = ()) -> Node:
     """Return the tree below ``path`` with the values of the variables that it names."""
     return _Filling(environment, problems).node(node, path)

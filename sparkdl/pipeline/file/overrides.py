@@ -5,12 +5,11 @@ Enters: a tree and texts. Leaves: another tree; what an override sets stands at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from msgspec import inspect
 
-from sparkdl.pipeline.file.environment import filled_in
+from sparkdl.pipeline.file.environment import Environment, filled_in
 from sparkdl.pipeline.file.kinds import alternatives, fields_of, sections_of, spelled_out, whole_file
 from sparkdl.pipeline.file.problems import Problems
 from sparkdl.pipeline.file.tree import Node, Section, flow
@@ -19,7 +18,7 @@ from sparkdl.pipeline.spec.base import plain_type
 __all__ = ["overridden"]
 
 
-def overridden(root: Section, override: str, environment: Mapping[str, str], problems: Problems) -> Section:
+def overridden(root: Section, override: str, environment: Environment, problems: Problems) -> Section:
     """Return ``root`` with one value set, as ``key.path=value`` says; the value is YAML of one line."""
     path, sign, text = override.partition("=")
     at = f"override {path.strip()}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sparkdl.pipeline.spec import DeltaSource, HashSplit, PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.storage.address import looks_like_a_table
 
 __all__ = ["beside", "completed"]
@@ -30,8 +30,7 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
         folder: that the file lies in, an absolute path or a URI.
     """
     named = spec.name or name
-    addresses = ("table",) if isinstance(spec.source, DeltaSource) else ("path",)  # of others a table is a name
-    source = _moved(spec.source, addresses, folder)
+    source = _moved(spec.source, spec.source.addresses, folder)
     root = beside(spec.root, folder)
     places = _moved(spec.places, _PLACES, folder)
     places = replace(places, **{one: getattr(places, one) or f"{root}/{named}/{one}" for one in _PLACES})
@@ -79,5 +78,11 @@ def _joined(folder: str, text: str) -> str:
 
 
 def _moved(section: Any, names: tuple[str, ...], folder: str) -> Any:
-    known = {name: getattr(section, name, None) for name in names}
-    return replace(section, **{name: beside(text, folder) for name, text in known.items() if text is not None})
+    moved: dict[str, Any] = {}
+    for name in names:
+        match getattr(section, name, None):
+            case str(text):
+                moved[name] = beside(text, folder)
+            case tuple(texts):
+                moved[name] = tuple(beside(text, folder) for text in texts)
+    return replace(section, **moved)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sparkdl.errors import PipelineFileError
 
-__all__ = ["Problems", "choices", "nearest"]
+__all__ = ["Problems", "choices", "near_column", "nearest"]
 
 _SHOWN = 12
 
@@ -52,10 +52,36 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return plain[near[0]] if near else None
 
 
-def choices(word: str, known: Iterable[str]) -> str:
-    """What to write instead of ``word``: the nearest, or all there are."""
+def near_column(word: str, columns: Iterable[str]) -> str | None:
+    """The column that was most likely meant: another case or punctuation, or one letter in four is wrong.
+
+    People's own words are near each other by chance, as ``hours`` and ``house`` are; keys of the file are not.
+    """
+    plain = {_plain(one): one for one in columns}
+    wanted = _plain(word)
+    near = [(_edits(wanted, one), one) for one in difflib.get_close_matches(wanted, plain, n=5, cutoff=0.6)]
+    allowed = max(1, len(wanted) // 4)
+    best = min(near, default=(allowed + 1, ""))
+    return plain[best[1]] if best[0] <= allowed else None
+
+
+def _edits(first: str, second: str) -> int:
+    """Letters to change, insert, delete or swap with the next, after Damerau (optimal string alignment)."""
+    rows = [list(range(len(second) + 1))]
+    for i, a in enumerate(first, 1):
+        row = [i]
+        for j, b in enumerate(second, 1):
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (a != b)))
+            if i > 1 and j > 1 and (a, b) == (second[j - 2], first[i - 2]):
+                row[-1] = min(row[-1], rows[-2][j - 2] + 1)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def choices(word: str, known: Iterable[str], *, columns: bool = False) -> str:
+    """What to write instead of ``word``: the nearest, or all there are; ``columns`` says that these are columns."""
     names = list(known)
-    near = nearest(word, names)
+    near = near_column(word, names) if columns else nearest(word, names)
     if near is not None:
         return f"write {near}"
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

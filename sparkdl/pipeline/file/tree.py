@@ -44,6 +44,7 @@ class Scalar:
         plain: whether it stands without quotation marks, so that its spelling decides its type.
         shown: how messages show it.
         filled: the text that variables of the environment made of it; it is a text where one is wanted.
+        reference: the text that names these variables, if what they hold is not to be shown.
     """
 
     value: str | int | float | bool | None
@@ -51,6 +52,7 @@ class Scalar:
     plain: bool = False
     shown: str = ""
     filled: str | None = None
+    reference: str = ""
 
     @property
     def size(self) -> int:

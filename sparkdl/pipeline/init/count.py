@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -101,6 +100,8 @@ def _distinct(kept: list[Any]) -> int:
 
 def _hashes(table: pa.Table) -> tuple[Any, Any]:
     """A hash of 64 bits a row, and whether the row has a value in every column."""
+    import pandas as pd
+
     found, there = np.zeros(table.num_rows, np.uint64), np.ones(table.num_rows, bool)
     for column in table.columns:
         whole = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)

@@ -21,11 +21,21 @@ from sparkdl.errors import SchemaError
 from sparkdl.features.spec import CATEGORIES, NUMBERS, Feature, input_names
 from sparkdl.pipeline.init.profile import Profile, count_of
 from sparkdl.pipeline.init.roles import Label, looks_like_an_id
+from sparkdl.pipeline.init.strength import Labelled, near_duplicates, too_good
 
 __all__ = ["MAX_FEATURES", "Choice", "choose"]
 
 MAX_FEATURES = 2000
-_CODE = re.compile(r"(code|type|kind|class|category|status|zip|plz|postcode|channel|region|country|store|group)", re.I)
+_CODE = re.compile(
+    r"(code|type|kind|class|category|status|zip|plz|postcode|channel|region|country|store|group|department|dept|state|fips|industry|occupation|sector|rater)",
+    re.I,
+)
+_AMOUNT = re.compile(
+    r"(^|[^a-z])(age|years?|yrs|count|counts|num|n|number|amount|price|cost|size|days|hours|minutes|total|qty|quantity)"
+    r"([^a-z]|$)",
+    re.I,
+)
+"""What is counted or measured, by its name."""
 _VOCABULARY = 10_000
 _SKEWED = 2.0
 _OTHER_DATE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}(?!\d)")
@@ -43,13 +53,15 @@ class Choice:
         name: of the feature.
         options: as the file has them; empty where it is left out.
         why: in words.
-        suspect: whether it is left out since it tells the label.
+        warning: why it may be no fair feature; it is one all the same, until the user takes it out.
+        suspect: whether that is because it predicts the label.
     """
 
     column: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+    warning: str = ""
     suspect: bool = False
 
 
@@ -69,16 +81,16 @@ def choose(
         SchemaError: the label has the name of an input that features make.
     """
     found: list[Choice] = []
+    labelled = Labelled.of(sample, label.name, label.type)
+    free = [one for one in profiles.values() if one.name != label.name and one.name not in taken]
+    warnings = dict(near_duplicates(sample, free))
+    leaks = {} if labelled is None else dict(too_good(labelled, sample, free, label.name))
     names = {label.name}
     inner: set[tuple[str, str]] = set()
     for one in profiles.values():
         if one.name == label.name:
             continue
-        options, why = ({}, taken[one.name]) if one.name in taken else _chosen(one)
-        tells = _tells(one, profiles[label.name], sample) if options else ""
-        if tells:
-            found.append(Choice(column=one.name, name=one.name, why=tells, suspect=True, options=options))
-            continue
+        options, why = ({}, taken[one.name]) if one.name in taken else _chosen(one, labelled, sample)
         if options and len(names) > MAX_FEATURES:
             options, why = {}, f"the first {MAX_FEATURES:,} columns are taken"
         if options and one.name == time:
@@ -87,7 +99,9 @@ def choose(
         if options:
             names.add(name)
             inner |= _inner(name, options)
-        found.append(Choice(column=one.name, name=name, options=options, why=why))
+        warning = leaks.get(one.name) or warnings.get(one.name, "") if options else ""
+        suspect = bool(options) and one.name in leaks
+        found.append(Choice(column=one.name, name=name, options=options, why=why, warning=warning, suspect=suspect))
     if label.name in {name for name, _ in inner}:
         raise SchemaError(
             f"the label {label.name!r} has the name of an input of the model, in which features of several columns "
@@ -115,7 +129,7 @@ def _inner(name: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
     return {(one, part) for one, parts in made.items() for part in parts}
 
 
-def _chosen(one: Profile) -> tuple[dict[str, Any], str]:
+def _chosen(one: Profile, labelled: Labelled | None, sample: pa.Table) -> tuple[dict[str, Any], str]:
     if not one.there:
         return {}, "missing in every row that was looked at"
     if one.missing > 0.99 * one.rows:
@@ -123,6 +137,9 @@ def _chosen(one: Profile) -> tuple[dict[str, Any], str]:
     if one.distinct == 1:
         gap = f", {one.gap}" if one.gap else ""
         return {}, f"one value, {str(one.top[0][0])[:40]!r}, in every row that was looked at{gap}"
+    if one.kind == "number" and (code := _is_code(one, labelled, sample)):
+        options, why = _category(one, f"{code}, {count_of(one.distinct, 'value')}, {one.span}")
+        return options, ", ".join(filter(None, [one.gap, why]))
     makers: dict[str, Callable[[Profile], tuple[dict[str, Any], str]]] = {
         "number": _number, "bool": _bool, "text": _text, "when": _when, "list": _list, "vector": _vector,
         "bytes": _image, "other": lambda one: ({}, f"{one.type}: take what you need of it in transform"),
@@ -137,12 +154,10 @@ def _number(one: Profile) -> tuple[dict[str, Any], str]:
     if integer and looks_like_an_id(one.name):
         if repeated < 2:
             return {}, f"an id by its name: {count_of(one.distinct, 'value')} in {one.there:,} rows"
-        return _category(one, f"an id by its name, {count_of(one.distinct, 'value')}")
+        return _category(one, "an id by its name")
     running = integer and one.distinct == one.there and one.high - one.low == one.there - 1 and one.there > 20
     if running:
         return {}, f"counts the rows, {one.span}"
-    if integer and _CODE.search(one.name) and one.distinct <= 1000 and repeated >= 5:
-        return _category(one, f"a code by its name, {count_of(one.distinct, 'value')}")
     options: dict[str, Any] = {"type": "number"}
     why = [one.span]
     if abs(one.skew) > _SKEWED and abs(one.log_skew) < abs(one.skew) / 2:
@@ -241,25 +256,21 @@ def _image(one: Profile) -> tuple[dict[str, Any], str]:
     return options, f"pictures of {shown} pixels, {'grey' if grey else 'in colour'}"
 
 
-def _tells(one: Profile, label: Profile, sample: pa.Table) -> str:
-    """Why a column is suspected to hold the answer; empty if it is not."""
-    if one.kind not in ("number", "bool", "text") or one.there < 20:
+def _is_code(one: Profile, labelled: Labelled | None, sample: pa.Table) -> str:
+    """Why whole numbers with many repeats are names of things, whose order says nothing; empty if they are numbers."""
+    if not one.whole or not 3 <= one.distinct <= min(_VOCABULARY, one.there / 5):
         return ""
-    column, answer = sample.column(one.name), sample.column(label.name)
-    if one.distinct == label.distinct <= one.there / 5:  # values that stand there once prove nothing
-        pairs = pa.table({"a": column, "b": answer}).drop_null().group_by(["a", "b"]).aggregate([]).num_rows
-        if pairs == one.distinct and one.missing == label.missing:
-            return f"has one value for each value of {label.name}: is it the answer in other words?"
-    if label.distinct == 2 and 0.02 * one.rows < one.missing < 0.98 * one.rows:
-        there = pc.is_valid(column)
-        pairs = pa.table({"a": there, "b": answer}).drop_null().group_by(["a", "b"]).aggregate([]).num_rows
-        if pairs == 2:
-            return f"is there for one value of {label.name} alone: is it known only afterwards?"
-    if one.kind == label.kind == "number":
-        first, second = (np.asarray(each.cast(pa.float64(), safe=False), np.float64) for each in (column, answer))
-        both = np.isfinite(first) & np.isfinite(second)
-        if both.sum() > 20 and first[both].std() and second[both].std():
-            like = abs(float(np.corrcoef(first[both], second[both])[0, 1]))
-            if like > 0.9995:
-                return f"correlates with {label.name} by {like:.4f}: is it the answer in other words?"
+    if looks_like_an_id(one.name):
+        return "an id by its name"
+    if _CODE.search(one.name) and one.distinct <= 1000:
+        return "a code by its name"
+    if labelled is None or _AMOUNT.search(one.name):
+        return ""
+    by_value, by_order, error = labelled.value_and_order(sample.column(one.name).combine_chunks())
+    values = [int(value) for value, _ in one.top]
+    scattered = one.high - one.low + 1 >= 3 * one.distinct and np.gcd.reduce(np.subtract(values, values[0])) == 1
+    needed = 0.0025 if scattered else 0.005
+    if by_value - by_order > needed + 4 * error and by_order < 0.7 * by_value:
+        gaps = " and numbers are left out" if scattered else ""
+        return f"codes, of which each tells {by_value:.1%} of the label, and their order {by_order:.1%}{gaps}"
     return ""

@@ -110,8 +110,8 @@ def test_the_model_says_one_finite_number_an_output() -> None:
 _SCHEDULE = """\
 # Every night at 3:17: `crontab -l | cat - {schedule} | crontab -`. What has not changed is not done again, so that
 # more often does no harm; a run that finds another one active leaves (exit code 30).
-# For Airflow, Databricks and Kubernetes see jobs/schedule/ of sparkdl.
-17 3 * * * cd {folder} && sparkdl run {name}.yaml --ok-when-nothing >> {name}.log 2>&1
+# With mail and further tries where a run failed: jobs/schedule/ of sparkdl, for Airflow, Databricks and YARN as well.
+17 3 * * * cd {folder} && timeout --foreground -k 10m 4h sparkdl run {name}.yaml --ok-when-nothing >> {name}.log 2>&1
 """
 
 _README = """\

@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkdl.errors import SchemaError
 from sparkdl.pipeline.file import PipelineFile, loads
+from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.features import Choice, choose
 from sparkdl.pipeline.init.folder import module_of, new_folder, write_folder
 from sparkdl.pipeline.init.profile import Profile, profile_of
 from sparkdl.pipeline.init.roles import Key, Label, When, find_key, find_label, find_time, in_time
 from sparkdl.pipeline.init.split import plan_for
-from sparkdl.pipeline.init.table import CatalogRows, ParquetRows, Rows, Sample, kind_of
-from sparkdl.pipeline.init.text import CsvRows, JsonRows
+from sparkdl.pipeline.init.table import CatalogRows, Rows, Sample, kind_of
+from sparkdl.pipeline.init.text import rows_of
 from sparkdl.pipeline.init.write import Draft, pipeline_text
 from sparkdl.pipeline.rows.expect import OWN
 
@@ -40,7 +44,8 @@ class Initialised:
         file: the pipeline file, read back.
         seen: what was looked at, in words.
         label: what is predicted, and why, in words.
-        suspects: columns that were left out since they may hold the answer.
+        suspects: features that predict the label nearly alone, and may be known only with it.
+        question: what the label's values leave open, in words; empty where nothing is.
     """
 
     folder: str
@@ -49,6 +54,7 @@ class Initialised:
     seen: str
     label: str
     suspects: Sequence[str]
+    question: str = ""
 
     @property
     def path(self) -> str:
@@ -58,19 +64,29 @@ class Initialised:
     def lines(self) -> list[tuple[str, str]]:
         """What a person wants to know at once: a name and a text each."""
         spec = self.file.spec
-        may_tell = f"{', '.join(self.suspects)} may hold the answer, and are left out"
+        may_tell = (
+            f"{', '.join(self.suspects)} {'tells' if len(self.suspects) == 1 else 'tell'} the label nearly alone: take "
+            "out of the file what is known only afterwards"
+        )
         return [
             ("looked at", self.seen),
             ("label", self.label),
             ("key", ", ".join(spec.source.key) or "none: see the file"),
             ("features", f"{len(spec.features)}; what was left out, and why, stands in the file"),
             *([("WARNING", may_tell)] if self.suspects else []),
+            *([("QUESTION", self.question)] if self.question else []),
             ("written", f"{self.folder}: {', '.join(self.files)}"),
         ]
 
 
 def init(
-    place: str, table: str, label: str | None = None, spark: SparkSession | None = None, now: datetime | None = None
+    place: str,
+    table: str,
+    label: str | None = None,
+    spark: SparkSession | None = None,
+    now: datetime | None = None,
+    *,
+    label_type: str | None = None,
 ) -> Initialised:
     """Look at a table and write a pipeline for it.
 
@@ -80,6 +96,7 @@ def init(
         label: the column to predict; None guesses.
         spark: the session to read a table of a catalog with; None opens one for it.
         now: the time that it is.
+        label_type: ``regression``, ``binary`` or ``multiclass``; None goes by the label's values.
 
     Raises:
         ConfigError: the name cannot be one, the folder is there already, or the table is of no kind that is known.
@@ -92,7 +109,7 @@ def init(
     sample = rows.sample()
     _check_names(sample.rows.column_names)
     profiles = {column: profile_of(column, sample.rows.column(column)) for column in sample.rows.column_names}
-    chosen = find_label(profiles, label)
+    chosen = find_label(profiles, label, label_type)
     when = find_time(profiles, rows.partitions, chosen.name, None if sample.whole else rows.hours)
     present = in_time(when.windows, now or datetime.now(UTC))
     if when.column is not None and len(present) < len(when.windows):
@@ -102,7 +119,8 @@ def init(
     draft = Draft(
         name=name, table=table, seen=sample.seen, source=rows.source, notes=rows.notes, profiles=profiles,
         choices=_features(profiles, sample, chosen, key, when), key=key, when=when, label=chosen,
-        plan=plan_for(sample.total or _about(rows, sample), when), factory=f"{module_of(name)}:network",
+        plan=plan_for(sample.total or _about(rows, sample), when, _unlabelled(sample, when, chosen.name)),
+        factory=f"{module_of(name)}:network",
     )  # fmt: skip
     text = pipeline_text(draft)
     read = loads(text, name=f"{name}.yaml", folder=str(folder.local_path()))
@@ -113,6 +131,7 @@ def init(
         seen=sample.seen,
         label=f"{chosen.name}, {chosen.type}, {chosen.why}",
         suspects=[choice.column for choice in draft.choices if choice.suspect],
+        question=chosen.question,
     )
 
 
@@ -125,9 +144,7 @@ def _opened(table: str, spark: SparkSession | None) -> Rows:
             only = f"source: {{kind: delta, table: {table}}}\nfeatures: {{x: number}}\nlabel: {{y: binary}}"
             spark = open_session(loads(only, name="init.yaml").spec)
         return CatalogRows(table, spark)
-    if kind == "csv":
-        return CsvRows(table, files)
-    return JsonRows(table, files) if kind == "json" else ParquetRows(kind, table, files)
+    return rows_of(kind, table, files)
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -153,12 +170,27 @@ def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: K
     if when.column in taken and profiles[str(when.column)].kind == "when":
         del taken[str(when.column)]  # part of the key, and its weekday may say something all the same
     choices = choose(profiles, sample.rows, label, taken, when.column)
-    if not any(choice.options and not choice.suspect for choice in choices):
+    if not any(choice.options for choice in choices):
         raise SchemaError(
             f"no column can tell anything about {label.name!r}: "
             + "; ".join(f"{choice.column}: {choice.why}" for choice in choices[:5])
         )
     return choices
+
+
+def _unlabelled(sample: Sample, when: When, label: str) -> int:
+    """Hours, from the end of the newest window back, in which no row of the sample has a label that older ones have."""
+    column = sample.rows.column(label)
+    known = pc.is_finite(column).fill_null(False) if pa.types.is_floating(column.type) else column.is_valid()
+    if when.column is None or pc.all(known).as_py():
+        return 0
+    seen = count_hours([sample.rows.select([when.column])])
+    labelled = count_hours([sample.rows.filter(known).select([when.column])])
+    size = 13 if when.every == "hour" else 10
+    newest, last = max(name[:size] for name in seen), max((name[:size] for name in labelled), default="")
+    if not last:
+        return 0
+    return (datetime.fromisoformat(newest) - datetime.fromisoformat(last)) // timedelta(hours=1)
 
 
 def _about(rows: Rows, sample: Sample) -> int:

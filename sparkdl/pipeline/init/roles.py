@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
-from sparkdl.errors import DataError, SchemaError
+from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.init.count import count_hours
 from sparkdl.pipeline.init.profile import Profile, count_of, share_of
@@ -34,6 +34,10 @@ _LABELS = (
 _WHEN = re.compile(r"(time|date|day|hour|_at|_ts|ts|timestamp|when|created|event|order|snapshot)", re.IGNORECASE)
 _BIRTH = re.compile(r"birth|born|dob", re.IGNORECASE)
 _TRUE = ("true", "yes", "y", "positive", "pos", "1", "1.0", "t", "churned", "fraud", "malignant")
+_GRADE = re.compile(r"rating|score|stars?$|grade|quality|satisf|level|rank|count|^n_|^num", re.IGNORECASE)
+_TASKS = ("regression", "binary", "multiclass")
+_STEPS = 10
+"""Whole numbers of a label up to which classes and steps of an order look alike."""
 MAX_CLASSES = 50
 _MOST_WINDOWS, _LEAST_WINDOWS = 2000, 5
 _TRIED, _PAIRS = 4, 20
@@ -77,6 +81,7 @@ class Label:
         why: in words.
         cast: the SQL that makes classes of numbers that are stored as fractions; empty where none is needed.
         sound: the SQL condition that it is neither NaN nor infinite; empty where it cannot be.
+        question: what its values leave open, in words; empty where nothing is.
     """
 
     name: str
@@ -84,6 +89,7 @@ class Label:
     why: str
     cast: str = ""
     sound: str = ""
+    question: str = ""
 
     @property
     def type(self) -> str:
@@ -211,34 +217,38 @@ def _by_hour(one: Profile, divided: bool) -> dict[str, int]:
     return count_hours([pa.table({"when": one.values})])
 
 
-def find_label(profiles: Mapping[str, Profile], given: str | None) -> Label:
+def find_label(profiles: Mapping[str, Profile], given: str | None, task: str | None = None) -> Label:
     """Find what is to be predicted.
 
     Args:
         profiles: of all columns.
         given: the column that the user names; None guesses.
+        task: the label's type, if the user says it.
 
     Raises:
         SchemaError: there is no such column.
+        ConfigError: there is no such type.
         DataError: its values cannot be predicted, or nothing can be guessed.
     """
+    if task not in (None, *_TASKS):
+        raise ConfigError(f"--label-type {task} is not known: write one of {', '.join(_TASKS)}")
     if given is not None:
         if given not in profiles:
-            raise SchemaError(f"--label {given}: there is no such column: {choices(given, profiles)}")
-        return _label_of(profiles[given], "as you said")
+            raise SchemaError(f"--label {given}: there is no such column: {choices(given, profiles, columns=True)}")
+        return _label_of(profiles[given], "as you said", task)
     names = {name.lower(): name for name in profiles}
     named = [names[name] for name in _LABELS if name in names]
     rest = [name for name in reversed(list(profiles)) if not looks_like_an_id(name) and name not in named]
     for name in [*named, *rest]:
         why = "by its name" if name in named else "the last column that can be one: say --label if another is meant"
         try:
-            return _label_of(profiles[name], why)
+            return _label_of(profiles[name], why, task)
         except DataError:
             continue
     raise DataError("no column has values that can be predicted: say --label, or name another table")
 
 
-def _label_of(one: Profile, why: str) -> Label:
+def _label_of(one: Profile, why: str, task: str | None) -> Label:
     """The label's type by its values.
 
     Raises:
@@ -254,13 +264,26 @@ def _label_of(one: Profile, why: str) -> Label:
     values = ", ".join(f"{value!s:.30} ({share_of(rows, one.there)})" for value, rows in one.top[:5])
     gap = f", {one.gap}: such rows are predicted, and not learned from" if one.gap else ""
     seen = f"{why}: {count_of(one.distinct, 'value')}{gap}"
-    if one.distinct == 2 and (one.whole or one.kind != "number"):
+    classes_fit = one.whole or one.kind != "number"
+    if (task == "regression" and one.kind != "number") or (task in ("binary", "multiclass") and not classes_fit):
+        raise DataError(f"the label {one.name!r} is {one.type}, {seen}: it cannot be {task}, leave --label-type out")
+    if (task == "binary") != (one.distinct == 2) and task in ("binary", "multiclass"):
+        raise DataError(
+            f"the label {one.name!r} has {one.distinct} values, and cannot be {task}: leave --label-type out"
+        )
+    if one.distinct == 2 and classes_fit and task != "regression":
         return Label(
             name=one.name, options=_binary(one), why=f"{seen}: {values}",
             cast=f"try_cast({column} AS BIGINT)" if fractions else "",
         )  # fmt: skip
     few = one.distinct <= MAX_CLASSES and one.top[-1][1] >= 2
-    if one.kind == "text" or (few and one.whole and _classes_by_name(one)):
+    ordered = few and one.whole and 3 <= one.distinct <= _STEPS and one.high - one.low < 2 * _STEPS
+    question = "" if task is not None or not ordered else (
+        f"{one.name} is {one.span} in {one.distinct} steps: regression where 4 is twice 2, multiclass where numbers "
+        "are names; say --label-type, or change `type` in the file"
+    )  # fmt: skip
+    by_values = few and one.whole and _classes_by_name(one)
+    if one.kind == "text" or task == "multiclass" or (by_values and task is None):
         if one.kind == "text" and one.distinct > 1000:
             raise DataError(
                 f"the label {one.name!r} has {one.distinct:,} different texts: name a column with numbers or fewer "
@@ -270,15 +293,21 @@ def _label_of(one: Profile, why: str) -> Label:
         options = {"type": "multiclass", "classes": classes} if one.distinct <= MAX_CLASSES else {"type": "multiclass"}
         return Label(
             name=one.name, options=options, why=f"{seen}: {values}{', ...' if one.distinct > 5 else ''}",
-            cast=f"try_cast({column} AS BIGINT)" if fractions else "",
+            cast=f"try_cast({column} AS BIGINT)" if fractions else "", question=question,
         )  # fmt: skip
-    sound = f"NOT (isnan({column}) OR abs({column}) = double('inf'))" if pa.types.is_floating(one.type) else ""
+    sound = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
     other = "; write multiclass if they are classes" if one.whole and one.distinct <= MAX_CLASSES else ""
-    return Label(name=one.name, options={"type": "regression"}, why=f"{seen}, {one.span}{other}", sound=sound)
+    why = f"{seen}, {one.span}{other}"
+    return Label(
+        name=one.name, options={"type": "regression"}, why=why, question=question,
+        sound=sound if pa.types.is_floating(one.type) and "${" not in one.name else "",  # Spark fills it in
+    )  # fmt: skip
 
 
 def _classes_by_name(one: Profile) -> bool:
     """Whether a few whole numbers are classes: they begin at 0 or 1 and leave none out, or are called so."""
+    if _GRADE.search(one.name):
+        return False
     called = re.search(r"class|label|target|category|kind|type|species", one.name, re.IGNORECASE) is not None
     return called or (one.low in (0, 1) and one.high - one.low + 1 == one.distinct <= 20)
 

@@ -14,12 +14,15 @@ from typing import Any
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.init.roles import When
-from sparkdl.pipeline.rows.windows import split_by_time
+from sparkdl.pipeline.windows import split_by_time
 
 __all__ = ["Plan", "plan_for"]
 
 _ENOUGH = 100
 """Held-out rows that the gate asks for by default."""
+_TESTED = 700
+"""Rows from which on a share of them judges that chose nothing."""
+_NO_TEST = "too few rows for a test part, so those that choose the epoch judge, too"
 _PATIENCE = 6
 _STEPS = 1200
 """Steps that even a small table's training takes."""
@@ -46,11 +49,17 @@ class Plan:
     held_out: int
 
 
-def plan_for(rows: int, when: When) -> Plan:
-    """Divide ``rows`` rows, about, of which the sample's ``when`` says how they lie in time."""
-    by_time = _by_time(rows, when) if when.column is not None else None
+def plan_for(rows: int, when: When, unlabelled: int = 0) -> Plan:
+    """Divide ``rows`` rows, about.
+
+    Args:
+        rows: of the table.
+        when: how they lie in time.
+        unlabelled: hours, from the end of the newest window back, whose labels are yet to come.
+    """
+    by_time = _by_time(rows, when, unlabelled) if when.column is not None else None
     split, held, why = by_time if by_time is not None else _by_hash(rows, when)
-    train_rows = max(1, rows - 2 * held)
+    train_rows = max(1, rows - (3 if "test" in split else 2) * held)
     train, notes = _training(train_rows)
     least = None if held >= 2 * _ENOUGH else max(5, held // 2)
     return Plan(split=split, why=why, train=train, train_notes=notes, min_rows=least, held_out=held)
@@ -58,26 +67,45 @@ def plan_for(rows: int, when: When) -> Plan:
 
 def _by_hash(rows: int, when: When) -> tuple[dict[str, Any], int, str]:
     small = rows < 2000
-    shares = {"train": 0.6, "validate": 0.2, "score": 0.2} if small else {"train": 0.8, "validate": 0.1, "score": 0.1}
+    if rows < _TESTED:
+        shares = {"train": 0.6, "validate": 0.2, "score": 0.2}
+    elif small:
+        shares = {"train": 0.55, "validate": 0.15, "test": 0.15, "score": 0.15}
+    else:
+        shares = {"train": 0.7, "validate": 0.1, "test": 0.1, "score": 0.1}
+    tested = "" if "test" in shares else f"; {_NO_TEST}"
     few = f"{rows:,} rows are few, so more of them are held out: " if small else ""
     reason = when.why if when.column is None else f"{when.column}: {when.why}, too few to hold some out"
-    return {"by": "hash", **shares}, int(rows * shares["validate"]), f"{few}{reason}"
+    return {"by": "hash", **shares}, int(rows * shares["validate"]), f"{few}{reason}{tested}"
 
 
-def _by_time(rows: int, when: When) -> tuple[dict[str, Any], int, str] | None:
+def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], int, str] | None:
     """Windows in time that fit the span; None where one of them would be empty."""
     count = len(when.windows)
     validate, score = max(1, round(0.15 * count)), max(1, round(0.05 * count))
     if when.every == "day":
         validate, score = _whole_weeks(min(28, validate)), _whole_weeks(min(7, score))
     hours = 24 if when.every == "day" else 1
-    try:
-        found = split_by_time(list(when.windows), train=None, validate=validate * hours, score=score * hours)
-    except DataError:
-        return None
-    share = sum(when.windows[name] for name in found.validation) / max(1, sum(when.windows.values()))
-    split = {"by": "time", "train": "all", "validate": _said(validate, when), "score": _said(score, when)}
-    return split, int(share * rows), f"{when.why}: the newest are scored, those before judge"
+    waiting = -(-unlabelled // hours)
+    score = max(score, waiting)
+    late = f"; labels of the newest {count_of(waiting, when.every)} are yet to come" if waiting else ""
+    for test in (validate, 0):
+        try:
+            found = split_by_time(
+                list(when.windows), train=None, validate=validate * hours, test=test * hours, score=score * hours
+            )
+        except DataError:
+            continue
+        total = max(1, sum(when.windows.values()))
+        parts = {"validate": found.validation, "test": found.testing, "train": found.training}
+        held = {name: int(rows * sum(when.windows[each] for each in part) / total) for name, part in parts.items()}
+        if test and (min(held["validate"], held["test"]) < _ENOUGH or held["train"] < 2 * held["test"]):
+            continue  # so few rows would judge nothing
+        lengths = {"validate": validate, **({"test": test} if test else {}), "score": score}
+        split = {"by": "time", "train": "all", **{name: _said(length, when) for name, length in lengths.items()}}
+        why = f"{when.why}: the newest are scored, those before judge{late}"
+        return split, held["test" if test else "validate"], why if test else f"{why}; {_NO_TEST}"
+    return None
 
 
 def _whole_weeks(days: int) -> int:
@@ -93,8 +121,7 @@ def _training(rows: int) -> tuple[dict[str, Any], dict[str, str]]:
     steps = max(1, math.ceil(rows / batch))
     epochs = min(60, max(5, math.ceil(_STEPS / steps)))
     train: dict[str, Any] = {"epochs": epochs, "batch_size": batch}
-    if epochs > 2 * _PATIENCE:
-        train["early_stopping_patience"] = _PATIENCE
+    train["early_stopping_patience"] = min(_PATIENCE, max(2, epochs // 3))
     notes = {
         "epochs": f"at most, of about {count_of(steps, 'step')} each",
         "batch_size": f"for about {rows:,} training rows",

@@ -23,8 +23,8 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.init.count import COUNTED_ROWS, Counted, count_hours, count_values
 from sparkdl.pipeline.init.profile import count_of
-from sparkdl.pipeline.rows.columns import partition_types, partition_values, readable_by_spark
-from sparkdl.pipeline.rows.source import look_at
+from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.sources.files import partition_types, partition_values, readable_by_spark
 from sparkdl.pipeline.spec import ParquetSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
@@ -115,7 +115,7 @@ def kind_of(table: str) -> tuple[Kind, list[str]]:
     elif place.child("_delta_log").exists():
         return "delta", []
     try:
-        files = list(look_at(ParquetSource(path=place.uri)).files)
+        files = list(source_of(ParquetSource(path=place.uri)).snapshot().files)
     except DataError as error:
         raise ConfigError(f"{table} holds no files: give a folder with rows, or wait for them") from error
     found = Counter(_ending_of(file) for file in files)
@@ -168,7 +168,7 @@ class _File:
 class ParquetRows(Rows):
     """Parquet files, or those of a Delta table."""
 
-    def __init__(self, kind: Kind, table: str, files: Sequence[str]) -> None:
+    def __init__(self, kind: str, table: str, files: Sequence[str]) -> None:
         place = Storage.of(f"./{table}" if looks_like_a_table(table) else table)
         self.notes = {}
         if kind == "delta":
@@ -220,13 +220,14 @@ class ParquetRows(Rows):
 
     def count(self, columns: Sequence[str]) -> Counted | None:
         """Read these columns of every file."""
-        return None if self.about > COUNTED_ROWS else count_values(lambda: self._batches(columns))
+        return None if self.about > COUNTED_ROWS else count_values(lambda: self.batches(columns))
 
     def hours(self, column: str) -> Mapping[str, int] | None:
         """Read this column of every file."""
-        return None if self.about > COUNTED_ROWS else count_hours(self._batches([column]))
+        return None if self.about > COUNTED_ROWS else count_hours(self.batches([column]))
 
-    def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """These columns of every row."""
         for each in self._files:
             with each.opened() as file:
                 names = [name for name in columns if name in file.schema_arrow.names]

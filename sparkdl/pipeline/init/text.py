@@ -23,11 +23,11 @@ import pyarrow.csv as pacsv
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError
 from sparkdl.pipeline.init.count import Counted, count_hours, count_values
-from sparkdl.pipeline.init.table import SAMPLE_ROWS, Rows, Sample
-from sparkdl.pipeline.rows.columns import first_lines, header_names, partition_types, partition_values, unpacked
+from sparkdl.pipeline.init.table import SAMPLE_ROWS, ParquetRows, Rows, Sample
+from sparkdl.pipeline.sources.files import first_lines, header_names, partition_types, partition_values, unpacked
 from sparkdl.storage import Storage
 
-__all__ = ["CsvRows", "JsonRows", "ddl", "typed"]
+__all__ = ["CsvRows", "JsonRows", "ddl", "rows_of", "typed"]
 
 _BLOCK, _BLOCKS = 1 << 20, 32
 _WHOLE = 32 << 20
@@ -38,6 +38,8 @@ _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _NOTHING = ("NA", "N/A", "NULL", "null", "NaN", "nan", "None", "?", "-", "\\N")
 """Texts that often stand for a value that is not there."""
 _ROW = ".row of its file"
+_DIGITS, _PLACES = 18, 4
+"""Before the comma of numbers that are read as decimals, and the least behind it: rows not seen may have more."""
 
 
 class _TextRows(Rows):
@@ -82,18 +84,18 @@ class _TextRows(Rows):
         return self._whole_files == len(self._files)
 
     @abstractmethod
-    def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """These columns of every row."""
 
     def count(self, columns: Sequence[str]) -> Counted | None:
         """Read these columns of every file."""
-        return None if self._bytes > _COUNTED else count_values(lambda: self._batches(columns))
+        return None if self._bytes > _COUNTED else count_values(lambda: self.batches(columns))
 
     def hours(self, column: str) -> Mapping[str, int] | None:
         """Read this column of every file; what is no time there, though it was in the sample, is left out."""
         if self._bytes > _COUNTED:
             return None
-        known = (typed(table, None) for table in self._batches([column]))
+        known = (typed(table, None) for table in self.batches([column]))
         kinds = (pa.types.is_timestamp, pa.types.is_date)
         return count_hours(table for table in known if any(is_one(table.schema.types[0]) for is_one in kinds))
 
@@ -141,7 +143,7 @@ class CsvRows(_TextRows):
         blocks = [(file, self._parsed(data, begins)) for file, data, begins in self._blocks()]
         texts = pa.concat_tables([block for _, block in blocks])
         self._describe(texts)
-        found = typed(texts, self.source["options"].get("nullValue"))
+        found = typed(texts, self.source["options"].get("nullValue"), comma=self._comma)
         self.source["schema"] = ddl(found.schema)
         self.notes["schema"] = "so that a column has one type whatever comes; a row that does not fit is put aside"
         parts, start = [], 0
@@ -185,12 +187,19 @@ class CsvRows(_TextRows):
         if any(_any(pc.match_substring_regex(each, r"[\r\n]")) for each in values):
             options["multiLine"] = True
         nothing = _nothing_of(values)
+        notes = []
         if nothing is not None:
             options["nullValue"] = nothing
-            self.notes["options"] = f"{nothing!r} stands where a number is missing"
+            notes.append(f"{nothing!r} stands where a number is missing")
+        self._comma = any(_has_commas(each.filter(pc.not_equal(each, nothing or ""))) for each in values)
+        if self._comma:
+            options["locale"] = "de-DE"
+            notes.append("numbers have decimal commas, which Spark reads as DECIMAL in this locale")
+        self.notes["options"] = "; ".join(notes)
         self.source["options"] = options
 
-    def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """These columns of every row, as texts."""
         own = [name for name in columns if name in self._names]
         for file in self._files:
             with Storage.of(file).open_input() as stream:
@@ -236,7 +245,8 @@ class JsonRows(_TextRows):
             start += rows
         return self._as_sample(parts)
 
-    def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """These columns of every row, as texts."""
         for file in self._files:
             with Storage.of(file).open_input() as stream:
                 plain, rest = unpacked(stream, file), b""
@@ -313,7 +323,9 @@ def _nothing_of(columns: Sequence[pa.Array]) -> str | None:
     return found.most_common(1)[0][0] if found else None
 
 
-_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
+_NUMBER = r"^\s*[-+]?(\d+[.,]?\d*|[.,]\d+|\d{1,3}(\.\d{3})+,\d+)([eE][-+]?\d+)?\s*$"
+_COMMA = r"^-?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"  # as most of Europe writes numbers: 1.234,5
+_THOUSANDS = r"^-?\d{1,3}(,\d{3})+$"  # as English writes whole numbers
 _FORMS: tuple[tuple[str, pa.DataType], ...] = (
     (r"^(true|false|True|False|TRUE|FALSE)$", pa.bool_()),
     (r"^[-+]?(0|[1-9]\d{0,17})$", pa.int64()),
@@ -324,20 +336,37 @@ _FORMS: tuple[tuple[str, pa.DataType], ...] = (
 """Types that all texts of a column may have; numbers with zeros before them are codes."""
 
 
-def typed(table: pa.Table, nothing: str | None) -> pa.Table:
-    """The table with columns of texts as the types that all their texts have."""
+def _has_commas(texts: pa.Array) -> bool:
+    """Whether all of them are numbers, and some have a decimal comma that cannot part thousands."""
+    part_thousands = pc.match_substring_regex(texts, _THOUSANDS)
+    decimal = _any(pc.and_(pc.match_substring(texts, ","), pc.invert(part_thousands)))
+    return decimal and bool(pc.all(pc.match_substring_regex(texts, _COMMA)).as_py())
+
+
+def typed(table: pa.Table, nothing: str | None, *, comma: bool = False) -> pa.Table:
+    """The table with columns of texts as the types that all their texts have; ``comma`` for numbers like 1.234,5."""
     for place, field in enumerate(table.schema):
         if not pa.types.is_string(field.type):
             continue
         column = table.column(place).combine_chunks()
         if nothing is not None:
             column = pc.if_else(pc.equal(column, nothing), None, column)
-        table = table.set_column(place, field.name, _as_its_type(column))
+        table = table.set_column(place, field.name, _as_its_type(column, comma))
     return table
 
 
-def _as_its_type(column: pa.Array) -> pa.Array:
+def _as_its_type(column: pa.Array, comma: bool) -> pa.Array:
     there = column.drop_null()
+    if (
+        comma
+        and _any(pc.match_substring_regex(there, "[.,]"))
+        and pc.all(pc.match_substring_regex(there, _COMMA)).as_py()
+    ):
+        plain = pc.replace_substring(pc.replace_substring(column, ".", ""), ",", ".")
+        scale = max(
+            len(text.rpartition(".")[2]) if "." in text else 0 for text in pc.unique(plain.drop_null()).to_pylist()
+        )
+        return plain.cast(pa.decimal128(_DIGITS + max(_PLACES, scale), max(_PLACES, scale)))
     for form, kind in _FORMS if len(there) else ():
         if pc.all(pc.match_substring_regex(there, form)).as_py():
             try:
@@ -366,4 +395,19 @@ def _sql(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         inner = _sql(kind.value_type)
         return f"ARRAY<{inner}>" if inner else ""
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
     return _SQL.get(kind, "")
+
+
+def rows_of(kind: str, table: str, files: Sequence[str]) -> ParquetRows | CsvRows | JsonRows:
+    """The rows of files.
+
+    Args:
+        kind: of source.
+        table: their address.
+        files: addresses of each; of a Delta table its log tells them.
+    """
+    if kind == "csv":
+        return CsvRows(table, files)
+    return JsonRows(table, files) if kind == "json" else ParquetRows(kind, table, files)

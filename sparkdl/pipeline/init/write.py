@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.columns.names import quoted
-from sparkdl.pipeline.init.emit import comment, flow, key, line
+from sparkdl.pipeline.init.emit import comment, key, line
 from sparkdl.pipeline.init.features import Choice
 from sparkdl.pipeline.init.profile import Profile
 from sparkdl.pipeline.init.roles import Key, Label, When
@@ -107,7 +107,7 @@ def _expect(draft: Draft) -> list[str]:
     if draft.label.sound:
         found += line("label is a number", draft.label.sound, "NaN and infinities are put aside", 2)
     ranges = [one for one in draft.profiles.values() if one.kind == "number" and one.low is not None][:_RANGES]
-    features = {choice.column for choice in draft.choices if choice.options and not choice.suspect}
+    features = {choice.column for choice in draft.choices if choice.options}
     suggested = [one for one in ranges if one.name in features and not one.missing]
     if suggested:
         found.append("  # seen so far; take the # away from what has to hold:")
@@ -121,15 +121,13 @@ def _expect(draft: Draft) -> list[str]:
 def _features(draft: Draft) -> list[str]:
     found = ["features:"]
     for choice in draft.choices:
-        if choice.options and not choice.suspect:
-            found += line(choice.name, _options(choice), choice.why, 2)
-    left = [choice for choice in draft.choices if not choice.options or choice.suspect]
+        if choice.options:
+            warning = f"WARNING, {choice.warning}; " if choice.warning else ""
+            found += line(choice.name, _options(choice), f"{warning}{choice.why}", 2)
+    left = [choice for choice in draft.choices if not choice.options]
     if left:
         found.append("  # left out:")
-    for choice in left:
-        text = f"{key(choice.name)}: {flow(_options(choice))}" if choice.suspect else key(choice.column)
-        found.append(f"  # {text}  {comment(('WARNING, ' if choice.suspect else '') + choice.why)}")
-    return found
+    return [*found, *(f"  # {key(choice.column)}  {comment(choice.why)}" for choice in left)]
 
 
 def _options(choice: Choice) -> Any:

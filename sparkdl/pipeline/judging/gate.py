@@ -24,6 +24,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from sparkdl.errors import ConfigError
+from sparkdl.pipeline.judging.baseline import Baseline
 from sparkdl.pipeline.judging.chance import student_quantile
 from sparkdl.pipeline.judging.metrics.measure import HIGHER_IS_BETTER, Measured, check_metric, measure, metric_over
 from sparkdl.pipeline.judging.metrics.rows import Floats, Rows
@@ -50,7 +51,10 @@ Outcome = Literal[
     "too_little",  # rows, groups or positives
     "undefined",  # the metric has no finite value for the challenger
     "below_floor",
+    "below_baseline",  # no better than guessing without a model
 ]
+_UNRIVALLED: tuple[Outcome, ...] = ("first", "champion_unusable")
+_PROMOTED: tuple[Outcome, ...] = (*_UNRIVALLED, "better", "not_worse")
 BLOCKS = 400
 """Most blocks that a draw chooses from."""
 
@@ -69,6 +73,9 @@ class Gate:
         min_groups: fewer days or keys compare nobody; a first champion needs none.
         min_positives: fewer rows of either class of two promote nobody.
         floors: ``"auc >= 0.7"`` and the like, each of which the challenger reaches.
+        baseline: who must beat the best guess without a model: a ``first`` champion, which beats nobody else,
+            ``always``, or ``never``; not asked of fewer than ``min_rows`` rows.
+        unit: what the bootstrap draws, in the plural, for its sentences: days, or the values of some columns.
         resamples: bootstrap draws.
         seed: of the draws.
 
@@ -85,6 +92,8 @@ class Gate:
     min_groups: int = MIN_GROUPS
     min_positives: int = 10
     floors: tuple[str, ...] = ()
+    baseline: Literal["first", "always", "never"] = "first"
+    unit: str = "groups"
     resamples: int = RESAMPLES
     seed: int = 0
 
@@ -94,6 +103,8 @@ class Gate:
             Floor.parse(floor)
         if self.mode not in get_args(Mode):
             raise ConfigError(f"mode={self.mode!r} is unknown: choose 'better' or 'not_worse'")
+        if self.baseline not in ("first", "always", "never"):
+            raise ConfigError(f"baseline={self.baseline!r} is unknown: choose 'first', 'always' or 'never'")
         for name in ("effect", "margin"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} is no size: give 0 or more, in the metric's unit")
@@ -133,6 +144,9 @@ class Decision:
         rows: held-out rows.
         groups: days or keys among them.
         positives: rows of class 1; None where classes are not two.
+        baseline: the best guesses without a model on the same rows; None where the training labels are not known.
+        beats_baseline: whether the challenger's metric is better than theirs; None where there is nothing to compare.
+        baseline_lower: the lower bound of how much better, at the gate's confidence; None where it was not asked for.
     """
 
     promote: bool
@@ -146,10 +160,35 @@ class Decision:
     rows: int
     groups: int
     positives: int | None
+    baseline: Baseline | None = None
+    beats_baseline: bool | None = None
+    baseline_lower: float | None = None
+
+    @property
+    def baseline_by_chance(self) -> bool:
+        """Whether it is better than the baseline by no more than chance gives."""
+        return bool(self.beats_baseline) and self.baseline_lower is not None and self.baseline_lower <= 0
+
+    def baseline_text(self) -> str:
+        """Whether the challenger beats the best guess without a model, and what that has; empty where nobody knows."""
+        metric = self.gate.metric
+        if self.baseline is None or metric not in self.baseline.values:
+            return ""
+        verdict = {True: "beats the baseline: yes, ", False: "beats the baseline: no, ", None: ""}[self.beats_baseline]
+        if self.baseline_by_chance:
+            verdict = "beats the baseline: no more than by chance, "
+        return f"{verdict}{self.baseline.said(metric)}"
 
 
 def decide(
-    gate: Gate, challenger: Rows, champion: Rows | None = None, *, champion_error: str = "", seen: str = ""
+    gate: Gate,
+    challenger: Rows,
+    champion: Rows | None = None,
+    *,
+    champion_error: str = "",
+    seen: str = "",
+    baseline: Baseline | None = None,
+    guess: Rows | None = None,
 ) -> Decision:
     """Decide about a challenger.
 
@@ -158,8 +197,10 @@ def decide(
         challenger: held-out rows with its predictions.
         champion: the same rows with the champion's; None if there is none yet, or it failed.
         champion_error: why the champion could not predict the rows, such as a schema that it does not know. It then
-            serves nobody, and is replaced by any challenger that reaches the floors.
+            serves nobody, and is replaced by any challenger that reaches the floors and beats the baseline.
         seen: why no row can judge the champion, such as that it was trained on all of them. It then stays.
+        baseline: the best guesses without a model on the same rows.
+        guess: the same rows with that for the gate's metric, to tell whether chance alone beats it.
 
     Raises:
         ConfigError: a metric is none of the task.
@@ -170,9 +211,22 @@ def decide(
     if champion is not None:
         challenger.check_same(champion)
     mine, theirs = measure(challenger), None if champion is None else measure(champion)
+    beats = None if baseline is None else baseline.beaten_by(gate.metric, mine.values.get(gate.metric))
     outcome, reason, gain, lower = _judge(gate, challenger, champion, (mine, theirs), champion_error, seen)
+    if baseline is not None and beats is False:
+        reason += f"; beats the baseline: no, {baseline.said(gate.metric)}"
+        asked = _PROMOTED if gate.baseline == "always" else _UNRIVALLED if gate.baseline == "first" else ()
+        useless = not baseline.constant_beaten_by(gate.metric, mine.values[gate.metric])
+        if outcome in asked and useless and len(challenger) >= gate.min_rows:
+            outcome = "below_baseline"
+            reason += f", which publish.gate.baseline={gate.baseline} refuses (never lets it pass)"
+    above = None
+    if guess is not None and beats and _groups(challenger) >= gate.min_groups:
+        gained = abs(mine.values[gate.metric] - float(metric_over(guess, gate.metric)[0]))
+        bound = _lower(gains(gate, challenger, guess), gained, _groups(challenger), gate.confidence)
+        above = bound if math.isfinite(bound) else None
     return Decision(
-        promote=outcome in ("first", "champion_unusable", "better", "not_worse"),
+        promote=outcome in _PROMOTED,
         outcome=outcome,
         reason=reason,
         gate=gate,
@@ -183,6 +237,9 @@ def decide(
         rows=len(challenger),
         groups=_groups(challenger),
         positives=int(challenger.labels.sum()) if challenger.task == "binary" else None,
+        baseline=baseline,
+        beats_baseline=beats,
+        baseline_lower=above,
     )
 
 
@@ -235,7 +292,7 @@ def _too_little(gate: Gate, rows: Rows, *, compared: bool) -> str:
                 return f"{of} have label {label}, and the gate asks for {gate.min_positives:,}"
     groups = _groups(rows)
     if compared and groups < gate.min_groups:
-        belong = "all held-out rows belong to 1 group" if groups == 1 else f"held-out rows are of {groups} groups"
+        belong = "all held-out rows belong to 1 group" if groups == 1 else f"held-out rows are of {groups} {gate.unit}"
         return f"{belong}, and the gate asks for {gate.min_groups} to tell a gain from chance"
     return ""
 
@@ -275,7 +332,7 @@ def _compare(gate: Gate, challenger: Rows, champion: Rows, new: float, old: floa
     bar = gate.effect if gate.mode == "better" else -gate.margin
     asked = f"the gate asks for {'more than' if gate.mode == 'better' else 'no less than'} {bar:.4g}"
     both = f"{gate.metric} {new:.4g} against the champion's {old:.4g} on the same {len(challenger):,} rows"
-    sure = f"with {100 * gate.confidence:.4g} % confidence over {groups:,} groups the gain is above {bound:.4g}"
+    sure = f"with {100 * gate.confidence:.4g} % confidence over {groups:,} {gate.unit} the gain is above {bound:.4g}"
     if lower is None:
         undefined = float(np.mean(np.isinf(drawn)))
         reason = f"{both}; the gain has no lower bound, since {undefined:.1%} of draws leave {gate.metric} undefined"

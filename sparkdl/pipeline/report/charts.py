@@ -14,7 +14,7 @@ from sparkdl.pipeline.report.html import Html, tag
 
 __all__ = ["Axis", "Plot", "bar", "span_mark", "ticks"]
 
-WIDTH, HEIGHT = 400, 264
+WIDTH, WIDE, HEIGHT = 440, 900, 264
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 10, 42
 Point = tuple[float | None, float | None]
 
@@ -58,13 +58,19 @@ class Plot:
         title: said above it, and to those who do not see it.
         x: the horizontal axis.
         y: the vertical axis.
+        wide: it takes the page's whole width, where others stand beside each other.
     """
 
     title: str
     x: Axis
     y: Axis
+    wide: bool = False
     _marks: list[Html] = field(default_factory=list)
     _keys: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def _width(self) -> int:
+        return WIDE if self.wide else WIDTH
 
     def line(self, points: Iterable[Point], style: str, name: str = "", *, dots: bool = False) -> None:
         """Join points; a gap stays where one has no value.
@@ -118,29 +124,28 @@ class Plot:
     def figure(self) -> Html:
         """The whole figure."""
         body = [*self._grid(), *self._marks]
-        picture = tag("svg", *body, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=self.title)
+        picture = tag("svg", *body, viewBox=f"0 0 {self._width} {HEIGHT}", role="img", aria_label=self.title)
         keys = [tag("span", tag("i", class_=f"key {style}"), name, class_="legend") for style, name in self._keys]
-        return tag(
-            "figure", tag("figcaption", self.title), picture, tag("p", *keys, class_="legends") if keys else None
-        )
+        legend = tag("p", *keys, class_="legends") if keys else None
+        return tag("figure", tag("figcaption", self.title), picture, legend, class_="wide" if self.wide else None)
 
     def _key(self, style: str, name: str) -> None:
         if name and (style, name) not in self._keys:
             self._keys.append((style, name))
 
     def _at_x(self, value: float) -> float:
-        return _LEFT + min(max(self.x.share(value), -0.02), 1.02) * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + min(max(self.x.share(value), -0.02), 1.02) * (self._width - _LEFT - _RIGHT)
 
     def _at_y(self, value: float) -> float:
         return HEIGHT - _BOTTOM - min(max(self.y.share(value), -0.02), 1.02) * (HEIGHT - _TOP - _BOTTOM)
 
     def _grid(self) -> Iterable[Html]:
-        left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM
+        left, right, top, bottom = _LEFT, self._width - _RIGHT, _TOP, HEIGHT - _BOTTOM
         for value, text in _marked(self.y, 5):
             at = f"{self._at_y(value):.1f}"
             yield tag("line", x1=left, x2=right, y1=at, y2=at, class_="grid")
             yield tag("text", text, x=left - 5, y=at, dy="0.35em", class_="end")
-        for value, text in _marked(self.x, 6):
+        for value, text in _marked(self.x, 12 if self.wide else 6):
             at = f"{self._at_x(value):.1f}"
             yield tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 4, class_="axis")
             yield tag("text", text, x=at, y=bottom + 16, class_="middle")

@@ -91,11 +91,13 @@ def came_true(live: Live | None) -> Html | None:
     names = list(dict.fromkeys(each.window for each in live.windows))
     lines = [
         (each.window, number(each.version), number(each.measured.rows if each.measured else 0), number(each.waiting),
-         number(each.unknown), number(_value(each, live.metric)), "trained on it, too low" if each.trained_on else "")
+         number(each.unknown), number(_value(each, live.metric)), number(each.baseline),
+         "trained on it, too low" if each.trained_on else "")
         for each in live.windows
     ]  # fmt: skip
     shown, note = lines[-40:], f"{len(lines) - 40:,} earlier ones are not shown." if len(lines) > 40 else ""
-    header = ("window", "version", "rows with a label", "waiting for one", "unknown label", live.metric, "")
+    header = ("window", "version", "rows with a label", "waiting for one", "unknown label", live.metric,
+              "without a model", "")  # fmt: skip
     drawn = [_over_time(live, names)] if len(names) > 1 else []
     return section("Live error", told, figures(drawn), table(header, shown, note=note))
 
@@ -105,12 +107,15 @@ def _over_time(live: Live, names: Sequence[str]) -> Html:
     plot = Plot(
         f"{live.metric} of {live.label} as it came true",
         Axis("window", -0.5, len(names) - 0.5, names=names),
-        Axis.over(live.metric, values),
+        Axis.over(live.metric, [*values, *(each.baseline for each in live.windows)]),
+        wide=True,
     )
     place = {name: float(at) for at, name in enumerate(names)}
     for number_, version in enumerate(sorted({each.version for each in live.windows})):
         points = [(place[each.window], _value(each, live.metric)) for each in live.windows if each.version == version]
         plot.line(points, _STYLES[number_ % len(_STYLES)], f"version {version}", dots=True)
+    guessed = {each.window: each.baseline for each in live.windows if each.baseline is not None}
+    plot.line([(place[name], value) for name, value in guessed.items()], "s4", "without a model" if guessed else "")
     return plot.figure()
 
 

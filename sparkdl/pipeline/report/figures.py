@@ -37,7 +37,8 @@ def diagnosed(evaluated: Evaluated | None) -> Html | None:
     tables += [part for name, _, one in both if one.confusion for part in _matrix(one.confusion, name)]
     if mine.quantiles:
         tables.append(_quantiles(both))
-    return section("What the predictions look like", figures(drawn), *tables) if drawn or tables else None
+    rows = tag("p", f"On {evaluated.rows_text()}.")
+    return section("What the predictions look like", rows, figures(drawn), *tables) if drawn or tables else None
 
 
 def _figures(both: Both, label: str) -> Iterator[Html]:

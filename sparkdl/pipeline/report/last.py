@@ -10,7 +10,7 @@ from sparkdl.pipeline.report.page import GENERATOR
 from sparkdl.pipeline.report.report import has_report, write_report
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.status import records
+from sparkdl.pipeline.state.runs import records
 from sparkdl.storage import Storage
 
 __all__ = ["report_of"]

@@ -15,7 +15,7 @@ from sparkdl.pipeline.report.html import Child, Html, tag
 
 __all__ = ["GENERATOR", "document"]
 
-GENERATOR = "sparkdl report 1"
+GENERATOR = "sparkdl report 2"
 """What wrote the page; raise the number when the page changes, and ``sparkdl report`` writes it anew."""
 
 

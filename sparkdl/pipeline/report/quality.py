@@ -13,7 +13,7 @@ from sparkdl.pipeline.judging.metrics.measure import Measured
 from sparkdl.pipeline.judging.metrics.slices import LEAST_ROWS, MISSING, OTHERS
 from sparkdl.pipeline.report.charts import Axis, Plot, bar, span_mark
 from sparkdl.pipeline.report.html import Child, Html, tag
-from sparkdl.pipeline.report.tables import figures, number, section, table
+from sparkdl.pipeline.report.tables import figures, number, section, sentence, table
 from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Evaluated, Trained
@@ -34,6 +34,7 @@ def learned(trained: Trained | None) -> Html | None:
         best += (
             f", the weights of epoch {trained.kept_epoch + 1} are kept: train.early_stopping_patience keeps the best"
         )
+    warnings = [tag("p", sentence(warning), class_="alarm") for warning in trained.warnings]
     spent = trained.seconds.get("fit", 0.0)
     pace = f", {trained.rows / spent:,.0f} rows a second" if spent > 0 else ""
     text = (
@@ -43,7 +44,7 @@ def learned(trained: Trained | None) -> Html | None:
     names = list(dict.fromkeys(name for row in trained.history for name in row if name != "epoch"))
     lines = [(number(at + 1), *(number(row.get(name)) for name in names)) for at, row in enumerate(trained.history)]
     epochs = tag("details", tag("summary", "Every epoch"), table(("epoch", *names), lines)) if lines else None
-    return section("Training", tag("p", text), figures(list(_curves(trained))), epochs)
+    return section("Training", tag("p", text), warnings or None, figures(list(_curves(trained))), epochs)
 
 
 def tried(trained: Trained | None) -> Html | None:
@@ -73,16 +74,16 @@ def _curves(trained: Trained) -> Iterator[Html]:
     """The loss first, then each metric that was watched."""
     names = dict.fromkeys(name for row in trained.history for name in row if f"val_{name}" in row)
     for name in names:
-        yield _curve(trained.history, name, trained.best_epoch)
+        yield _curve(trained.history, name, trained.best_epoch, wide=len(names) == 1)
 
 
-def _curve(history: History, name: str, best: int | None) -> Html:
+def _curve(history: History, name: str, best: int | None, *, wide: bool) -> Html:
     training = [row.get(name) for row in history]
     validation = [row.get(f"val_{name}") for row in history]
     # the mean over the first epoch begins at random weights: it would press all that follows into one line
     shown = [*validation, *(training[1:] if len(training) > 2 else training)]
     x = Axis("epoch", 0.5, len(history) + 0.5, whole=True)
-    plot = Plot(f"{name} by epoch", x, Axis.over(name, shown))
+    plot = Plot(f"{name} by epoch", x, Axis.over(name, shown), wide)
     epochs = [float(number + 1) for number in range(len(history))]
     plot.line(zip(epochs, training, strict=True), "s1", "training, mean over the epoch", dots=True)
     plot.line(zip(epochs, validation, strict=True), "s2", "validation, after the epoch", dots=True)
@@ -102,10 +103,17 @@ def compared(record: RunRecord) -> Html | None:
     told = None
     if before or decision.reason not in record.message:  # else it stands at the head of the page
         told = tag("p", f"{before}{'Promoted' if decision.promote else 'Not promoted'}: {decision.reason}.")
-    label = f"{decision.rows:,} held-out rows of {evaluated.label}, in {decision.groups:,} groups"
-    label += "." if decision.positives is None else f", {decision.positives:,} of them positive."
-    notes = [tag("p", sentence, class_="note") for sentence in _undefined(decision)]
-    return section("Challenger and champion", told, tag("p", label), _metrics(decision), notes or None)
+    label = f"Measured on {evaluated.rows_text()}"
+    label += "" if decision.positives is None else f", {decision.positives:,} of them positive"
+    if evaluated.part == "validate":
+        label += "; the same rows choose the epoch, so figures are a little too good: give split a part to test"
+    if decision.groups < decision.rows:
+        label += (
+            f". They are of {decision.groups:,} {decision.gate.unit}: what belongs together errs together, so it is "
+            "drawn together where chance is told from a gain"
+        )
+    notes = [tag("p", text, class_="note") for text in _undefined(decision)]
+    return section("Challenger and champion", told, tag("p", f"{label}."), _metrics(decision), notes or None)
 
 
 def _metrics(decision: Decision) -> Html:
@@ -113,6 +121,7 @@ def _metrics(decision: Decision) -> Html:
     theirs = decision.champion.values if decision.champion is not None else None
     names = list(dict.fromkeys([*mine, *(theirs or {})]))
     names.sort(key=lambda name: name != gate.metric)
+    baseline = decision.baseline
     floors = {floor.split()[0]: floor for floor in gate.floors}
     lines: list[Sequence[Child]] = []
     for name in names:
@@ -120,8 +129,12 @@ def _metrics(decision: Decision) -> Html:
         marks = [mark for mark in ("judged by" if name == gate.metric else "", floors.get(name, "")) if mark]
         words = f"{name} ({', '.join(marks)})" if marks else name
         line: list[Child] = [words, _mark(number(new), _wins(name, new, old))]
-        lines.append(line if theirs is None else [*line, _mark(number(old), _wins(name, old, new))])
-    header = ("metric", "challenger") if theirs is None else ("metric", "challenger", "champion before")
+        line += [] if theirs is None else [_mark(number(old), _wins(name, old, new))]
+        if baseline is not None:
+            line += [number(baseline.values.get(name)), baseline.guesses.get(name, "")]
+        lines.append(line)
+    header = ["metric", "challenger", *([] if theirs is None else ["champion before"])]
+    header += [] if baseline is None else ["without a model", "by predicting"]
     return table(header, lines)
 
 
@@ -137,8 +150,8 @@ def _mark(text: str, good: bool) -> Child:
 
 def _undefined(decision: Decision) -> Iterator[str]:
     for who, measured in (("challenger", decision.challenger), ("champion", decision.champion)):
-        for sentence in measured.undefined.values() if measured is not None else ():
-            yield f"Of the {who}: {sentence}."
+        for text in measured.undefined.values() if measured is not None else ():
+            yield f"Of the {who}: {text}."
 
 
 def sliced(record: RunRecord) -> Html | None:
@@ -146,12 +159,14 @@ def sliced(record: RunRecord) -> Html | None:
     evaluated = record.evaluated
     if evaluated is None or not evaluated.slices:
         return None
-    return section("Error by slice", [_slices(evaluated, column) for column in evaluated.slices])
+    rows = tag("p", f"{evaluated.decision.gate.metric} of {evaluated.label} on {evaluated.rows_text()}.")
+    return section("Error by slice", rows, [_slices(evaluated, column) for column in evaluated.slices])
 
 
 def _slices(evaluated: Evaluated, column: str) -> list[Html]:
     mine, theirs = _in_order(evaluated.slices[column]), evaluated.champion_slices.get(column, {})
     metric = evaluated.decision.gate.metric
+    without = evaluated.baseline_slices.get(column, {})
     more = [name for name in _BESIDE if name != metric and any(name in one.values for one in mine.values())]
     axis = _bias_axis(mine)
     most = max((abs(one.values.get(metric, 0.0)) for one in mine.values()), default=0.0) or 1.0
@@ -161,9 +176,11 @@ def _slices(evaluated: Evaluated, column: str) -> list[Html]:
         line: list[Child] = [name, number(one.rows), _mark(number(value), _wins(metric, value, other))]
         line += [bar(abs(value or 0.0) / most)]
         line += [_mark(number(other), _wins(metric, other, value))] if theirs else []
+        line += [number(without.get(name))] if without else []
         line += [number(one.values.get(each)) for each in more]
         lines.append([*line, *_bias(one, axis)] if axis is not None else line)
-    header = [column, "rows", metric, "", *(["champion before"] if theirs else []), *more]
+    header = [column, "rows", metric, "", *(["champion before"] if theirs else [])]
+    header += [*(["without a model"] if without else []), *more]
     header += ["bias", "with 95 % interval"] if axis is not None else []
     return [tag("h3", column), table(header, lines, note=_left_out(evaluated, column))]
 

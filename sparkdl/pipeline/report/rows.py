@@ -13,8 +13,8 @@ from sparkdl.pipeline.report.html import Html, tag
 from sparkdl.pipeline.report.tables import chosen, number, section, share, table
 from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
-from sparkdl.pipeline.rows.windows import deleted_text
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.windows import deleted_text
 
 __all__ = ["rows_in", "rows_predicted", "rows_refused"]
 

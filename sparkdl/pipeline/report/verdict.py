@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.report.html import Child, Html, shown, tag
-from sparkdl.pipeline.report.tables import cards, number
+from sparkdl.pipeline.report.tables import cards, number, sentence
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.results import Evaluated
 
 __all__ = ["headline", "mood", "verdict"]
 
@@ -26,7 +26,7 @@ _MOODS = {
 
 def mood(record: RunRecord) -> str:
     """The class of the page's head: good, calm or bad."""
-    return _MOODS.get(record.outcome, "bad")
+    return "bad" if any(_alarms(record)) else _MOODS.get(record.outcome, "bad")
 
 
 def headline(record: RunRecord) -> str:
@@ -51,13 +51,14 @@ def verdict(record: RunRecord) -> Html:
     """The head of the report."""
     origin = f"{record.pipeline} · run {record.run_id} · started {record.started} · {record.seconds:.1f} s"
     said: list[Child] = [tag("p", origin, class_="sub"), tag("h1", headline(record)), tag("p", _why(record))]
-    said += [tag("p", sentence) for sentence in _sentences(record)]
+    said += [tag("p", text) for text in _sentences(record)]
+    said += [tag("p", tag("b", text), class_="alarm") for text in _alarms(record)]
     return tag("header", said, cards(_numbers(record)), class_=mood(record))
 
 
 def _why(record: RunRecord) -> str:
     message = shown(record.message, 2000)
-    text = f"{record.error}: {message}" if record.error else message
+    text = f"{record.error}: {message}" if record.error else f"{message[:1].upper()}{message[1:]}"
     return text if text.endswith((".", "!", "?")) or not text else f"{text}."
 
 
@@ -75,9 +76,18 @@ def _sentences(record: RunRecord) -> Iterator[str]:
         yield "There is no champion." if champion is None else f"The champion is version {champion}{since}."
 
 
+def _alarms(record: RunRecord) -> Iterator[str]:
+    """What speaks against the model, whatever became of it."""
+    if record.evaluated is not None and record.evaluated.decision.beats_baseline is False:
+        said = record.evaluated.decision.baseline_text()
+        yield "Beats the baseline: no." if said in record.message else sentence(f"{said} on the same rows")
+    for warning in record.trained.warnings if record.trained is not None else ():
+        yield sentence(warning)
+
+
 def _numbers(record: RunRecord) -> Iterator[tuple[str, str]]:
     if record.evaluated is not None:
-        yield from _quality(record.evaluated.decision, record.evaluated.label)
+        yield from _quality(record.evaluated)
     if record.rows.get("read"):
         yield number(record.rows["read"]), "rows read"
     if record.predictions:
@@ -85,10 +95,13 @@ def _numbers(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield f"{record.seconds:.1f} s", "from start to end"
 
 
-def _quality(decision: Decision, label: str) -> Iterator[tuple[str, str]]:
-    metric = decision.gate.metric
-    mine = decision.challenger.values.get(metric)
-    yield number(mine), f"{metric} of {label}, {decision.rows:,} held-out rows"
+def _quality(evaluated: Evaluated) -> Iterator[tuple[str, str]]:
+    decision = evaluated.decision
+    metric, baseline = decision.gate.metric, decision.baseline
+    yield number(decision.challenger.values.get(metric)), f"{metric} of {evaluated.label}, on {evaluated.rows_text()}"
+    if baseline is not None and metric in baseline.values:
+        guess = baseline.guesses[metric]
+        yield number(baseline.values[metric]), f"{metric} without a model: {guess}, on the same rows"
     if decision.champion is not None:
         yield number(decision.champion.values.get(metric)), f"{metric} of the champion before, on the same rows"
     if decision.gain is not None:

@@ -1,5 +1,5 @@
-"""Which rows there are and what becomes of each: windows of a source, clean rows, parts that train and validate.
+"""What becomes of each row of a source: whether it is kept, in which part, and what the ledger says of its window.
 
-Enters: the sections ``source``, ``expect`` and ``split``. Leaves: rows with their window and outcome, and the books of
-each window. Start at ``source.py``, then ``expect.py``; ``windows.py`` is pure, ``ledger.py`` remembers.
+Enters: rows with their window, the sections ``expect`` and ``split``. Leaves: rows with their outcome, and the books of
+each window. Start at ``expect.py``; ``ledger.py`` remembers.
 """

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import DataError
 from sparkdl.observe import logger
 from sparkdl.pipeline.rows.expect import KEPT, Outcomes
-from sparkdl.pipeline.rows.source import WINDOW
-from sparkdl.pipeline.rows.windows import NO_TIME
+from sparkdl.pipeline.sources.base import WINDOW
+from sparkdl.pipeline.windows import NO_TIME
 from sparkdl.tables.parquet import FileRow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Entered", "check_counts", "check_files", "check_hashes", "counted"]
+__all__ = ["AS_READ", "Entered", "check_counts", "check_files", "check_hashes", "counted"]
+
+AS_READ = "as read"
+"""Stands for the fingerprint of a window that is due whatever it is: the pass that writes the rows tells it."""
 
 
 class Entered:
@@ -96,10 +99,10 @@ def check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes], before:
 
 
 def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes], alive: bool) -> None:
-    """Compare the rows of windows with their fingerprints, see ``_fingerprints``.
+    """Compare the rows of windows with their fingerprints, see ``sift.fingerprints``.
 
     Args:
-        todo: fingerprint of each window.
+        todo: fingerprint of each window, taken by a pass of its own.
         found: what came of its rows.
         alive: whether rows of the source may change while it is read, as in a database: a window that did is taken as
             it is, under the fingerprint of before, so that the next run reads it once more.
@@ -108,13 +111,10 @@ def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes], alive: 
         DataError: rows are other ones than those of the fingerprint, and may not be.
     """
     for name, fingerprint in todo.items():
-        if not fingerprint:  # the source no longer holds it
-            continue
         outcomes = found.get(name, Outcomes())
-        _, rows, _, _ = fingerprint.split(".")
-        all_kept = outcomes.rows.get(KEPT) == outcomes.total  # the hash of a window is of the rows that are kept
-        if str(outcomes.total) == rows and (not all_kept or outcomes.content == fingerprint):
+        if not fingerprint or fingerprint in (AS_READ, outcomes.everything):  # empty: the source no longer holds it
             continue
+        _, rows, _, _ = fingerprint.split(".")
         what = (
             f"window {name} had {rows} rows when it was looked at, and {outcomes.total} rows, or others, when they "
             "were judged: the source changed meanwhile"

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
+from sparkdl.compat.spark_errors import unlogged_queries
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.observe import logger
-from sparkdl.pipeline.rows.source import MALFORMED, WINDOW
-from sparkdl.pipeline.rows.windows import NO_TIME
+from sparkdl.pipeline.sources.base import MALFORMED, WINDOW
 from sparkdl.pipeline.spec import Expectation
 from sparkdl.pipeline.spec.data import OUTCOMES
+from sparkdl.pipeline.windows import NO_TIME
 from sparkdl.storage import sha256_hex
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "Outcomes",
     "check_shares",
     "columns_hash",
+    "condition_of",
     "content_hash",
     "judged",
 ]
@@ -74,7 +76,9 @@ def judged(
     missing = [name for name in key if name not in frame.columns]
     if missing:
         raise SchemaError(f"source.key names {missing[0]!r}, the rows have {frame.columns}: name one of these")
-    broken = {name: ~F.coalesce(_condition(frame, name, each), F.lit(False)) for name, each in expectations.items()}
+    broken = {
+        name: ~F.coalesce(condition_of(frame, name, each.check), F.lit(False)) for name, each in expectations.items()
+    }
     reasons = [F.when(F.col(WINDOW) == NO_TIME, F.lit(NOT_DATED))]
     if MALFORMED in frame.columns:
         reasons.append(F.when(F.col(MALFORMED).isNotNull(), F.lit(NOT_WHOLE)))
@@ -150,6 +154,7 @@ class Outcomes:
         warned: those of them that were kept.
         content: a hash of the columns and of the rows kept that the order of these does not change.
         unlabelled: the same without the labels.
+        everything: the same of all rows, with the labels.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
@@ -157,6 +162,7 @@ class Outcomes:
     warned: dict[str, int] = field(default_factory=dict)
     content: str = ""
     unlabelled: str = ""
+    everything: str = ""
 
     @property
     def total(self) -> int:
@@ -201,17 +207,22 @@ def check_shares(found: Mapping[str, Outcomes], expectations: Mapping[str, Expec
         )
 
 
-def _condition(frame: DataFrame, name: str, each: Expectation) -> Column:
-    """The condition as a column, analysed against the rows at once, so that what is wrong with it is said by name."""
+def condition_of(frame: DataFrame, name: str, check: str) -> Column:
+    """The condition ``check`` as a column, analysed against the rows at once.
+
+    Raises:
+        ConfigError: it is no SQL over these columns, or is neither true nor false; says ``expect.name``.
+    """
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
     try:
-        condition = F.expr(each.check)
-        kind = frame.select(condition.alias("condition")).schema["condition"].dataType.typeName()
+        with unlogged_queries():
+            condition = F.expr(check)
+            kind = frame.select(condition.alias("condition")).schema["condition"].dataType.typeName()
     except (AnalysisException, ParseException) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"expect.{name}: {each.check!r} cannot be asked of the rows: {reason}") from error
+        raise ConfigError(f"expect.{name}: {check!r} cannot be asked of the rows: {reason}") from error
     if kind != "boolean":
-        raise ConfigError(f"expect.{name}: {each.check!r} is a {kind}: write a condition that is true or false")
+        raise ConfigError(f"expect.{name}: {check!r} is a {kind}: write a condition that is true or false")
     return condition

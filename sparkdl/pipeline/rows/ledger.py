@@ -17,8 +17,8 @@ import pyarrow as pa
 from sparkdl.documents.typed import Count, Source, convert, encode, parse
 from sparkdl.errors import DataError
 from sparkdl.observe import logger
-from sparkdl.pipeline.rows.windows import span
-from sparkdl.tables.table import Table
+from sparkdl.pipeline.windows import span
+from sparkdl.tables.table import AppTransaction, Table
 
 __all__ = ["Ledger", "Tables", "WindowBooks", "transformed"]
 
@@ -132,12 +132,20 @@ class Ledger:
             found[books.window] = books
         return dict(sorted(found.items()))
 
-    def write(self, books: Iterable[WindowBooks]) -> None:
+    def claim(self, transaction: AppTransaction) -> None:
+        """Refuse from now on what earlier runs write."""
+        self.table.claim(transaction, _SCHEMA)
+
+    def write(self, books: Iterable[WindowBooks], transaction: AppTransaction | None = None) -> None:
         """Insert or replace windows, in one commit.
+
+        Args:
+            books: of the windows.
+            transaction: of the run.
 
         Raises:
             DataError: the books of one do not balance; then none is written.
-            ConflictError: another run writes them at the same time.
+            ConflictError: another run writes them at the same time, or has taken over.
         """
         now, rows = datetime.now(UTC).isoformat(timespec="seconds"), []
         for each in books:
@@ -147,9 +155,9 @@ class Ledger:
         if self.table.exists():
             if not {*_SCHEMA.names} <= {*self.table.columns()}:  # an earlier sparkdl made it
                 self.table.append(_SCHEMA.empty_table(), new_columns=True)
-            self.table.merge(content, on=["window"])
+            self.table.merge(content, on=["window"], transaction=transaction)
         else:
-            self.table.append(content, expected_version=-1)
+            self.table.append(content, expected_version=-1, transaction=transaction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +167,13 @@ class Tables:
     folder: str
 
     def table(self, name: str) -> Table:
-        """One of them: ``clean``, ``quarantine``, ``ledger``, ``predictions``."""
+        """One of them: ``clean``, ``quarantine``, ``ledger``, ``receipts``, ``predictions``, ``runs``."""
         return Table(f"{self.folder}/{name}", engine="delta-rs")  # nobody else writes them, and one engine is to
+
+    def version(self, name: str) -> int:
+        """The newest version of one of them, -1 where it is not there."""
+        table = self.table(name)
+        return table.version() if table.exists() else -1
 
     @property
     def ledger(self) -> Ledger:

@@ -16,10 +16,10 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.rows.expect import content_hash
 from sparkdl.pipeline.rows.ledger import WindowBooks
-from sparkdl.pipeline.rows.source import WINDOW
-from sparkdl.pipeline.rows.windows import NO_TIME, Windows, split_by_time
+from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
 from sparkdl.pipeline.spec.base import hours_of
+from sparkdl.pipeline.windows import NO_TIME, Windows, split_by_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -1,4 +1,4 @@
-"""Judged rows to the files of two tables, and to their counts, in one pass.
+"""Judged rows to the files of two tables, and to their counts and hashes, in one pass.
 
 Enters: judged rows (``expect.judged``), and a task for each table. Leaves: files of sound rows, files of refused ones,
 none of them committed, and the books of each window, from one report a task. What is counted is what is written, row
@@ -8,38 +8,43 @@ by row: there is no second reading that could differ.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import one_value, to_numpy
+from sparkdl.columns.row_hash import column_hashes, mixed
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
-from sparkdl.pipeline.rows.expect import BROKEN, DUPLICATE, KEPT, OUTCOME, OWN, Outcomes, columns_hash, content_hash
-from sparkdl.pipeline.rows.source import MALFORMED, WINDOW
+from sparkdl.pipeline.rows.expect import BROKEN, DUPLICATE, KEPT, OUTCOME, OWN, Outcomes, columns_hash
+from sparkdl.pipeline.sources.base import MALFORMED, WINDOW
 from sparkdl.tables.parquet import FileRow, WriteTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["QUARANTINE", "clean_columns", "sift"]
+__all__ = ["QUARANTINE", "clean_columns", "fingerprints", "sift"]
 
 QUARANTINE = (WINDOW, "reason", "row")
 """The columns of the table of refused rows, all of them texts."""
-_MODULUS = 2**31 - 1
 
 Broken = dict[tuple[str, str, bool], int]
 """Rows by window, by the expectation that they broke, and by whether they were kept."""
 
-Sums = dict[tuple[str, str], tuple[int, list[tuple[int, int]]]]
-"""By window and outcome: rows; of both hashes of these, all exclusive-ored, and the sum of all modulo ``_MODULUS``."""
-_NOTHING = [(0, 0), (0, 0)]
+Hash = tuple[int, int]
+"""Of rows in any order: the hashes of all exclusive-ored, and their sum modulo 2^64."""
+
+Sums = dict[tuple[str, str], tuple[int, list[Hash]]]
+"""By window and outcome: rows; their hash, and that without the labels."""
+_NOTHING: list[Hash] = [(0, 0), (0, 0)]
 
 
 def clean_columns(rows: DataFrame) -> list[str]:
@@ -67,46 +72,121 @@ def sift(
     from pyspark.sql import functions as F
 
     columns = clean_columns(rows)
-    whole = F.to_json(F.struct(*[F.col(quoted(name)) for name in columns[1:]]), {"ignoreNullFields": "false"})
-    line = F.coalesce(F.col(MALFORMED), whole) if MALFORMED in rows.columns else whole
-    text = F.when(~F.col(OUTCOME).isin(KEPT, DUPLICATE), line)
-    own = [F.col(OUTCOME), F.col(BROKEN), content_hash(rows), content_hash(rows, labels), text]
-    selected = rows.select(*[F.col(quoted(name)) for name in columns], *own)
-    # Spark's mapInArrow takes a dot in a name for a path into a struct, and a backtick for a quote.
-    plain = selected.toDF(*(f"column_{number}" for number in range(len(columns) + len(own))))
-    task = _Sift(columns=tuple(columns), clean=clean, quarantine=quarantine)
+    line = F.col(MALFORMED) if MALFORMED in rows.columns else F.lit(None).cast("string")
+    selected = rows.select(*[F.col(quoted(name)) for name in columns], F.col(OUTCOME), F.col(BROKEN), line)
+    task = _Sift(columns=tuple(columns), labels=frozenset(labels), clean=clean, quarantine=quarantine)
     with task_errors():
-        found = plain.mapInArrow(task, "report binary").collect()
+        found = _plain(selected).mapInArrow(task, "report binary").collect()
     reports = [json.loads(zlib.decompress(bytes(row["report"]))) for row in found]
     sound, bad = ([FileRow(**file) for one in reports for file in one[part]] for part in ("clean", "quarantine"))
     return sound, bad, _books(reports, [columns_hash(rows), columns_hash(rows, labels)])
 
 
+def fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
+    """A hash of the columns and the rows of each window, as ``Outcomes.everything`` is one, and their number."""
+    from pyspark.errors import PySparkTypeError
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    columns, selected = clean_columns(source), []
+    for name in columns:
+        try:
+            to_arrow_type(source.schema[name].dataType, timezone="UTC")
+            selected.append(F.col(quoted(name)))
+        except PySparkTypeError:  # only a transform that does without it can take it
+            selected.append(F.col(quoted(name)).cast("string"))
+    with task_errors():
+        found = _plain(source.select(*selected)).mapInArrow(_Fingerprint(tuple(columns)), "report binary").collect()
+    books = _books([json.loads(bytes(row["report"])) for row in found], [columns_hash(source)] * 2)
+    return {name: one.everything for name, one in books.items()}, {name: one.total for name, one in books.items()}
+
+
+def _plain(frame: DataFrame) -> DataFrame:
+    """The frame with names that Spark's mapInArrow takes for names: a dot is a path into a struct to it."""
+    return frame.toDF(*(f"column_{number}" for number in range(len(frame.columns))))
+
+
 def _books(reports: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, Outcomes]:
-    """The books of each window from the counts of all tasks; of rows that are kept with hashes of all of them.
+    """The books of each window from the counts of all tasks; of its rows with hashes.
 
     Args:
         reports: of the tasks.
         columns: hashes of the rows' columns, with labels and without, which are part of them.
     """
     found: dict[str, Outcomes] = {}
-    hashes: dict[str, list[tuple[int, int]]] = {}
-    for window, outcome, rows, *folded in (line for report in reports for line in report["sums"]):
+    kept: dict[str, list[Hash]] = {}
+    everything: dict[str, list[Hash]] = {}
+    for window, outcome, rows, *hashes in (line for report in reports for line in report["sums"]):
         into = found.setdefault(window, Outcomes())
         into.rows[outcome] = into.rows.get(outcome, 0) + rows
-        if outcome == KEPT:
-            before = hashes.get(window, _NOTHING)
-            hashes[window] = [(mixed ^ m, added + a) for (mixed, added), (m, a) in zip(before, folded, strict=True)]
-    for window, folded in hashes.items():
-        into = found[window]
-        both = zip(columns, folded, strict=True)
-        into.content, into.unlabelled = (f"{named}.{into.rows[KEPT]}.{mixed}.{added}" for named, (mixed, added) in both)
-    for window, name, kept, rows in (line for report in reports for line in report["broken"]):
+        for sums in (everything, kept) if outcome == KEPT else (everything,):
+            sums[window] = _together(sums.get(window, _NOTHING), hashes)
+    for window, into in found.items():
+        into.everything = _text(columns[0], into.total, everything[window][0])
+        if window in kept:
+            both = zip(columns, kept[window], strict=True)
+            into.content, into.unlabelled = (_text(named, into.rows[KEPT], one) for named, one in both)
+    for window, name, was_kept, rows in (line for report in reports for line in report["broken"]):
         into = found[window]
         into.broken[name] = into.broken.get(name, 0) + rows
-        if kept:
+        if was_kept:
             into.warned[name] = into.warned.get(name, 0) + rows
     return dict(sorted(found.items()))
+
+
+def _together(one: Sequence[Hash], other: Sequence[Hash]) -> list[Hash]:
+    return [(a ^ c, (b + d) % 2**64) for (a, b), (c, d) in zip(one, other, strict=True)]
+
+
+def _text(columns: str, rows: int, folded: Hash) -> str:
+    return f"{columns}.{rows}.{folded[0]}.{folded[1]}"
+
+
+def _add(sums: Sums, windows: pa.Array, outcomes: pa.Array, rows: pa.RecordBatch, labels: Collection[str]) -> None:
+    """Add the rows of a batch by window and outcome.
+
+    Args:
+        sums: so far.
+        windows: of each row.
+        outcomes: of each row.
+        rows: columns that are hashed.
+        labels: columns of these.
+    """
+    named, reasons = windows.dictionary_encode(), outcomes.dictionary_encode()
+    codes = to_numpy(named.indices).astype(np.int64) * len(reasons.dictionary) + to_numpy(reasons.indices)
+    by_column = column_hashes(dict(zip(rows.schema.names, rows.columns, strict=True)))
+    inputs, known = np.zeros((2, rows.num_rows), np.uint64)
+    for name, hashes in by_column.items():
+        into = known if name in labels else inputs
+        into += hashes
+    both = mixed(inputs + known), mixed(inputs)
+    groups = np.unique(codes)
+    for code in groups.tolist():
+        window, outcome = divmod(code, len(reasons.dictionary))
+        key = named.dictionary[window].as_py(), reasons.dictionary[outcome].as_py()
+        chosen = slice(None) if len(groups) == 1 else codes == code
+        folded = [(int(np.bitwise_xor.reduce(one[chosen])), int(np.add.reduce(one[chosen]))) for one in both]
+        count, before = sums.get(key, (0, _NOTHING))
+        sums[key] = count + len(both[0][chosen]), _together(before, folded)
+
+
+def _of_sums(sums: Sums) -> list[Any]:
+    return [[*key, rows, *folded] for key, (rows, folded) in sums.items()]
+
+
+@dataclass(frozen=True)
+class _Fingerprint:
+    """Sums up the rows of a task as they are read; the window is the first of the columns."""
+
+    columns: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sums: Sums = {}
+        for batch in promptly(batches):
+            rows = pa.RecordBatch.from_arrays(batch.columns[1:], list(self.columns[1:]))
+            _add(sums, batch.column(0), pa.repeat(pa.scalar(KEPT), len(rows)), rows, ())
+        report = {"sums": _of_sums(sums), "broken": []}
+        yield pa.RecordBatch.from_arrays([one_value(json.dumps(report).encode())], ["report"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +195,13 @@ class _Sift:
 
     Attributes:
         columns: of sound rows, the window first.
+        labels: columns of these.
         clean: writes these.
         quarantine: writes window, reason and text of refused ones.
     """
 
     columns: tuple[str, ...]
+    labels: frozenset[str]
     clean: WriteTask
     quarantine: WriteTask
 
@@ -129,24 +211,24 @@ class _Sift:
         with self.clean.open() as clean, self.quarantine.open() as quarantine:
             for batch in promptly(batches):
                 judged = _Judged(batch, self.columns)
-                judged.count(sums, broken)
+                judged.count(sums, broken, self.labels)
                 clean.write(judged.sound())
                 quarantine.write(judged.refused())
             report = {
                 "clean": [asdict(file) for file in clean.finish()],
                 "quarantine": [asdict(file) for file in quarantine.finish()],
-                "sums": [[*key, rows, *folded] for key, (rows, folded) in sums.items()],
+                "sums": _of_sums(sums),
                 "broken": [[*key, rows] for key, rows in broken.items()],
             }
         yield pa.RecordBatch.from_arrays([one_value(zlib.compress(json.dumps(report).encode(), level=1))], ["report"])
 
 
 class _Judged:
-    """A batch: columns of sound rows, the window first; then outcome, what was broken, hashes, a refused row's text."""
+    """A batch: columns of sound rows, the window first; then outcome, what was broken, the line if it is not whole."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
         self.rows = pa.RecordBatch.from_arrays(batch.columns[: len(columns)], list(columns))
-        self.outcomes, self.broken, *self.hashes, self.texts = batch.columns[len(columns) :]
+        self.outcomes, self.broken, self.lines = batch.columns[len(columns) :]
         self.windows = batch.column(0)
         self.kept = pc.equal(self.outcomes, KEPT)
 
@@ -154,25 +236,15 @@ class _Judged:
         return self.rows if self.kept.true_count == len(self.kept) else self.rows.filter(self.kept)
 
     def refused(self) -> pa.RecordBatch:
-        there = pc.is_valid(self.texts)
-        columns = [column.filter(there) for column in (self.windows, self.outcomes, self.texts)]
-        return pa.RecordBatch.from_arrays(columns, list(QUARANTINE))
+        chosen = pc.invert(pc.or_(self.kept, pc.equal(self.outcomes, DUPLICATE)))
+        windows, outcomes, lines = (column.filter(chosen) for column in (self.windows, self.outcomes, self.lines))
+        texts = pa.array(_as_json(self.rows.filter(chosen)), pa.string())
+        return pa.RecordBatch.from_arrays([windows, outcomes, pc.coalesce(lines, texts)], list(QUARANTINE))
 
-    def count(self, sums: Sums, broken: Broken) -> None:
+    def count(self, sums: Sums, broken: Broken, labels: Collection[str]) -> None:
         """Add the rows of the batch."""
-        windows, outcomes = self.windows.dictionary_encode(), self.outcomes.dictionary_encode()
-        codes = to_numpy(windows.indices).astype(np.int64) * len(outcomes.dictionary) + to_numpy(outcomes.indices)
-        groups = np.unique(codes)
-        for code in groups.tolist():
-            window, outcome = divmod(code, len(outcomes.dictionary))
-            key = windows.dictionary[window].as_py(), outcomes.dictionary[outcome].as_py()
-            chosen = slice(None) if len(groups) == 1 else codes == code
-            rows, before = sums.get(key, (0, _NOTHING))
-            folded = []
-            for hashes, (mixed, added) in zip(map(to_numpy, self.hashes), before, strict=True):
-                found = hashes[chosen]
-                folded.append((mixed ^ int(np.bitwise_xor.reduce(found)), added + int(np.mod(found, _MODULUS).sum())))
-            sums[key] = rows + len(found), folded
+        rows = pa.RecordBatch.from_arrays(self.rows.columns[1:], self.rows.schema.names[1:])
+        _add(sums, self.windows, self.outcomes, rows, labels)
         if len(names := self.broken.flatten()):
             rows = pc.list_parent_indices(self.broken)
             table = pa.table([self.windows.take(rows), names, self.kept.take(rows)], ["window", "name", "kept"])
@@ -180,3 +252,43 @@ class _Judged:
             for row in counted.to_pylist():
                 told = row["window"], row["name"], row["kept"]
                 broken[told] = broken.get(told, 0) + row["count_all"]
+
+
+_JSON = msgspec.json.Encoder(decimal_format="number")
+
+
+def _as_json(rows: pa.RecordBatch) -> list[str]:
+    """Each row, but for its window, as JSON: times as ISO 8601, bytes in base64, NaN and infinities as words."""
+    columns = []
+    for column in rows.columns[1:]:
+        try:
+            values = column.to_pylist()
+        except (OverflowError, ValueError):  # a time that Python has none for
+            values = column.cast(_with_texts(column.type)).to_pylist()
+        kind = column.type
+        columns.append([_sayable(value, kind) for value in values])
+    names = rows.schema.names[1:]
+    return [_JSON.encode(dict(zip(names, row, strict=True))).decode() for row in zip(*columns, strict=True)]
+
+
+def _with_texts(kind: pa.DataType) -> pa.DataType:
+    """The type with texts for times."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_texts(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_with_texts(kind.key_type), _with_texts(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_with_texts(kind.value_type))
+    return pa.string() if pa.types.is_temporal(kind) else kind
+
+
+def _sayable(value: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or not pa.types.is_nested(kind):
+        return value
+    if pa.types.is_struct(kind):
+        return {field.name: _sayable(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return {str(key): _sayable(item, kind.item_type) for key, item in value}
+    return [_sayable(item, kind.value_type) for item in value]

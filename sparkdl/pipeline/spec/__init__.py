@@ -22,7 +22,7 @@ from sparkdl.pipeline.spec.source import (
     JdbcSource,
     JsonSource,
     ParquetSource,
-    Source,
+    SourceSection,
     SparkSource,
     SqlSource,
 )
@@ -51,7 +51,7 @@ __all__ = [
     "Report",
     "Score",
     "Search",
-    "Source",
+    "SourceSection",
     "SparkSession",
     "SparkSource",
     "Split",

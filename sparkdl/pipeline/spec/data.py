@@ -41,7 +41,9 @@ class Transform(Section, frozen=True, kw_only=True):
     function: Annotated[
         Function | None, Meta(description="A function (DataFrame, **arguments) -> DataFrame, as module:function.")
     ] = None
-    sql: Annotated[Text | None, Meta(description="One SELECT of Spark SQL, from the view named source.")] = None
+    sql: Annotated[
+        Text | None, Meta(description="One SELECT of Spark SQL, from source: SELECT *, a / b AS rate FROM source.")
+    ] = None
     arguments: Annotated[dict[str, Any], Meta(description="Further arguments of the function, by name.")] = field(
         default_factory=dict
     )

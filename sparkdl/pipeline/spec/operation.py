@@ -67,6 +67,14 @@ class Gate(Section, frozen=True, kw_only=True):
         tuple[_Floor, ...],
         Meta(description="Values that a model must reach whatever the champion does: 'auc >= 0.7'."),
     ] = ()
+    baseline: Annotated[
+        Literal["first", "always", "never"],
+        Meta(
+            description="Who must beat a guess without a model (the mean or median of the training labels, their "
+            "shares, the commonest class): the first champion, every challenger, or nobody. It is said of every model, "
+            "beside the last value of the same key, and refuses nobody by fewer than min_rows held-out rows."
+        ),
+    ] = "first"
 
     def _misfits(self) -> Iterator[Wrong]:
         if self.rule == "not_worse" and not self.margin:

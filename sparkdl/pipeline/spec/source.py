@@ -1,12 +1,12 @@
 """The section ``source`` of a pipeline file: where rows come from, what tells them apart, when they happened.
 
 Enters: what the user wrote. Leaves: frozen values; what they contradict in other sections is for ``file/conflicts.py``.
-How each kind is read is for ``rows/source.py``.
+How each kind is read is for ``sources/``.
 """
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
@@ -20,7 +20,7 @@ __all__ = [
     "JsonSource",
     "ParquetSource",
     "Scalar",
-    "Source",
+    "SourceSection",
     "SparkSource",
     "SqlSource",
     "TableOrPath",
@@ -77,7 +77,13 @@ def tells_who(address: str) -> bool:
 
 
 class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
-    """What all kinds of sources have in common."""
+    """What all kinds of sources have in common.
+
+    Attributes:
+        addresses: the options that are addresses, which may be relative to the pipeline file.
+    """
+
+    addresses: ClassVar[tuple[str, ...]] = ("path",)
 
     key: Annotated[
         Columns,
@@ -130,11 +136,20 @@ class _AnySource(Section, frozen=True, kw_only=True, tag_field="kind"):
 class DeltaSource(_AnySource, frozen=True, kw_only=True, tag="delta"):
     """A Delta table."""
 
+    addresses: ClassVar[tuple[str, ...]] = ("table", "allow_folders")
+
     table: TableOrPath
     version: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Read this version always; left out, the newest one, pinned once a run."),
     ] = None
+    allow_folders: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="Folders besides the table's own that its log may name files in: those of the original where "
+            "the table is a shallow clone. Files anywhere else are refused."
+        ),
+    ] = ()
 
     def _misfits(self) -> Iterator[Wrong]:
         yield from super()._misfits()
@@ -243,4 +258,6 @@ class FunctionSource(_AnySource, frozen=True, kw_only=True, tag="function"):
     )
 
 
-Source = DeltaSource | ParquetSource | CsvSource | JsonSource | SqlSource | JdbcSource | SparkSource | FunctionSource
+SourceSection = (
+    DeltaSource | ParquetSource | CsvSource | JsonSource | SqlSource | JdbcSource | SparkSource | FunctionSource
+)

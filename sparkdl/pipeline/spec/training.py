@@ -100,6 +100,7 @@ class Train(Section, frozen=True, kw_only=True):
     keep_checkpoints: Annotated[int, _of("keep_checkpoints")] = _default("keep_checkpoints")
     max_failures: Annotated[int, _of("max_failures")] = _default("max_failures")
     timeout: Annotated[float | None, _of("timeout")] = _default("timeout")
+    spread_rows: Annotated[bool, _of("spread_rows")] = _default("spread_rows")
     partitions_per_process: Annotated[int | None, _of("partitions_per_process")] = _default("partitions_per_process")
     train_reader_num_workers: Annotated[int | None, _of("train_reader_num_workers")] = _default(
         "train_reader_num_workers"
@@ -126,8 +127,11 @@ class Train(Section, frozen=True, kw_only=True):
             yield "weight_decay", f"={self.weight_decay} is not for {self.optimizer}, which sets its own: leave it out"
 
     def parameters(self) -> dict[str, Any]:
-        """The estimator's parameters among them that are set, by name; the rest says how an optimizer is made."""
-        given = {name: getattr(self, name) for name in ESTIMATOR_NAMES}
+        """The estimator's parameters among them that are set, by name, but those by which shards are cut.
+
+        The rest says how an optimizer is made.
+        """
+        given = {name: getattr(self, name) for name in ESTIMATOR_NAMES if name not in _OF_SHARDS}
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in given.items()
@@ -135,6 +139,7 @@ class Train(Section, frozen=True, kw_only=True):
         }
 
 
+_OF_SHARDS = ("partitions_per_process", "spread_rows")
 ESTIMATOR_NAMES = tuple(name for name in Train.__struct_fields__ if name in _PARAMETERS and name != "optimizer")
 """The names in ``train`` that are handed to TorchEstimator as they are."""
 

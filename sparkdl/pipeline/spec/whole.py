@@ -8,10 +8,10 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from sparkdl.features.spec import Feature
-from sparkdl.pipeline.spec.base import Column, Name, Section
+from sparkdl.pipeline.spec.base import Column, Name, Section, Text
 from sparkdl.pipeline.spec.data import Expectation, Label, Split, Transform
 from sparkdl.pipeline.spec.operation import Drift, Keep, Notify, Places, Publish, Report, Score, SparkSession
-from sparkdl.pipeline.spec.source import Source
+from sparkdl.pipeline.spec.source import SourceSection
 from sparkdl.pipeline.spec.training import Model, Search, Train
 
 __all__ = ["PipelineSpec"]
@@ -25,10 +25,17 @@ class PipelineSpec(Section, frozen=True, kw_only=True):
         str, Meta(min_length=1, description="Folder or URI below which everything is kept; every worker reaches it.")
     ] = "sparkdl-data"
     places: Annotated[Places, Meta(description="Where parts of it lie instead.")] = field(default_factory=Places)
+    show_variables: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="Variables of the environment whose values may be seen: what others hold is shown as ${NAME}, "
+            "in record, report and messages."
+        ),
+    ] = ()
     code: Annotated[
         str, Meta(min_length=1, description="Folder of the modules that this file names, relative to it.")
     ] = "."
-    source: Annotated[Source, Meta(description="The rows.")]
+    source: Annotated[SourceSection, Meta(description="The rows.")]
     transform: Annotated[Transform | None, Meta(description="What is made of them first.")] = None
     expect: Annotated[
         dict[str, Expectation], Meta(description="Conditions on the rows, by name: 'no free rides: amount > 0'.")

@@ -26,7 +26,7 @@ __all__ = ["clean_up"]
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _RUN = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
-_TABLES = ("clean", "quarantine", "ledger", "predictions", "runs")
+_TABLES = ("clean", "quarantine", "ledger", "receipts", "predictions", "runs")
 _VACUUM_EVERY = 32
 """Versions of the table of clean rows between two vacuums, since listing all folders of a store takes its time."""
 
@@ -47,10 +47,14 @@ def clean_up(context: Context) -> None:
 
     Args:
         context: of a run that holds the lease, its steps done.
+
+    Raises:
+        LeaseLostError: a later run has taken it over.
     """
     if not any(note.name == "train" and not note.kept for note in context.steps.notes):
         return
     for remove in (_shards, _models, _versions, _idle_runs):
+        context.check_lease()
         try:
             remove(context)
         except Exception as error:

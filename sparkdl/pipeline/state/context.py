@@ -6,7 +6,7 @@ Enters: a sound pipeline file. Leaves: ``Context``, made once a run; neither Spa
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -18,15 +18,18 @@ from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.rows.ledger import Tables
-from sparkdl.pipeline.rows.source import Look, look_at
+from sparkdl.pipeline.sources import Source, source_of
+from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.state.lease import Lease
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.steps import Steps
 from sparkdl.storage import Storage
+from sparkdl.tables.table import AppTransaction, Table
 
 __all__ = ["LEARNING", "STEPS", "VERSIONS", "Context"]
 
-VERSIONS = {"ingest": 3, "prepare": 1, "train": 1, "publish": 1, "score": 1, "drift": 1}
+VERSIONS = {"ingest": 4, "prepare": 1, "train": 1, "publish": 1, "score": 1, "drift": 1}
 """Of what the modules of ``work/`` do; raise one when that changes, and it is done again, with what follows from it."""
 LEARNING = ("features", "shards", "train", "evaluate", "publish")
 """The steps from clean rows to a published model."""
@@ -44,6 +47,7 @@ class Context:
         again: first and last window to do in any case.
         until: the last step to do; None does all.
         train: whether to learn; else rows are ingested, and the champion predicts.
+        lease: under which it commits; None until it has one.
 
     Raises:
         ConfigError: there is no such step, or it is one of learning, and ``train`` is False.
@@ -54,6 +58,7 @@ class Context:
     again: tuple[str, str] | None = None
     until: str | None = None
     train: bool = True
+    lease: Lease | None = None
 
     def __post_init__(self) -> None:
         if self.until is not None and self.until not in STEPS:
@@ -70,8 +75,8 @@ class Context:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The same as JSON values, without secrets."""
-        return self.file.resolved()
+        """The same as JSON values, for keys."""
+        return self.file.deciding()
 
     @cached_property
     def record(self) -> RunRecord:
@@ -79,7 +84,12 @@ class Context:
         started, name = self.now.isoformat(timespec="seconds"), str(self.spec.name)
         run_id = f"{self.now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
         return RunRecord(
-            pipeline=name, run_id=run_id, started=started, settings=self.settings, until=self.until, train=self.train
+            pipeline=name,
+            run_id=run_id,
+            started=started,
+            settings=self.file.resolved(),
+            until=self.until,
+            train=self.train,
         )
 
     @cached_property
@@ -95,7 +105,40 @@ class Context:
     @cached_property
     def steps(self) -> Steps:
         """What was done, and is done."""
-        return Steps(self.runs.child("steps"))
+        return Steps(self.runs.child("steps"), self.tables.table("receipts"), self.lease)
+
+    def hold(self, lease: Lease) -> None:
+        """Commit under a lease from now on; what a run before may do yet, if it lives on, is refused first.
+
+        Args:
+            lease: that this run has taken; names of a catalog are asked, so that its session has started.
+
+        Raises:
+            FencedError: a later run has taken over.
+            StorageError: a table cannot be written.
+        """
+        self.lease = lease
+        self.steps.hold(lease)
+        self.registry = replace(self.registry, fence=lease.fence)
+        if lease.claims_due:
+            self.tables.ledger.claim(lease.fence.transaction())
+            for table in (*map(self.tables.table, ("clean", "quarantine")), Table(str(self.spec.score.target))):
+                table.claim(lease.fence.transaction())
+            self.registry.claim()
+            lease.claims_due = False
+
+    def transaction(self) -> AppTransaction | None:
+        """The identity of this run's next commit to a table; None without a lease."""
+        return None if self.lease is None else self.lease.fence.transaction()
+
+    def check_lease(self) -> None:
+        """Refuse to go on where a later run has taken over, before what no table's log can refuse.
+
+        Raises:
+            LeaseLostError: one has.
+        """
+        if self.lease is not None:
+            self.lease.check()
 
     @cached_property
     def registry(self) -> ModelRegistry:
@@ -103,9 +146,14 @@ class Context:
         return ModelRegistry(str(self.spec.places.registry))
 
     @cached_property
-    def look(self) -> Look:
+    def source(self) -> Source:
+        """Where the rows come from."""
+        return source_of(self.spec.source)
+
+    @cached_property
+    def snapshot(self) -> SourceSnapshot:
         """The source as it was when this run first looked."""
-        return look_at(self.spec.source)
+        return self.source.snapshot()
 
     @cached_property
     def code(self) -> dict[str, str]:
@@ -135,12 +183,14 @@ class Context:
     def whole(self) -> dict[str, Any] | None:
         """Everything that decides a run from end to end; None where only Spark can tell."""
         champion = self.champion()
-        if self.look.state is None:
+        if self.snapshot.state is None:
             return None
         return {
             "versions": VERSIONS,
-            "settings": {name: value for name, value in self.settings.items() if name not in ("notify", "keep")},
+            "settings": {
+                name: value for name, value in self.settings.items() if name not in ("notify", "keep", "show_variables")
+            },
             "code": self.code,
-            "source": self.look.state,
+            "source": self.snapshot.state,
             "champion": champion.version if champion else None,
         }

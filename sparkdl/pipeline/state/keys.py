@@ -14,13 +14,13 @@ from sparkdl.features.fitted import token_functions
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.parts import Parts
-from sparkdl.pipeline.rows.windows import NO_TIME
 from sparkdl.pipeline.spec import TimeSplit, Train
 from sparkdl.pipeline.spec.training import NOT_DECIDING
 from sparkdl.pipeline.state.context import VERSIONS, Context
 from sparkdl.pipeline.state.results import Published, Scored, ScoredWindows, Shards, Trained
 from sparkdl.pipeline.state.steps import Steps, content_key
 from sparkdl.pipeline.trials import chosen_by, chosen_settings, metrics_of_trials
+from sparkdl.pipeline.windows import NO_TIME
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.engine import spark_session
@@ -83,9 +83,15 @@ def shards_inputs(context: Context, parts: Parts, content: Content, fitted: str)
         "split": context.settings["split"],
         "weight": context.spec.weight,
         "seed": context.spec.train.random_seed,
+        "spread": spreads(context.spec.train),
         **_repartitioned(context.spec.train),
         "rows": {part: {name: content[name] for name in parts.windows(part)} for part in ("train", "validate")},
     }
+
+
+def spreads(train: Train) -> bool:
+    """Whether the rows of shards lie in random order."""
+    return train.spread_rows and train.shuffle and train.shuffle_buffer_size != 0
 
 
 def _repartitioned(train: Train) -> Inputs:
@@ -139,6 +145,8 @@ def publish_inputs(context: Context, parts: Parts, content: Content, train: str)
     """
     tested = {"test": {name: content[name] for name in parts.test}} if parts.test else {}
     settings = {name: value for name, value in context.settings["publish"].items() if name != "mlflow"}
+    if context.spec.publish.gate.baseline == "first":  # as keys were before there was a choice: nobody is judged again
+        settings["gate"] = {name: value for name, value in settings["gate"].items() if name != "baseline"}
     units = {"units": context.spec.source.key}  # rows of one key are judged as one
     return {"version": VERSIONS["publish"], "train": train, "publish": settings, **units, **tested}
 

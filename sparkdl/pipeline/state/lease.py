@@ -1,40 +1,70 @@
-"""One run at a time: a lease on a pipeline's folder that a killed run cannot keep.
+"""One run at a time: a lease on a pipeline's folder that a killed run cannot keep, and the fence that goes with it.
 
-Enters: a folder. Leaves: a lease for the time of a block, or ``LeaseTakenError`` with who has it.
+Enters: a folder. Leaves: a ``Lease`` for the time of a block, or ``LeaseTakenError`` with who has it.
 
 A lease is a file with the next number, created only if it is absent, so of many who try one wins; nothing is ever
-deleted to take one over. Its holder rewrites a second file every few seconds. A lease is over when it was given back,
-when its process is gone (as far as this host can tell), or when that second file has not changed for ``stale_after``.
+deleted to take one over. Its holder rewrites a second file every few seconds. A lease is over when it was given back;
+when its process is gone, as far as this machine can tell, or YARN, of whose application a later attempt asks; or when
+that second file has not changed for ``stale_after``, by the clock of whoever watches it: two clocks are never compared.
+
+The number is the run's epoch. A holder may live on and know nothing of a later one, so each commit to a table carries
+the epoch, and is refused where a later one has committed (``tables/engine.py``, ``Fence``).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sparkdl import processes
 from sparkdl.documents.typed import Count, encode, read
-from sparkdl.errors import ConflictError, IntegrityError, StorageError
+from sparkdl.errors import ConflictError, FencedError, IntegrityError, StorageError
 from sparkdl.observe import logger
 from sparkdl.storage import Storage
+from sparkdl.tables.engine import Fence
 
-__all__ = ["Holder", "LeaseTakenError", "holder_of", "lease"]
+__all__ = ["Clock", "Holder", "Lease", "LeaseLostError", "LeaseTakenError", "holder_of", "lease"]
 
+BEAT_SECONDS = 15.0
 STALE_SECONDS = 300.0
-"""Silence after which a lease of another host is over."""
+"""Silence after which a lease is over."""
 
 _REMEDY = "if no run is active, delete the folder of leases"
 _KEPT = 20  # numbers are never used again; this many old ones stay, for people who look
+_LOOKS = 60  # at a holder of another machine, spread over the silence that ends its lease
+_YARN_CONTAINER = re.compile(r"container_(?:e\d+_)?(\d+_\d+)_(\d+)_\d+")
 
 
 class LeaseTakenError(ConflictError):
     """Another run of the same pipeline is active."""
+
+
+class LeaseLostError(ConflictError):
+    """Another run has taken the lease of this one over, which may commit nothing more."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What time a holder is judged by.
+
+    Attributes:
+        now: seconds that only grow, the same for all processes of a machine until it starts anew.
+        wait: lets so many of them pass.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    wait: Callable[[float], None] = time.sleep
+
+
+_MACHINE = Clock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +76,14 @@ class Holder:
         host: its machine.
         process: its number where it runs.
         since: when it began, ISO 8601 in UTC.
-        beat: seconds since the epoch when it was last known to be alive, by its own clock.
+        beat: when it last said that it lives, by its machine's own clock that only grows.
         released: whether it gave the lease back.
-        place: what its number counts in; two containers may share the name of a host.
+        place: what its number counts in, and its clock; two containers may share the name of a host.
         started: when the process began, as ``processes.started`` tells.
+        domain: whose epochs these are: an identity that the first holder made up, and all later ones take over.
+        application: of YARN, in whose container it runs; empty elsewhere.
+        attempt: of that application.
+        claims_due: whether a run before it may live on whose commits are not refused yet, see ``Lease``.
     """
 
     run_id: str
@@ -60,91 +94,204 @@ class Holder:
     released: bool = False
     place: str = ""
     started: Count = 0
+    domain: str = ""
+    application: str = ""
+    attempt: Count = 0
+    claims_due: bool = False
+
+    @staticmethod
+    def here(run_id: str, domain: str, clock: Clock) -> Holder:
+        """This process, with a run."""
+        mine = os.getpid()
+        container = _YARN_CONTAINER.fullmatch(os.environ.get("CONTAINER_ID", ""))
+        return Holder(
+            run_id=run_id,
+            host=socket.gethostname(),
+            process=mine,
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            beat=clock.now(),
+            place=processes.place(),
+            started=processes.started(mine) or 0,
+            domain=domain,
+            application=container[1] if container else "",
+            attempt=int(container[2]) if container else 0,
+        )
 
     def over(self, now: float, stale_after: float) -> bool:
-        """Whether somebody else may take the lease."""
-        silent = now - self.beat > stale_after
+        """Whether its lease is known to be over without watching it.
+
+        Args:
+            now: by this machine's clock that only grows.
+            stale_after: seconds of silence that end a lease of this machine.
+        """
+        here = self.place == processes.place()
+        silent = here and now - self.beat > stale_after
         return self.released or silent or processes.ended(self.place, self.process, self.started)
 
     def __str__(self) -> str:
         return f"run {self.run_id} (process {self.process} on {self.host}, since {self.since})"
 
 
+@dataclass
+class Lease:
+    """A lease that this process holds, as far as it knows.
+
+    Attributes:
+        folder: of leases.
+        number: the epoch.
+        holder: this process.
+        claims_due: whether a holder before has not given its lease back, so that it may live on, and the tables are
+            still to be claimed before they are read: by this run, or by the next one if this one fails before.
+        fence: of this epoch.
+    """
+
+    folder: Storage
+    number: int
+    holder: Holder
+    claims_due: bool
+    fence: Fence
+
+    def check(self) -> None:
+        """Refuse to go on where a later run has taken over; for what no table's log can refuse.
+
+        Raises:
+            LeaseLostError: one has, or the lease was deleted.
+        """
+        newest = max(_numbers(self.folder), default=0)
+        if newest == self.number:
+            return
+        winner = _holder(self.folder, newest) if newest else None
+        who = winner or ("another run" if newest else "somebody who deleted the folder of leases")
+        raise LeaseLostError(
+            f"run {self.holder.run_id} lost its lease to {who} while it stood still: nothing more of it is committed, "
+            "what is due is left to that run or the next one"
+        )
+
+
 @contextmanager
 def lease(
-    folder: Storage, run_id: str, *, beat_seconds: float = 15.0, stale_after: float = STALE_SECONDS
-) -> Iterator[Holder]:
+    folder: Storage,
+    run_id: str,
+    *,
+    beat_seconds: float = BEAT_SECONDS,
+    stale_after: float = STALE_SECONDS,
+    clock: Clock = _MACHINE,
+) -> Iterator[Lease]:
     """Hold the lease of a pipeline for the time of the block.
+
+    A living holder on another machine is told by its beat, so that a second run waits for up to ``beat_seconds`` before
+    it is refused, and for ``stale_after`` before it takes over from one that is dead.
 
     Args:
         folder: for leases alone.
         run_id: shown to whoever comes second.
         beat_seconds: how often the holder says that it lives.
-        stale_after: seconds of silence after which a lease of another host is over.
+        stale_after: seconds without a beat after which a lease is over.
+        clock: that tells how long a holder is silent.
 
     Raises:
         LeaseTakenError: another run holds it; says which.
+        LeaseLostError: another run took it over in the block, and something in there was refused or failed since.
         StorageError: the folder cannot be read or written.
     """
-    mine = _take(folder, run_id, stale_after)
-    number, done = mine[0], threading.Event()
-    holder = mine[1]
+    mine = _take(folder, run_id, stale_after, clock)
+    done = threading.Event()
+
+    def beat(*, released: bool = False) -> None:
+        said = replace(mine.holder, beat=clock.now(), released=released, claims_due=mine.claims_due)
+        folder.child(f"{mine.number:09d}.beat.json").write_atomic(encode(said))
 
     def keep() -> None:
         while not done.wait(beat_seconds):
             with suppress(StorageError):  # the next one may get through; without any, the lease ends by itself
-                _beat(folder, number, replace(holder, beat=time.time()))
+                beat()
 
     keeper = threading.Thread(target=keep, name="sparkdl-lease", daemon=True)
     keeper.start()
     try:
-        yield holder
+        yield mine
+    except LeaseLostError:
+        raise
+    except Exception as error:  # what the run that took over has changed or removed may be why
+        try:
+            mine.check()
+        except LeaseLostError as lost:
+            raise lost from error
+        except StorageError:
+            raise error from None
+        if isinstance(error, FencedError):
+            raise LeaseLostError(f"run {run_id} may commit nothing more: {error}") from error
+        raise
     finally:
         done.set()
         keeper.join()
         try:
-            _beat(folder, number, replace(holder, beat=time.time(), released=True))
+            beat(released=True)
         except StorageError as error:  # the work is done, or has an error of its own that matters more
-            logger.warning("the lease %d of %s was not given back: %s", number, folder.uri, error)
+            logger.warning("the lease %d of %s was not given back: %s", mine.number, folder.uri, error)
 
 
 def holder_of(folder: Storage) -> Holder | None:
-    """Who has the lease now; None where nobody has.
+    """Who has the lease now, as far as one look tells; None where nobody has.
 
     Raises:
         StorageError: the folder cannot be read.
     """
-    numbers = sorted(_numbers(folder))
-    found = _holder(folder, numbers[-1]) if numbers else None
-    return None if found is None or found.over(time.time(), STALE_SECONDS) else found
+    number = max(_numbers(folder), default=0)
+    found = _holder(folder, number) if number else None
+    return None if found is None or found.over(time.monotonic(), STALE_SECONDS) else found
 
 
-def _take(folder: Storage, run_id: str, stale_after: float) -> tuple[int, Holder]:
-    now = time.time()
+def _take(folder: Storage, run_id: str, stale_after: float, clock: Clock) -> Lease:
     numbers = sorted(_numbers(folder))
-    if numbers:
-        current = _holder(folder, numbers[-1])
-        if current is not None and not current.over(now, stale_after):
-            raise LeaseTakenError(f"{current} is at work in {folder.parent().uri}: wait for it, or end it")
-        if current is not None and not current.released:
-            logger.warning("%s is gone without giving its lease back: this run takes over", current)
-    number = numbers[-1] + 1 if numbers else 1
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    mine = os.getpid()
-    holder = Holder(
-        run_id=run_id, host=socket.gethostname(), process=mine, since=since, beat=now, place=processes.place(),
-        started=processes.started(mine) or 0,
-    )  # fmt: skip
+    last = numbers[-1] if numbers else 0
+    before = _holder(folder, last) if last else None
+    holder = Holder.here(run_id, before.domain if before and before.domain else uuid.uuid4().hex, clock)
+    if before is not None and not _succeeds(holder, before):
+        before = _watched(folder, last, before, stale_after, clock)
+    if before is not None and not before.released:
+        logger.warning("%s is gone without giving its lease back: this run takes over", before)
+    claims_due = last > 0 and (before is None or not before.released or before.claims_due)
+    holder = replace(holder, beat=clock.now(), claims_due=claims_due)  # the watch took its time
     try:
-        folder.child(f"{number:09d}.json").write_if_absent(encode(holder))
+        folder.child(f"{last + 1:09d}.json").write_if_absent(encode(holder))
     except ConflictError:
-        winner = _holder(folder, number)
+        winner = _holder(folder, last + 1)
         raise LeaseTakenError(f"{winner or 'another run'} was first in {folder.parent().uri}: wait for it") from None
     for old in numbers[:-_KEPT]:
         for name in (f"{old:09d}.json", f"{old:09d}.beat.json"):
             with suppress(StorageError):
                 folder.child(name).delete()
-    return number, holder
+    fence = Fence(f"sparkdl-pipeline-{holder.domain}", last + 1)
+    return Lease(folder, last + 1, holder, claims_due, fence)
+
+
+def _succeeds(mine: Holder, before: Holder) -> bool:
+    """Whether YARN started this process since the one before has failed."""
+    return mine.application != "" and mine.application == before.application and mine.attempt > before.attempt
+
+
+def _watched(folder: Storage, number: int, before: Holder, stale_after: float, clock: Clock) -> Holder:
+    """Wait until a lease is over; what its holder said last.
+
+    Raises:
+        LeaseTakenError: the holder lives.
+    """
+    taken = f"{before} is at work in {folder.parent().uri}: wait for it, or end it"
+    silent_since, here = clock.now(), before.place == processes.place()
+    if not here and not before.over(silent_since, stale_after):
+        logger.warning("%s has the lease: this run watches for up to %.0f s whether it lives", before, stale_after)
+    while not before.over(clock.now(), stale_after):
+        if here:
+            raise LeaseTakenError(taken)
+        if clock.now() - silent_since > stale_after:
+            break
+        clock.wait(stale_after / _LOOKS)
+        now = _holder(folder, number)
+        if now is not None and not now.released and now.beat != before.beat:
+            raise LeaseTakenError(taken)
+        before = now or before
+    return before
 
 
 def _numbers(folder: Storage) -> Iterator[int]:
@@ -167,7 +314,3 @@ def _holder(folder: Storage, number: int) -> Holder | None:
         except IntegrityError as error:
             logger.warning("%s", error)
     return None
-
-
-def _beat(folder: Storage, number: int, holder: Holder) -> None:
-    folder.child(f"{number:09d}.beat.json").write_atomic(encode(holder))

@@ -16,6 +16,7 @@ from sparkdl.errors import (
     ConflictError,
     PreflightError,
     SparkdlError,
+    StoreUnavailableError,
     TrainingError,
 )
 from sparkdl.pipeline.rows.ledger import WindowBooks
@@ -71,11 +72,13 @@ class RunRecord:
         train: whether learning was asked for.
         exit_code: 0 promoted, scored, or stopped as asked or where neither a model nor predictions followed from what
             was done, 10 nothing new, 20 not promoted, 30 lost a race, 1 refused, 2 cluster, 3 training, 4 an error
-            nobody foresaw, 130 interrupted.
+            nobody foresaw, 5 a store that did not answer, 130 interrupted.
         seconds: wall-clock.
-        settings: the file, after overrides and defaults, without secrets.
+        settings: the file, after overrides and defaults, as ``PipelineFile.resolved`` shows it.
         windows: what was ingested, and what trains, validates and is scored; ``deleted`` are those that the source no
-            longer holds and whose rows stay, ``removed`` those whose rows this run has taken out.
+            longer holds and whose rows stay, ``removed`` those whose rows this run has taken out, ``ahead`` those that
+            begin later.
+        source_state: the hash of the source as it was ingested; None where only Spark can tell, or it was not.
         rows: read, kept, quarantined and duplicates of the windows that were ingested; warnings by name.
         books: of each of these windows, with its rows in the source and by reason.
         steps: what was done, and what was kept of earlier runs.
@@ -102,6 +105,7 @@ class RunRecord:
     train: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     windows: dict[str, list[str]] = field(default_factory=dict)
+    source_state: str | None = None
     rows: dict[str, Count] = field(default_factory=dict)
     books: list[WindowBooks] = field(default_factory=list)
     steps: list[StepNote] = field(default_factory=list)
@@ -157,4 +161,6 @@ def exit_code_of(error: BaseException) -> int:
         return 2
     if isinstance(error, TrainingError):
         return 3
+    if isinstance(error, StoreUnavailableError):
+        return 5
     return 1 if isinstance(error, SparkdlError) else 4

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.documents.typed import Count
+from sparkdl.pipeline.judging.baseline import LabelSummary
 from sparkdl.pipeline.judging.drift import Action, Drift
 from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.judging.metrics.diagnostics import Diagnostics
@@ -93,6 +94,8 @@ class Trained:
         trials: of the search that chose it, in order; none without a search.
         chosen: its place among them.
         chosen_by: the column of the history that they were compared by.
+        warnings: what looks wrong with its losses, a sentence each.
+        labels: of the rows that it was trained on, by column; empty in results of versions that did not note it.
     """
 
     bundle: str
@@ -113,6 +116,8 @@ class Trained:
     trials: tuple[Trial, ...] = ()
     chosen: Count | None = None
     chosen_by: str = ""
+    warnings: tuple[str, ...] = ()
+    labels: Mapping[str, LabelSummary] = field(default_factory=dict)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -147,6 +152,10 @@ class Evaluated:
         values: how many different ones each of these columns has.
         challenger: what there is to see of its predictions.
         champion: likewise; None where there was none.
+        part: of the split, ``test`` or ``validate``, that the rows are of.
+        windows: of that part.
+        of_rows: how many rows of it could judge; the decision knows how many were measured.
+        baseline_slices: the metric of the gate of the best guess without a model, by column and value.
     """
 
     label: str
@@ -156,6 +165,19 @@ class Evaluated:
     values: Mapping[str, Count] = field(default_factory=dict)
     challenger: Diagnostics | None = None
     champion: Diagnostics | None = None
+    part: str = ""
+    windows: tuple[str, ...] = ()
+    of_rows: Count = 0
+    baseline_slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def rows_text(self) -> str:
+        """On which rows it was measured: ``1,200 held-out rows of test, 2026-03-08 to 2026-03-09``."""
+        rows, windows = self.decision.rows, self.windows
+        text = f"{rows:,}{f' of {self.of_rows:,}' if self.of_rows > rows else ''} held-out rows"
+        part = f" of the part {self.part}" if self.part else ""
+        if not windows or windows == ("all",):
+            return f"{text}{part}"
+        return f"{text}{part}, {windows[0] if len(windows) == 1 else f'{windows[0]} to {windows[-1]}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +256,8 @@ class LiveError:
         unknown: predicted rows whose label is none that the version can predict.
         measured: over the predicted rows with a label; None where there is none.
         trained_on: whether the version was trained on this very window, so that its error is too low.
+        baseline: the metric of the gate of the best guess by the version's training labels; None where these are not
+            known.
     """
 
     window: str
@@ -243,6 +267,7 @@ class LiveError:
     unknown: Count = 0
     measured: Measured | None = None
     trained_on: bool = False
+    baseline: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

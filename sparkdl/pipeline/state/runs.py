@@ -1,4 +1,4 @@
-"""The table of runs: one row a run, whatever its end, for whoever watches a pipeline over months.
+"""Earlier runs: their records, and the table with one row a run, for whoever watches a pipeline over months.
 
 Enters: the record of a run. Leaves: a row of the Delta table ``runs``, written without Spark in one small commit; also
 of runs that found nothing new, so that a scheduler that fell silent shows as a gap. A later sparkdl adds columns and
@@ -7,15 +7,19 @@ never changes one; rows of an earlier one hold nulls there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.errors import IntegrityError
+from sparkdl.observe import logger
+from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.tables.table import Table
 
-__all__ = ["RUNS", "add_run", "row_of"]
+__all__ = ["RUNS", "add_run", "records", "row_of"]
 
 RUNS = pa.schema(
     [
@@ -42,9 +46,11 @@ RUNS = pa.schema(
         ("record", pa.string()),
         ("report", pa.string()),
         ("sparkdl", pa.string()),
+        ("baseline_value", pa.float64()),
     ]
 )
 """Columns of the table. ``value`` and ``champion_value`` are the metric of challenger and champion on the same rows,
+``baseline_value`` that of the best guess without a model,
 ``version`` is the challenger, ``champion`` who is the champion after the run; ``drift`` is what was done about it."""
 
 _COMPACT_EVERY = 32
@@ -71,6 +77,7 @@ def row_of(record: RunRecord) -> dict[str, Any]:
     metric = decision.gate.metric if decision is not None else None
     mine = decision.challenger.values if decision is not None else {}
     theirs = decision.champion.values if decision is not None and decision.champion is not None else {}
+    baseline = decision.baseline if decision is not None else None
     rows, model, places = record.rows, record.model, record.places
     return {
         "run_id": record.run_id,
@@ -96,4 +103,18 @@ def row_of(record: RunRecord) -> dict[str, Any]:
         "record": places.get("record"),
         "report": places.get("report"),
         "sparkdl": record.versions.get("sparkdl"),
+        "baseline_value": None if baseline is None else baseline.values.get(str(metric)),
     }
+
+
+def records(context: Context) -> Iterator[RunRecord]:
+    """The records of runs, the newest first; one that cannot be read is passed over, with a warning."""
+    names = [entry.name for entry in context.runs.list() if entry.is_dir] if context.runs.exists() else []
+    for name in sorted(names, reverse=True):
+        file = context.runs.child(name).child("record.json")
+        if not file.exists():  # a folder of results, leases or models, or a run that is still going on
+            continue
+        try:
+            yield RunRecord.load(file)
+        except IntegrityError as error:
+            logger.warning("%s", error)

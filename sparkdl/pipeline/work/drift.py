@@ -24,7 +24,7 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.judging.counts import counts_of
 from sparkdl.pipeline.judging.drift import Drift, Limits, Rule, compare
 from sparkdl.pipeline.rows.parts import Parts
-from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import Drift as DriftSpec
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import drift_inputs

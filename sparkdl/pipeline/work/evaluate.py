@@ -1,11 +1,14 @@
 """Evaluation: challenger and champion on the same held-out rows, and what the gate says of them.
 
-Enters: the bundles of two models, the rows to judge them by. Leaves: a ``Decision`` with the metrics of both, and the
-challenger's metrics by slice. Each row passes both models in one query, so that both are measured on the same rows.
+Enters: the bundles of two models, the rows to judge them by, the rows that trained. Leaves: a ``Decision`` with the
+metrics of both and of the best guess without a model, and the challenger's metrics by slice. Each row passes both
+models in one query, so that all are measured on the same rows.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +20,17 @@ from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
 from sparkdl.observe import logger
+from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of, best_guess, summary_of
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
 from sparkdl.pipeline.judging.metrics.rows import Floats, Rows
 from sparkdl.pipeline.judging.metrics.slices import Slices
 from sparkdl.pipeline.rows.parts import unit_of
-from sparkdl.pipeline.rows.source import WINDOW
-from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
+from sparkdl.pipeline.sources.base import WINDOW
+from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
-from sparkdl.pipeline.state.results import Evaluated
+from sparkdl.pipeline.state.results import Evaluated, Trained
 from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded
 from sparkdl.pipeline.work.prepare import labels_of
 from sparkdl.scoring.score import score
@@ -34,9 +38,14 @@ from sparkdl.scoring.score import score
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["evaluate", "gate_of", "judged_label"]
+__all__ = ["evaluate", "gate_of", "judged_label", "label_summaries", "with_last_values"]
 
 _LEAST_WINDOWS = 8
+_MOST_SUMMED = 1_000_000
+"""Training rows whose labels are summed up; of more, as many are drawn by a hash of the key."""
+_LAST = "_last"
+_LEAST_KNOWN = 0.5
+"""Share of held-out rows whose key was trained on, for the last value of a key to be a guess at all."""
 
 
 def judged_label(spec: PipelineSpec, labels: Labels) -> FittedLabel:
@@ -45,17 +54,62 @@ def judged_label(spec: PipelineSpec, labels: Labels) -> FittedLabel:
     return next(label for label in labels if label.name == name)
 
 
+def label_summaries(rows: DataFrame, spec: PipelineSpec, labels: Labels, count: int) -> dict[str, LabelSummary]:
+    """Sum up the labels of training rows, weighted as they train.
+
+    Args:
+        rows: to train on, with raw columns and all labels.
+        spec: the pipeline.
+        labels: as they were fitted.
+        count: how many rows there are.
+    """
+    from pyspark.sql import functions as F
+
+    rows = _drawn(rows, spec, "summed up", _MOST_SUMMED, count)
+    numbers = [encoded(label.name, label).cast("double").alias(f"_{place}") for place, label in enumerate(labels)]
+    weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
+    with task_errors():
+        table = rows.select(*numbers, weight.alias("_weight")).toArrow()
+    weights = _numbers(table["_weight"])
+    return {
+        label.name: summary_of(label.type, _numbers(table[f"_{place}"]), weights, label.classes)
+        for place, label in enumerate(labels)
+    }
+
+
+def with_last_values(rows: DataFrame, training: DataFrame, spec: PipelineSpec, labels: Labels) -> DataFrame:
+    """The rows with the newest training label of the same key, null where there is none; as they are without such keys.
+
+    Args:
+        rows: of the part that judges.
+        training: the rows to train on, with all labels.
+        spec: the pipeline.
+        labels: as they were fitted.
+    """
+    from pyspark.sql import functions as F
+
+    label, entity = judged_label(spec, labels), _entity(spec)
+    if not entity:
+        return rows
+    names = [f"_entity_{place}" for place in range(len(entity))]
+    keys = [F.col(quoted(column)).alias(name) for column, name in zip(entity, names, strict=True)]
+    newest = F.max(F.struct(F.col(quoted(str(spec.source.when))), encoded(label.name, label).alias(_LAST)))
+    known = training.groupBy(*keys).agg(newest[_LAST].alias(_LAST))
+    pairs = [F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in zip(entity, names, strict=True)]
+    return rows.join(known, functools.reduce(operator.and_, pairs), "left").drop(*names)
+
+
 def evaluate(
-    rows: DataFrame, spec: PipelineSpec, labels: Labels, challenger: str, champion: str | None, trusted: Sequence[str],
-    count: int, seen: str = "",
+    rows: DataFrame, spec: PipelineSpec, labels: Labels, trained: Trained, champion: str | None,
+    trusted: Sequence[str], count: int, seen: str = "",
 ) -> Evaluated:  # fmt: skip
     """Measure on held-out rows, and decide.
 
     Args:
-        rows: of the part that judges, with raw columns and labels.
+        rows: of the part that judges, with raw columns and labels; see ``with_last_values``.
         spec: the pipeline.
         labels: as the challenger was trained.
-        challenger: address of its bundle.
+        trained: the challenger.
         champion: address of the champion's bundle; None where there is none.
         trusted: packages that bundles may import.
         count: how many rows there are; of more than the driver holds a share is drawn, the same each time.
@@ -68,22 +122,18 @@ def evaluate(
     frame, kept = _held_out(rows, spec, label, count)
     mine = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
-    scored = score(frame, challenger, output_columns=names, config=config, trusted=trusted)
-    kept.append(mine)
-    rival = None if seen else champion
-    table, theirs, known, error = _predicted(scored, kept, label, rival, {"config": config, "trusted": trusted})
-    common: dict[str, Any] = {
-        "weights": _numbers(table[spec.weight]) if spec.weight else None,
-        "groups": table["_group"].to_pandas().to_numpy(),
-        "label": label.name,
-    }
-    actual = _numbers(table["_label"])
+    scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
+    options = {"config": config, "trusted": trusted}
+    table, theirs, known, error = _predicted(scored, [*kept, mine], label, None if seen else champion, options)
     classes = list(dict.fromkeys([*label.classes, *known.classes]))
-    found = [
-        Rows.of(label.type, actual, _in_order(_probabilities(label.type, outputs), of.classes, classes), **common)
-        for outputs, of in ((_numbers(table[name]), of) for name, of in ((mine, label), (theirs, known)) if name)
-    ]
-    decision = decide(gate_of(spec, label), *found, champion_error=error, seen=seen)
+    outputs = [(_numbers(table[name]), of.classes) for name, of in ((mine, label), (theirs, known)) if name]
+    found = _rows_of(table, spec, label, outputs, classes)
+    gate, summary, last = gate_of(spec, label), trained.labels.get(label.name), _last_values(table)
+    baseline = guess = None
+    if summary is not None:
+        baseline = baseline_of(summary, found[0], classes, last, ", ".join(_entity(spec)))
+        guess = best_guess(summary, found[0], gate.metric, classes, last)
+    decision = decide(gate, *found, champion_error=error, seen=seen, baseline=baseline, guess=guess)
     slices = {
         name: Slices.of(found[0], table[f"_slice_{place}"].to_pandas().to_numpy())
         for place, name in enumerate(spec.report.slices)
@@ -98,7 +148,46 @@ def evaluate(
         values={name: one.values for name, one in slices.items()},
         challenger=views[0],
         champion=views[1] if theirs else None,
+        of_rows=count,
+        baseline_slices={
+            name: _guessed(one, summary, found[0], classes, last, gate.metric)
+            for name, one in slices.items()
+            if summary is not None
+        },
     )
+
+
+def _rows_of(
+    table: pa.Table,
+    spec: PipelineSpec,
+    label: FittedLabel,
+    outputs: Sequence[tuple[Floats, Sequence[str]]],
+    classes: Sequence[str],
+) -> list[Rows]:
+    """The held-out rows with what each model predicts of them: by its raw outputs, and its classes."""
+    labels, groups = _numbers(table["_label"]), table["_group"].to_pandas().to_numpy()
+    weights = _numbers(table[spec.weight]) if spec.weight else None
+    predictions = [_in_order(_probabilities(label.type, raw), known, classes) for raw, known in outputs]
+    return [Rows.of(label.type, labels, each, weights=weights, groups=groups, label=label.name) for each in predictions]
+
+
+def _last_values(table: pa.Table) -> Floats | None:
+    """The newest training label of each row's key, where enough rows have one."""
+    last = _numbers(table[_LAST]) if _LAST in table.column_names else None
+    return None if last is None or np.isnan(last).mean() > 1 - _LEAST_KNOWN else last
+
+
+def _guessed(
+    slices: Slices, summary: LabelSummary, rows: Rows, classes: Sequence[str], last: Floats | None, metric: str
+) -> dict[str, float]:
+    """The metric of the best guess without a model, by slice."""
+    found = {}
+    for place, name in enumerate(slices.names):
+        chosen = slices.places == place
+        baseline = baseline_of(summary, rows.take(chosen), classes, None if last is None else last[chosen])
+        if metric in baseline.values:
+            found[name] = baseline.values[metric]
+    return found
 
 
 def _predicted(
@@ -130,17 +219,33 @@ def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: in
     """The rows with ``_group`` and ``_label``, and which columns are measured with."""
     from pyspark.sql import functions as F
 
-    unit = unit_of(rows, spec)
-    most = label.most_measured
-    if count > most:  # whole keys or groups, so that the rows of one stay together
-        logger.info("%d of %d held-out rows judge, drawn by a hash of the key", most, count)
-        rows = rows.where(F.pmod(F.xxhash64(F.lit("held out"), unit), F.lit(count)) < most)
-    group = F.col(WINDOW) if _over(spec) == "window" else unit
+    if count > label.most_measured:
+        logger.info("%d of %d held-out rows judge, drawn by a hash of the key", label.most_measured, count)
+    rows = _drawn(rows, spec, "held out", label.most_measured, count)
+    group = F.col(WINDOW) if _over(spec) == "window" else unit_of(rows, spec)
     weight = [spec.weight] if spec.weight else []
     # as texts: pandas would make numbers of another type of whole numbers of which some are missing
     slices = {f"_slice_{n}": F.col(quoted(name)).cast("string") for n, name in enumerate(spec.report.slices)}
     added = {"_group": group, "_label": encoded(label.name, label), **slices}
-    return rows.withColumns(added), list(dict.fromkeys([*added, *weight]))
+    last = [_LAST] if _LAST in rows.columns else []
+    return rows.withColumns(added), list(dict.fromkeys([*added, *weight, *last]))
+
+
+def _drawn(rows: DataFrame, spec: PipelineSpec, salt: str, most: int, count: int) -> DataFrame:
+    """About ``most`` of ``count`` rows, the same each time: whole keys or groups, whose rows stay together."""
+    from pyspark.sql import functions as F
+
+    if count <= most:
+        return rows
+    return rows.where(F.pmod(F.xxhash64(F.lit(salt), unit_of(rows, spec)), F.lit(count)) < most)
+
+
+def _entity(spec: PipelineSpec) -> tuple[str, ...]:
+    """What comes again at other times: the columns of the key beside the time; none where rows have no such key."""
+    when = spec.source.when
+    if not isinstance(spec.split, TimeSplit) or when not in spec.source.key:
+        return ()
+    return tuple(name for name in spec.source.key if name != when)
 
 
 def _champions(bundle: str, label: FittedLabel) -> tuple[FittedLabel, int, int]:
@@ -211,6 +316,14 @@ def _over(spec: PipelineSpec) -> str:
     return "window" if held_out >= _LEAST_WINDOWS else "key"
 
 
+def _unit(spec: PipelineSpec) -> str:
+    """What the bootstrap draws, in the plural."""
+    if _over(spec) == "window":
+        return f"{spec.source.every}s"
+    columns = (spec.split.group if isinstance(spec.split, HashSplit) else ()) or spec.source.key
+    return f"values of {', '.join(columns)}" if columns else "different rows"
+
+
 def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:
     """The gate that the file asks for, for a label."""
     given = spec.publish.gate
@@ -225,4 +338,6 @@ def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:
         min_groups=max(MIN_GROUPS, least_groups(given.confidence)),
         resamples=max(RESAMPLES, least_resamples(given.confidence)),
         floors=given.floors,
+        baseline=given.baseline,
+        unit=_unit(spec),
     )

@@ -60,6 +60,12 @@ class FileRows:
         count = max(1, len(read.shares))
         return self.spark.range(0, count, 1, count).mapInArrow(Chain((read, *tasks)), schema)
 
+    def collected(self, columns: Sequence[str]) -> pa.Table:
+        """The rows themselves, read by the driver."""
+        read = self.scan.task(columns, slots=1, batch_rows=_BATCH_ROWS)
+        batches = [batch for share in read.shares for part in share for batch in read.read(part)]
+        return pa.Table.from_batches(batches, read.schema)
+
     def quantiles(self, columns: Sequence[str]) -> dict[str, tuple[float, ...]]:
         """The quantiles at ``PROBABILITIES``, by column: numbers of the rows, whose ranks are off by 1/20,000 at most.
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparkdl.columns.names import quoted
-from sparkdl.errors import DataError, SchemaError
+from sparkdl.errors import ConflictError, SchemaError
 from sparkdl.observe import logger
 from sparkdl.pipeline.code import code_hash
-from sparkdl.pipeline.rows.entered import Entered, check_counts, check_files, check_hashes, counted
+from sparkdl.pipeline.rows.entered import AS_READ, Entered, check_counts, check_files, check_hashes, counted
 from sparkdl.pipeline.rows.expect import (
     BROKEN,
     DUPLICATE,
@@ -36,28 +36,23 @@ from sparkdl.pipeline.rows.expect import (
     SALT,
     Outcomes,
     check_shares,
-    columns_hash,
     content_hash,
     judged,
 )
-from sparkdl.pipeline.rows.failures import source_errors
-from sparkdl.pipeline.rows.ledger import Tables, WindowBooks
-from sparkdl.pipeline.rows.sift import QUARANTINE, clean_columns, sift
-from sparkdl.pipeline.rows.source import (
+from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.sift import QUARANTINE, clean_columns, fingerprints, sift
+from sparkdl.pipeline.rows.transform import transformed
+from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.sources.base import (
     WINDOW,
-    Look,
-    check_unchanged,
-    frame_of,
-    of_windows,
-    read_rows,
-    source_identity,
+    SourceSnapshot,
 )
-from sparkdl.pipeline.rows.window_column import window_column
-from sparkdl.pipeline.rows.windows import NO_TIME, ahead, deleted_text, due
-from sparkdl.pipeline.spec import FunctionSource, PipelineSpec
+from sparkdl.pipeline.sources.failures import source_errors
+from sparkdl.pipeline.sources.read import check_unchanged, of_windows, read_rows
+from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.context import VERSIONS, Context
 from sparkdl.pipeline.state.steps import content_key
-from sparkdl.storage import Storage, check_places
+from sparkdl.pipeline.windows import NO_TIME, ahead, deleted_text, due
 from sparkdl.tables.delta import delta_schema, merged_schema
 from sparkdl.tables.staged import StagedWrite
 
@@ -67,6 +62,9 @@ if TYPE_CHECKING:
 __all__ = ["Ingested", "deleted_windows", "due_windows", "ingest", "rules_of"]
 
 _ROWS_PER_FILE = 1_000_000
+_ONE_TASK, _ONE_TASK_WINDOWS = 4 << 20, 32
+"""Bytes of a source that one task reads, judges and writes sooner than a shuffle of its rows is planned, and how many
+windows, of which each is a file that stays open."""
 _HASHED = {"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz", "boolean", "binary"}
 """Types of which equal values have equal hashes, whatever the session's settings."""
 
@@ -94,7 +92,7 @@ def rules_of(spec: PipelineSpec) -> str:
     code = code_hash(transform.function) if transform is not None and transform.function else ""
     inputs = {
         "version": VERSIONS["ingest"],
-        "source": source_identity(spec.source),
+        "source": source_of(spec.source).identity(),
         "transform": transform,
         "code": code,
         "expect": {name: each for name, each in spec.expect.items() if each.action != "warn"},
@@ -105,7 +103,7 @@ def rules_of(spec: PipelineSpec) -> str:
 
 def due_windows(
     spec: PipelineSpec,
-    look: Look,
+    snapshot: SourceSnapshot,
     known: Mapping[str, WindowBooks],
     now: datetime,
     again: tuple[str, str] | None = None,
@@ -117,7 +115,7 @@ def due_windows(
     Raises:
         DataError: ``again`` names no window of the source, or the source holds nothing any more.
     """
-    return None if look.windows is None else _due(spec, look.windows, known, now, again)
+    return None if snapshot.windows is None else _due(spec, snapshot.windows, known, now, again)
 
 
 def _due(
@@ -127,10 +125,15 @@ def _due(
     now: datetime,
     again: tuple[str, str] | None,
 ) -> list[str]:
-    rules = rules_of(spec)
-    done = {name: books.fingerprint for name, books in known.items() if books.rules == rules}
+    done = _done(spec, known)
     held = [name for name, books in known.items() if books.read]
     return due(found, done, now=now, again=again, held=held, remove=spec.source.deleted_windows == "remove")
+
+
+def _done(spec: PipelineSpec, known: Mapping[str, WindowBooks]) -> dict[str, str]:
+    """The fingerprint of each window that was done as the file says now."""
+    rules = rules_of(spec)
+    return {name: books.fingerprint for name, books in known.items() if books.rules == rules}
 
 
 def deleted_windows(found: Collection[str], known: Mapping[str, WindowBooks], todo: Collection[str]) -> list[str]:
@@ -163,30 +166,34 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
 
 
 def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
-    spec, look, now = context.spec, context.look, context.now
-    known, source = context.tables.windows(), read_rows(spark, spec.source, look)
-    if look.windows is None:
-        found, rows_of = _fingerprints(source)
+    spec, source, snapshot, now = context.spec, context.source, context.snapshot, context.now
+    version = context.tables.version("clean")  # before what is known of its windows: what is decided holds for it alone
+    known, source_rows = context.tables.windows(), read_rows(spark, source, snapshot)
+    if snapshot.windows is not None:
+        found, rows_of = dict(snapshot.windows), {name: size.rows_about for name, size in snapshot.sizes.items()}
+    elif spec.transform is None and source.rows_may_change and not _done(spec, known):
+        rows_of = counted(source_rows)  # every window is due, and the pass that writes them hashes what it reads
+        found = dict.fromkeys(rows_of, AS_READ)
     else:
-        found, rows_of = dict(look.windows), {name: size.rows_about for name, size in look.sizes.items()}
+        found, rows_of = fingerprints(source_rows)
     todo = _due(spec, found, known, now, context.again)
     there, removed = [name for name in todo if name in found], [name for name in todo if name not in found]
     deleted = deleted_windows(found, known, todo)
     context.tables.check_lost(known, deleted)
     _say_deleted(context, deleted)
     later = tuple(ahead(found, now))
-    chosen = of_windows(source, spec.source, there)
-    rows = _transformed(spark, spec, chosen)
-    context.file.check_columns(_types(source), None if spec.transform is None else _types(rows))
+    chosen = of_windows(source_rows, source, there)
+    rows = transformed(spark, context.file, chosen)
+    context.file.check_columns(_types(source_rows), None if spec.transform is None else _types(rows))
     if not todo:
         return Ingested(done=(), warned={}, version=-1, ahead=later)
     most = max(rows_of.get(name, 0) for name in todo)
     before: Mapping[str, int] | None = None
     if spec.transform is not None:
-        before = rows_of if look.windows is None else counted(chosen)
-        if isinstance(spec.source, FunctionSource) and spec.source.when is not None:
-            _check_function(spec.source, {name: found[name] for name in there}, _fingerprints(chosen)[0])
-    done = _ingest(spark, context, rows, {name: found.get(name, "") for name in todo}, most, before)
+        before = rows_of if snapshot.windows is None else counted(chosen)
+        if not source.rows_may_change and spec.source.when is not None:
+            source.check_within({name: found[name] for name in there}, fingerprints(chosen)[0])
+    done = _ingest(spark, context, rows, {name: found.get(name, "") for name in todo}, most, before, version)
     if removed:
         context.record.windows["removed"] = removed
     return replace(done, ahead=later)
@@ -197,31 +204,6 @@ def _say_deleted(context: Context, kept: Sequence[str]) -> None:
     if kept:
         logger.warning("%s", deleted_text(kept))
         context.record.windows["deleted"] = list(kept)
-
-
-def _fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
-    """A hash of the columns and the rows of each window, and their number, in one pass over the source."""
-    from pyspark.sql import functions as F
-
-    named, hashed = columns_hash(source), content_hash(source)
-    sums = source.groupBy(WINDOW).agg(
-        F.count("*").alias("rows"),
-        F.bit_xor(hashed).alias("mixed"),
-        F.sum(F.pmod(hashed, F.lit(2**31 - 1))).alias("added"),
-    )
-    rows = sums.collect()
-    found = {row[WINDOW]: f"{named}.{row['rows']}.{row['mixed']}.{row['added']}" for row in rows}
-    return found, {row[WINDOW]: row["rows"] for row in rows}
-
-
-def _check_function(source: FunctionSource, whole: Mapping[str, str], asked: Mapping[str, str]) -> None:
-    """Refuse a function that returns other rows of a window when it is asked for windows than when asked for all."""
-    for name, fingerprint in whole.items():
-        if asked.get(name) != fingerprint:
-            raise DataError(
-                f"source.function={source.function} returns other rows of the window {name} with a window and without: "
-                "leave out only what lies before window.start, or not before window.end"
-            )
 
 
 def _types(rows: DataFrame) -> dict[str, pa.DataType]:
@@ -245,6 +227,7 @@ def _ingest(
     todo: Mapping[str, str],
     most: int,
     before: Mapping[str, int] | None,
+    version: int,
 ) -> Ingested:
     """Judge, write and count the rows of the windows that are due.
 
@@ -255,6 +238,7 @@ def _ingest(
         todo: fingerprint of each window; empty for one that the source no longer holds, which is replaced by nothing.
         most: rows of the largest window, about.
         before: rows of the windows before the transform; None without one.
+        version: of the table of clean rows when it was decided what is due; -1 without one.
     """
     spec, tables = context.spec, context.tables
     taken = sorted({OUTCOME, BROKEN, SALT} & set(prepared.columns))
@@ -262,30 +246,36 @@ def _ingest(
         raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
     newest = spec.source.time if spec.source.time in prepared.columns else None
     entered = Entered()
-    rows = judged(_gathered(entered.observe(prepared), spec, most), spec.expect, spec.source.key, newest)
-    clean, quarantine = _staged(spark, tables, rows, todo)
+    stored = context.snapshot.bytes
+    small = stored is not None and stored <= _ONE_TASK and len(todo) <= _ONE_TASK_WINDOWS
+    rows = judged(_gathered(entered.observe(prepared), spec, most, small), spec.expect, spec.source.key, newest)
+    clean, quarantine = _staged(spark, context, rows, todo, version)
     try:
         into = clean.task, quarantine.task
         sound, refused, found = sift(rows, spec.label, *into) if any(todo.values()) else ([], [], {})
         check_counts(todo, found, before or {})
         if any(todo.values()):  # else every window is emptied, and nothing was read
             entered.check({name: each.total for name, each in found.items()}, prepared)
-        if context.look.windows is None and before is None:
-            check_hashes(todo, found, alive=not isinstance(spec.source, FunctionSource))
-        check_unchanged(spec.source, context.look)
+        if context.snapshot.windows is None and before is None:
+            check_hashes(todo, found, alive=context.source.rows_may_change)
+        check_unchanged(context.source, context.snapshot)
         check_shares(found, spec.expect)
         check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
         check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
         if known := [books for name, books in tables.ledger.windows().items() if name in todo]:
-            tables.ledger.write(books.struck_out() for books in known)
+            tables.ledger.write((books.struck_out() for books in known), context.transaction())
     except BaseException:
         clean.abandon()
         quarantine.abandon()
         raise
-    quarantine.commit(refused)
+    try:
+        quarantine.commit(refused)
+    except ConflictError:  # which takes its own files away, as the next commit does
+        clean.abandon()
+        raise
     version = clean.commit(sound).version
     books = _books(context, todo, found, before, version)
-    tables.ledger.write(books)
+    tables.ledger.write(books, context.transaction())
     warned: dict[str, int] = {}
     for outcomes in found.values():
         for name, count in outcomes.warned.items():
@@ -305,7 +295,7 @@ def _books(
         outcomes = found.get(name, Outcomes())
         made = WindowBooks(
             window=name,
-            fingerprint=fingerprint,
+            fingerprint=outcomes.everything if fingerprint == AS_READ else fingerprint,
             rules=rules,
             source_rows=outcomes.total if before is None else before.get(name, 0),
             read=outcomes.total,
@@ -322,7 +312,7 @@ def _books(
     return tuple(books)
 
 
-def _gathered(rows: DataFrame, spec: PipelineSpec, most: int) -> DataFrame:
+def _gathered(rows: DataFrame, spec: PipelineSpec, most: int, small: bool) -> DataFrame:
     """The rows with those of a window, and of a key in it, in few tasks, so that a window becomes few files.
 
     Where partition folders already hold each window by itself, and no keys are compared, rows stay where they are read.
@@ -331,9 +321,12 @@ def _gathered(rows: DataFrame, spec: PipelineSpec, most: int) -> DataFrame:
         rows: with their window.
         spec: the pipeline.
         most: rows of the largest window, about.
+        small: whether one task does all of it.
     """
     from pyspark.sql import functions as F
 
+    if small and spec.transform is None and most < _ROWS_PER_FILE:
+        return rows.coalesce(1)
     if spec.source.partition is not None and not spec.source.key and spec.transform is None:
         return rows
     files = 1 + most // _ROWS_PER_FILE
@@ -347,45 +340,43 @@ def _gathered(rows: DataFrame, spec: PipelineSpec, most: int) -> DataFrame:
 
 
 def _staged(
-    spark: SparkSession, tables: Tables, rows: DataFrame, todo: Mapping[str, str]
+    spark: SparkSession, context: Context, rows: DataFrame, todo: Mapping[str, str], version: int
 ) -> tuple[StagedWrite, StagedWrite]:
     """The replacement of the windows in both tables.
 
-    Where all windows that have rows are replaced, the clean rows have the columns of these rows, and no others. Where
-    some stay, new columns come beside those that there are, and what one side lacks is null in it.
+    Where all windows that have rows are replaced, the clean rows have the columns of these rows, and no others: a new
+    table, which is committed only while the one before is the ``version`` that this was decided on. Where some stay,
+    new columns come beside those that there are, and what one side lacks is null in it.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
-    check_places({"places.tables": Storage.of(tables.folder)}, spark)
+    tables = context.tables
     partitions = [{WINDOW: name} for name in todo]
     table, held = tables.table("clean"), [name for name, books in tables.ledger.windows().items() if books.kept]
     schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
-    if table.exists() and set(held) <= set(todo):
-        clean = table.stage(schema, "overwrite", partition_by=[WINDOW], overwrite_schema=True)
+    if version >= 0 and set(held) <= set(todo):
+        clean = table.stage(
+            schema,
+            "overwrite",
+            partition_by=[WINDOW],
+            overwrite_schema=True,
+            transaction=context.transaction(),
+            expected_version=version,
+        )
     else:
-        if table.exists():
+        if version >= 0:
             windows = sorted({*held, *todo} - {NO_TIME})
             remedy = f"do all windows again with --backfill {windows[0]}..{windows[-1]}, or change the source back"
             merged_schema(table.uri, table.schema_json(), delta_schema(schema).to_json(), remedy)
-        clean = table.stage_partitions(schema, [WINDOW], partitions)
-    texts = StructType([StructField(name, StringType()) for name in QUARANTINE]).json()
-    return clean, tables.table("quarantine").stage(texts, "replace", partition_by=[WINDOW], partitions=partitions)
-
-
-def _transformed(spark: SparkSession, spec: PipelineSpec, rows: DataFrame) -> DataFrame:
-    """The rows as the transform leaves them; it may drop ``_window`` as long as it keeps the column that decides it."""
-    transform = spec.transform
-    if transform is None:
-        return rows
-    if transform.sql is not None:
-        frame = spark.sql(transform.sql, source=rows)
-    else:
-        frame = frame_of("transform.function", str(transform.function), rows, **transform.arguments)
-    if WINDOW in frame.columns:
-        return frame
-    when = spec.source.when
-    if when is not None and when not in frame.columns:
-        raise SchemaError(
-            f"the transform drops {when!r}, which says which window a row belongs to, and {WINDOW}: keep one of them"
+        clean = table.stage_partitions(
+            schema,
+            [WINDOW],
+            partitions,
+            transaction=context.transaction(),
+            expected_version=None if version >= 0 else -1,
         )
-    return frame.withColumn(WINDOW, window_column(frame, spec.source))
+    texts = StructType([StructField(name, StringType()) for name in QUARANTINE]).json()
+    quarantine = tables.table("quarantine").stage(
+        texts, "replace", partition_by=[WINDOW], partitions=partitions, transaction=context.transaction()
+    )
+    return clean, quarantine

@@ -18,9 +18,10 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
+from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
 from sparkdl.pipeline.judging.metrics.measure import measure
 from sparkdl.pipeline.judging.metrics.rows import Rows
-from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.context import Context
@@ -80,7 +81,7 @@ def live_errors(context: Context, clean: DataFrame, content: Mapping[str, str]) 
     due = [each for each in _predictions(context, looked_at, content, name) if _differs(known, each)]
     if not due:
         if changed:
-            context.steps.keep("live", place, replace(before, rows=predicted))
+            context.steps.replace("live", [(place, replace(before, rows=predicted))])
         return Live(label=name, metric=metric, windows=before.windows)
     started, reasons = time.perf_counter(), []
     for version in sorted({each.scored.version for each in due}):
@@ -167,13 +168,10 @@ def _measured(
     windows = {} if trained is None else trained.windows
     known = windows if by_time or (trained and trained.split not in ({}, context.settings["split"])) else {}
     whole = not by_time and spec.score.window == "all"
+    summary = None if trained is None else trained.labels.get(label.name)
+    metric = spec.publish.metric or DEFAULT_METRICS[label.type]
     return [
-        _error(
-            each,
-            label,
-            of_window.get(each.window, rows.head(0)),
-            whole or each.window in known,
-        )
+        _error(each, label, of_window.get(each.window, rows.head(0)), whole or each.window in known, metric, summary)
         for each in due
     ]
 
@@ -211,16 +209,21 @@ def _joined(
     return made.join(actual, on=[WINDOW, *keys]).drop(*keys)
 
 
-def _error(each: _Due, label: FittedLabel, rows: pd.DataFrame, seen: bool) -> LiveError:
+def _error(
+    each: _Due, label: FittedLabel, rows: pd.DataFrame, seen: bool, metric: str, summary: LabelSummary | None
+) -> LiveError:
     missing = rows["_missing"].to_numpy(dtype=bool)
     numbers = rows["_label"].to_numpy(dtype=np.float64)
     there = ~missing & np.isfinite(numbers)
-    measured = None
+    measured, baseline = None, None
     if there.any():
         outputs: Any = rows["_output"][there]
         outputs = np.stack(outputs.to_list()) if label.type == "multiclass" else outputs.to_numpy(dtype=np.float64)
         weights = rows["_weight"][there].to_numpy(dtype=np.float64)
-        measured = measure(Rows.of(label.type, numbers[there], outputs, weights=weights, label=label.name))
+        known = Rows.of(label.type, numbers[there], outputs, weights=weights, label=label.name)
+        measured = measure(known)
+        if summary is not None:
+            baseline = baseline_of(summary, known, label.classes).values.get(metric)
     return LiveError(
         window=each.window,
         version=each.scored.version,
@@ -229,4 +232,5 @@ def _error(each: _Due, label: FittedLabel, rows: pd.DataFrame, seen: bool) -> Li
         unknown=int((~missing & ~there).sum()),
         measured=measured,
         trained_on=seen,
+        baseline=baseline,
     )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.columns.names import quoted
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
 from sparkdl.models.registry import ModelVersion
-from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import score_inputs, score_is_there, scored_place, scored_windows
 from sparkdl.pipeline.state.results import Scored, ScoredWindows
@@ -23,7 +23,7 @@ from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.labels import FittedLabel
 from sparkdl.pipeline.work.prepare import labels_of
 from sparkdl.scoring.score import score
-from sparkdl.tables.table import Table
+from sparkdl.tables.table import AppTransaction, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -65,17 +65,19 @@ def score_windows(
     found: dict[str, int] = {}
     if todo:
         frame = _predicted(context, rows, champion, todo)
-        for name in todo:
-            steps.forget("score", scored_place(table.uri, name))
-        steps.keep("score", place, ScoredWindows(content={**before.content, **dict.fromkeys(todo, _CUT_SHORT)}))
-        found = _replaced(table, frame, todo)
+        cut_short = ScoredWindows(content={**before.content, **dict.fromkeys(todo, _CUT_SHORT)})
+        steps.replace("score", [*((scored_place(table.uri, name), None) for name in todo), (place, cut_short)])
+        found = _replaced(context, table, frame, todo)
+    done: list[tuple[Mapping[str, Any], Any]] = []
     for name in todo:
         key = content_key("score", inputs[name])
-        done = Scored(inputs=key, rows=found[name], version=champion.version, artifact=champion.artifact)
-        steps.put("score", scored_place(table.uri, name), done, time.perf_counter() - started)
+        scored = Scored(inputs=key, rows=found[name], version=champion.version, artifact=champion.artifact)
+        done.append((scored_place(table.uri, name), scored))
     made = ScoredWindows(content={**before.content, **content})
     if todo or made != before:
-        steps.keep("score", place, made)
+        steps.replace("score", [*done, (place, made)])
+    for scored_at, _ in done:
+        steps.timed("score", False, time.perf_counter() - started, content_key("score", scored_at))
     return found
 
 
@@ -102,19 +104,20 @@ def _predicted(context: Context, rows: DataFrame, champion: ModelVersion, todo: 
         F.lit(context.record.run_id).alias("run_id"),
         F.current_timestamp().alias("scored_at"),
     ]
-    return _fitted_to(table, scored.select(*columns)).repartition(WINDOW)
+    return _fitted_to(table, scored.select(*columns), context.transaction()).repartition(WINDOW)
 
 
-def _replaced(table: Table, frame: DataFrame, todo: Sequence[str]) -> dict[str, int]:
+def _replaced(context: Context, table: Table, frame: DataFrame, todo: Sequence[str]) -> dict[str, int]:
     """Replace windows in the table of predictions, and count the rows of each."""
     from pyspark.sql import functions as F
 
-    table.write(frame, "replace", partition_by=[WINDOW], partitions=[{WINDOW: name} for name in todo])
+    windows = [{WINDOW: name} for name in todo]
+    table.write(frame, "replace", partition_by=[WINDOW], partitions=windows, transaction=context.transaction())
     counted = table.read(frame.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
     return dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
 
 
-def _fitted_to(table: Table, frame: DataFrame) -> DataFrame:
+def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | None) -> DataFrame:
     """The rows with the columns of the table, which gets those that it lacks; what is kept no longer becomes null.
 
     A table that no pipeline wrote stays as it is, and refuses rows with other columns.
@@ -128,7 +131,7 @@ def _fitted_to(table: Table, frame: DataFrame) -> DataFrame:
     added = [name for name in frame.columns if name not in known]
     if added:
         more = to_arrow_schema(frame.select(*map(quoted, added)).schema, timezone="UTC")
-        table.append(more.with_metadata(None).empty_table(), new_columns=True)
+        table.append(more.with_metadata(None).empty_table(), new_columns=True, transaction=transaction)
     gone = {one.name: from_arrow_type(one.type) for one in table.schema() if one.name not in frame.columns}
     return frame.withColumns({name: F.lit(None).cast(kind) for name, kind in gone.items()}) if gone else frame
 

@@ -26,10 +26,11 @@ from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.rows.parts import Part, Parts, rows_of
-from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.session import start_torch_daemon
+from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import features_inputs, fitted_key, shards_are_there, shards_inputs
+from sparkdl.pipeline.state.keys import features_inputs, fitted_key, shards_are_there, shards_inputs, spreads
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.file_rows import FileRows
@@ -131,13 +132,14 @@ def cut_shards(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[st
     own = content_key("shards", inputs)
 
     def work() -> Shards:
+        start_torch_daemon(clean.sparkSession)  # a training follows
         made: dict[Part, tuple[Manifest, int]] = {}
         table = context.tables.table("clean")
         version = str(table.version())
         for part in ("train", "validate"):
             chosen = rows_of(clean, spec, part, parts.windows(part))
             source = ShardSource(uri=table.uri, version=version, transformation=f"{own} {part}")
-            made[part] = _cut(chosen, spec, fitted, part, (f"{spec.places.shards}/{part}-{own}", source))
+            made[part] = _cut(context, chosen, fitted, part, (f"{spec.places.shards}/{part}-{own}", source))
         return Shards(
             train=made["train"][0].uri,
             validate=made["validate"][0].uri,
@@ -195,7 +197,10 @@ def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[
         chosen = rows_of(clean, spec, "train", parts.train)
         labels = fit_labels(chosen, spec.label)
         known = labelled(chosen, spec.label)
-        found = spark_statistics(known, spec.features, functions, _files(context, parts.train, clean.sparkSession))
+        books = context.tables.ledger.windows()
+        most = sum(books[name].kept for name in parts.train)
+        files = _files(context, parts.train, clean.sparkSession)
+        found = spark_statistics(known, spec.features, functions, files, most)
         features = fit(spec.features, found, functions)
         return _Fitted(features=features.to_json(), labels=labels.labels)
 
@@ -253,11 +258,11 @@ def _without_size(options: Any) -> Any:
 
 
 def _cut(
-    rows: DataFrame, spec: PipelineSpec, fitted: Fitted, part: Part, place: tuple[str, ShardSource]
+    context: Context, rows: DataFrame, fitted: Fitted, part: Part, place: tuple[str, ShardSource]
 ) -> tuple[Manifest, int]:
     from pyspark.sql import functions as F
 
-    uri, source = place
+    (uri, source), spec = place, context.spec
     features, labels = fitted.features, fitted.labels
     unlabelled, rows = check_labels(rows, labels, part), labelled(rows, labels.names)
     if spec.weight is not None:
@@ -272,8 +277,11 @@ def _cut(
         source=source,
         labels=[*labels.names, *weight],
         layout=Layout(prepare=features),
-        config=ShardConfig(seed=spec.train.random_seed or 0, repartition=_partitions(spec, rows)),
+        config=ShardConfig(
+            spread_rows=spreads(spec.train), seed=spec.train.random_seed or 0, repartition=_partitions(spec, rows)
+        ),
         overwrite=True,
+        before_commit=context.check_lease,
     )
     return manifest, unlabelled
 

@@ -9,6 +9,8 @@ very functions that ``features.statistics`` uses, and one ``groupBy`` adds up th
 rare, or beyond the size of a vocabulary, never leaves the cluster, so that the driver holds as many values as the model
 will. Rows that lie in files of a table are read by the tasks themselves (``file_rows``).
 
+Of a small table the driver counts itself: its rows reach it sooner than the two passes are planned.
+
 Windows that are compared with training rows need one pass: quantiles and vocabularies are those of the training rows.
 """
 
@@ -34,8 +36,8 @@ from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.features.spec import Encoded, Feature, Image, Number
-from sparkdl.features.statistics import PROBABILITIES, Running, Statistics, top_values
+from sparkdl.features.spec import Category, DateParts, Encoded, Feature, Image, Number
+from sparkdl.features.statistics import PROBABILITIES, Running, Statistics, statistics_of, top_values
 from sparkdl.features.tokens import Functions
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.tables.scan.read import Chain
@@ -48,13 +50,20 @@ ACCURACY = 10_000
 HELD_VALUES = 200_000
 """Distinct values that a task counts before it hands them on."""
 
+DRIVER_VALUES = 10_000_000
+"""Values, 80 MB of numbers, up to which the driver counts itself."""
+
 _REPORT = -1
 _SCHEMA = "window string, feature int, value string, times long, report binary"
 _Found = dict[str, Running]
 
 
 def spark_statistics(
-    df: DataFrame, features: Mapping[str, Feature], functions: Functions | None = None, files: FileRows | None = None
+    df: DataFrame,
+    features: Mapping[str, Feature],
+    functions: Functions | None = None,
+    files: FileRows | None = None,
+    rows: int | None = None,
 ) -> dict[str, Statistics]:
     """The statistics of the rows of a DataFrame.
 
@@ -63,12 +72,18 @@ def spark_statistics(
         features: by name, their options.
         functions: that cut texts.
         files: the same rows, as workers read them from files.
+        rows: how many there are at most; None if nobody knows.
 
     Raises:
         SchemaError: a column is missing, or of a type that its feature cannot be made of.
         DataError: its values are none that the feature can be made of.
     """
     sources = _sources(df, features)
+    narrow = all(isinstance(options, Number | Category | DateParts) for options in features.values())
+    if narrow and rows is not None and rows * len(sources) <= DRIVER_VALUES:
+        with task_errors():
+            table = _collected(df, features, sources) if files is None else files.collected(sources)
+        return statistics_of(table, features, functions)
     quantiles = _quantiles(df, features, files)
     task = _Count(dict(features), sources, quantiles, dict(functions or {}))
     with task_errors():
@@ -76,10 +91,10 @@ def spark_statistics(
             by_task = _raw(df, features).mapInArrow(Chain((_flat, task)), _SCHEMA)
         else:
             by_task = files.map(sources, [_of_one_window, task], _SCHEMA)
-        rows = _bounded(by_task, features).collect()
-    running = _merged([bytes(row["report"]) for row in rows if row["feature"] == _REPORT], list(features))
+        reported = _bounded(by_task, features).collect()
+    running = _merged([bytes(row["report"]) for row in reported if row["feature"] == _REPORT], list(features))
     counted: list[list[tuple[str, int]]] = [[] for _ in features]
-    for _, place, value, times, _ in rows:
+    for _, place, value, times, _ in reported:
         if place != _REPORT:
             counted[place].append((value, times))
     found = {}
@@ -153,6 +168,12 @@ def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None =
         for name in _sources(df, features)
     ]
     return df.select(F.struct(*(column.alias(f"column_{place}") for place, column in enumerate(columns))).alias("row"))
+
+
+def _collected(df: DataFrame, features: Mapping[str, Feature], sources: Sequence[str]) -> pa.Table:
+    found = _raw(df, features).toArrow().column(0)
+    columns = [pc.struct_field(found, place) for place in range(1, len(sources) + 1)]  # the window lies in front
+    return pa.Table.from_arrays(columns, list(sources))
 
 
 def _quantiles(df: DataFrame, features: Mapping[str, Feature], files: FileRows | None) -> dict[str, tuple[float, ...]]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from torch import nn
 
@@ -78,7 +77,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
     """
     features, labels = prepared.features, prepared.labels
     description = described(features, labels)
-    settings = msgspec.structs.replace(spec.train, partitions_per_process=None)  # by which the shards were cut
+    settings = spec.train
     ranks = settings.num_proc or slots_of(spark)
     steps = _steps(settings, prepared.train_rows, ranks)
     estimator = TorchEstimator(
@@ -123,6 +122,7 @@ def _trained(model: TorchModel, settings: Train, folder: str, content_hash: str)
         backend=summary.backend,
         seconds=dict(summary.seconds),
         origin=model.origin,
+        warnings=tuple(summary.warnings),
     )
 
 

@@ -12,13 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import ConflictError, DataError
+from sparkdl.errors import ConflictError, DataError, FencedError
 from sparkdl.estimator.publishing import publish_bundle
 from sparkdl.interchange.mirror import mirror_published
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
+from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.rows.parts import PARTS, Parts, parts_of, parts_to_do, rows_of, untaught
-from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.session import torch_for_workers
+from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.keys import (
     bundle_is_whole,
@@ -35,7 +37,7 @@ from sparkdl.pipeline.state.results import Drifted, Evaluated, Published, Traine
 from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.trials import chosen_settings
 from sparkdl.pipeline.work.drift import look_for_drift
-from sparkdl.pipeline.work.evaluate import evaluate
+from sparkdl.pipeline.work.evaluate import evaluate, label_summaries, with_last_values
 from sparkdl.pipeline.work.ingest import Ingested, ingest
 from sparkdl.pipeline.work.labels import NoLabelsError, check_labels, check_weight, labelled
 from sparkdl.pipeline.work.live import live_errors
@@ -160,6 +162,8 @@ class _Work:
     def _describe(self, ingested: Ingested) -> None:
         record = self.record
         record.windows["ingested"] = [books.window for books in ingested.done]
+        record.windows |= {"ahead": list(ingested.ahead)} if ingested.ahead else {}
+        record.source_state = self.context.snapshot.state
         record.books = list(ingested.done)
         for name in ("read", "kept", "quarantined", "duplicates"):
             record.rows[name] = sum(getattr(books, name) for books in ingested.done)
@@ -194,15 +198,18 @@ class _Work:
         inputs = train_inputs(self.context, prepared.key)
         key = content_key("train", inputs)
         champion = self.context.champion()
+        training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
 
         def learned() -> Trained:
+            torch_for_workers(self.spark)
             windows = {name: content[name] for name in parts.train}
             if spec.search is not None:
                 trained = search(self.context, self.spark, prepared)
             else:
                 trained = train(self.spark, spec, prepared, key, network_of(spec, prepared))
             origin, split = self._with_parent(trained.origin, prepared.start), self.context.settings["split"]
-            return replace(trained, windows=windows, split=split, origin=origin)
+            summaries = label_summaries(training, spec, prepared.labels, prepared.train_rows)
+            return replace(trained, windows=windows, split=split, origin=origin, labels=summaries)
 
         trained = self.context.steps.do("train", inputs, Trained, learned, lambda done: bundle_is_whole(done.bundle))
         record.trained = trained
@@ -212,15 +219,19 @@ class _Work:
         against = judged_against(self.context, judged)
 
         def measured() -> Evaluated:
+            torch_for_workers(self.spark)
             versions = self.context.registry.list(str(spec.publish.name))
             rival = next((each for each in versions if each.version == against), None)  # or it was removed since
             rows, count, seen = self._judging(clean, parts, prepared, rival)
             theirs = None if rival is None else rival.uri
-            return evaluate(rows, spec, prepared.labels, trained.bundle, theirs, self.context.trusted, count, seen)
+            rows = with_last_values(rows, training, spec, prepared.labels)
+            found = evaluate(rows, spec, prepared.labels, trained, theirs, self.context.trusted, count, seen)
+            return replace(found, part=parts.judging, windows=parts.windows(parts.judging))
 
         measuring = evaluate_inputs(self.context, judged, against)
         evaluated = self.context.steps.do("evaluate", measuring, Evaluated, measured)
         record.evaluated = evaluated
+        _tell_of_baseline(evaluated.decision)
         yield "evaluate"
         published = self.context.steps.do(
             "publish",
@@ -287,13 +298,14 @@ class _Work:
     ) -> Published:
         """Publish the model of a training, and promote it if the gate, which compared it with ``against``, says so."""
         spec, name, decision = self.spec, str(self.spec.publish.name), evaluated.decision
+        self.context.check_lease()  # before files are copied that nobody would need
         version = publish_bundle(
             self.context.registry,
             name,
             trained.bundle,
             trained.origin,
-            metrics=decision.challenger.values,
-            parameters=chosen_settings(self.context.settings, trained.settings),
+            metrics={**decision.challenger.values, **_baseline_metric(decision)},
+            parameters=chosen_settings(self.context.file.resolved(), trained.settings),
             publication=key,
         ).version
         now = champion.version if champion is not None else None
@@ -305,6 +317,8 @@ class _Work:
         alias = spec.publish.alias
         try:
             self.context.registry.set_alias(name, alias, version, expected=now, reason=decision.reason)
+        except FencedError:
+            raise
         except ConflictError as error:
             raise ConflictError(f"another run moved {alias} of {name} meanwhile: run again") from error
         return Published(version=version, promoted=True, reason=decision.reason, against=against)
@@ -317,6 +331,26 @@ class _Work:
         windows, part = windows_to_score(self.context, parts, content), spec.score.window
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
         chosen = {name: content[name] for name in windows}
+        torch_for_workers(self.spark)
         self.record.predictions = score_windows(self.context, rows, champion, chosen)
         if self.record.predictions:
             self.record.places["predictions"] = Table(str(spec.score.target)).uri
+
+
+def _tell_of_baseline(decision: Decision) -> None:
+    """A line in the log for a model that is no better than a guess without one, or by no more than chance gives."""
+    metric = decision.gate.metric
+    if decision.beats_baseline is False or decision.baseline_by_chance:
+        logger.warning(
+            "%s, and the model %.4g on the same %d rows: it has learned nothing that helps, or its training went wrong",
+            decision.baseline_text(),
+            decision.challenger.values[metric],
+            decision.rows,
+        )
+
+
+def _baseline_metric(decision: Decision) -> dict[str, float]:
+    """The best guess's value of the metric that judges, beside the model's own in the registry."""
+    metric, baseline = decision.gate.metric, decision.baseline
+    known = baseline is not None and metric in baseline.values
+    return {f"baseline_{metric}": baseline.values[metric]} if baseline is not None and known else {}

@@ -93,15 +93,16 @@ class TableScan:
         )
 
 
-def scan_of(table: DeltaTable, root: Storage, where: Where) -> TableScan:
+def scan_of(table: DeltaTable, root: Storage, where: Where, allowed: Sequence[str] = ()) -> TableScan:
     """Find the files of an open table that can hold rows for which ``where`` is true.
 
     Raises:
         ConfigError: ``where`` is no list of conditions, or compares values of different types.
         SchemaError: it names a column that the table has not.
-        StorageError: the table has features that this reader does not know.
+        StorageError: the table has features that this reader does not know, or files outside of its folder.
+        IntegrityError: such files, and their folder is not ``allowed``.
     """
-    check_readable(table, root)
+    check_readable(table, root, allowed)
     logical = json.loads(table.schema().to_json())
     arrow = pa.schema(table.schema().to_arrow())
     schema = pa.schema([(one.name, one.type) for one in arrow])

@@ -56,7 +56,11 @@ def check_same(saved: Mapping[str, str] | None, mine: Mapping[str, str] | None, 
     for name in [*mine, *(name for name in saved if name not in mine)]:
         before, now = saved.get(name, "none"), mine.get(name, "none")
         if before != now:
-            rows = " (the same rows in the same partitions)" if name.endswith(" data") else ""
+            rows = (
+                " (the same rows; with shuffle=False or spread_rows=False in the same partitions)"
+                if name.endswith(" data")
+                else ""
+            )
             raise ConfigError(
                 f"{name} is {now}, and the run whose checkpoints lie in {where} had {before}: go on with what it had"
                 f'{rows}, start from its weights with resume="warm", or start another run, with a run_id or a folder '

@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import torch
 
-from sparkdl.collective.base import Collective
+from sparkdl.collective.base import Collective, on_leader
 from sparkdl.documents.typed import Count, Source, convert
 from sparkdl.errors import CheckpointError, ConfigError, IntegrityError, SparkdlError
 from sparkdl.observe import emit, logger
+from sparkdl.strategies.base import Strategy
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.identity import check_same
 from sparkdl.train.run import Run
-from sparkdl.train.task import Parts
 
 Start = Literal["fresh", "exact", "warm"]
 _FACTS = "facts"
@@ -140,11 +140,17 @@ def going_on(step: int) -> Iterator[None]:
         ) from cause
 
 
-def facts_of(checkpoints: Checkpointer, run: Run) -> dict[str, Any]:
-    """Return what a checkpoint of ``run`` shall say of it: the part of its state that ``check_start`` reads."""
+def facts_of(checkpoints: Checkpointer, run: Run, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint of ``run`` shall say of it: the part of its state that ``check_start`` reads.
+
+    Args:
+        checkpoints: where it will lie.
+        run: where it stands.
+        model: the whole state of its model.
+    """
     facts = {"identity": checkpoints.identity, "fit_id": checkpoints.config.fit_id}
     epochs = {"epochs": run.epoch, "partly": run.batch > 0}
-    return {_FACTS: facts | epochs | {"shapes": _shapes(run.model.state_dict())}}
+    return {_FACTS: facts | epochs | {"shapes": _shapes(model)}}
 
 
 def check_start(checkpoints: Checkpointer, model: torch.nn.Module, epochs: int) -> Start:
@@ -171,15 +177,13 @@ def check_start(checkpoints: Checkpointer, model: torch.nn.Module, epochs: int) 
 
 
 def load_newest(
-    checkpoints: Checkpointer | None, parts: Parts, collective: Collective, *, epochs: int
+    checkpoints: Checkpointer | None, strategy: Strategy, collective: Collective, *, epochs: int
 ) -> dict[str, Any] | None:
-    """Load the newest checkpoint into rank 0's model and optimizer; return the rest of its state on every rank.
-
-    The collective's ``wrap`` brings model and optimizer to the other ranks afterwards.
+    """Let ``strategy``, which is built, take over the newest checkpoint; return the rest of its state on every rank.
 
     Returns:
-        The state without ``model`` and ``optimizer``, with ``resumed_step``, the checkpoint's number; None where the
-        run starts with its first step.
+        The state without what the strategy has, with ``resumed_step``, the checkpoint's number; None where the run
+        starts with its first step.
 
     Raises:
         CheckpointError: none is whole, or it does not fit the model; on every rank.
@@ -187,45 +191,34 @@ def load_newest(
     """
     if checkpoints is None:
         return None
-    outcome: dict[str, Any] | SparkdlError | None = None
-    if collective.world.is_leader:
-        try:
-            outcome = _load(checkpoints, parts, epochs)
-        except SparkdlError as error:
-            outcome = error
-    outcome = collective.broadcast_object(outcome)
-    if isinstance(outcome, SparkdlError):
-        raise outcome
-    return outcome
+    spread: dict[str, Any] = {}  # filled on the leader: tensors reach the other ranks by the strategy
+    start, rest = on_leader(collective, lambda: _read(checkpoints, strategy.model, epochs, spread))
+    if start != "fresh":
+        strategy.load_state_dict(spread if collective.world.is_leader else None)
+    return rest
 
 
-def _load(checkpoints: Checkpointer, parts: Parts, epochs: int) -> dict[str, Any] | None:
+def _read(
+    checkpoints: Checkpointer, model: torch.nn.Module, epochs: int, spread: dict[str, Any]
+) -> tuple[Start, dict[str, Any] | None]:
+    """Read the newest checkpoint; put what a strategy spreads over the ranks into ``spread``, return the rest."""
     found = checkpoints.latest(check_state)
     if found is None:
-        _start(checkpoints, None, None, epochs)
-        return None
+        return _start(checkpoints, None, None, epochs), None
     state = dict(found.state)
     facts = _facts(checkpoints, found.step, state.pop(_FACTS, None))
     start = _start(checkpoints, found.step, facts, epochs)
-    model = state.pop("model")
-    _check_shapes(_shapes(parts.model.state_dict()), _shapes(model), found.step)
-    with going_on(found.step):
-        parts.model.load_state_dict(model)
+    spread["model"] = state.pop("model")
+    _check_shapes(_shapes(model.state_dict()), _shapes(spread["model"]), found.step)
     if start == "warm":
         checkpoints.offset = found.step
         told = f"warm start: from the weights of step {found.step} in {checkpoints.folder.uri}, all else afresh"
         logger.info(told)
         emit("log", message=told)
-        return None
+        return start, None
     checkpoints.offset = found.step - state["run"]["step"]
-    try:
-        parts.optimizer.load_state_dict(state.pop("optimizer"))
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
-        raise CheckpointError(
-            f"the optimizer in the checkpoint of step {found.step} does not fit the task's ({cause}): resume with the "
-            "same optimizer and parameter groups"
-        ) from cause
-    return state | {"resumed_step": found.step}
+    spread |= {name: state.pop(name) for name in ("optimizer", "sync") if name in state}
+    return start, state | {"resumed_step": found.step}
 
 
 def _start(checkpoints: Checkpointer, step: int | None, facts: _Facts | None, epochs: int) -> Start:

@@ -137,6 +137,7 @@ class ScalarWriter:
             from torch.utils.tensorboard import SummaryWriter
 
             purge = offset + known + 1
+            _wait_for_a_second_of_its_own()
             self._writer = SummaryWriter(config.tensorboard_dir, purge_step=purge if purge > 1 or run.step else None)
 
     def steps(self) -> None:
@@ -164,3 +165,18 @@ class ScalarWriter:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+_newest_event_file = 0  # the second, since 1970, in which this process began its newest event file
+
+
+def _wait_for_a_second_of_its_own() -> None:
+    """Wait, less than a second, where this process has begun an event file within this one.
+
+    TensorBoard reads a folder's files by name, ``events.out.tfevents.SECOND.HOST.PROCESS.NUMBER``, and compares the
+    number as text: within one second the tenth file of a process would stand before its ninth.
+    """
+    global _newest_event_file
+    while int(time.time()) == _newest_event_file:
+        time.sleep(0.01)
+    _newest_event_file = int(time.time())

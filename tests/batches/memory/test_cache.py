@@ -132,7 +132,7 @@ def remote(tmp_path):
     """A shard set that is not on the local disk, and its loader settings."""
     uri = "memory://sets/one"
     table = pa.table({"id": pa.array(range(600), pa.int64())})
-    write_table_shards(table, uri, config=ShardConfig(block_rows=50, shard_bytes=5000))
+    write_table_shards(table, uri, config=ShardConfig(block_rows=50, shard_bytes=5000, spread_rows=False))
     yield uri, LoaderConfig(cache_dir=str(tmp_path / "cache"), pool_bytes=3000)
     fsspec.filesystem("memory").rm("/sets", recursive=True)
 
@@ -162,7 +162,9 @@ def test_a_remote_set_is_fetched_once_and_read_in_the_same_order(remote, monkeyp
 def test_a_remote_parquet_set_costs_its_row_groups_and_one_footer_a_file(tmp_path, monkeypatch):
     uri = "memory://sets/parquet"
     table = pa.table({"id": pa.array(range(600), pa.int64()), "t": [[k] * (k % 3) for k in range(600)]})
-    manifest = write_table_shards(table, uri, config=ShardConfig(block_rows=50, shard_bytes=5000, format="parquet"))
+    manifest = write_table_shards(
+        table, uri, config=ShardConfig(block_rows=50, shard_bytes=5000, spread_rows=False, format="parquet")
+    )
     opened = []
     plain = RemoteStorage.open_input
     monkeypatch.setattr(RemoteStorage, "open_input", lambda self: opened.append(self.uri) or plain(self))

@@ -51,7 +51,7 @@ def table(rows=ROWS):
 
 
 def write(uri, rows=ROWS, **options):
-    config = ShardConfig(**{"block_rows": 64, "shard_bytes": 20_000, **options.pop("config", {})})
+    config = ShardConfig(**{"block_rows": 64, "shard_bytes": 20_000, "spread_rows": False, **options.pop("config", {})})
     layout = Layout(pack={"features": ["a", "b"]}, nulls={"maybe": "mask"}, shapes={"tokens": "ragged"})
     return write_table_shards(table(rows), str(uri), labels=["id"], layout=layout, config=config, **options)
 

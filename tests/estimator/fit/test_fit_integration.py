@@ -48,6 +48,23 @@ def weights(model):
     return torch.cat([tensor.flatten() for tensor in model.getModel().state_dict().values()])
 
 
+def test_a_fit_that_learns_nothing_says_so_in_the_log_and_in_its_summary(spark, caplog):
+    x = np.random.default_rng(0).normal(size=(3000, 3)).astype("float32")
+    table = pd.DataFrame(x, columns=list("abc")).assign(y=x.sum(1) + 5)
+    df = spark.createDataFrame(table)
+    net = nn.Linear(3, 1)
+    still = {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=1e-9), "epochs": 1, "num_proc": 1}
+    with caplog.at_level("WARNING", logger="sparkdl"):
+        model = estimator(**still, validation=0.3).fit(df)
+    (said,) = model.summary.warnings
+    assert said in caplog.text
+    assert said.startswith("beats the baseline: no. val_loss is ")
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="sparkdl"):
+        assert estimator(validation=0.3, num_proc=1).fit(df).summary.warnings == ()
+    assert "baseline" not in caplog.text
+
+
 class FailsOnce(Callback):
     """Raises on rank 1 in the second epoch, if it finds its marker, and removes it."""
 
@@ -235,12 +252,12 @@ def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame,
 
 
 def test_after_a_failure_as_many_ranks_go_on_as_there_are_slots_but_not_fewer_than_the_least(spark):
-    from sparkdl.estimator.fit.attempts import _ranks_left
+    from sparkdl.estimator.fit.attempts import slots_left
 
-    assert _ranks_left(spark, 1, 1, 5) == 1
-    assert _ranks_left(spark, 4, 2, 5) == 2
+    assert slots_left(spark, 1, 1, 5) == 1
+    assert slots_left(spark, 4, 2, 5) == 2
     with pytest.raises(PreflightError, match=r"2 slots are left for at least 3 ranks: add workers or lower"):
-        _ranks_left(spark, 4, 3, 5)
+        slots_left(spark, 4, 3, 5)
 
 
 class Mean(nn.Module):

@@ -90,7 +90,7 @@ def test_the_same_run_goes_on_bit_for_bit(frame, store, tmp_path):
         ({"random_seed": 5}, "^random_seed is 5, and .* had 0"),
         ({"sync_batch_norm": False}, "^sync_batch_norm is False, and .* had None"),
         (
-            {"partitions_per_process": 3},
+            {"spread_rows": False},
             r"^training data is '64 rows, content (\w+)', and .* had '64 rows, content (?!\1)",
         ),
         ({"epochs": 1}, "^epochs=1, and the run has trained 2 already: ask for more"),
@@ -105,7 +105,7 @@ def test_another_run_is_refused_by_name_before_a_rank_starts(frame, store, no_ra
 
 
 def test_other_data_and_weights_that_do_not_fit_are_refused_before_a_rank_starts(spark, frame, store, no_ranks):
-    with pytest.raises(ConfigError, match=r"^training data is .*\(the same rows in the same partitions\)"):
+    with pytest.raises(ConfigError, match=r"^training data is .*\(the same rows; with shuffle=False"):
         estimator(store=store).fit(rows_of(spark, 4))
     with pytest.raises(CheckpointError, match=r"^'0.weight' is \(4, 3\) in the checkpoint of step 8 and \(5, 3\)"):
         estimator(store=store, net=net_of(5), resume="warm").fit(frame)

@@ -1,5 +1,7 @@
 """Each parameter of the estimator arrives where its stage reads it."""
 
+import io
+
 import pytest
 import torch
 
@@ -11,6 +13,15 @@ from sparkdl.estimator.inputs.views import Views
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.callbacks import Callback
+
+
+class OwnBackend:
+    def num_processes(self):
+        return 1
+
+    def run(self, fn, args=(), kwargs=None, env=None):
+        return [fn(*args, **(kwargs or {}))]
+
 
 ROWS = Manifest(rows=100, bytes=4000, shards=(), tensors=())
 
@@ -70,12 +81,15 @@ def test_how_ranks_are_launched():
     assert s.ranks_wanted(TorchEstimator()) is None
     assert s.ranks_wanted(TorchEstimator(num_proc=3)) == s.ranks_wanted(TorchEstimator(backend=SparkBackend(3))) == 3
     found = s.launch_settings(TorchEstimator(backend="torch", timeout=5, verbose=2, use_gpu=False))
-    assert found["config"].preload == ("torch._dynamo",), "which the first step of any optimizer would import"
     assert (found["backend"], found["use_gpu"]) == ("torch", False)
     assert (found["config"].start_timeout_seconds, found["config"].log_to_driver) == (5, True)
     found = s.launch_settings(TorchEstimator(backend=SparkBackend(2, env={"A": "1"}, start_timeout=7)))
-    assert (found["env"], found["config"].start_timeout_seconds, found["use_gpu"]) == ({"A": "1"}, 7, None)
+    assert (found["config"].env, found["config"].start_timeout_seconds, found["use_gpu"]) == ({"A": "1"}, 7, None)
     assert not found["config"].log_to_driver
+    stream = io.StringIO()
+    backend = SparkBackend(2, stdout=stream, nics=["eth7"], prefix_output_with_timestamp=True)
+    config = s.launch_settings(TorchEstimator(backend=backend))["config"]
+    assert (config.stdout, config.interface, config.timestamps) == (stream, "eth7", True)
     with pytest.raises(ConfigError, match="min_num_proc=3 exceeds num_proc=2"):
         s.ranks_wanted(TorchEstimator(num_proc=2, min_num_proc=3))
 
@@ -90,8 +104,13 @@ def test_how_ranks_are_launched():
             "resume='warm' is about the checkpoints of an earlier fit, which run_id",
         ),
         ({"resume": "exact", "run_id": "r"}, "resume='exact' is about the checkpoints of an earlier fit"),
+        (
+            {"shuffle": False, "partitions_per_process": 3},
+            "partitions_per_process=3 deals the rows out anew, and shuffle",
+        ),
         ({"shuffle": False, "shuffle_buffer_size": 9}, "shuffle_buffer_size=9 and shuffle=False contradict"),
         ({"timeout": 3, "backend": SparkBackend(1, start_timeout=4)}, "timeout=3 and start_timeout=4"),
+        ({"timeout": 3, "backend": OwnBackend()}, r"timeout=3.0 has no effect on ranks that OwnBackend.run\(\) starts"),
     ],
 )
 def test_what_was_set_and_would_have_no_effect_is_refused(tmp_path, given, message):

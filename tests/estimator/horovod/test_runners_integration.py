@@ -1,13 +1,22 @@
 """HorovodRunner and TorchDistributor: functions as they were written for them, run here."""
 
+import json
 import os
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from sparkdl.errors import ConfigError, PreflightError, RankFailedError
-from sparkdl.estimator.horovod.runners import LOG_LIMIT, HorovodRunner, TorchDistributor, log_to_driver
+from sparkdl.estimator.horovod.runners import (
+    LOG_LIMIT,
+    HorovodRunner,
+    TorchDistributor,
+    _script_here,
+    log_to_driver,
+)
 
 
 def train_with_horovod(rows, epochs=2):
@@ -126,10 +135,96 @@ def test_a_function_written_for_torch_distributor_runs_unchanged(spark, local):
     assert torch.allclose(weight, torch.full((1, 2), 2.0), atol=0.3)
 
 
-def test_a_training_file_gets_its_arguments(spark, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("import os, sys\nopen(sys.argv[1] + os.environ['RANK'], 'w').write(__name__ + sys.argv[2])\n")
-    assert TorchDistributor(2, local_mode=True, use_gpu=False).run(str(script), str(tmp_path / "out"), 7) is None
-    assert [(tmp_path / f"out{rank}").read_text() for rank in (0, 1)] == ["__main__7", "__main__7"]
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a script, a module and a file beside it; where a rank's notes go."""
+    (tmp_path / "beside.py").write_text("VALUE = 'first'\n")
+    (tmp_path / "beside.txt").write_text("text")
+    (tmp_path / "train.py").write_text(
+        "import json, os, sys\n"
+        "import torch.distributed as dist\n"
+        "import beside\n"
+        "def main():\n"
+        "    dist.init_process_group('gloo')\n"
+        "    here = os.path.dirname(__file__)\n"
+        "    said = [__name__, __file__, beside.VALUE, open(os.path.join(here, 'beside.txt')).read(), sys.argv]\n"
+        "    notes = os.path.join(here, 'out' + os.environ['RANK'])\n"
+        "    open(notes, 'w').write(json.dumps([*said, dist.get_world_size()]))\n"
+        "    os.chdir('/')\n"
+        "    return eval(sys.argv[1])\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(main())\n"
+    )
+    return tmp_path
+
+
+def notes(project):
+    return [json.loads((project / f"out{rank}").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_training_file_runs_where_it_lies(spark, project, local):
+    script = str(project / "train.py")
+    distributor = TorchDistributor(2, local_mode=local, use_gpu=False)
+    assert distributor.run(script, "None", 7) is None
+    assert notes(project) == [["__main__", script, "first", "text", [script, "None", "7"], 2]] * 2
+    (project / "beside.py").write_text("VALUE = 'edited since'\n")
+    assert distributor.run(script, "0") is None
+    assert [note[2] for note in notes(project)] == ["edited since"] * 2
+
+
+def test_a_training_file_may_be_named_from_here_and_leaves_no_traces_in_workers(spark, project, monkeypatch):
+    monkeypatch.chdir(project)
+    Path("spawns.py").write_text("import multiprocessing\nmultiprocessing.set_start_method('spawn')\n")
+    distributor = TorchDistributor(1, local_mode=False, use_gpu=False)
+    for _ in range(2):  # a second call of set_start_method in one process raises
+        distributor.run(Path("spawns.py"))
+
+
+def test_the_exit_code_of_a_training_file_is_told(spark, project):
+    distributor = TorchDistributor(2, local_mode=False, use_gpu=False)
+    with pytest.raises(RankFailedError, match=r"train.py ended with exit code 3"):
+        distributor.run(str(project / "train.py"), "3")
+    with pytest.raises(RankFailedError, match=r"train.py ended with exit code 1 \(no rows\)"):
+        distributor.run(str(project / "train.py"), "'no rows'")
+
+
+def test_a_script_is_looked_for_on_each_host(tmp_path, monkeypatch, capsys):
+    folder, cwd = tmp_path / "copies", tmp_path / "container"
+    folder.mkdir(), cwd.mkdir()
+    monkeypatch.chdir(cwd)
+    path = str(tmp_path / "train.py")
+    copy = _script_here(path, b"pass", str(folder))
+    assert (copy, Path(copy).read_bytes()) == (str(folder / "train.py"), b"pass")
+    assert f"has no {path}: a copy runs, with nothing beside it" in capsys.readouterr().err
+    (cwd / "train.py").write_bytes(b"pass")
+    assert _script_here(path, b"pass", str(folder)) == str(cwd / "train.py")
+    Path(path).write_bytes(b"pass")
+    assert _script_here(path, b"pass", str(folder)) == path
+    with pytest.raises(ConfigError, match=r"train.py on .* is another file than the driver's"):
+        _script_here(path, b"raise SystemExit", str(folder))
+
+
+def test_what_torch_distributor_cannot_do_is_said(spark, tmp_path):
+    distributor = TorchDistributor(2, local_mode=False, use_gpu=False)
+    wanted = {"num_processes": 2, "local_mode": False, "use_gpu": False, "num_tasks": 2}
+    assert distributor.input_params == wanted, "as PySpark's own tests ask"
     with pytest.raises(ConfigError, match="does not exist"):
-        TorchDistributor(use_gpu=False).run(str(tmp_path / "none.py"))
+        distributor.run(str(tmp_path / "none.py"))
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(ConfigError, match=r"takes no keyword arguments, \['epochs'\] were given: pass them in args"):
+        distributor.run(str(tmp_path / "train.py"), epochs=3)
+    with pytest.raises(ConfigError, match=r"use sparkdl\.run_on_dataframe"):
+        distributor._train_on_dataframe(print, None)
+
+
+def test_a_cluster_that_asks_for_encryption_is_taken_only_by_word():
+    from pyspark.sql import SparkSession
+
+    distributor = TorchDistributor(2, local_mode=False, use_gpu=False, _ssl_conf="mine.ignoreSsl")
+    settings = {"spark.ssl.enabled": "true"}
+    with mock.patch.object(SparkSession, "getActiveSession", return_value=mock.Mock(conf=settings)):
+        with pytest.raises(ConfigError, match=r"spark.ssl.enabled=true asks for encryption.*set mine.ignoreSsl=true"):
+            distributor.run(print)
+        settings["mine.ignoreSsl"] = "true"
+        distributor._check_encryption()

@@ -76,10 +76,10 @@ def test_a_scheduler_that_is_none_goes_by_the_name_of_its_parameter():
         labels=("y",),
         scheduler=lambda optimizer: 3,
     )
-    from sparkdl.train.task import build_parts
+    from sparkdl.train.task import make_scheduler
 
     with pytest.raises(ConfigError, match=r"^lr_scheduler is a int: give a torch scheduler"), callers_names():
-        build_parts(task, torch.device("cpu"), seed=0)
+        make_scheduler(task, task.optimizer)
 
 
 def test_type_trace_and_cause_stay_and_what_is_quoted_is_not_renamed():

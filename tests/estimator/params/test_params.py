@@ -95,7 +95,7 @@ def test_the_table_of_other_names_leads_to_parameters_there_are():
         ({"feature_cols": ["", "a"]}, r"feature_cols=\['', 'a'\] holds an empty name: give names of columns"),
         ({"label_cols": []}, r"label_cols=\[\] holds no name"),
         ({"predictionCol": ""}, "predictionCol='' is an empty name"),
-        ({"input_shapes": [[3, 4]]}, r"must be -1: write \[-1, 3, 4\]"),
+        ({"input_shapes": [[1, 4]]}, r"\[1, 4\], whose 1 may be the batch .*: write \[-1, 4\] or \[-1, 1, 4\]"),
         ({"input_shapes": [[-1, -1, 3]]}, "only the batch may be -1"),
         ({"loss_weights": [0.0]}, "nothing to learn"),
         ({"loss_weights": [float("nan")]}, "a list of finite numbers"),
@@ -118,6 +118,12 @@ def test_the_table_of_other_names_leads_to_parameters_there_are():
 def test_a_value_that_does_nothing_or_cannot_be_meant_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         TorchEstimator(**given)
+
+
+def test_a_shape_without_the_batch_is_that_of_a_row():
+    estimator = TorchEstimator(input_shapes=[[2], [-1, 3, 4], [3, 4], [1]], label_shapes=[[1], [2, 2]])
+    assert estimator.getInputShapes() == [[-1, 2], [-1, 3, 4], [-1, 3, 4], [-1, 1]]
+    assert estimator.getLabelShapes() == [[-1, 1], [-1, 2, 2]]
 
 
 def test_refusals_hold_on_every_way_to_set_a_value():
@@ -168,8 +174,16 @@ def test_horovods_compression_objects_are_understood():
 
 def test_a_spark_backend_refuses_what_has_no_counterpart():
     assert SparkBackend(2, env={"A": "1"}, use_mpi=False).num_processes() == 2
-    with pytest.raises(ConfigError, match="takes no nics"):
-        SparkBackend(2, nics=["eth0"])
+    assert SparkBackend(2, env={"A": "1", "CUDA_VISIBLE_DEVICES": "0"}).env == {"A": "1"}, "as Horovod's does"
+    inert = {"stdout": None, "stderr": None, "prefix_output_with_timestamp": False, "executable": None, "verbose": 1}
+    assert SparkBackend(2, **inert, nics=["eth0"], extra_mpi_args=None, use_gloo=True).num_processes() == 2
+    for wrong, words in (
+        ({"use_mpi": True}, "nobody starts mpirun"),
+        ({"stdout": "out.log"}, "takes no text"),
+        ({"colour": 1}, "SparkBackend takes no colour: it takes num_proc, env, start_timeout, "),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            SparkBackend(2, **wrong)
 
 
 class Told:
@@ -186,17 +200,26 @@ class Runs(Told):
         raise NotImplementedError
 
 
+class RunsNone(Runs):
+    def num_processes(self):
+        return 0
+
+
 def test_backends_of_others_are_taken_at_their_word_or_refused():
     taken = TorchEstimator(backend=Told()).getBackend()
     assert (taken.num_processes(), taken.env, taken.start_timeout) == (3, {"A": "1"}, None)
-    with pytest.raises(ConfigError, match=r"backend is a .*Runs, whose run\(\) sparkdl would not call: give a sparkdl"):
-        TorchEstimator(backend=Runs())
+    own = Runs()
+    assert TorchEstimator(backend=own).getBackend() is own
+    with pytest.raises(
+        ConfigError, match=r"num_processes\(\) of backend, a RunsNone, is 0: return the number of ranks"
+    ):
+        TorchEstimator(backend=RunsNone())
     theirs = type("SparkBackend", (Runs,), {"__module__": "horovod.spark.common.backend"})()
     theirs._env, theirs._kwargs = {"B": "2"}, {"use_gloo": True, "start_timeout": 5}
     taken = TorchEstimator(backend=theirs).getBackend()
     assert (taken.num_processes(), taken.env, taken.start_timeout) == (3, {"B": "2"}, 5)
-    theirs._kwargs = {"nics": ["eth0"]}
-    with pytest.raises(ConfigError, match="takes no nics"):
+    theirs._kwargs = {"extra_mpi_args": "-x A"}
+    with pytest.raises(ConfigError, match="are for mpirun"):
         TorchEstimator(backend=theirs)
     with pytest.raises(ConfigError, match=r"num_proc='2': give a whole number"):
         SparkBackend("2")

@@ -1,3 +1,4 @@
+import io
 import json
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ def there_and_back(value, known=(), **options):
         {"loss": np.float32(0.1), "n": np.int64(3)},
         F.l1_loss,
         nn.Linear,
-        TrainingSummary(run_id="r", metrics={"loss": 0.5}),
+        TrainingSummary(run_id="r", metrics={"loss": 0.5}, warnings=("the loss is high",)),
     ],
 )
 def test_values_come_back_equal_and_of_the_same_type(value):
@@ -45,6 +46,9 @@ def test_records_of_ours_come_back(tmp_path):
     assert there_and_back(SparkBackend(3)).num_processes() == 3
     backend = there_and_back(SparkBackend(3, env={"A": "1"}, start_timeout=5.0), allowed=True)
     assert (backend.num_processes(), backend.env, backend.start_timeout) == (3, {"A": "1"}, 5.0)
+    backend = there_and_back(SparkBackend(3, nics="eth0", prefix_output_with_timestamp=True, stdout=io.StringIO()))
+    assert (backend.options["nics"], backend.options["prefix_output_with_timestamp"]) == (["eth0"], True)
+    assert backend.options.get("stdout") is None
 
 
 def test_losses_come_back_with_their_arguments():

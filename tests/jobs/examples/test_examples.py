@@ -13,7 +13,7 @@ import torch
 
 from sparkdl.errors import PipelineFileError
 from sparkdl.pipeline import Pipeline
-from sparkdl.pipeline.rows.source import look_at
+from sparkdl.pipeline.sources import source_of
 from sparkdl.storage import sha256_hex
 
 FOLDER = Path(__file__).resolve().parents[3] / "jobs" / "examples"
@@ -96,7 +96,7 @@ def test_real_files_are_laid_out_by_day(tmp_path):
     made = [str(path.relative_to(tmp_path)) for path in link(tmp_path / "to", tmp_path / "criteo")]
     assert made == ["to/rows/day=2024-01-01/day_0.gz", "to/rows/day=2024-01-03/day_2.gz"]
     source = Pipeline.load(FOLDER / "clicks" / "clicks.yaml", [f"source.path={tmp_path}/to/rows"]).spec.source
-    assert set(look_at(source).windows) == {"2024-01-01", "2024-01-03"}
+    assert set(source_of(source).snapshot().windows) == {"2024-01-01", "2024-01-03"}
 
 
 def test_only_the_rows_that_a_batch_names_move():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sparkdl.config import LaunchConfig
 from sparkdl.errors import PreflightError
+from sparkdl.launch.driver import barrier
 from sparkdl.launch.driver.preflight import ClusterFacts, check, check_versions, crowded_hosts, job_problems
 
 LOCAL = ClusterFacts(master="local[2]", slots=2, total_slots=2, executors=1)
@@ -63,3 +65,44 @@ def test_a_host_with_more_threads_than_cores_is_named_once():
     registrations = [{"host": "a", "cores": 2, "threads": 2}, {"host": "a", "cores": 2, "threads": 2}]
     assert len(crowded_hosts([*registrations, {"host": "b", "cores": 2, "threads": 2}], None)) == 1
     assert crowded_hosts(registrations, 1) == []
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Let a launch see a cluster that tells one thing after the other; the last one stays."""
+
+    def tells(*facts):
+        told = iter(facts)
+        latest = []
+
+        def cluster_facts(*_):
+            latest[:] = [next(told, *latest)]
+            return latest[0]
+
+        monkeypatch.setattr(barrier, "cluster_facts", cluster_facts)
+        monkeypatch.setattr(barrier, "is_local", lambda _: False)
+        monkeypatch.setattr(barrier, "use_drivers_python", lambda _: None)
+        return lambda num_proc, timeout: barrier._preflight(
+            None, num_proc, LaunchConfig(start_timeout_seconds=timeout), None
+        )
+
+    return tells
+
+
+def test_a_launch_waits_for_an_executor_that_is_being_replaced(cluster):
+    whole, half = ClusterFacts(slots=2, executors=2), ClusterFacts(slots=1, executors=1)
+    lost = ClusterFacts(slots=1, executors=1, lost_slots=1)
+    launch = cluster(half, lost, half, half, whole)  # Spark tells of the loss late, and forgets it with time
+    launch(2, timeout=60)
+
+
+def test_a_launch_waits_no_longer_than_its_timeout_for_an_executor(cluster):
+    launch = cluster(ClusterFacts(slots=1, executors=1, lost_slots=1))
+    with pytest.raises(PreflightError, match="num_proc=2 ranks do not fit the cluster's 1 task slots"):
+        launch(2, timeout=0.3)
+
+
+def test_a_launch_that_all_executors_could_not_run_is_refused(cluster):
+    launch = cluster(ClusterFacts(slots=1, executors=1, lost_slots=1))
+    with pytest.raises(PreflightError, match="num_proc=3 ranks do not fit"):
+        launch(3, timeout=3600)

@@ -17,7 +17,7 @@ from sparkdl.launch.driver.supervisor import is_follow_up
         ("[SPARK-24942]: Barrier execution mode does not support dynamic", PreflightError, "dynamicAllocation"),
         ("... sparkdl.errors.UnreachableError: h does not reach the driver at d:1\n", UnreachableError, "at d:1"),
         ("[PYTHON_VERSION_MISMATCH] Python in worker has different", PreflightError, "PYSPARK_PYTHON"),
-        ("ModuleNotFoundError: No module named 'sparkdl'\n", PreflightError, "no module 'sparkdl'"),
+        ("ModuleNotFoundError: No module named 'sparkdl'\n", ClusterError, "no module 'sparkdl'"),
         ("[SPARK_JOB_CANCELLED] Job 3 cancelled part of group", CancelledError, "was cancelled"),
         ("bigger than spark.driver.maxResultSize (1024.0 MiB)", ClusterError, "driver_host"),
     ],

@@ -49,7 +49,7 @@ def test_a_flood_is_cut_and_counted(monkeypatch):
 def test_python_c_and_children_are_captured_and_the_streams_restored(capfd):
     lines = []
     before = sys.stdout, sys.stderr
-    with Capture(lines.extend, keep=False, limit=wide()) as capture:
+    with Capture(lambda new, _: lines.extend(new), keep=False, limit=wide()) as capture:
         print("python")
         ctypes.CDLL(None).puts(b"from c")
         os.write(2, b"descriptor\n")
@@ -65,13 +65,13 @@ def test_python_c_and_children_are_captured_and_the_streams_restored(capfd):
 
 
 def test_keep_copies_to_the_original_streams(capfd):
-    with Capture(lambda _: None, keep=True, limit=wide()):
+    with Capture(lambda *_: None, keep=True, limit=wide()):
         print("both")
     assert capfd.readouterr().err == "both\n"
 
 
 def test_a_logging_handler_made_inside_still_works_outside():
-    with Capture(lambda _: None, keep=False, limit=wide()):
+    with Capture(lambda *_: None, keep=False, limit=wide()):
         handler = logging.StreamHandler(sys.stderr)
     errors = []
     handler.handleError = errors.append
@@ -81,7 +81,7 @@ def test_a_logging_handler_made_inside_still_works_outside():
 
 def test_a_line_without_an_end_is_shown_while_the_function_still_runs():
     lines = []
-    with Capture(lines.extend, keep=False, limit=wide()):
+    with Capture(lambda new, _: lines.extend(new), keep=False, limit=wide()):
         os.write(1, b"waiting for input")
         while not lines:
             time.sleep(0.05)
@@ -94,6 +94,20 @@ def test_no_descriptor_is_left_open():
 
     before = count()
     for _ in range(5):
-        with Capture(lambda _: None, keep=False, limit=wide()):
+        with Capture(lambda *_: None, keep=False, limit=wide()):
             print("x")
     assert count() == before
+
+
+def test_the_two_streams_are_told_apart_where_that_is_asked_for():
+    lines = []
+    with Capture(
+        lambda new, stream: lines.extend((stream, line) for line in new), keep=False, limit=wide(), apart=True
+    ) as capture:
+        print("out")
+        print("wrong", file=sys.stderr)
+        subprocess.run(["sh", "-c", "echo child; echo its error >&2"], check=True)
+        os.write(2, b"without an end")
+    assert [line for stream, line in lines if stream == "stdout"] == ["out", "child"]
+    assert [line for stream, line in lines if stream == "stderr"] == ["wrong", "its error", "without an end"]
+    assert sorted(capture.tail) == sorted(line for _, line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -10,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError
+from sparkdl.errors import BundleError, ConfigError, ConflictError, FencedError, IntegrityError
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.registry import Lineage, ModelRegistry
 from sparkdl.models.registry.event_log import EVENTS, Event
+from sparkdl.tables.table import Fence
 
 
 def test_a_published_version_says_everything_about_itself(registry, bundle):
@@ -166,7 +168,7 @@ def test_what_is_not_there_is_named_beside_what_is(registry, bundle):
     registry.publish("m", bundle)
     with pytest.raises(ConfigError, match=r"no version 2, only \[1\]"):
         registry.get("m", 2)
-    with pytest.raises(ConfigError, match=r"no alias 'champion', only \[\]"):
+    with pytest.raises(ConfigError, match=r"no alias 'champion' nor any other: name a version, such as m@1, or give"):
         registry.get("m", "champion")
     with pytest.raises(ConfigError, match="no version 5"):
         registry.set_alias("m", "champion", 5, expected=None)
@@ -246,3 +248,35 @@ def test_sweeping_follows_no_link_out_of_the_registry(registry, bundle, tmp_path
         (folder / "more").symlink_to(victim)
     registry.vacuum(timedelta(0))
     assert (victim / "bundle.json").exists()
+
+
+def test_of_a_run_that_was_taken_over_nothing_is_published_and_no_alias_moves(registry, bundle):
+    first, second = (replace(registry, fence=Fence("shop", epoch)) for epoch in (1, 2))
+    first.claim()
+    assert not registry.models()
+    assert [first.publish("m", bundle).version for _ in range(2)] == [1, 2]
+    assert first.set_alias("m", "champion", 1, expected=None).moved
+    second.claim()
+    events = len(registry.history("m"))
+    for action in (
+        lambda: first.publish("m", bundle),
+        lambda: first.set_alias("m", "champion", 2, expected=1),
+        lambda: first.delete("m", 2),
+        first.claim,
+    ):
+        with pytest.raises(FencedError, match=r"shop \(epoch 2\)"):
+            action()
+    assert len(registry.history("m")) == events
+    assert second.set_alias("m", "champion", 2, expected=1).moved
+    assert registry.publish("m", bundle).version == 3, "who has no epoch is not asked for one"
+    assert replace(registry, fence=Fence("another", 1)).publish("m", bundle).version == 4
+
+
+def test_a_run_that_was_taken_over_before_there_was_a_registry_makes_none(registry, bundle):
+    first, second = (replace(registry, fence=Fence("shop", epoch)) for epoch in (1, 2))
+    second.claim()
+    with pytest.raises(FencedError, match=r"shop \(epoch 2\)"):
+        first.publish("m", bundle)
+    assert not registry.models()
+    assert second.publish("m", bundle).version == 1
+    assert registry.get("m", 1).version == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.pipeline import Pipeline
-from sparkdl.pipeline.init import init
 from sparkdl.tables.table import Table
 
 HELD = ["train.verbose=0"]
@@ -134,11 +134,8 @@ def test_classes_that_are_fractions_are_whole_numbers_and_none_where_there_is_no
     values = [0.0, 1.0, math.nan] * 100
     columns = {"x": np.random.default_rng(0).normal(size=300), "y": values}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    spec = init(str(tmp_path / "p"), str(tmp_path / "t.parquet"), "y").file.spec
-    assert spec.label["y"].type == "binary"
-    spark.read.parquet(str(tmp_path / "t.parquet")).createOrReplaceTempView("source")
-    try:
-        found = spark.sql(f"SELECT y, count(*) AS n FROM ({spec.transform.sql}) GROUP BY y").collect()
-    finally:
-        spark.catalog.dropTempView("source")
-    assert {row["y"]: row["n"] for row in found} == {0: 100, 1: 100, None: 100}
+    pipeline = Pipeline.init(tmp_path / "p", str(tmp_path / "t.parquet"), "y")
+    assert pipeline.spec.label["y"].type == "binary"
+    done = pipeline.run(spark, until="ingest")
+    found = Counter(row["y"] for row in Table(done.places["clean"]).rows().to_pylist())
+    assert found == {0: 100, 1: 100, None: 100}

@@ -14,6 +14,7 @@ import pytest
 from sparkdl.documents.typed import encode
 from sparkdl.errors import DataError
 from sparkdl.pipeline.judging.drift import Drift, FeatureDrift, Measure
+from sparkdl.pipeline.judging.gate import Gate
 from sparkdl.pipeline.report import report_html, write_report
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Live, LiveError, Trial
@@ -203,8 +204,13 @@ def test_a_record_that_an_older_version_wrote_is_shown(record_of_task, tmp_path)
     old = json.loads(encode(record))
     for name in ("books", "versions", "drift", "live"):
         del old[name]
-    for name in ("champion_slices", "values", "challenger", "champion"):
+    later = ("part", "windows", "of_rows", "baseline_slices")
+    for name in ("champion_slices", "values", "challenger", "champion", *later):
         del old["evaluated"][name]
+    for name in ("baseline", "beats_baseline"):
+        del old["evaluated"]["decision"][name]
+        old["evaluated"]["decision"]["gate"].pop(name, None)
+    del old["evaluated"]["decision"]["gate"]["unit"], old["trained"]["warnings"], old["trained"]["labels"]
     file = Storage.of(tmp_path).child("record.json")
     file.write_atomic(json.dumps(old).encode())
     write_report(RunRecord.load(file), Storage.of(tmp_path).child("report.html"))
@@ -224,6 +230,59 @@ def test_a_record_that_an_older_version_wrote_is_shown(record_of_task, tmp_path)
 def test_what_the_predictions_look_like_is_shown_by_task(record_of_task, task, shown):
     said = Page(report_html(record_of_task(task, theirs=0.3))).text
     assert not [text for text in shown if text not in said]
+
+
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
+def test_every_figure_stands_beside_a_guess_without_a_model_and_says_its_rows(record_of_task, task):
+    record = record_of_task(task, theirs=0.3)
+    decision = record.evaluated.decision
+    metric, baseline = decision.gate.metric, decision.baseline
+    text = report_html(record)
+    said = Page(text).text
+    rows = "400 held-out rows of the part test, 2026-03-05 to 2026-03-06"
+    assert said.count(rows) == 4  # the card, the metrics, the figures, the slices
+    for name, value in baseline.values.items():
+        assert f'<td class="n">{value:,.4g}</td><td>{baseline.guesses[name]}'.replace("'", "&#x27;") in text
+    assert f"{metric} without a model: {baseline.guesses[metric]}, on the same rows" in said
+    assert '<td class="n">7.25</td>' in text
+    lines = dict(summary_lines(record))
+    assert lines["baseline"] == f"beats the baseline: yes, {baseline.said(metric)}"
+    assert lines["quality"].endswith(f"on {rows}")
+    assert "choose the epoch" not in said
+    record.evaluated = replace(record.evaluated, part="validate")
+    assert "the same rows choose the epoch, so figures are a little too good" in Page(report_html(record)).text
+
+
+def test_a_model_that_does_not_beat_the_baseline_is_told_of_at_the_head(record_of_task):
+    record = record_of_task("binary", mine=-1.0)
+    assert (record.outcome, record.evaluated.decision.outcome) == ("not promoted", "below_baseline")
+    text = report_html(record)
+    assert '<header class="bad">' in text
+    assert '<p class="alarm"><b>Beats the baseline: no.</b></p>' in text
+    assert dict(summary_lines(record))["baseline"].startswith("beats the baseline: no, always the share of training")
+    assert "Beats the baseline" not in report_html(record_of_task("binary"))
+
+
+def test_losses_that_look_wrong_are_told_of_at_the_head_and_beside_the_curves(record_of_task):
+    record = record_of_task()
+    record.trained = replace(record.trained, warnings=("the training loss lies far below <it>",))
+    text = report_html(record)
+    assert text.count("The training loss lies far below &lt;it&gt;.") == 2
+    assert '<header class="bad">' in text
+    assert dict(summary_lines(record))["losses"] == "the training loss lies far below <it>"
+
+
+def test_groups_of_rows_say_what_they_are(record_of_task):
+    record = record_of_task()
+    decision = replace(record.evaluated.decision, groups=37, gate=replace(Gate(metric="rmse"), unit="values of shop"))
+    record.evaluated = replace(record.evaluated, decision=decision)
+    said = Page(report_html(record)).text
+    assert "They are of 37 values of shop: what belongs together errs together" in said
+
+
+def test_a_lone_chart_takes_the_width_of_the_page(record_of_task):
+    text = report_html(record_of_task())
+    assert text.count('<figure class="wide">') == 1  # the loss; the others stand beside each other
 
 
 def test_the_confusion_table_counts_the_rows(record_of_task):
@@ -298,17 +357,20 @@ def test_errors_of_predictions_that_came_true_are_shown_over_time(record_of_task
     record = record_of_task()
     measured = record.evaluated.decision.challenger
     windows = [
-        LiveError(window=f"2026-03-0{day}", version=version, key="k", waiting=day, measured=measured)
+        LiveError(window=f"2026-03-0{day}", version=version, key="k", waiting=day, measured=measured, baseline=6.5)
         for day in (1, 2, 3)
         for version in (1, 2)
     ]
     windows.append(LiveError(window="2026-03-04", version=2, key="k", waiting=100, trained_on=True))
     record.live = Live(label="target", metric="rmse", windows=tuple(windows), reason="one window waits")
-    page = Page(report_html(record))
+    text = report_html(record)
+    page = Page(text)
     assert "rmse of target as it came true" in page.text
     assert "version 1" in page.text
     assert "One window waits." in page.text
     assert "trained on it, too low" in page.text
+    assert text.count('<td class="n">6.5</td>') == 6  # beside each error, and a line in the chart
+    assert "without a model" in page.text
     record.live = Live(label="target", metric="rmse", reason="nothing was predicted yet")
     assert "Nothing was predicted yet." in Page(report_html(record)).text
 

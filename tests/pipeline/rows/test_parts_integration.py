@@ -7,7 +7,7 @@ import pytest
 
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.parts import rows_of, untaught
-from sparkdl.pipeline.rows.source import WINDOW
+from sparkdl.pipeline.sources.base import WINDOW
 
 TEXT = """
 source: {kind: parquet, path: /none, key: id}

@@ -21,6 +21,7 @@ from sparkdl.pipeline.state.record import RunRecord, exit_code_of
         (errors.LaunchTimeoutError("x"), 2, "failed"),
         (errors.NonFiniteLossError("x"), 3, "failed"),
         (errors.BundleError("x"), 3, "failed"),
+        (errors.StoreUnavailableError("x"), 5, "failed"),
         (errors.ConflictError("x"), 30, "lost"),
         (LeaseTakenError("x"), 30, "lost"),
         (errors.CancelledError("x"), 130, "failed"),

@@ -154,3 +154,14 @@ def test_the_label_that_judges_is_told_by_its_name_also_where_it_is_the_first_on
     assert one["publish"] != other["publish"]
     assert one["shards"] == other["shards"]
     assert keys_of(context_of("label={y: regression, z: regression}", "publish.label=y")) == one
+
+
+def test_who_must_beat_the_baseline_decides_a_publication_only_where_it_is_not_as_before(context_of):
+    """A key of before there was a choice holds, or a model that was rolled back would be judged anew."""
+    content = dict.fromkeys((D1, D2, D3, D4, D5, D6), "rows")
+    gates = [
+        publish_inputs(context_of(f"publish.gate.baseline={word}"), PARTS, content, "train")["publish"]["gate"]
+        for word in ("first", "always", "never")
+    ]
+    assert "baseline" not in gates[0]
+    assert [gate["baseline"] for gate in gates[1:]] == ["always", "never"]

@@ -14,8 +14,9 @@ from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.ledger import Tables
-from sparkdl.pipeline.spec import Label, ParquetSource, PipelineSpec, SqlSource, Transform
+from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec, SqlSource, Transform
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.work import ingest as ingestion
 from sparkdl.pipeline.work.ingest import ingest
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -37,14 +38,14 @@ class Orders:
         frame.to_parquet(folder / "rows.parquet", coerce_timestamps="us")
         return folder
 
-    def ingest(self, spark, again=None, transform=None, query=None, **source):
+    def ingest(self, spark, again=None, transform=None, query=None, expect=None, **source):
         """Take in what is due of the files, or of a query of Spark's."""
         source |= {self.by: ("day",) if self.by == "key" else "day"}
         path = str(self.root / "orders")
         spec = PipelineSpec(
             source=SqlSource(query=query, **source) if query else ParquetSource(path=path, **source),
             transform=None if transform is None else Transform(sql=transform),
-            features={"y": Number()}, label={"y": Label(type="regression")},
+            expect=expect or {}, features={"y": Number()}, label={"y": Label(type="regression")},
         )  # fmt: skip
         context = Context(PipelineFile("pipeline.yaml", spec, {}), NOW, again)
         context.tables, self.record = self.tables, context.record
@@ -68,6 +69,22 @@ def orders(tmp_path, request):
 @pytest.fixture
 def by_folder(tmp_path):
     return Orders(tmp_path, "partition")
+
+
+def test_a_first_run_reads_the_rows_once_and_the_next_one_knows_them_again(spark, tmp_path, monkeypatch):
+    orders = Orders(tmp_path, "time")
+    expect = {"paid": Expectation(check="amount > 0 AND NOT isnan(amount)")}
+    orders.day(1, note="x" * 300)
+    orders.day(2, amount=[None, float("nan"), *[1.5] * 8])
+    with monkeypatch.context() as patch:
+        patch.setattr(ingestion, "fingerprints", None)
+        made = orders.ingest(spark, expect=expect)
+    assert [(books.window, books.kept, books.quarantined) for books in made.done] == [
+        ("2026-03-01", 10, 0), ("2026-03-02", 8, 2),
+    ]  # fmt: skip
+    assert not orders.ingest(spark, expect=expect).done, "refused rows are part of what is known of a window"
+    orders.day(2, amount=[-1.0, float("nan"), *[1.5] * 8])
+    assert [books.window for books in orders.ingest(spark, expect=expect).done] == ["2026-03-02"]
 
 
 JOINED = "SELECT o.*, shops.town FROM {source} o JOIN shops_of_test shops ON o.shop = shops.shop"

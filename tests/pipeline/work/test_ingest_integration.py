@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from sparkdl.errors import ConfigError, DataError, PipelineFileError, SchemaError
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.ledger import Tables
-from sparkdl.pipeline.rows.source import look_at
+from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.spec import (
     CsvSource,
     DeltaSource,
@@ -173,7 +173,7 @@ def test_backfill_and_new_rules_do_windows_again(spark, orders, tables):
     ],
 )
 def test_a_window_does_not_depend_on_the_sessions_time_zone(spark, zone, column, windows):
-    from sparkdl.pipeline.rows.window_column import window_column
+    from sparkdl.pipeline.sources.window_column import window_column
 
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)
@@ -239,13 +239,13 @@ def test_partition_folders_tell_what_is_due_without_spark(spark, tables, tmp_pat
     frame.write.partitionBy("day").parquet(str(folder))
     source = ParquetSource(path=str(folder), key=("order_id",), partition="day")
     spec = spec_of(source)
-    assert due_windows(spec, look_at(source), {}, NOW) == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    assert due_windows(spec, source_of(source).snapshot(), {}, NOW) == ["2026-03-01", "2026-03-02", "2026-03-03"]
     ingest(spark, spec, tables, "one", NOW)
-    assert due_windows(spec, look_at(source), tables.ledger.windows(), NOW) == []
+    assert due_windows(spec, source_of(source).snapshot(), tables.ledger.windows(), NOW) == []
     frame.where("day = '2026-03-02'").selectExpr("order_id + 10 AS order_id", "amount", "day").write.mode(
         "append"
     ).partitionBy("day").parquet(str(folder))
-    assert due_windows(spec, look_at(source), tables.ledger.windows(), NOW) == ["2026-03-02"]
+    assert due_windows(spec, source_of(source).snapshot(), tables.ledger.windows(), NOW) == ["2026-03-02"]
     assert [books.kept for books in ingest(spark, spec, tables, "two", NOW).done] == [4]
 
 
@@ -257,11 +257,11 @@ def test_a_delta_table_tells_what_is_due_by_its_log(spark, tables, tmp_path):
     table.write(frame, partition_by=["day"])
     spec = spec_of(DeltaSource(table=table.uri, key=("order_id",), partition="day"))
     ingest(spark, spec, tables, "one", NOW)
-    look = look_at(spec.source)
+    look = source_of(spec.source).snapshot()
     assert due_windows(spec, look, tables.ledger.windows(), NOW) == []
     table.write(frame.where("day = '2026-03-03'").withColumn("order_id", frame.order_id + 10))
-    assert due_windows(spec, look_at(spec.source), tables.ledger.windows(), NOW) == ["2026-03-03"]
-    assert look_at(spec.source).state != look.state
+    assert due_windows(spec, source_of(spec.source).snapshot(), tables.ledger.windows(), NOW) == ["2026-03-03"]
+    assert source_of(spec.source).snapshot().state != look.state
     table.compact()
     compacted = ingest(spark, spec, tables, "two", NOW).done
     assert {books.window: books.kept for books in compacted}["2026-03-03"] == 4
@@ -345,6 +345,8 @@ HERE = "tests.pipeline.work.test_ingest_integration"
     [
         Transform(function=f"{HERE}:moved"),
         Transform(sql="SELECT order_id + 1 AS order_id, at, amount FROM {source}"),
+        Transform(sql="select order_id + 1 as order_id, at, amount from source where at rlike '^[0-9]{4}' -- all"),
+        Transform(sql="WITH a AS (SELECT order_id + 1 AS n, * FROM `source`) SELECT n AS order_id, at, amount FROM a"),
     ],
 )
 def test_a_transform_is_a_function_or_sql(spark, tables, transform):

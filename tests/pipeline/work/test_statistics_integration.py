@@ -10,9 +10,9 @@ from pyspark.sql import functions as F
 
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.fitted import fit
-from sparkdl.features.spec import Category, Ids, Number
+from sparkdl.features.spec import Category, DateParts, Ids, Number
 from sparkdl.features.statistics import PROBABILITIES, Statistics, statistics_of
-from sparkdl.pipeline.work import file_rows
+from sparkdl.pipeline.work import file_rows, statistics
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.statistics import spark_statistics, window_statistics
 from sparkdl.tables.table import Table
@@ -45,6 +45,28 @@ def test_workers_that_read_files_count_what_memory_counts(spark, tmp_path):
         for field in Statistics.__dataclass_fields__:
             one, two = getattr(found[name], field), getattr(wanted[name], field)
             assert one == two or one == pytest.approx(two, rel=1e-12), (name, field)
+
+
+@pytest.mark.parametrize("by", ["spark", "files"])
+def test_the_driver_counts_a_small_table_as_memory_does(spark, tmp_path, monkeypatch, by):
+    features = {name: one for name, one in FEATURES.items() if isinstance(one, Number | Category | DateParts)}
+    rows = rows_of(300)
+    frame, files = spark.createDataFrame(rows).repartition(3), None
+    if by == "files":
+        Table(str(tmp_path)).write(frame.coalesce(1), "overwrite")
+        files = FileRows(spark, Table(str(tmp_path)).scan([]))
+    with monkeypatch.context() as patch:
+        patch.setattr(statistics, "_quantiles", None)  # no pass by Spark's tasks
+        found = spark_statistics(frame, features, VOWELS, files, rows=300)
+    wanted = statistics_of(rows, features, VOWELS)
+    assert list(found) == list(wanted)
+    for name in features:
+        for field in Statistics.__dataclass_fields__:
+            one, two = getattr(found[name], field), getattr(wanted[name], field)
+            assert one == two or one == pytest.approx(two, rel=1e-12), (name, field)
+    monkeypatch.setattr(statistics, "DRIVER_VALUES", 300)
+    monkeypatch.setattr(statistics, "_collected", None)
+    assert spark_statistics(frame, features, VOWELS, rows=300).keys() == wanted.keys()
 
 
 def test_quantiles_of_files_are_numbers_of_the_rows_however_few_a_column_has(monkeypatch):

@@ -78,6 +78,8 @@ def test_tensorboard_shows_a_warm_start_behind_the_run_that_it_starts_from(task,
     second = train(task(), source(), checkpoints=Checkpointer(warm), epochs=1, **settings)
     third = train(task(), source(), checkpoints=Checkpointer(CheckpointConfig(uri=place)), epochs=2, **settings)
     assert (first.steps, second.steps, third.resumed_step) == (14, 7, 7)
+    seconds = {file.name.split(".")[3] for file in folder.iterdir()}
+    assert len(seconds) == 3, "TensorBoard reads files of one second by their number as text: 10 before 9"
     shown = read(folder)
     assert [step for step, _ in shown["step/loss"]] == list(range(1, 29))
     assert [step for step, _ in shown["epoch/loss"]] == [7, 14, 21, 28]

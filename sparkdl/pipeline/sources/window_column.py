@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import SchemaError
-from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE
-from sparkdl.pipeline.spec import CsvSource, JsonSource, ParquetSource, Source
+from sparkdl.pipeline.spec import SourceSection
+from sparkdl.pipeline.windows import NO_TIME, WHOLE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -26,63 +26,67 @@ _FORMS = {"day": f"^{_DAY}$", "hour": f"^{_DAY}T([01][0-9]|2[0-3])$"}
 _PADDED = (("^([0-9]{4})-([0-9])-", r"\1-0\2-"), ("^([0-9]{4}-[0-9]{2})-([0-9])(?![0-9])", r"\1-0\2"))
 """Months and days of one digit, which Spark takes for dates, too."""
 _LENGTHS = {"day": 10, "hour": 13}
-_FILES = ParquetSource | CsvSource | JsonSource
 _FIRST_YEAR = "0001"
 """Spark knows a year 0, Python's dates begin after it."""
 _US_PER_HOUR = 3_600_000_000
 
 
-def window_column(frame: DataFrame, source: Source) -> Column:
+def window_column(frame: DataFrame, section: SourceSection, partition_is_text: bool = False) -> Column:
     """The expression for the window of a row.
+
+    Args:
+        frame: the rows.
+        section: of their source.
+        partition_is_text: see ``Source.partition_is_text``.
 
     Raises:
         SchemaError: the column is not there, or is no date, timestamp or text.
     """
     from pyspark.sql import functions as F
 
-    if source.when is None:
+    if section.when is None:
         return F.lit(WHOLE)
-    key = "partition" if source.partition is not None else "time"
-    if source.when not in frame.columns:
-        raise SchemaError(f"source.{key} names {source.when!r}, the rows have {frame.columns}: name one of these")
-    column, kind = F.col(quoted(source.when)), frame.schema[source.when].dataType.typeName()
-    if kind == "timestamp" and source.partition is not None and isinstance(source, _FILES):
+    key = "partition" if section.partition is not None else "time"
+    if section.when not in frame.columns:
+        raise SchemaError(f"source.{key} names {section.when!r}, the rows have {frame.columns}: name one of these")
+    column, kind = F.col(quoted(section.when)), frame.schema[section.when].dataType.typeName()
+    if kind == "timestamp" and section.partition is not None and partition_is_text:
         column, kind = column.cast("string"), "string"  # as its folder is called: Spark read that in the session's zone
     if kind == "timestamp":  # an instant: by arithmetic, so that the session's time zone changes nothing
         hours = F.floor(F.unix_micros(column) / F.lit(_US_PER_HOUR))
         day, hour = F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"), F.pmod(hours, F.lit(24))
-        text = day if source.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
+        text = day if section.every == "day" else F.concat_ws("T", day, F.lpad(hour.cast("string"), 2, "0"))
     elif kind == "timestamp_ntz":  # by its date, since the years of a format are those of an era
         day = column.cast("date").cast("string")
-        text = day if source.every == "day" else F.concat_ws("T", day, F.date_format(column, "HH"))
-    elif kind == "date" and source.every == "day":
+        text = day if section.every == "day" else F.concat_ws("T", day, F.date_format(column, "HH"))
+    elif kind == "date" and section.every == "day":
         text = column.cast("string")
     elif kind == "string":
         padded = F.trim(column)
         for short, long in _PADDED:
             padded = F.regexp_replace(padded, short, long.replace("\\", "$"))
-        text = F.translate(F.substring(padded, 1, _LENGTHS[source.every]), " ", "T")
+        text = F.translate(F.substring(padded, 1, _LENGTHS[section.every]), " ", "T")
     else:
         raise SchemaError(
-            f"source.{key} names {source.when!r}, which is a {kind}: windows of one {source.every} need a timestamp"
-            f"{' or a date' if source.every == 'day' else ''}"
+            f"source.{key} names {section.when!r}, which is a {kind}: windows of one {section.every} need a timestamp"
+            f"{' or a date' if section.every == 'day' else ''}"
         )
     dated = F.substring(text, 1, 10).try_cast("date").isNotNull() & (text >= _FIRST_YEAR)
-    return F.coalesce(F.when(text.rlike(_FORMS[source.every]) & dated, text), F.lit(NO_TIME))
+    return F.coalesce(F.when(text.rlike(_FORMS[section.every]) & dated, text), F.lit(NO_TIME))
 
 
-def window_of(text: str, source: Source) -> str:
+def window_of(text: str, section: SourceSection) -> str:
     """The window that a text tells: the one that ``window_column`` gives a row with this text.
 
     Args:
         text: the value of a partition.
-        source: the section of the file.
+        section: of the source.
     """
     name = text.strip(" ")
     for short, long in _PADDED:
         name = re.sub(short, long, name)
-    name = name[: _LENGTHS[source.every]].replace(" ", "T")
+    name = name[: _LENGTHS[section.every]].replace(" ", "T")
     try:
-        return name if re.fullmatch(_FORMS[source.every], name) and date.fromisoformat(name[:10]) else NO_TIME
+        return name if re.fullmatch(_FORMS[section.every], name) and date.fromisoformat(name[:10]) else NO_TIME
     except ValueError:
         return NO_TIME

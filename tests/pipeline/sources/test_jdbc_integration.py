@@ -11,11 +11,12 @@ import pytest
 from pyspark.sql import functions as F
 
 from sparkdl.errors import ConfigError, DataError, SparkdlError, StorageError
-from sparkdl.pipeline.rows.database import rows_of_database
-from sparkdl.pipeline.rows.source import look_at, of_windows, read_rows, source_identity
-from sparkdl.pipeline.rows.windows import NO_TIME
+from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.sources.base import SourceSnapshot
+from sparkdl.pipeline.sources.read import of_windows, read_rows
 from sparkdl.pipeline.spec import JdbcSource
 from sparkdl.pipeline.spec.base import Secret
+from sparkdl.pipeline.windows import NO_TIME
 
 ORDERS = """
     CREATE TABLE orders (id bigint PRIMARY KEY, day date, at timestamptz, local_at timestamp, price numeric(10,2),
@@ -34,7 +35,11 @@ def database(postgres):
     postgres.run("DROP TABLE orders")
 
 
-def source_of(database, table="orders", **more):
+def frame_of(spark, section):
+    return source_of(section).frame(spark, SourceSnapshot(state=None))
+
+
+def section_of(database, table="orders", **more):
     password = Secret(database.password, "${DB_PASSWORD}")
     options = {"user": "reader", "password": password, **more.pop("options", {})}
     given = {"query": more["query"]} if "query" in more else {"table": table}
@@ -57,7 +62,7 @@ def rows_by_task(frame):
     ],
 )
 def test_tasks_share_the_rows_by_a_column_and_lose_none(spark, database, named, options):
-    frame = rows_of_database(spark, source_of(database, **named, options={"numPartitions": "4", **options}))
+    frame = frame_of(spark, section_of(database, **named, options={"numPartitions": "4", **options}))
     found = rows_by_task(frame)
     assert sum(found.values()) == frame.select("id").distinct().count() == 2001
     assert len(found) >= 3
@@ -66,34 +71,34 @@ def test_tasks_share_the_rows_by_a_column_and_lose_none(spark, database, named, 
 
 @pytest.mark.parametrize("named", [{}, {"key": ("code",)}, {"time": "local_at"}])
 def test_rows_without_a_column_to_share_them_by_are_one_tasks(spark, database, named):
-    assert rows_by_task(rows_of_database(spark, source_of(database, **named))) == {0: 2001}
+    assert rows_by_task(frame_of(spark, section_of(database, **named))) == {0: 2001}
     with pytest.raises(ConfigError, match="numPartitions=4 divides the rows by a whole number, a date or a timestamp"):
-        rows_of_database(spark, source_of(database, **named, options={"numPartitions": 4}))
+        frame_of(spark, section_of(database, **named, options={"numPartitions": 4}))
 
 
 def test_a_number_of_tasks_that_is_none_is_told(spark, database):
     with pytest.raises(ConfigError, match=r"source\.options\.numPartitions='four' is no whole number: write one"):
-        rows_of_database(spark, source_of(database, key=("id",), options={"numPartitions": "four"}))
+        frame_of(spark, section_of(database, key=("id",), options={"numPartitions": "four"}))
 
 
 def test_few_rows_are_one_tasks_and_many_are_shared_unasked(spark, database, monkeypatch):
-    assert rows_by_task(rows_of_database(spark, source_of(database, key=("id",)))) == {0: 2001}
-    monkeypatch.setattr("sparkdl.pipeline.rows.database._ROWS_PER_TASK", 700)
-    assert len(rows_by_task(rows_of_database(spark, source_of(database, key=("id",))))) == 3
+    assert rows_by_task(frame_of(spark, section_of(database, key=("id",)))) == {0: 2001}
+    monkeypatch.setattr("sparkdl.pipeline.sources.jdbc._ROWS_PER_TASK", 700)
+    assert len(rows_by_task(frame_of(spark, section_of(database, key=("id",))))) == 3
     query = "SELECT id, at FROM orders WHERE id < 1000; -- thousand"
-    assert "syntax error" in refused(spark, source_of(database, query=query), StorageError)
-    asked = rows_of_database(spark, source_of(database, query=query.replace("; --", " --"), key=("id",)))
+    assert "syntax error" in refused(spark, section_of(database, query=query), StorageError)
+    asked = frame_of(spark, section_of(database, query=query.replace("; --", " --"), key=("id",)))
     assert asked.columns == ["id", "at"]
     assert sorted(rows_by_task(asked).values()) in ([499, 501], [500, 500])
 
 
 def test_users_may_divide_the_rows_themselves(spark, database):
     options = {"partitionColumn": "id", "lowerBound": 0, "upperBound": 100, "numPartitions": 2}
-    assert rows_by_task(rows_of_database(spark, source_of(database, options=options))) == {0: 50, 1: 1951}
+    assert rows_by_task(frame_of(spark, section_of(database, options=options))) == {0: 50, 1: 1951}
 
 
 def test_an_empty_table_has_columns_and_no_rows(spark, database):
-    frame = rows_of_database(spark, source_of(database, query="SELECT * FROM orders WHERE false", key=("id",)))
+    frame = frame_of(spark, section_of(database, query="SELECT * FROM orders WHERE false", key=("id",)))
     assert frame.columns[:2] == ["id", "day"]
     assert frame.count() == 0
 
@@ -108,7 +113,7 @@ def test_values_of_every_common_type_arrive(spark, database):
         INSERT INTO kinds SELECT FROM generate_series(1, 1);
         ALTER TABLE kinds OWNER TO reader""")
     try:
-        frame = rows_of_database(spark, source_of(database, "kinds"))
+        frame = frame_of(spark, section_of(database, "kinds"))
         full, empty = sorted(frame.collect(), key=lambda row: row.small is None)
     finally:
         database.run("DROP TABLE kinds; DROP TYPE mood")
@@ -126,7 +131,7 @@ def test_values_of_every_common_type_arrive(spark, database):
 
 def test_columns_that_may_lose_digits_are_named(spark, database, caplog):
     with caplog.at_level(logging.WARNING, "sparkdl"):
-        rows_of_database(spark, source_of(database, query="SELECT 1::numeric AS loose, 1::numeric(9,2) AS sound"))
+        frame_of(spark, section_of(database, query="SELECT 1::numeric AS loose, 1::numeric(9,2) AS sound"))
     assert "rounds ['loose'] to 18 decimal places" in caplog.text
 
 
@@ -141,23 +146,24 @@ def test_columns_that_may_lose_digits_are_named(spark, database, caplog):
 def test_values_that_spark_cannot_hold_are_refused(spark, database, expression, said):
     database.run(f"CREATE TABLE odd AS SELECT {expression} AS x; ALTER TABLE odd OWNER TO reader")
     try:
-        sentence = refused(spark, source_of(database, "odd"), (DataError, StorageError))
+        sentence = refused(spark, section_of(database, "odd"), (DataError, StorageError))
     finally:
         database.run("DROP TABLE odd")
     assert said in sentence
 
 
-def refused(spark, source, kind):
+def refused(spark, section, kind):
     """The one sentence of reading all rows, with the password nowhere in what is printed."""
-    from sparkdl.pipeline.rows.failures import source_errors
+    from sparkdl.pipeline.sources.failures import source_errors
 
+    source = source_of(section)
     with pytest.raises(kind) as caught, source_errors():
-        read_rows(spark, source, look_at(source)).collect()
+        read_rows(spark, source, source.snapshot()).collect()
     sentence, whole = str(caught.value), "".join(traceback.format_exception(caught.value))
     assert isinstance(caught.value, SparkdlError)
     assert len(sentence.splitlines()) == 1
     assert len(sentence) < 500
-    assert str(source.options["password"]) not in whole
+    assert str(section.options["password"]) not in whole
     return sentence
 
 
@@ -176,15 +182,15 @@ def refused(spark, source, kind):
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence_without_the_password(spark, database, change, kind, said):
-    source = source_of(database, **{name: value for name, value in change.items() if name != "url"})
+    source = section_of(database, **{name: value for name, value in change.items() if name != "url"})
     if "url" in change:
         source = JdbcSource(url=change["url"], table="orders", options=source.options)
     assert said in refused(spark, source, kind)
 
 
 def test_a_server_that_goes_away_is_one_sentence(spark, database):
-    source = source_of(database)
-    frame = rows_of_database(spark, source)
+    source = section_of(database)
+    frame = frame_of(spark, source)
     database.stop()
     try:
         assert "refused" in refused(spark, source, StorageError)
@@ -196,8 +202,8 @@ def test_a_server_that_goes_away_is_one_sentence(spark, database):
 
 
 def test_the_database_passes_over_windows_that_are_not_asked_for(spark, database):
-    source = source_of(database, key=("id",), time="at")
-    rows = read_rows(spark, source, look_at(source))
+    source = source_of(section_of(database, key=("id",), time="at"))
+    rows = read_rows(spark, source, source.snapshot())
     windows = ["2026-03-01", "2026-03-03"]
     day = of_windows(rows, source, ["2026-03-01"])
     assert "PushedFilters: [*IsNotNull(at), *GreaterThanOrEqual(at," in day._jdf.queryExecution().toString()
@@ -207,11 +213,13 @@ def test_the_database_passes_over_windows_that_are_not_asked_for(spark, database
 
 
 def test_who_reads_is_no_part_of_what_is_read(database):
-    one = source_of(database, key=("id",))
-    other = source_of(database, key=("id",), options={"USER": "x", "password": "y", "fetchSize": 7, "numPartitions": 2})
+    one = section_of(database, key=("id",))
+    other = section_of(
+        database, key=("id",), options={"USER": "x", "password": "y", "fetchSize": 7, "numPartitions": 2}
+    )
     options = {**one.options, "password": Secret("rotated", "${DB_PASSWORD}")}
     rotated = JdbcSource(url=one.url, table="orders", key=("id",), options=options)
-    assert source_identity(one)[1].options == {"password": "${DB_PASSWORD}"}
-    assert source_identity(one) == source_identity(rotated)
-    assert source_identity(other)[1].options == {"password": "(hidden)"}
-    assert source_identity(one) != source_identity(source_of(database, "others", key=("id",)))
+    assert source_of(one).identity()[1]["options"] == {"password": "(hidden)"}
+    assert source_of(one).identity() == source_of(rotated).identity()
+    assert source_of(other).identity()[1]["options"] == {"password": "(hidden)"}
+    assert source_of(one).identity() != source_of(section_of(database, "others", key=("id",))).identity()

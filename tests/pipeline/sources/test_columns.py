@@ -10,14 +10,15 @@ import pytest
 
 from sparkdl.errors import DataError
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.columns import columns_of, columns_of_ddl, header_names
-from sparkdl.pipeline.rows.source import look_at
+from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.sources.files import columns_of_ddl, header_names
 from sparkdl.tables.table import Table
 
 
 def found(source):
     spec = loads(f"source: {source}\nlabel: {{y: binary}}\nfeatures: {{x: number}}").spec
-    return columns_of(spec.source, look_at(spec.source))
+    described = source_of(spec.source)
+    return described.columns(described.snapshot())
 
 
 def test_columns_of_all_parquet_files_and_of_their_folders(tmp_path):

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sparkdl.pipeline.rows.window_column import window_column, window_of
-from sparkdl.pipeline.rows.windows import NO_TIME, ahead
+from sparkdl.pipeline.sources.window_column import window_column, window_of
 from sparkdl.pipeline.spec import SqlSource
+from sparkdl.pipeline.windows import NO_TIME, ahead
 
 TEXTS = {
     "2026-03-01T23": ("2026-03-01", "2026-03-01T23"),

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sparkdl.compat.spark_errors import jar_error, told_by_java
-from sparkdl.errors import ConfigError, DataError, SparkdlError, StorageError
+from sparkdl.errors import ConfigError, DataError, SparkdlError
+from sparkdl.storage import outage_error, store_error
 
 __all__ = ["source_errors"]
 
@@ -40,19 +41,21 @@ def source_errors(listed: bool = True) -> Iterator[None]:
     Raises:
         DataError: a file is gone or is not what the source says it is, or a value of a database fits no type of Spark.
         StorageError: a database does not answer as it is asked.
+        StoreUnavailableError: where the source lies nobody answers.
         ConfigError: the session does not know the format, lacks a database's driver, or has a JAR of another Spark.
     """
     try:
         yield
     except Exception as error:
-        found = _ours(told_by_java(error), listed) or jar_error(error)
+        found = outage_error(error) or _ours(error, listed) or jar_error(error)
         if found is None:
             raise
         raise found from error
 
 
-def _ours(text: str, listed: bool) -> SparkdlError | None:
+def _ours(error: Exception, listed: bool) -> SparkdlError | None:
     """An error of Spark as one of ours; None for what is not the source's."""
+    text = told_by_java(error)
     if _KIND.search(text):
         return _of_file(text, listed)
     unknown = _FORMAT.search(text)
@@ -61,7 +64,7 @@ def _ours(text: str, listed: bool) -> SparkdlError | None:
             f"this session has no data source {unknown[1]!r}: correct source.format, or give its package of this Spark "
             "in spark: {conf: {spark.jars.packages: ...}}"
         )
-    return _of_database(text) if _DATABASE in text else None
+    return _of_database(error, text) if _DATABASE in text else None
 
 
 def _of_file(text: str, listed: bool) -> DataError:
@@ -84,7 +87,7 @@ def _of_file(text: str, listed: bool) -> DataError:
     return DataError(f"{file} cannot be read: {reason}; correct source, deliver the file again, or remove it")
 
 
-def _of_database(text: str) -> SparkdlError:
+def _of_database(error: Exception, text: str) -> SparkdlError:
     lacking = _DRIVER.search(text)
     if lacking:
         named = f"class {lacking[1]}" if lacking[1] else "driver for source.url"
@@ -103,7 +106,7 @@ def _of_database(text: str) -> SparkdlError:
     kind, root = causes[-1]
     more = "" if root == said[-1] else f" ({kind.rpartition('.')[2]}: {_short(root)})"
     reason = re.sub(r" Position: \d+$", "", _short(said[-1]))
-    return StorageError(f"the database cannot be read: {reason}{more}; correct source, or see to the database")
+    return store_error(error, f"the database cannot be read: {reason}{more}; correct source, or see to the database")
 
 
 def _short(text: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.rows.windows import NO_TIME, WHOLE, ahead, deleted_text, due, spans, split_by_time
+from sparkdl.pipeline.windows import NO_TIME, WHOLE, ahead, deleted_text, due, spans, split_by_time
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 DAYS = [f"2026-03-{day:02d}" for day in range(1, 11)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.errors import ConfigError, DataError, SchemaError
-from sparkdl.pipeline.rows.failures import source_errors
-from sparkdl.pipeline.rows.source import WINDOW, look_at, of_windows, read_rows
-from sparkdl.pipeline.rows.windows import NO_TIME
+from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.sources.base import WINDOW
+from sparkdl.pipeline.sources.failures import source_errors
+from sparkdl.pipeline.sources.read import of_windows, read_rows
 from sparkdl.pipeline.spec import CsvSource, SparkSource, SqlSource
+from sparkdl.pipeline.windows import NO_TIME
 
 AT = "timestamp'2026-03-01 00:00:00Z' + make_dt_interval(0, id)"
 KINDS = {
@@ -29,8 +31,8 @@ def zone(spark, request):
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_windows_are_those_of_no_others_in_every_time_zone(spark, zone, kind):
     query = f"SELECT id, IF(id % 50 = 7, NULL, {KINDS[kind]}) AS `t``x` FROM range(0, 500)"
-    source = SqlSource(query=query, time="t`x", every="day" if kind == "date" else "hour")
-    rows = read_rows(spark, source, look_at(source))
+    source = source_of(SqlSource(query=query, time="t`x", every="day" if kind == "date" else "hour"))
+    rows = read_rows(spark, source, source.snapshot())
     by_window = {row[WINDOW]: row["count"] for row in rows.groupBy(WINDOW).count().collect()}
     names = sorted(by_window)
     for chosen in (names[:1], [names[3], names[-2]], names, [NO_TIME], [NO_TIME, names[0]], []):
@@ -42,8 +44,8 @@ def test_parquet_skips_what_lies_before_and_after(spark, tmp_path):
     from sparkdl.pipeline.spec import ParquetSource
 
     spark.range(0, 24 * 60).selectExpr("id", f"{AT} AS at").write.parquet(str(tmp_path / "rows"))
-    source = ParquetSource(path=str(tmp_path / "rows"), time="at")
-    rows = of_windows(read_rows(spark, source, look_at(source)), source, ["2026-03-30"])
+    source = source_of(ParquetSource(path=str(tmp_path / "rows"), time="at"))
+    rows = of_windows(read_rows(spark, source, source.snapshot()), source, ["2026-03-30"])
     assert "PushedFilters: [IsNotNull(at), GreaterThanOrEqual(at,2026-03-28" in rows._jdf.queryExecution().toString()
     assert rows.count() == 24
 
@@ -57,8 +59,22 @@ def test_any_format_that_spark_knows_is_read(spark, tmp_path):
     assert sorted(row.a for row in rows_of(spark, xml).collect()) == [1, 2]
 
 
-def rows_of(spark, source):
-    return read_rows(spark, source, look_at(source))
+@pytest.mark.parametrize("read", ["a query", "a format"])
+def test_rows_that_a_table_has_removed_do_not_come_back_through_spark(spark, tmp_path, read):
+    place = tmp_path / "orders"
+    (place / "_delta_log").mkdir(parents=True)
+    spark.range(3).write.orc(str(place / "day=1"))
+    sources = {
+        "a query": SqlSource(query=f"SELECT * FROM ORC.`{place}/day=1`"),
+        "a format": SparkSource(format="ORC", path=f"{place}/day=*"),
+    }
+    with pytest.raises(ConfigError, match=r"those of a table \(Delta\).*kind: delta, table: .*/orders"):
+        rows_of(spark, sources[read])
+
+
+def rows_of(spark, section):
+    source = source_of(section)
+    return read_rows(spark, source, source.snapshot())
 
 
 @pytest.mark.parametrize("names", ["a,b", "x1,x2"])

@@ -1,0 +1,106 @@
+"""Horovod's ``run_elastic``: a function that is run again where a rank fails, on the slots that are left by then.
+
+Enters: a function, as one writes it for Horovod. Leaves: every rank's value, in rank order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
+
+from pyspark.sql import SparkSession
+
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.fit.attempts import repeated, slots_left
+from sparkdl.launch.driver.slots import hold_slots, slots_of
+from sparkdl.observe import logger
+from sparkdl.runner import run
+
+__all__ = ["run_elastic"]
+
+T = TypeVar("T")
+
+
+def run_elastic(
+    fn: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Collection[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[T]:
+    """Run ``fn`` as ``sparkdl.run`` does, and where a rank fails again, with as many ranks as there are slots by then.
+
+    Unlike Horovod's, each new attempt calls ``fn`` from its beginning on every rank: what ``hvd.elastic.State`` kept in
+    memory is gone, and what ``fn`` has saved itself is there. ``TorchEstimator(max_failures=...)`` goes on from its
+    checkpoints by itself. Ranks are not added while ``fn`` runs.
+
+    Args:
+        fn: the function; ``@hvd.elastic.run`` inside it works.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: number of ranks of the first attempt; None takes all task slots of the cluster.
+        min_num_proc: least number of a later one; ``num_proc`` by default.
+        max_num_proc: greatest number of a later one; ``num_proc`` by default.
+        start_timeout: as in ``run``, as are all that are not named here.
+        elastic_timeout: how long an attempt waits for ``min_num_proc`` slots, seconds; None takes
+            HOROVOD_ELASTIC_TIMEOUT, or 600.
+        reset_limit: failed attempts after which the next failure is raised; None is 3, as Spark allows a task.
+        env: as in ``run``.
+        stdout: as in ``run``.
+        stderr: as in ``run``.
+        verbose: as in ``run``.
+        nics: as in ``run``.
+        prefix_output_with_timestamp: as in ``run``.
+        min_np: Horovod's old name of ``min_num_proc``.
+        max_np: Horovod's old name of ``max_num_proc``.
+
+    Raises:
+        ConfigError: the numbers of ranks contradict each other.
+        SparkdlError: as ``run``, of the last attempt; at once what would fail again, such as a ``TypeError`` in ``fn``.
+    """
+    spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    ranks = num_proc or slots_of(spark)
+    least, most = min_num_proc or min_np or ranks, max_num_proc or max_np or ranks
+    if not 1 <= least <= ranks <= most:
+        raise ConfigError(
+            f"num_proc={ranks} does not lie in min_num_proc={least}..max_num_proc={most}: correct one of them"
+        )
+    if reset_limit is not None and reset_limit < 0:
+        raise ConfigError(f"reset_limit={reset_limit} is below 0: give a number of attempts, or leave it out for 3")
+    timeout = elastic_timeout or float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600)
+
+    def attempt(ranks: int) -> list[T]:
+        with hold_slots(spark, ranks, timeout):
+            return run(
+                fn,
+                args,
+                kwargs,
+                num_proc=ranks,
+                start_timeout=start_timeout,
+                env=env,
+                stdout=stdout,
+                stderr=stderr,
+                verbose=verbose,
+                nics=nics,
+                prefix_output_with_timestamp=prefix_output_with_timestamp,
+                spark=spark,
+            )
+
+    def ranks_left() -> int:
+        logger.warning("fn begins anew: what it kept in memory is gone, what it has saved is there")
+        return slots_left(spark, most, least, timeout)
+
+    return repeated(attempt, ranks, 3 if reset_limit is None else reset_limit, ranks_left)[0]

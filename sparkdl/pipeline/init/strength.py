@@ -1,0 +1,230 @@
+"""How well a column of a sample predicts the label alone, and which columns say the same: numbers for a user to judge.
+
+Enters: columns and the label of a sample. Leaves: AUC (of a binary label) or R2 on rows that the estimate was not made
+of, a sentence for each column that is too good to be true, and whether values of a number are names of things.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.pipeline.init.profile import Profile
+from sparkdl.pipeline.judging.metrics.measure import metric_over
+from sparkdl.pipeline.judging.metrics.rows import Rows
+
+__all__ = ["Labelled", "near_duplicates", "too_good"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+_STRONG, _SAME = 0.98, 0.999
+"""From which AUC or R2 on a column is too good to be true; from which rank correlation on two are nearly the same."""
+_ROWS, _FEW, _LEAST, _PAIRED, _COMPARED = 50_000, 4_000, 60, 32, 1_000
+"""Rows that are looked at, those that tell whether a closer look is worth it, and those that are needed; columns of
+which pairs are tried; columns that are compared with each other."""
+_CLASSES = 50
+"""The most frequent classes that are looked at."""
+_PRIOR = 5
+"""Rows of the mean that each group has besides its own, so that a few rows say little."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The rows of a sample that have a label.
+
+    Attributes:
+        rows: places of them in the sample, in random order: the first half estimates, the second measures.
+        targets: the label as numbers, (rows, 1); of several classes one column each.
+        binary: whether it is 0 or 1.
+    """
+
+    rows: Ints
+    targets: Floats
+    binary: bool
+
+    @staticmethod
+    def of(sample: pa.Table, label: str, task: str) -> Labelled | None:
+        """The labelled rows; None where they are too few to tell anything."""
+        column = sample.column(label).combine_chunks()
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_finite(column), column, None)
+        rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        rows = np.random.default_rng(0).permutation(rows)[:_ROWS]
+        if len(rows) < _LEAST:
+            return None
+        if task == "regression":
+            return Labelled(rows, _numbers(column)[rows, None], False)
+        codes = np.asarray(column.take(pa.array(rows)).dictionary_encode().indices)
+        common = np.argsort(-np.bincount(codes), kind="stable")[:_CLASSES]
+        classes = (codes[:, None] == common).astype(np.float64)
+        return Labelled(rows, classes[:, :1] if classes.shape[1] == 2 else classes, classes.shape[1] == 2)
+
+    def first(self, rows: int) -> Labelled:
+        """So many of the rows."""
+        return Labelled(self.rows[:rows], self.targets[:rows], self.binary)
+
+    def alone(self, one: Profile, column: pa.Array, numbers: Floats | None) -> float:
+        """R2, or AUC of a binary label, that a column tells by its values, by their order or by their ranks."""
+        found = [self.by_value(column)] if one.distinct <= len(self.rows) // 4 else [0.0]
+        if numbers is not None:
+            x = numbers[self.rows]
+            found += [self.by_order(x), self.by_order(_ranks(x))]
+        return max(found)
+
+    def by_value(self, column: pa.Array) -> float:
+        """R2, or AUC of a binary label, of the label's mean by value; a missing one is a value, too."""
+        return self._measure(_codes(column.take(pa.array(self.rows))), None)
+
+    def by_order(self, x: Floats, *, bins: int = 100) -> float:
+        """The same by a line in each of up to ``bins`` ranges of the numbers, each with as many rows; of all rows."""
+        half = x[: len(x) // 2]
+        present = half[np.isfinite(half)]
+        if len(present) < _LEAST // 2:
+            return 0.0
+        edges = np.unique(np.quantile(present, np.linspace(0, 1, min(bins, max(1, len(present) // 25)) + 1)[1:-1]))
+        groups = np.where(np.isfinite(x), np.searchsorted(edges, x), len(edges) + 1)
+        return self._measure(groups, np.where(np.isfinite(x), x, 0.0))
+
+    def value_and_order(self, column: pa.Array) -> tuple[float, float, float]:
+        """The share of the label's variance that the values of a column tell, and that their order in few ranges tells.
+
+        The first is the intraclass correlation of a one-way analysis of variance, which few rows a value do not raise
+        (Shrout and Fleiss 1979, ICC(1)), the second an adjusted R2 of a line in each range; the last number is the
+        standard error of the first where values tell nothing.
+        """
+        groups = _codes(column.take(pa.array(self.rows)))
+        sizes = np.bincount(groups)
+        sizes = sizes[sizes > 0]
+        total, count = int(sizes.sum()), len(sizes)
+        if not 1 < count < total:
+            return 0.0, 0.0, 1.0
+        each = (total - (sizes.astype(float) ** 2).sum() / total) / (count - 1)  # rows a value, about
+        centred = self.targets - self.targets.mean(axis=0)
+        sums = np.array([np.bincount(groups, target) for target in centred.T])[:, np.bincount(groups) > 0]
+        between = float((sums**2 / sizes).sum())
+        within = (float((centred**2).sum()) - between) / (total - count)
+        between /= count - 1
+        share = (between - within) / (between + (each - 1) * within) if between + (each - 1) * within > 0 else 0.0
+        bins, rows = max(1, min(8, count // 5)), len(self.rows)
+        twice = Labelled(np.tile(self.rows, 2), np.tile(self.targets, (2, 1)), False)  # measured where it was estimated
+        lines = twice.by_order(np.tile(_numbers(column)[self.rows], 2), bins=bins)
+        adjusted = 1 - (1 - lines) * (rows - 1) / (rows - 2 * bins)  # a line has two numbers
+        return share, max(0.0, adjusted), float(np.sqrt(2 / (each * (each - 1) * (count - 1))))
+
+    def explained(self, groups: Ints, x: Floats | None) -> tuple[Floats, Floats]:
+        """What groups, and in each a line by ``x``, predict of the rows of the second half; and what is so."""
+        cut, count = len(groups) // 2, int(groups.max()) + 1
+        seen, means = groups[:cut], self.targets[:cut].mean(axis=0)
+        rows = np.bincount(seen, minlength=count)
+        found = np.empty_like(self.targets[cut:])
+        for place, target in enumerate(self.targets[:cut].T):
+            level = (np.bincount(seen, target, count) + _PRIOR * means[place]) / (rows + _PRIOR)
+            found[:, place] = level[groups[cut:]]
+            if x is not None:  # least squares in each group, about its own means
+                middle = np.bincount(seen, x[:cut], count) / np.maximum(rows, 1)
+                own = np.bincount(seen, target, count) / np.maximum(rows, 1)
+                away, rest = x[:cut] - middle[seen], target - own[seen]
+                square = np.bincount(seen, away**2, count)
+                slope = np.bincount(seen, away * rest, count) / np.where(square > 0, square, 1.0)
+                line = own[groups[cut:]] + slope[groups[cut:]] * (x[cut:] - middle[groups[cut:]])
+                found[:, place] = np.where(rows[groups[cut:]] >= _PRIOR, line, found[:, place])
+        return found, self.targets[cut:]
+
+    def _measure(self, groups: Ints, x: Floats | None) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            said, so = self.explained(groups, x)
+        if not np.isfinite(said).all():
+            return 0.0
+        if self.binary:
+            auc = float(metric_over(Rows.of("binary", so[:, 0], np.clip(said[:, 0], 0, 1)), "auc")[0])
+            return auc if np.isfinite(auc) else 0.5
+        total = float(((so - so.mean(axis=0)) ** 2).sum())
+        return 1 - float(((so - said) ** 2).sum()) / total if total > 0 else 0.0
+
+
+def too_good(
+    labelled: Labelled, sample: pa.Table, profiles: Sequence[Profile], label: str
+) -> Iterator[tuple[str, str]]:
+    """Yield columns that predict the label (nearly) alone, with a sentence: each alone, then two numbers together."""
+    measure, few = "auc" if labelled.binary else "R2", labelled.first(_FEW)
+    numbers: dict[str, tuple[Floats, float]] = {}
+    for one in profiles:
+        if one.kind not in ("number", "bool", "text", "when") or not one.there:
+            continue
+        column = sample.column(one.name).combine_chunks()
+        values = _numbers(column) if one.kind in ("number", "when") else None
+        strength = few.alone(one, column, values)
+        if strength >= _STRONG - 0.1:
+            strength = labelled.alone(one, column, values)
+        if strength >= _STRONG:
+            yield (
+                one.name,
+                f"predicts {label} alone ({measure} {_shown(strength)}): is it the answer in other words, or "
+                "known only afterwards? remove it then",
+            )
+        elif one.kind == "number" and values is not None:
+            numbers[one.name] = values[few.rows], strength
+    if labelled.targets.shape[1] > 1 or labelled.binary:
+        return
+    for first, second in itertools.combinations(list(numbers)[:_PAIRED], 2):
+        (a, alone), (b, other) = numbers[first], numbers[second]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            made = {f"{first} x {second}": a * b, f"{first} / {second}": a / b, f"{second} / {first}": b / a}
+        for name, values in made.items():
+            strength = few.by_order(values)
+            if strength >= _STRONG and 1 - strength < (1 - max(alone, other)) / 2:
+                for column in (first, second):
+                    yield column, f"{name} predicts {label} ({measure} {_shown(strength)}): is {label} made of the two?"
+                break
+
+
+def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> Mapping[str, str]:
+    """A sentence for each number that has (nearly) the same order as an earlier one, as x and log x have."""
+    names, ranks = [], []
+    drawn = np.random.default_rng(0).permutation(sample.num_rows)[:_FEW]
+    few = sample.take(np.sort(drawn))
+    for one in [one for one in profiles if one.kind == "number" and one.distinct > 10][:_COMPARED]:
+        values = _numbers(few.column(one.name).combine_chunks())
+        present = np.isfinite(values)
+        if present.sum() >= _LEAST // 2:
+            names.append(one.name)
+            ranks.append(_ranks(values))
+    found: dict[str, str] = {}
+    if len(names) < 2:
+        return found
+    centred = np.array([np.nan_to_num(rank - np.nanmean(rank)) for rank in ranks])
+    length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
+    like = np.abs(centred / length @ (centred / length).T)
+    for second, first in zip(*np.nonzero(np.tril(like, -1) >= _SAME), strict=True):
+        same = (np.isnan(ranks[first]) == np.isnan(ranks[second])).mean() >= _SAME
+        if same and names[first] not in found:
+            found.setdefault(names[second], f"nearly the same as {names[first]}, with one order: one of them is enough")
+    return found
+
+
+def _ranks(values: Floats) -> Floats:
+    """The place of each value in order, the mean place of equal ones; NaN where there is none."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.where(np.isfinite(values), (np.cumsum(counts) - (counts - 1) / 2)[places], np.nan)
+
+
+def _codes(column: pa.Array) -> Ints:
+    """A number for each value, and one for none."""
+    plain = column.dictionary_encode(null_encoding="encode")
+    return np.asarray(plain.indices, dtype=np.int64)
+
+
+def _numbers(column: pa.Array) -> Floats:
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _shown(strength: float) -> str:
+    return f"{min(strength, 0.9999):.4f}" if strength < 1 else "1"

@@ -1,0 +1,170 @@
+"""What predicting without a model comes to: a constant of the training labels, or the last value of the same key.
+
+Each metric has the guess that is best for it (the mean for squared errors, the median for absolute ones, the training
+shares for probabilities, the commonest class for classes), measured on the held-out rows as a model is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparkdl.documents.typed import Count
+from sparkdl.pipeline.judging.metrics.measure import HIGHER_IS_BETTER, measure, metric_over
+from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task
+
+__all__ = ["Baseline", "LabelSummary", "baseline_of", "best_guess", "is_better", "summary_of"]
+
+_SQUARED, _ABSOLUTE = ("mse", "rmse", "r2"), ("mae", "mape")
+_PROBABILITIES, _RANKS = ("log_loss", "brier"), ("auc", "average_precision")
+_CLASSES = ("accuracy", "precision", "recall", "f1")
+_LAST_VALUE = "the last value"
+_SAME = 1e-6
+"""Metrics nearer to each other than this, relatively, are the same: a model that learned the mean does not beat it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelSummary:
+    """The labels of the training rows, weighted as they train; a document as it is (``documents.typed``).
+
+    Attributes:
+        rows: how many.
+        mean: of a regression's.
+        median: of a regression's.
+        shares: of each class, by its name; a binary label's negative class first.
+    """
+
+    rows: Count
+    mean: float = 0.0
+    median: float = 0.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """The best guesses without a model, on held-out rows; a document as it is (``documents.typed``).
+
+    Attributes:
+        values: of each metric that a guess has a finite value of.
+        guesses: by metric, what is predicted for that value, such as ``always the mean 12.3``.
+        constants: of each metric, the value of the best guess that is the same for all rows.
+    """
+
+    values: Mapping[str, float]
+    guesses: Mapping[str, str]
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def beaten_by(self, metric: str, value: float | None) -> bool | None:
+        """Whether a model's metric is better; None where no guess has one, or recall, which needs no model to be 1."""
+        if value is None or metric not in self.values or metric == "recall":
+            return None
+        return is_better(metric, value, self.values[metric])
+
+    def constant_beaten_by(self, metric: str, value: float) -> bool:
+        """Whether a model's metric is better than that of one guess for all rows; True where none has one."""
+        return metric not in self.constants or is_better(metric, value, self.constants[metric])
+
+    def said(self, metric: str) -> str:
+        """The guess and its value: ``always the mean 12.3 has rmse 4.1``."""
+        return f"{self.guesses[metric]} has {metric} {self.values[metric]:.4g}"
+
+
+def is_better(metric: str, value: float, other: float) -> bool:
+    """Whether a value of a metric is better than another, by more than rounding."""
+    if math.isclose(value, other, rel_tol=_SAME, abs_tol=1e-12):
+        return False
+    return (value > other) == HIGHER_IS_BETTER[metric]
+
+
+def summary_of(task: Task, labels: Floats, weights: Floats, classes: Sequence[str] = ()) -> LabelSummary:
+    """Sum up training labels.
+
+    Args:
+        task: what they are.
+        labels: (rows,) values, or numbers of ``classes``.
+        weights: (rows,), none negative, not all 0.
+        classes: their names.
+    """
+    if task != "regression":
+        shares = np.bincount(labels.astype(np.int64), weights, len(classes)) / weights.sum()
+        return LabelSummary(rows=len(labels), shares=dict(zip(classes, shares.tolist(), strict=True)))
+    order = np.argsort(labels, kind="stable")
+    below = np.cumsum(weights[order])
+    middle = [np.searchsorted(below, below[-1] / 2, side=side) for side in ("left", "right")]  # two where halves part
+    median = labels[order][np.minimum(middle, len(labels) - 1)].mean()
+    return LabelSummary(rows=len(labels), mean=float(np.average(labels, weights=weights)), median=float(median))
+
+
+def baseline_of(
+    summary: LabelSummary, rows: Rows, classes: Sequence[str] = (), last: Floats | None = None, key: str = ""
+) -> Baseline:
+    """Measure the guesses on held-out rows.
+
+    Args:
+        summary: of the training labels.
+        rows: with labels, weights and any predictions.
+        classes: in the order of the labels' numbers; one that training never saw has the share 0.
+        last: (rows,), the newest training label of the same key; NaN where there is none, which the constant fills.
+        key: what the key is called.
+    """
+    values: dict[str, float] = {}
+    constants: dict[str, float] = {}
+    guesses: dict[str, str] = {}
+    for guess, metrics, predictions in _guesses(summary, rows, classes, last, key):
+        measured = measure(dataclasses.replace(rows, predictions=predictions)).values
+        for name in (name for name in metrics if name in measured):
+            if name not in values or is_better(name, measured[name], values[name]):
+                values[name], guesses[name] = measured[name], guess
+            if not guess.startswith(_LAST_VALUE) and (
+                name not in constants or is_better(name, measured[name], constants[name])
+            ):
+                constants[name] = measured[name]
+    return Baseline(values=values, guesses=guesses, constants=constants)
+
+
+def best_guess(
+    summary: LabelSummary, rows: Rows, metric: str, classes: Sequence[str] = (), last: Floats | None = None
+) -> Rows | None:
+    """The rows with the guess for a metric in place of predictions; None where no guess has a value of it."""
+    best, value = None, math.nan
+    for _, metrics, predictions in _guesses(summary, rows, classes, last, ""):
+        if metric in metrics:
+            guess = dataclasses.replace(rows, predictions=predictions)
+            found = float(metric_over(guess.as_one_group(), metric)[0])
+            if math.isfinite(found) and (best is None or is_better(metric, found, value)):
+                best, value = guess, found
+    return best
+
+
+def _guesses(
+    summary: LabelSummary, rows: Rows, classes: Sequence[str], last: Floats | None, key: str
+) -> Iterator[tuple[str, tuple[str, ...], Floats]]:
+    """Each guess: in words, the metrics that it stands for, and its predictions."""
+    count, last_words = len(rows), f"{_LAST_VALUE} of the same {key}"
+    if rows.task == "regression":
+        yield f"always the mean {summary.mean:.4g}", _SQUARED, np.full(count, summary.mean)
+        yield f"always the median {summary.median:.4g}", _ABSOLUTE, np.full(count, summary.median)
+        if last is not None:
+            yield last_words, (*_SQUARED, *_ABSOLUTE), np.where(np.isnan(last), summary.mean, last)
+        return
+    shares = np.array([summary.shares.get(name, 0.0) for name in classes])
+    commonest = int(shares.argmax())
+    newest = None if last is None else np.where(np.isnan(last), commonest, last)
+    if rows.task == "multiclass":
+        yield "always the shares of training", _PROBABILITIES, np.tile(shares / shares.sum(), (count, 1))
+        of_class = np.eye(len(shares))
+        always = f"always {classes[commonest]!r}, the commonest class"
+        yield always, _CLASSES, np.tile(of_class[commonest], (count, 1))
+        if newest is not None:
+            yield last_words, _CLASSES, of_class[newest.astype(np.int64)]
+        return
+    share = float(shares[1])
+    yield f"always the share of training {share:.4g}", (*_PROBABILITIES, *_RANKS), np.full(count, share)
+    yield f"always {classes[commonest]!r}, the commonest class", ("accuracy",), np.full(count, float(commonest))
+    yield f"always {classes[1]!r}", ("precision", "recall", "f1"), np.ones(count)
+    if newest is not None:
+        yield last_words, (*_CLASSES, *_RANKS), newest

@@ -1,0 +1,423 @@
+"""Parquet, CSV and JSON files: those that a path or a pattern names, and what they show without Spark.
+
+Columns of CSV files with a header are taken by name: Spark compares each file's header with the columns, and a file
+with others, or with the same in another order, is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.errors import DataError, SchemaError, StorageError
+from sparkdl.observe import logger
+from sparkdl.pipeline.sources.base import MALFORMED, Columns, Size, Source, SourceSnapshot, by_window, content_hash
+from sparkdl.pipeline.sources.table_formats import check_names_in, check_no_table_at, fixed_part
+from sparkdl.pipeline.spec import CsvSource, JsonSource, ParquetSource
+from sparkdl.storage import Entry, Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "CsvFiles",
+    "JsonFiles",
+    "ParquetFiles",
+    "columns_of_ddl",
+    "first_lines",
+    "header_names",
+    "partition_types",
+    "partition_values",
+    "readable_by_spark",
+    "separator",
+    "unpacked",
+]
+
+_HEAD = 256 << 10
+"""Bytes of a text file that are looked at."""
+_FOOTERS = 64
+"""Parquet files whose footers are read: the first and the last."""
+_COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+_TYPES: Mapping[str, pa.DataType] = {
+    "tinyint": pa.int8(), "byte": pa.int8(), "smallint": pa.int16(), "short": pa.int16(), "int": pa.int32(),
+    "integer": pa.int32(), "bigint": pa.int64(), "long": pa.int64(), "float": pa.float32(), "real": pa.float32(),
+    "double": pa.float64(), "string": pa.string(), "varchar": pa.string(), "char": pa.string(), "boolean": pa.bool_(),
+    "date": pa.date32(), "timestamp": pa.timestamp("us", "UTC"), "timestamp_ltz": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"), "binary": pa.binary(), "decimal": pa.decimal128(10, 0),
+    "dec": pa.decimal128(10, 0), "numeric": pa.decimal128(10, 0),
+}  # fmt: skip
+"""Types of Spark's SQL; of others the name of a column alone is known."""
+_MOST_COUNTED = 256
+"""Files whose rows are counted: a plan takes a moment."""
+
+
+class _Files(Source):
+    section: ParquetSource | CsvSource | JsonSource
+    partition_is_text = True
+
+    @property
+    def arrow_address(self) -> str:
+        """The path of its files."""
+        return self.section.path
+
+    def snapshot(self) -> SourceSnapshot:
+        """The files that there are now."""
+        section, files = self.section, list(_listed(self.section.path))
+        if not files:
+            raise DataError(f"source.path={section.path} holds no files: check the path, or wait for data")
+        by = section.partition
+        lost = next((file.uri for file, _, _, values in files if by is not None and by not in values), None)
+        if lost is not None:
+            raise SchemaError(
+                f"source.partition names {by!r}, and {lost} lies in no folder {by}=...: "
+                "name the partition column, or say source.time"
+            )
+        stamps = [[file.uri, size, modified] for file, size, modified, _ in files]
+        folders = ["" if by is None else values[by] for *_, values in files]
+        parts = [Size(bytes=size, files=(file.uri,)) for file, size, *_ in files]
+        windows, sizes = by_window(section, zip(folders, stamps, parts, strict=True))
+        return SourceSnapshot(
+            state=content_hash(stamps),
+            windows=windows,
+            files={file.spark_uri: (size, modified) for file, size, modified, _ in files},
+            bytes=sum(part.bytes for part in parts),
+            sizes=sizes,
+        )
+
+    def frame(self, spark: SparkSession, snapshot: SourceSnapshot) -> DataFrame:
+        """The rows of the files that there were."""
+        path, files = self.section.path, list(snapshot.files)
+        root = path.split("*")[0].split("?")[0].split("[")[0]
+        folder = root if root == path else root.rpartition("/")[0]
+        alone = files == [Storage.of(path).spark_uri]  # a file is no base of partitions
+        return self._read(spark.read if alone else spark.read.option("basePath", Storage.of(folder).spark_uri), files)
+
+    def _read(self, reader: DataFrameReader, files: Sequence[str]) -> DataFrame:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ParquetFiles(_Files):
+    """Parquet files, whose footers tell columns and rows."""
+
+    section: ParquetSource
+
+    def _read(self, reader: DataFrameReader, files: Sequence[str]) -> DataFrame:
+        return reader.options(**{"mergeSchema": True, **self.section.options}).parquet(*files)
+
+    def columns(self, snapshot: SourceSnapshot) -> Columns:
+        """Those of the first and the last files."""
+        files = list(snapshot.files)
+        chosen = files if len(files) <= _FOOTERS else [*files[: _FOOTERS // 2], *files[-_FOOTERS // 2 :]]
+        with ThreadPoolExecutor(16) as pool:
+            schemas = list(pool.map(_parquet_schema, chosen))
+        types: dict[str, pa.DataType | None] = {}
+        for schema, file in zip(schemas, chosen, strict=True):
+            readable_by_spark(schema, file)
+            for field in schema:
+                types.setdefault(field.name, field.type)
+        return Columns(types={**types, **partition_types(files)})
+
+    def count(self, size: Size) -> int | None:
+        """The rows that the footers of not too many files say."""
+        if size.rows is not None or len(size.files) > _MOST_COUNTED:
+            return size.rows
+        try:
+            return sum(_rows_in(Storage.of(file)) for file in size.files)
+        except (StorageError, pa.ArrowException, OSError):  # whoever reads it will say what is wrong with it
+            return None
+
+
+class _TextFiles(_Files):
+    section: CsvSource | JsonSource
+    reader_options: ClassVar[Mapping[str, Any]] = {}
+
+    def _read(self, reader: DataFrameReader, files: Sequence[str]) -> DataFrame:
+        from pyspark.sql.types import StringType, StructField
+
+        options = {"columnNameOfCorruptRecord": MALFORMED, "mode": "PERMISSIVE", **self.reader_options}
+        reader = reader.format(self.kind).options(**{**options, **self.section.options})
+        if self.section.schema is not None:
+            schema = _declared(self.section.schema)
+        else:
+            reader, schema = self._inferred(reader, files)
+        if MALFORMED not in schema.names:
+            schema = schema.add(StructField(MALFORMED, StringType(), True))
+        return reader.schema(schema).load(list(files))
+
+    def _inferred(self, reader: DataFrameReader, files: Sequence[str]) -> tuple[DataFrameReader, StructType]:
+        return reader, reader.load(list(files)).schema
+
+
+@dataclass(frozen=True)
+class CsvFiles(_TextFiles):
+    """CSV files."""
+
+    section: CsvSource
+    reader_options: ClassVar[Mapping[str, Any]] = {"header": True, "enforceSchema": False}
+
+    def _inferred(self, reader: DataFrameReader, files: Sequence[str]) -> tuple[DataFrameReader, StructType]:
+        schema = reader.options(inferSchema=True).load(list(files)).schema
+        if not self._by_name(reader, schema.names, files[0]):
+            reader = reader.options(header=True, enforceSchema=True)
+            if len(files) > 1:
+                message = "columns of %s have no name, or one name, and are taken by their place in each file"
+                logger.warning(message, self.section.path)
+        return reader, schema
+
+    def _by_name(self, reader: DataFrameReader, names: Sequence[str], first: str) -> bool:
+        """Whether the names that Spark found are those of the header, and not some that it made of it."""
+        options = {name.lower(): str(value).lower() for name, value in self.section.options.items()}
+        if options.get("header") == "false" or options.get("enforceschema") == "true":
+            return True
+        if not any(name.endswith(str(position)) for position, name in enumerate(names)):
+            return True
+        row = reader.options(header=False, inferSchema=False).load(first).first()
+        reader.options(header=True)
+        cells = [str(cell or "") for cell in row or ()]
+        made = header_names(cells)
+        return made == cells or made != list(names)[: len(made)]
+
+    def columns(self, snapshot: SourceSnapshot) -> Columns:
+        """The header of the first file, and what its first lines tell of types."""
+        section, files = self.section, list(snapshot.files)
+        partitions = partition_types(files)
+        if section.schema is not None:
+            return Columns(types={**columns_of_ddl(section.schema), **partitions})
+        options = {name.lower(): value for name, value in section.options.items()}
+        sep, quote = separator(options), str(options.get("quote", '"'))
+        if len(sep) != 1 or len(quote) != 1:
+            return Columns(types={}, whole=False, why_not=f"only Spark reads its options {sorted(section.options)}")
+        data, _ = first_lines(files[0])
+        encoding = str(options.get("encoding", options.get("charset", "utf-8")))
+        try:
+            text = data.decode(encoding, errors="replace").removeprefix("\ufeff")
+        except LookupError:
+            return Columns(types={}, whole=False, why_not=f"its encoding {encoding!r} is not known here")
+        try:
+            lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=sep, quotechar=quote) if line]
+        except csv.Error as error:
+            raise DataError(f"{files[0]} is no CSV file ({error}): correct source.kind, or its options") from error
+        if not lines:
+            raise DataError(f"{files[0]} has no line: remove it, or write it again")
+        headed = str(options.get("header", True)).lower() == "true"
+        names = header_names(lines[0]) if headed else [f"_c{position}" for position in range(len(lines[0]))]
+        simple = not {"multiline", "comment", "escape", "encoding", "charset"} & options.keys()
+        rows = lines[1 if headed else 0 :] if simple else []
+        nothing = {"", str(options.get("nullvalue", ""))}
+        return Columns(types={**_plain_texts(names, rows, nothing), **partitions})
+
+
+@dataclass(frozen=True)
+class JsonFiles(_TextFiles):
+    """Files with one JSON object a line."""
+
+    section: JsonSource
+
+    def columns(self, snapshot: SourceSnapshot) -> Columns:
+        """The keys in the first lines of the first file."""
+        section, files = self.section, list(snapshot.files)
+        partitions = partition_types(files)
+        if section.schema is not None:
+            return Columns(types={**columns_of_ddl(section.schema), **partitions})
+        if section.options:
+            return Columns(types={}, whole=False, why_not=f"only Spark reads its options {sorted(section.options)}")
+        data, complete = first_lines(files[0])
+        names: dict[str, None] = {}
+        for line in data.splitlines():
+            try:
+                row = json.loads(line) if line.strip() else {}
+            except ValueError as error:
+                raise DataError(
+                    f"{files[0]} has a line that is no JSON object ({error}): write one a line, or correct source.kind"
+                ) from error
+            names |= dict.fromkeys(row if isinstance(row, dict) else ())
+        return Columns(types={**dict.fromkeys(names), **partitions}, whole=complete and len(files) == 1)
+
+
+def _listed(path: str) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:
+    """Every data file below ``path``, in order: the file, bytes, when it was modified, values of partition folders."""
+    fixed, pattern = fixed_part(path)
+    root = Storage.of(fixed)
+    check_no_table_at(root)
+    entry = None if pattern else _as_file(root)
+    if entry is not None:
+        yield root, entry.bytes, entry.modified, {}
+        return
+    yield from _below(root, pattern, {})
+
+
+def _as_file(address: Storage) -> Entry | None:
+    """What the folder above says of a place that is a file; None for a folder, or where there is nothing."""
+    local, name = address.local_path(), address.uri.rpartition("/")[2]
+    if local is not None and not local.is_file():
+        return None
+    if local is None and [entry.name for entry in address.list()] not in ([], [name]):  # stores list a file as itself
+        return None
+    return next((entry for entry in address.parent().list() if entry.name == name and not entry.is_dir), None)
+
+
+def _below(
+    folder: Storage, pattern: Sequence[str], values: Mapping[str, str]
+) -> Iterator[tuple[Storage, int, float | None, dict[str, str]]]:
+    entries = sorted(folder.list(), key=lambda entry: entry.name)
+    check_names_in(folder, [entry.name for entry in entries])
+    for entry in entries:
+        hidden = entry.name.startswith((".", "_")) and "=" not in entry.name  # as Spark passes over them
+        if hidden or (pattern and not fnmatch.fnmatchcase(entry.name, pattern[0])):
+            continue
+        name, equals, value = entry.name.partition("=")
+        inner = {**values, name: unquote(value)} if equals and entry.is_dir else dict(values)
+        if entry.is_dir:
+            yield from _below(folder.child(entry.name), pattern[1:], inner)
+        elif len(pattern) <= 1:
+            yield folder.child(entry.name), entry.bytes, entry.modified, inner
+
+
+def _rows_in(file: Storage) -> int:
+    with file.open_input() as stream:
+        return int(pq.ParquetFile(stream).metadata.num_rows)
+
+
+def partition_values(file: str) -> dict[str, str]:
+    """The values of partition folders (``day=2026-03-01``) in the address of a file."""
+    pairs = (part.partition("=") for part in file.split("/")[:-1])
+    return {name: unquote(value) for name, equals, value in pairs if equals and name}
+
+
+def partition_types(files: Sequence[str]) -> dict[str, pa.DataType]:
+    """Types of partition columns as Spark infers them of all values."""
+    seen: dict[str, set[str]] = {}
+    for file in files:
+        for name, value in partition_values(file).items():
+            seen.setdefault(name, set()).add(value)
+    return {name: _of_texts(values - {"__HIVE_DEFAULT_PARTITION__"}) for name, values in seen.items()}
+
+
+def _of_texts(values: set[str]) -> pa.DataType:
+    for form, kind in (
+        (r"-?\d{1,18}", pa.int64()), (r"-?\d+(\.\d+)?", pa.float64()), (r"\d{4}-\d{2}-\d{2}", pa.date32()),
+        (r"\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(:\d{2}.*)?", pa.timestamp("us", "UTC")),
+    ):  # fmt: skip
+        if values and all(re.fullmatch(form, value) for value in values):
+            return kind
+    return pa.string()
+
+
+def _parquet_schema(file: str) -> pa.Schema:
+    try:
+        with Storage.of(file).open_input() as stream:
+            return pq.read_schema(stream)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{file} is no Parquet file ({error}): remove it, or correct source.kind") from error
+
+
+def readable_by_spark(schema: pa.Schema, file: str) -> None:
+    """Refuse a file with a column of a type that Spark does not read: it would not read the others either.
+
+    Raises:
+        SchemaError: names the column, its type and what to write instead.
+    """
+    for field in schema:
+        nanoseconds = pa.types.is_timestamp(field.type) and field.type.unit == "ns"
+        if nanoseconds or pa.types.is_time(field.type) or pa.types.is_float16(field.type):
+            instead = (
+                "microseconds (pandas: to_parquet(..., coerce_timestamps='us'))" if nanoseconds else "another type"
+            )
+            raise SchemaError(
+                f"the column {field.name!r} of {file} is {field.type}, which Spark does not read: write it in {instead}"
+            )
+
+
+def first_lines(file: str, most: int = _HEAD) -> tuple[bytes, bool]:
+    """The first whole lines of a text file, within ``most`` bytes, and whether they are all."""
+    with Storage.of(file).open_input() as stream:
+        try:
+            data = bytes(unpacked(stream, file).read(most + 1))
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file} cannot be unpacked ({error}): write it again") from error
+    if len(data) <= most:
+        return data, True
+    cut = data[:most].rfind(b"\n")
+    return data[: cut + 1], False
+
+
+def unpacked(stream: Any, file: str) -> Any:
+    """What a stream of ``file`` holds, unpacked if its name says that it is packed."""
+    packed = next((kind for end, kind in _COMPRESSED.items() if file.endswith(end)), None)
+    return stream if packed is None else pa.input_stream(stream, compression=packed)
+
+
+def separator(options: Mapping[str, Any]) -> str:
+    """What parts the cells of a line, as Spark's reader takes its options."""
+    text = str(options.get("sep", options.get("delimiter", ",")))
+    return {"\\t": "\t"}.get(text, text)
+
+
+def header_names(cells: Sequence[str]) -> list[str]:
+    """The names that Spark makes of a first line: what is empty or stands there twice gets its number."""
+    double = {name for name, count in Counter(cell.lower() for cell in cells).items() if count > 1}
+    return [
+        f"_c{position}" if not cell else f"{cell}{position}" if cell.lower() in double else cell
+        for position, cell in enumerate(cells)
+    ]
+
+
+def _plain_texts(names: Sequence[str], rows: list[list[str]], nothing: set[str]) -> dict[str, pa.DataType | None]:
+    """Columns with a value that is plainly a text are texts, whatever follows; else rows not looked at decide."""
+    number = r"[\d.,:/TZ+ -]*\d[\d.,:/TZ+ -]*([eE][-+]?\d+)?"  # or a date
+    value = re.compile(rf"\s*({number}|[-+]?(nan|inf|infinity)|true|false)\s*", re.IGNORECASE)
+    types: dict[str, pa.DataType | None] = {}
+    for position, name in enumerate(names):
+        cells = (row[position] for row in rows if position < len(row))
+        types[name] = pa.string() if any(c not in nothing and not value.fullmatch(c) for c in cells) else None
+    return types
+
+
+def _declared(columns: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    declared = StructType.fromDDL(columns)
+    if not isinstance(declared, StructType):
+        raise SchemaError(f"source.schema={columns} is one type: write columns, as in 'id BIGINT, at TIMESTAMP'")
+    return declared
+
+
+def columns_of_ddl(ddl: str) -> dict[str, pa.DataType | None]:
+    """Columns of ``id BIGINT, day DATE``, as Spark reads it."""
+    types: dict[str, pa.DataType | None] = {}
+    for part in _parts(ddl):
+        named = re.match(r"\s*(?:`((?:[^`]|``)*)`|([^\s:`]+))\s*:?\s*(\w*)", part)
+        if named is not None:
+            name = named[2] if named[1] is None else named[1].replace("``", "`")
+            types[name] = _TYPES.get(named[3].lower())
+    return types
+
+
+def _parts(ddl: str) -> Iterator[str]:
+    depth, quote, start = 0, "", 0
+    for position, character in enumerate(ddl):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "`'\"":
+            quote = character
+        elif character in "<>()":
+            depth += 1 if character in "<(" else -1
+        elif character == "," and depth == 0:
+            yield ddl[start:position]
+            start = position + 1
+    yield ddl[start:]

@@ -1,0 +1,89 @@
+"""Files that a Delta, Iceberg or Hudi table governs, told by what lies beside them: its log says which are alive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+from sparkdl.errors import ConfigError, StorageError
+from sparkdl.storage import Storage
+
+__all__ = ["TableFilesError", "check_names_in", "check_no_table_at", "check_plain_files", "fixed_part"]
+
+_REMEDIES = {
+    "Delta": "source: {{kind: delta, table: {root}}}",
+    "Iceberg": "source: {{kind: spark, table: CATALOG.SCHEMA.TABLE}}, or format: iceberg with path: {root}",
+    "Hudi": "source: {{kind: spark, format: hudi, path: {root}}}",
+}
+_MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi", ".hoodie_partition_metadata": "Hudi"}
+_ICEBERG = re.compile(r"(v\d+|\d+-[0-9a-f-]{36})(\.gz)?\.metadata\.json(\.gz)?")
+
+
+class TableFilesError(ConfigError):
+    """The files of a source are those of a table, whose log is not asked."""
+
+
+def fixed_part(path: str) -> tuple[str, list[str]]:
+    """The folder or file that a path names, and what follows from its first part that is a pattern on."""
+    parts = path.split("/")
+    first = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+    return "/".join(parts[:first]) or "/", parts[first:]
+
+
+def check_names_in(folder: Storage, names: Collection[str]) -> None:
+    """Refuse a folder that is a table's, or lies in one, by the names that were listed in it.
+
+    Raises:
+        TableFilesError: names the table, and the kind of source that reads it.
+    """
+    kind = next((_MARKS[name] for name in names if name in _MARKS), None)
+    if kind is None and "metadata" in names:
+        described = (_ICEBERG.fullmatch(entry.name) for entry in folder.child("metadata").list())
+        kind = "Iceberg" if any(described) else None
+    if kind is not None:
+        raise TableFilesError(
+            f"the source reads files of {folder.uri} as they lie, and they are those of a table ({kind}), whose log "
+            f"says which rows it still has: write {_REMEDIES[kind].format(root=folder.uri)}"
+        )
+
+
+def check_no_table_at(place: Storage) -> None:
+    """Refuse a place that is a table's folder, or lies in one, as its partitions do.
+
+    Raises:
+        TableFilesError: names the table, and the kind of source that reads it.
+    """
+    folders = list(_with_those_above(place))
+    with ThreadPoolExecutor(8, thread_name_prefix="sparkdl-tables") as pool:
+        for folder, names in zip(folders, pool.map(_telling_names, folders), strict=True):
+            check_names_in(folder, names)
+
+
+def check_plain_files(path: str) -> None:
+    """Refuse a table's folder that Spark is to read as plain files.
+
+    Raises:
+        TableFilesError: names the table, and the kind of source that reads it.
+    """
+    try:
+        place = Storage.of(fixed_part(path)[0])
+    except ConfigError:  # no path, or of a scheme that is the format's own
+        return
+    check_no_table_at(place)
+
+
+def _telling_names(folder: Storage) -> list[str]:
+    """Which of the names that tell a table are there; a folder above may hold millions, so it is not listed."""
+    with suppress(StorageError):  # no right to see it
+        return [name for name in (*_MARKS, "metadata") if folder.child(name).exists()]
+    return []
+
+
+def _with_those_above(place: Storage) -> Iterator[Storage]:
+    scheme, separator, path = place.uri.rpartition("://")
+    parts = path.strip("/").split("/")
+    for length in range(len(parts), 0, -1):
+        yield replace(place, uri=f"{scheme}{separator}{'/' if path.startswith('/') else ''}{'/'.join(parts[:length])}")

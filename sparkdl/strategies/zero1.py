@@ -1,0 +1,113 @@
+"""The optimizer's state in parts, one a rank: ZeRO stage 1 (Rajbhandari et al., SC 2020), by torch's own wrapper."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sparkdl.collective.base import Collective, on_leader
+from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError
+from sparkdl.strategies.all_reduce import AllReduce, fitting
+
+__all__ = ["Zero1"]
+
+
+class Zero1(AllReduce):
+    """Each rank keeps the state of its part of the parameters, steps them, and gives them to the others.
+
+    Model and gradients are whole on every rank, as with ``all_reduce``, and so are the weights, bit for bit: as far as
+    the optimizer steps each parameter by itself, as all of ``torch.optim`` but LBFGS do.
+    """
+
+    sync = None  # a step of the user's own may call the optimizer on some ranks more often than on others
+
+    def __init__(self, collective: Collective, config: TrainConfig) -> None:
+        super().__init__(collective, config)
+        self._splits = collective.world.size > 1
+        if collective.name == "horovod":
+            raise ConfigError(
+                "strategy='zero1' splits the optimizer by torch.distributed, and backend='horovod' opens no group of "
+                "it: choose backend='torch', or strategy='all_reduce'"
+            )
+
+    def build(
+        self,
+        make_model: Callable[[], torch.nn.Module],
+        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+    ) -> None:
+        """Build as ``AllReduce`` does, then leave this rank's part of the optimizer.
+
+        Raises:
+            ConfigError: the parameters are of several dtypes or devices.
+        """
+        super().build(make_model, make_optimizer)
+        if not self._splits:
+            return
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        own = self.optimizer
+
+        def part(groups: list[dict[str, Any]], **_: Any) -> torch.optim.Optimizer:
+            """The user's own optimizer, with what it keeps beside its groups, over this rank's parameters."""
+            held = {param for group in groups for param in group["params"]}
+            own.state = defaultdict(dict, {param: state for param, state in own.state.items() if param in held})
+            own.param_groups = groups
+            return own
+
+        try:
+            groups = [dict(group) for group in own.param_groups]
+            self.optimizer = ZeroRedundancyOptimizer(groups, part, **own.defaults)  # type: ignore[arg-type]
+        except ValueError as cause:
+            raise ConfigError(
+                f"strategy='zero1' cannot split this optimizer ({cause}): choose strategy='all_reduce'"
+            ) from cause
+
+    def optimizer_state(self) -> dict[str, Any] | None:
+        """Gather the parts, one rank after the other, so that only the leader holds them all."""
+        if not self._splits:
+            return super().optimizer_state()
+        optimizer: Any = self.optimizer
+        world, numbers = self.collective.world, {param: i for i, param in enumerate(_parameters(optimizer))}
+        mine = {numbers[param]: state for param, state in optimizer.optim.state.items()}
+        whole: dict[int, Any] = {}
+        for rank in range(world.size):
+            part = self.collective.broadcast_object(mine if rank == world.rank else None, rank)
+            if world.is_leader:
+                whole |= part
+        if not world.is_leader:
+            return None
+        counted = iter(range(len(numbers)))
+        groups = [group | {"params": [next(counted) for _ in group["params"]]} for group in optimizer.param_groups]
+        return {"state": dict(sorted(whole.items())), "param_groups": groups}
+
+    def load_optimizer_state(self, state: dict[str, Any] | None) -> None:
+        """Send the leader's ``state`` round, one parameter's at a time, of which each rank keeps its own."""
+        if not self._splits:
+            super().load_optimizer_state(state)
+            return
+        optimizer: Any = self.optimizer
+
+        def groups_of_state() -> list[dict[str, Any]]:
+            assert state is not None
+            with fitting("optimizer"):
+                theirs, ours = ([len(g["params"]) for g in e] for e in (state["param_groups"], optimizer.param_groups))
+                if theirs != ours:
+                    raise ValueError(f"groups of {theirs} parameters for groups of {ours}")
+            return state["param_groups"]  # type: ignore[no-any-return]
+
+        groups = on_leader(self.collective, groups_of_state)
+        held, kept = set(_parameters(optimizer.optim)), {}
+        for number, param in enumerate(_parameters(optimizer)):
+            part = self.collective.broadcast_object(state["state"].get(number) if state is not None else None)
+            if param in held and part is not None:
+                kept[number] = part
+        with fitting("optimizer"):
+            optimizer.load_state_dict({"state": kept, "param_groups": groups})
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
