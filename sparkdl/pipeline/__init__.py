@@ -2,8 +2,8 @@
 
 Enters: a pipeline file. Leaves: tables, shards, a published model, predictions, and a record of the run. ``spec/``
 says what a file may hold, ``file/`` reads one; ``sources/`` brings the rows, ``rows/`` judges and divides them,
-``state/`` remembers what was done, ``work/`` does what is due, ``judging/`` says whether it is good enough. Start at
-``run.py``, then ``work/work.py``.
+``state/`` remembers what was made and tells what is stale, ``steps/`` holds one step a file, ``work/`` what they need,
+``judging/`` says whether a model is good enough. Start at ``run.py``, then ``steps/__init__.py``.
 """
 
 from __future__ import annotations

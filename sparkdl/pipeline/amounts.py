@@ -1,7 +1,7 @@
 """How much the steps of a planned run have before them: rows, bytes, seconds, as far as files and earlier runs tell.
 
-Enters: the sizes of the source's windows, the ledger, the records of earlier runs. Leaves: an ``Amount`` a step. Rows
-come from a table's log, from the footers of Parquet files and from the ledger; what none of these tells is None.
+Enters: the sizes of the source's windows, the receipts, the records of earlier runs. Leaves: an ``Amount`` a step. Rows
+come from a table's log, from the footers of Parquet files and from receipts; what none of these tells is None.
 Seconds are those of the newest run that did the step, in proportion to the rows; without such a run None, too.
 """
 
@@ -56,7 +56,7 @@ def amounts_of(
         spec: the pipeline.
         sizes: of the source's windows.
         due: windows that will be ingested; None where only Spark can tell.
-        known: what the ledger knows.
+        known: what is known of the clean rows of each window.
         parts: the windows of each part; None where there are none yet.
     """
     read = [WHOLE] if due is None or set(sizes) == {WHOLE} else list(due)

@@ -1,52 +1,32 @@
-"""What a run would do now, and why, told without doing any of it: no Spark, no torch.
-
-Enters: the context of a run that is never begun. Leaves: ``Plan``. It asks the ledger and the results of steps what a
-run would ask them, through ``ingest.due_windows`` and ``keys``; what only the rows can tell, it says so of.
-"""
+"""What a run would do now, and why, told without doing any of it: the walk of a run over receipts that are assumed."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
+from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
-from sparkdl.pipeline.judging.drift import Action
 from sparkdl.pipeline.rows.ledger import WindowBooks, transformed
-from sparkdl.pipeline.rows.parts import Parts, parts_of, parts_to_do
-from sparkdl.pipeline.run import check_champion, nothing_new
-from sparkdl.pipeline.state.context import LEARNING, STEPS, Context
-from sparkdl.pipeline.state.keys import (
-    bundle_is_whole,
-    drift_inputs,
-    evaluate_inputs,
-    features_inputs,
-    fitted_key,
-    judged_against,
-    publish_inputs,
-    published_is_there,
-    score_inputs,
-    score_is_there,
-    shards_are_there,
-    shards_inputs,
-    train_inputs,
-    trial_inputs,
-    windows_to_score,
-)
+from sparkdl.pipeline.rows.parts import parts_to_do
+from sparkdl.pipeline.run import check_champion
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
-from sparkdl.pipeline.state.results import Shards, Trained
+from sparkdl.pipeline.state.receipts import Receipt, Receipts
 from sparkdl.pipeline.state.runs import records
-from sparkdl.pipeline.state.steps import content_key
-from sparkdl.pipeline.trials import trials_of
+from sparkdl.pipeline.steps import steps_asked_for
+from sparkdl.pipeline.steps.drift import decided
+from sparkdl.pipeline.steps.ingest import deleted_windows, source_windows
+from sparkdl.pipeline.steps.learning import learn_from_all, parts_to_learn
 from sparkdl.pipeline.windows import ahead
-from sparkdl.pipeline.work.drift import kept_drift, rule_of
-from sparkdl.pipeline.work.ingest import deleted_windows, due_windows, rules_of
-from sparkdl.storage import Storage
 
 __all__ = ["Plan", "PlannedStep", "plan_of"]
 
+T = TypeVar("T")
 State = Literal["done again", "kept", "waits", "open"]
 _RECORDS = 20
 """The newest records, among which one is looked for that did a step."""
@@ -106,206 +86,207 @@ class Plan:
         return 30 if self.holder is not None else 1 if self.stops else 0
 
 
+class _Assumed:
+    """Receipts as they will be once what is planned has been made; nothing is written."""
+
+    def __init__(self, receipts: Receipts) -> None:
+        self._receipts, self._assumed = receipts, dict[str, dict[str, Receipt]]()
+
+    def of(self, step: str) -> Mapping[str, Receipt]:
+        """Those that there are, with those that are assumed."""
+        return dict(sorted({**self._receipts.of(step), **self._assumed.get(step, {})}.items()))
+
+    def write(self, receipts: Sequence[Receipt]) -> None:
+        """Assume receipts."""
+        for receipt in receipts:
+            self._assumed.setdefault(receipt.step, {})[receipt.partition] = receipt
+
+    def result(self, step: str, key: str, kind: type[T]) -> T | None:
+        """What was made for a key."""
+        return self._receipts.result(step, key, kind)
+
+    def keep(self, step: str, key: str, result: Any) -> None:
+        """Not called: nothing is made."""
+        raise NotImplementedError
+
+
 def plan_of(context: Context) -> Plan:
-    """Look at the source, the ledger and the results of steps.
+    """Walk the steps that a run is asked for, and make none of them.
 
     Raises:
         DataError: the source has no files, or the windows to do again are none of its windows.
         StorageError: the source or the pipeline's places cannot be read.
     """
-    known, spec, snapshot = context.tables.windows(), context.spec, context.snapshot
-    due = due_windows(spec, snapshot, known, context.now, context.again)
-    later = ahead(snapshot.windows or (), context.now)
-    same = tuple(name for name, books in known.items() if books.read and name not in (due or ()))
-    common: dict[str, Any] = {"pipeline": str(spec.name), "unchanged": same, "ahead": tuple(later)}
-    if snapshot.windows is not None:
-        common["deleted"] = tuple(deleted_windows(snapshot.windows, known, due or ()))
-    common["transformed"] = transformed(known.values())
-    common["holder"] = holder_of(context.runs.child("leases"))
-    why = None if due is None else {name: _why(context, known.get(name), name) for name in due}
-    if due is not None and snapshot.windows is not None:
-        known |= {name: _expected(name, rows=0) for name in due if name not in snapshot.windows}
-        due = [name for name in due if name in snapshot.windows]
-    asked = [name for name in STEPS[1:] if context.asks_for(name)]
+    steps = steps_asked_for(context.until, train=context.train)
+    spec, known, windows = context.spec, context.windows(), source_windows(context)
+    ingest = stale_of(steps[0], context)
+    due = ingest.reasons(context) if ingest.known else None
+    plan = Plan(
+        pipeline=str(spec.name),
+        nothing_new=False,
+        due=due,
+        unchanged=tuple(name for name, books in known.items() if books.read and name not in (due or ())),
+        ahead=tuple(ahead(windows or (), context.now)),
+        deleted=tuple(deleted_windows(context)),
+        transformed=transformed(known.values()),
+        holder=holder_of(context.runs.child("leases")),
+        steps=(),
+    )
     try:
         check_champion(context)
     except ConfigError as error:
-        return Plan(nothing_new=False, due=why, steps=(), stops=str(error), **common)
-    if nothing_new(context):
-        kept = [PlannedStep(name=name, state="kept", why="nothing has changed") for name in asked]
-        return Plan(nothing_new=True, due=why or {}, steps=tuple(kept), **common)
-    if not asked:
-        return Plan(nothing_new=False, due=why, steps=(), amounts=_amounts(context, due, known, None), **common)
-    expected = {**known, **{name: _expected(name) for name in due or ()}}
+        return replace(plan, stops=str(error))
+    if nothing_new(steps, context):
+        kept = [
+            PlannedStep(name=step.name, state="kept", why="nothing has changed") for step in steps[1:] if step.listed
+        ]
+        return replace(plan, nothing_new=True, steps=tuple(kept))
+    if len(steps) == 1:
+        return replace(plan, amounts=_amounts(context, due, known, None))
+    assumed = _after_ingestion(context, ingest)
     try:
-        parts, waits = parts_to_do(spec, expected, train=context.train, champion=context.champion() is not None)
+        parts, _ = parts_to_do(spec, assumed.windows(), train=context.train, champion=context.champion() is not None)
     except DataError as error:
         if due is not None:
-            return Plan(nothing_new=False, due=why, steps=(), stops=str(error), **common)
-        unread = [PlannedStep(name=name, state="open", why="no row was read yet") for name in asked]
-        amounts = _amounts(context, due, known, None)
-        return Plan(nothing_new=False, due=None, steps=tuple(unread), amounts=amounts, **common)
-    content = {name: books.content for name, books in known.items() if name not in (due or ())}
-    drift, action = _drift(context, parts, content)
-    if action == "fail" and due is not None:
-        return Plan(nothing_new=False, due=why, steps=(drift,), stops=drift.why, **common)
-    if action == "retrain" and context.train and not waits:
-        parts = parts_of(spec, expected, hold_back=False)
-    learning = _learning(context, parts, content) if context.train and not waits else _waiting(waits)
-    scoring = _scoring(context, parts, {name: known[name].unlabelled for name in content}, due or ())
-    steps = [step for step in (drift, *learning, *scoring) if step.name in asked]
-    if due is None and any(step.state == "kept" for step in steps):
-        steps = [step if step.state != "kept" else _if_same(step) for step in steps]
-    amounts = _amounts(context, due, known, parts)
-    passed = {step.name for step in steps if step.state in ("kept", "waits")}
-    amounts = {name: one for name, one in amounts.items() if name not in passed and context.asks_for(name)}
-    return Plan(nothing_new=False, due=why, steps=tuple(steps), amounts=amounts, **common)
+            return replace(plan, stops=str(error))
+        unread = [
+            PlannedStep(name=step.name, state="open", why="no row was read yet") for step in steps[1:] if step.listed
+        ]
+        return replace(plan, steps=tuple(unread), amounts=_amounts(context, due, known, None))
+    planned, stops = _walk(steps[1:], assumed, reads_unknown=due is None)
+    if stops and due is not None:
+        return replace(plan, steps=tuple(planned), stops=stops)
+    chosen, _ = parts_to_learn(assumed)
+    amounts = _amounts(context, due, known, chosen or parts)
+    passed = {step.name for step in planned if step.state in ("kept", "waits")}
+    asked = {step.name for step in steps}
+    amounts = {name: amount for name, amount in amounts.items() if name in asked - passed}
+    return replace(plan, steps=tuple(planned), amounts=amounts)
 
 
-def _amounts(
-    context: Context, due: Sequence[str] | None, known: Mapping[str, WindowBooks], parts: Parts | None
-) -> dict[str, Amount]:
-    found = amounts_of(context.spec, context.snapshot.sizes, due, known, parts)
-    return with_seconds(context.spec, found, itertools.islice(records(context), _RECORDS))
+def _after_ingestion(context: Context, ingest: Stale) -> Context:
+    """The context of a run that has ingested what is due: it has rows, and nobody knows which."""
+    windows = source_windows(context) or {}
+    receipts = _Assumed(context.receipts)
+    for name in ingest.keys:
+        rows = int(name in windows)
+        books = WindowBooks(window=name, fingerprint="", rules="", read=rows, kept=rows, quarantined=0, duplicates=0)
+        receipts.write([Receipt(step="ingest", partition=name, key="assumed", facts=encode(books).decode())])
+    after = Context(context.file, context.now, context.again, context.until, context.train, remade=True)
+    after.__dict__ |= {name: value for name, value in vars(context).items() if name not in vars(after)}
+    after.__dict__["receipts"] = receipts
+    after.assumed = frozenset(name for name in ingest.keys if name in windows)
+    return after
 
 
-def _why(context: Context, books: WindowBooks | None, name: str) -> str:
-    there = context.snapshot.windows
-    if there is not None and name not in there:
-        return "the source no longer holds it: its rows are removed"
-    if books is None:
-        return "new"
-    if not books.rules:
-        return "its clean rows are gone, or a run that replaced them was cut short"
-    if books.rules != rules_of(context.spec):
-        return "source, transform, expectations or their code differ from those it was made by"
-    if there is not None and books.fingerprint != there[name]:
-        return "its rows in the source have changed"
-    return "asked for"
+def _walk(steps: Sequence[Step], context: Context, *, reads_unknown: bool) -> tuple[list[PlannedStep], str]:
+    """Every step with its state, and why a run would be refused.
+
+    Args:
+        steps: from drift on.
+        context: after the ingestion.
+        reads_unknown: whether only Spark can tell which windows are due.
+    """
+    planned: list[PlannedStep] = []
+    stale_steps: set[str] = set()
+    for step in steps:
+        if step.name == "drift":
+            planned.append(_drift(step, context))
+            action = decided(context).action if planned[0].state == "kept" else "none"
+            if action == "fail" and not reads_unknown:
+                return planned, planned[0].why
+            if action == "retrain":
+                learn_from_all(context)
+            continue
+        if step.learns:
+            _, waits = parts_to_learn(context)
+            if waits:
+                why = waits.removeprefix("learning waits: ")
+                planned += [PlannedStep(name=step.name, state="waits", why=why)] if step.listed else []
+                continue
+        cause = next((name for name in step.reads if name in stale_steps), None)
+        if cause is not None:
+            stale_steps.add(step.name)
+            state, why = _follows(step, planned, cause)
+        else:
+            state, why = _state(step, context)
+            if state != "kept":
+                stale_steps.add(step.name)
+        if step.listed:
+            planned.append(PlannedStep(name=step.name, state=state, why=why))
+    if reads_unknown:
+        planned = [
+            replace(each, state="open", why=f"{each.why}, if no row of the source has changed")
+            if each.state == "kept"
+            else each
+            for each in planned
+        ]
+    return planned, ""
 
 
-def _expected(name: str, rows: int = 1) -> WindowBooks:
-    """Books of a window that is not ingested yet, and will have rows as far as anyone can tell, or is to be emptied."""
-    return WindowBooks(window=name, fingerprint="", rules="", read=rows, kept=rows, quarantined=0, duplicates=0)
+def _follows(step: Step, planned: Sequence[PlannedStep], cause: str) -> tuple[State, str]:
+    """The state of a step after one that is stale."""
+    if step.name == "publish":
+        return "open", "evaluate decides"
+    open_too = any(each.name == cause and each.state == "open" for each in planned)
+    return "open" if open_too else "done again", f"it follows {cause}"
 
 
-def _if_same(step: PlannedStep) -> PlannedStep:
-    return PlannedStep(name=step.name, state="open", why=f"{step.why}, if no row of the source has changed")
+def _state(step: Step, context: Context) -> tuple[State, str]:
+    """The state of a step that follows from what is known."""
+    if step.name == "score":
+        return _scoring(step, context)
+    stale = stale_of(step, context)
+    if not stale:
+        return "kept", "nothing that decides it has changed"
+    if None in stale.keys.values():
+        return "done again", _new_windows(step, context)
+    return "done again", next(iter(stale.reasons(context).values()))
 
 
-def _drift(context: Context, parts: Parts, content: Mapping[str, str]) -> tuple[PlannedStep, Action]:
+def _new_windows(step: Step, context: Context) -> str:
+    """Which windows of the part that a step reads are new or changed."""
+    parts, _ = parts_to_learn(context)
+    assert parts is not None
+    part = {"features": "training", "shards": "validation"}.get(step.name, "test")
+    windows = {"training": parts.train, "validation": parts.validate, "test": parts.test}[part]
+    fresh = [name for name in windows if name in context.assumed]
+    return f"of the {part} windows {_count(fresh)}"
+
+
+def _drift(step: Step, context: Context) -> PlannedStep:
     """What is known of drift, and what a run would do about it as far as that follows from what earlier ones found."""
     champion, given = context.champion(), context.spec.drift
     if champion is None:
-        return PlannedStep(name="drift", state="open", why="there is no champion yet to compare with"), "none"
-    found, todo = kept_drift(context.steps, drift_inputs(context, champion, parts, content))
-    todo += [name for name in (*parts.validate, *parts.score) if name not in content and name not in todo]
-    if todo:
+        return PlannedStep(name="drift", state="open", why="there is no champion yet to compare with")
+    if stale := stale_of(step, context):
         then = "" if given.action == "warn" else f", and {given.action} may follow"
-        why = f"{len(todo)} windows are not compared with version {champion.version} yet{then}"
-        return PlannedStep(name="drift", state="done again", why=why), "none"
-    action, reason = rule_of(given).decide(found)
-    then = "" if action in ("none", "warn") else f"{action}: "
-    return PlannedStep(name="drift", state="kept", why=f"{then}{reason}"), action
+        why = f"{len(stale.keys)} windows are not compared with version {champion.version} yet{then}"
+        return PlannedStep(name="drift", state="done again", why=why)
+    drifted = decided(context)
+    then = "" if drifted.action in ("none", "warn") else f"{drifted.action}: "
+    return PlannedStep(name="drift", state="kept", why=f"{then}{drifted.reason}")
 
 
-def _waiting(why: str) -> Iterator[PlannedStep]:
-    """The steps to a model, which are left out for now; none where nothing is to be learnt."""
-    for name in LEARNING if why else ():
-        yield PlannedStep(name=name, state="waits", why=why.removeprefix("learning waits: "))
-
-
-def _learning(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[PlannedStep]:
-    """The steps to a published model, up to the first that is done again, and what follows from it."""
-    todo = iter(LEARNING)
-    cause = ""
-    for state, why in _states(context, parts, content):
-        name = next(todo)
-        yield PlannedStep(name=name, state=state, why=why)
-        if state != "kept":
-            cause = name
-            break
-    for name in todo:
-        open_too = name == "publish" or state == "open"
-        word: State = "open" if open_too else "done again"
-        reason = "evaluate decides" if name == "publish" else f"it follows {cause}"
-        yield PlannedStep(name=name, state=word, why=reason)
-
-
-def _states(context: Context, parts: Parts, content: Mapping[str, str]) -> Iterator[tuple[State, str]]:
-    """State and reason of each step to a model, as long as all before it are kept."""
-    steps = context.steps
-    fresh = [name for name in parts.train if name not in content]
-    if fresh:
-        yield "done again", f"of the training windows {_count(fresh)}"
-        return
-    inputs = features_inputs(context, parts, content)
-    known, start = _fitted(context, inputs)
-    yield _kept(known, "features, label, split or the training windows differ, or the champion of then is gone")
-    key = fitted_key(inputs, start)
-    fresh = [name for name in parts.validate if name not in content]
-    if fresh:
-        yield "done again", f"of the validation windows {_count(fresh)}"
-        return
-    inputs = shards_inputs(context, parts, content, key)
-    yield _kept(steps.find("shards", inputs, Shards, shards_are_there) is not None, "windows, weight or seed differ")
-    shards = inputs
-    inputs = train_inputs(context, content_key("shards", shards))
-    trained = steps.find("train", inputs, Trained, lambda done: bundle_is_whole(done.bundle))
-    yield _kept(trained is not None, _untrained(context, content_key("shards", shards)))
-    fresh = [name for name in parts.test if name not in content]
-    if fresh:
-        yield "done again", f"of the test windows {_count(fresh)}"
-        return
-    judged = publish_inputs(context, parts, content, content_key("train", inputs))
-    yield _kept(
-        steps.known("evaluate", evaluate_inputs(context, judged, judged_against(context, judged))),
-        "publish, report or the test windows differ" if parts.test else "publish or report differ",
-    )
-    published = steps.known("publish", judged) and published_is_there(context)
-    yield _kept(published, "publish differs, or the registry has lost the model")
-
-
-def _fitted(context: Context, inputs: Mapping[str, Any]) -> tuple[bool, str | None]:
-    """Whether there are fitted features that hold, and the bundle that they were taken from."""
-    if context.spec.train.start != "champion":
-        return context.steps.known("features", inputs), None
-    found = context.steps.find("features", inputs, dict[str, Any]) or {}
-    start = found.get("start")
-    return bool(found) and (start is None or Storage.of(start).exists()), start
-
-
-def _scoring(context: Context, parts: Parts, content: Mapping[str, str], due: Sequence[str]) -> Iterator[PlannedStep]:
+def _scoring(step: Step, context: Context) -> tuple[State, str]:
+    """Which windows the champion of now has not scored; another one may come of this run."""
     champion = context.champion()
     if champion is None:
-        yield PlannedStep(name="score", state="open", why="there is no champion yet")
-        return
-    windows = windows_to_score(context, parts, {**content, **dict.fromkeys(due, "not ingested yet")})
-    fresh, target = [name for name in windows if name not in content], str(context.spec.score.target)
-    inputs = score_inputs(context, champion, {name: content[name] for name in windows if name not in fresh})
-    fresh += [name for name, each in inputs.items() if not score_is_there(context.steps, target, name, each)]
-    if fresh:
-        why = f"{len(fresh)} of {len(windows)} windows are not scored by version {champion.version} yet"
-        yield PlannedStep(name="score", state="done again", why=why)
-    else:
-        why = f"version {champion.version} has scored them all; another champion would score again"
-        yield PlannedStep(name="score", state="kept", why=why)
-
-
-def _untrained(context: Context, shards: str) -> str:
-    """Why a training is due; of a search, how much of it was done."""
-    if context.spec.search is None:
-        return "model, train, label or their code differ"
-    trials = trials_of(context.spec)
-    done = sum(context.steps.known("trial", trial_inputs(context, shards, each)) for each in trials)
-    return f"{done} of {len(trials)} trials of the search are done"
-
-
-def _kept(known: bool, otherwise: str) -> tuple[State, str]:
-    return ("kept", "nothing that decides it has changed") if known else ("done again", otherwise)
+        return "open", "there is no champion yet"
+    if stale := stale_of(step, context):
+        every = len(stale.keys) + len(stale.fresh)
+        return "done again", f"{len(stale.keys)} of {every} windows are not scored by version {champion.version} yet"
+    return "kept", f"version {champion.version} has scored them all; another champion would score again"
 
 
 def _count(windows: Sequence[str]) -> str:
     return (
         f"{len(windows)} windows are new or changed" if len(windows) > 1 else f"window {windows[0]} is new or changed"
     )
+
+
+def _amounts(context: Context, due: Mapping[str, str] | None, known: Mapping[str, WindowBooks], parts: Any) -> Any:
+    there = source_windows(context)
+    read = None if due is None else [name for name in due if there is None or name in there]
+    found = amounts_of(context.spec, context.snapshot.sizes, read, known, parts)
+    return with_seconds(context.spec, found, itertools.islice(records(context), _RECORDS))

@@ -1,37 +1,39 @@
-"""One run of a pipeline, and its end: a record, whatever came of it.
-
-Enters: a pipeline, a Spark session or the word to open one. Leaves: a ``RunRecord``, beside what ``work/`` made. A
-run with nothing to do sees that here, without Spark and without torch.
-"""
+"""One run of a pipeline: what is stale is made, step by step, and a record is left, whatever came of it."""
 
 from __future__ import annotations
 
 import importlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError
+from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
 from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import predictions_are_there
+from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, walk
 from sparkdl.pipeline.state.lease import lease
-from sparkdl.pipeline.state.record import Finished, RunRecord
-from sparkdl.pipeline.state.steps import content_key
-from sparkdl.pipeline.work.ingest import due_windows
+from sparkdl.pipeline.state.receipts import StepNote
+from sparkdl.pipeline.state.record import Outcome, RunRecord
+from sparkdl.pipeline.steps import steps_asked_for
+from sparkdl.pipeline.steps.evaluate import published_now
+from sparkdl.pipeline.steps.ingest import check_columns, tell_deleted
+from sparkdl.pipeline.steps.learning import parts_to_learn
 from sparkdl.storage import Storage, check_places, outage_error
 from sparkdl.storage.session import default_filesystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["run"]
+__all__ = ["check_champion", "run"]
 
 _LOADING_SECONDS = 30.0
+_HEAVY = "sparkdl.pipeline.work.search", "sparkdl.pipeline.work.evaluate"
+"""What makes models and predictions; torch comes with it."""
 
 
 def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
@@ -47,11 +49,13 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         StoreUnavailableError: a store that the run reads or writes does not answer.
         SparkdlError: what else was refused or failed; the record says so, too.
     """
+    steps = steps_asked_for(context.until, train=context.train)
     started, record = time.perf_counter(), context.record
     try:
         check_places(places_written(context))
         check_champion(context)
-        if nothing_new(context):
+        if nothing_new(steps, context):
+            tell_deleted(context)
             record.end("nothing new", "source, file, code and champion are as they were")
         else:
             if spark is None:  # else ingestion does, with what Spark knows
@@ -59,17 +63,20 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
             from sparkdl.pipeline.session import code_for_workers, open_session
 
             leases = context.runs.child("leases")
-            with _loading("sparkdl.pipeline.work.work") as loading, lease(leases, record.run_id) as mine:
-                before = default_filesystem()
+            with _loading(*_HEAVY) as loading, lease(leases, record.run_id) as mine:
+                filesystem = default_filesystem()
                 session = spark or open_session(context.spec, context.snapshot.bytes)
-                check_plain_paths(context, before)
+                check_plain_paths(context, filesystem)
                 context.hold(mine)
                 loading.join()
-                from sparkdl.pipeline.work.work import work
-
                 with code_for_workers(session, context.spec):
                     check_places({"places.tables": Storage.of(context.tables.folder)}, session)
-                    work(context, session)
+                    before = context.champion()
+                    record.model["before"] = before.version if before else None
+                    _make_what_is_stale(steps, context, session)
+                    champion = context.champion()
+                    record.model["champion"] = champion.version if champion else None
+                    _end(context)
                 clean_up(context)
     except BaseException as error:
         outage = outage_error(error)
@@ -78,19 +85,91 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
             raise outage from error
         raise
     finally:
-        record.seconds, record.steps = time.perf_counter() - started, context.steps.notes
+        record.seconds, record.steps = time.perf_counter() - started, context.notes
         leave(context)
     return record
 
 
+def _make_what_is_stale(steps: Sequence[Step], context: Context, spark: SparkSession) -> None:
+    """Make the first step that is stale, until none is, and tell the record of each step that is passed."""
+    passed: dict[str, tuple[str, ...]] = {}
+    made: set[tuple[str | None, ...]] = set()
+    while True:
+        context.look_again()
+        for stale in walk(steps, context, passed):
+            step = stale.step
+            if stale:
+                attempt = (step.name, *sorted(stale.keys), *stale.keys.values())
+                assert attempt not in made, f"{step.name} was made, and is stale again: {list(stale.keys)[:3]}"
+                made.add(attempt)
+                _make(stale, context, spark)
+                break
+            if passed.get(step.name) != tuple(stale.fresh):  # other windows are learnt from where a label is missing
+                if step.name == "ingest" and not any(note.name == "ingest" for note in context.notes):
+                    check_columns(spark, context)
+                _note_if_kept(stale, context)
+                passed[step.name] = tuple(stale.fresh)
+                step.tell(context)
+        else:
+            return
+
+
+def _make(stale: Stale, context: Context, spark: SparkSession) -> None:
+    """Make what is stale of a step, and note how long it took."""
+    step, keys, started = stale.step, list(stale.keys.values()), time.perf_counter()
+    if step.listed:
+        emit("step", name=step.name, state="started")
+    worked = step.make(context, spark, stale)
+    if step.name != "trial":  # which notes each trial as it ends
+        key = keys[0] or "" if len(keys) == 1 else ""
+        _note(context, StepNote(name=step.name, key=key, kept=not worked, seconds=time.perf_counter() - started))
+
+
+def _note_if_kept(fresh: Stale, context: Context) -> None:
+    """Note that what an earlier run has made was taken, where there is anything."""
+    step, noted = fresh.step, any(note.name == fresh.step.name for note in context.notes)
+    if step.listed and not step.looks and not noted and (fresh.fresh or step.name == "ingest"):
+        key = fresh.fresh[0] if len(fresh.fresh) == 1 and step.learns else ""
+        _note(context, StepNote(name=step.name, key=key, kept=True, seconds=0.0))
+
+
+def _note(context: Context, note: StepNote) -> None:
+    context.notes.append(note)
+    emit("step", name=note.name, state="kept" if note.kept else "done", seconds=note.seconds)
+
+
+def _end(context: Context) -> None:
+    """Say what came of it: the last that this run itself has done tells."""
+    record, until = context.record, context.until
+    done = list(dict.fromkeys(note.name for note in context.notes if not note.kept))
+    made = [name for name in done if name not in ("live", "drift")]  # these only look
+    asked = "" if until is None else f"stopped after {until}, as asked"
+    waits = parts_to_learn(context)[1] if until != "ingest" else ""
+    published = published_now(context) if "publish" in done else None
+    if published is not None:
+        outcome: Outcome = "promoted" if published.promoted else "not promoted"
+        record.end(outcome, "; ".join(filter(None, [published.reason, asked])))
+    elif record.predictions:
+        text = f"version {record.model['champion']} scored {sum(record.predictions.values())} rows"
+        record.end("scored", "; ".join(filter(None, [text, waits])))
+    elif made or (asked and done):
+        text = f"did {', '.join(made)}, from which neither a model nor predictions followed"
+        record.end("stopped", asked or "; ".join(filter(None, [text, waits])))
+    else:
+        upto = "" if until is None else f" up to {until}"
+        record.end("nothing new", waits or f"every step{upto} had been done before")
+    if waits:
+        logger.warning("%s", waits)
+
+
 @contextmanager
-def _loading(module: str) -> Iterator[threading.Thread]:
-    """Import a module, torch with it, beside the block, in which Java starts.
+def _loading(*modules: str) -> Iterator[threading.Thread]:
+    """Import modules, torch with them, beside the block, in which Java starts.
 
     An interrupt that comes while this thread imports something can leave Python's import lock taken, and the other one
     waiting for it: so that is waited for only so long, and does not keep the interpreter from ending.
     """
-    thread = threading.Thread(target=importlib.import_module, args=(module,), daemon=True)
+    thread = threading.Thread(target=lambda: [importlib.import_module(name) for name in modules], daemon=True)
     thread.start()
     try:
         yield thread
@@ -119,21 +198,6 @@ def check_plain_paths(context: Context, before: str) -> None:
             f"{name}={place} lies in {now} to this Spark, and was looked for in {before} before Spark started: write "
             f"the whole address, {now.rstrip('/')}{place} or file://{place}"
         )
-
-
-def nothing_new(context: Context) -> bool:
-    """Whether an earlier run has done everything that is asked already, as far as can be told without Spark."""
-    inputs = None if context.again else context.whole()
-    key, now = content_key("run", inputs or {}), f"{context.now:%Y-%m-%dT%H}"
-    for asked in () if inputs is None else ({}, context.asked):  # who did all has done a part as well
-        done = context.steps.find("run", asked, Finished)
-        if done is not None and done.inputs == key and not any(name <= now for name in done.ahead):
-            if context.asks_for("score") and not predictions_are_there(context):
-                return False
-            known = context.tables.windows()
-            whole = all(books.rules for books in known.values())
-            return whole and not due_windows(context.spec, context.snapshot, known, context.now)
-    return False
 
 
 def check_champion(context: Context) -> None:

@@ -5,22 +5,23 @@ Enters: the context of a run that is never begun. Leaves: ``Status``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.ledger import WindowBooks
-from sparkdl.pipeline.run import nothing_new
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated
 from sparkdl.pipeline.state.runs import records
+from sparkdl.pipeline.steps import STEPS
+from sparkdl.pipeline.steps.ingest import source_windows
 from sparkdl.pipeline.windows import ahead
-from sparkdl.pipeline.work.ingest import due_windows, rules_of
 
 __all__ = ["Status", "status_of"]
 
@@ -62,24 +63,23 @@ class Status:
 
 
 def status_of(context: Context) -> Status:
-    """Look at records, registry, ledger, leases and the source.
+    """Look at records, registry, receipts, leases and the source.
 
     Raises:
         StorageError: the pipeline's own places cannot be read.
     """
-    known = context.tables.windows()
-    due: list[str] | None = None
-    later: list[str] | None = None
+    known = context.windows()
+    due: tuple[str, ...] | None = None
+    later: tuple[str, ...] | None = None
     problem = ""
     try:
-        due = due_windows(context.spec, context.snapshot, known, context.now)
-        later = None if context.snapshot.windows is None else ahead(context.snapshot.windows, context.now)
+        windows, ingest = source_windows(context), stale_of(STEPS[0], context)
+        if windows is not None:
+            due, later = tuple(ingest.keys), tuple(ahead(windows, context.now))
     except SparkdlError as error:  # the rest is worth knowing all the more
         problem = str(error)
     recent = list(islice(records(context), _LOOK_BACK))
-    taken_in = ""
-    if due is None and not problem:
-        due, taken_in = _since(context, known, recent)
+    last_read = "" if due is not None or problem else _last_read(context, recent)
     champion, spec = context.champion(), context.spec
     version = None if champion is None else champion.version
     published = (record.evaluated for record in recent if record.model.get("version") == version)
@@ -91,30 +91,22 @@ def status_of(context: Context) -> Status:
         judged=next((evaluated for evaluated in published if evaluated is not None), None),
         drift=next((record.drift for record in recent if record.drift is not None), None),
         done=tuple(books for books in known.values() if books.read),
-        due=None if due is None else tuple(due),
-        taken_in=taken_in,
-        ahead=None if later is None else tuple(later),
+        due=due,
+        taken_in=last_read,
+        ahead=later,
         source=problem,
         holder=holder_of(context.runs.child("leases")),
     )
 
 
-def _since(
-    context: Context, known: Mapping[str, WindowBooks], recent: Sequence[RunRecord]
-) -> tuple[list[str] | None, str]:
-    """What is due of a source that shows no windows: nothing while it is as it was when it was last read."""
-    if nothing_new(context):
-        return [], ""
+def _last_read(context: Context, recent: Sequence[RunRecord]) -> str:
+    """What is known of a source that shows no windows before Spark reads it."""
     last = next((record for record in recent if "ingested" in record.windows), None)
     if last is None:
-        return None, "the source shows no windows before it is read"
+        return "the source shows no windows before it is read"
     run = f"run {last.run_id} of {last.started} read it"
     if last.source_state is None:
-        return None, f"the source shows nothing before it is read; {run}, and left nothing out that was there then"
+        return f"the source shows nothing before it is read; {run}, and left nothing out that was there then"
     if last.source_state != context.snapshot.state:
-        return None, f"the source has changed since {run}, and shows no windows before it is read"
-    rules, now = rules_of(context.spec), f"{context.now:%Y-%m-%dT%H}"
-    if known and all(books.rules == rules for books in known.values()):
-        begun = [name for name in last.windows.get("ahead", ()) if name <= now]
-        return begun, ""
-    return None, f"the source is as it was when {run}, and its settings differ or a run was cut short since"
+        return f"the source has changed since {run}, and shows no windows before it is read"
+    return f"the source is as it was when {run}, and its settings differ or a run was cut short since"

@@ -11,9 +11,9 @@ from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
 from sparkdl.pipeline.judging.metrics.rows import Rows
 from sparkdl.pipeline.judging.metrics.slices import Slices
 from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Evaluated, Trained
-from sparkdl.pipeline.state.steps import StepNote
 
 CLASSES = {"regression": [], "binary": ["no", "yes"], "multiclass": ["a", "b", "c", "d"]}
 METRICS = {"regression": "rmse", "binary": "auc", "multiclass": "accuracy"}

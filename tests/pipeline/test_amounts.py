@@ -15,9 +15,9 @@ from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import Size
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Trained, Trial
-from sparkdl.pipeline.state.steps import StepNote
 from sparkdl.pipeline.summary import plan_lines
 
 DAYS = ("2026-03-01", "2026-03-02", "2026-03-03", "2026-03-04")

@@ -17,8 +17,9 @@ from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import publish_inputs
 from sparkdl.pipeline.state.lease import lease
+from sparkdl.pipeline.state.receipts import replacing
+from sparkdl.pipeline.steps.evaluate import publish_inputs
 from sparkdl.pipeline.summary import plan_lines
 
 FILE = """\
@@ -55,7 +56,8 @@ def test_where_a_version_is_mirrored_does_not_decide_whether_it_is_published_aga
     now = datetime(2026, 3, 20, tzinfo=UTC)
     keys = [
         publish_inputs(
-            Context(loads(FILE, [word] if word else []), now), Parts(train=(), validate=(), score=()), {}, "train"
+            Context(loads(FILE, [f"root={folder}/data", *([word] if word else [])]), now),
+            Parts(train=(), validate=(), score=()),
         )
         for word in ("", "publish.mlflow='sqlite:////data/mlflow.db'", "publish.alias=best")
     ]
@@ -174,19 +176,25 @@ def books(window, **more):
     return WindowBooks(window=window, fingerprint="f", rules="r", content="c", **counts)
 
 
+def ingested(pipeline, *windows):
+    """What earlier runs know of some windows."""
+    with replacing(Context(pipeline.file).receipts, "ingest", []) as made:
+        for each in windows:
+            made[each.window] = ("k", each)
+
+
 def test_a_plan_says_how_many_rows_the_transform_left_out(folder):
     pipeline = Pipeline.load(folder / "wine.yaml", ["split={by: hash}"])
-    ledger = Context(pipeline.file).tables.ledger
-    ledger.write([books("2026-03-01", source_rows=7)])
+    ingested(pipeline, books("2026-03-01", source_rows=7))
     assert "transform" not in dict(plan_lines(pipeline.plan()))
-    ledger.write([books("2026-03-01", source_rows=10_000)])
+    ingested(pipeline, books("2026-03-01", source_rows=10_000))
     said = dict(plan_lines(pipeline.plan()))["transform"]
     assert said == "as last ingested: 10,000 rows in the source, 7 after the transform"
 
 
 def test_a_plan_says_which_windows_the_source_no_longer_holds_and_what_becomes_of_them(folder):
     kept = Pipeline.load(folder / "wine.yaml", ["split={by: hash}"])
-    Context(kept.file).tables.ledger.write([books("2026-02-26"), books("2026-02-27"), books("none")])
+    ingested(kept, books("2026-02-26"), books("2026-02-27"), books("none"))
     plan = kept.plan()
     assert plan.deleted == plan.unchanged == ("2026-02-26", "2026-02-27")
     assert plan.due == {"2026-03-01": "new", "2026-03-02": "new", "none": GONE}
@@ -202,7 +210,7 @@ def test_a_plan_says_which_windows_the_source_no_longer_holds_and_what_becomes_o
 
 def test_a_source_that_lost_all_its_windows_is_refused_before_spark_starts(folder):
     pipeline = Pipeline.load(folder / "wine.yaml", ["source.deleted_windows=remove"])
-    Context(pipeline.file).tables.ledger.write([books("2026-02-26")])
+    ingested(pipeline, books("2026-02-26"))
     with pytest.raises(DataError, match="holds no rows of any window that has begun, and the clean rows are of window"):
         pipeline.run(now=datetime(2026, 2, 27, tzinfo=UTC))
 

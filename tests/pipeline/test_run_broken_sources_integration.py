@@ -17,7 +17,7 @@ from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.work import ingest
+from sparkdl.pipeline.steps import ingest
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -53,7 +53,7 @@ class Shop:
     def left(self):
         """What a run that was refused must not have changed."""
         registry, tables = ModelRegistry(f"{self.root}/shop/registry"), f"{self.root}/shop/tables"
-        kept = {name: Table(f"{tables}/{name}") for name in ("clean", "quarantine", "ledger", "predictions")}
+        kept = {name: Table(f"{tables}/{name}") for name in ("clean", "quarantine", "receipts", "predictions")}
         return (
             registry.aliases("shop") if "shop" in registry.models() else None,
             {name: table.version() for name, table in kept.items() if table.exists()},

@@ -12,7 +12,7 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.work import ingest
+from sparkdl.pipeline.steps import ingest
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)

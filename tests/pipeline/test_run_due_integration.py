@@ -14,9 +14,9 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.report import report_html
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.receipts import ReceiptTable
 from sparkdl.pipeline.status import status_of
 from sparkdl.pipeline.summary import status_lines, summary_lines
-from sparkdl.pipeline.work import ingest
 from sparkdl.tables.staged import StagedWrite
 from sparkdl.tables.table import Table
 
@@ -70,7 +70,7 @@ def test_rows_dated_ahead_are_taken_in_when_their_day_comes_though_no_file_has_c
     assert len(shop.clean) == 9
 
 
-@pytest.mark.parametrize(("by", "cut"), [("time", "clean"), ("time", "books"), ("partition", "books")])
+@pytest.mark.parametrize(("by", "cut"), [("time", "clean"), ("time", "receipts"), ("partition", "receipts")])
 def test_an_edit_that_is_taken_back_after_its_run_was_cut_short_leaves_no_row(spark, tmp_path, monkeypatch, by, cut):
     (tmp_path / "orders" / "day=2026-03-18").mkdir(parents=True)
     orders(18).to_parquet(tmp_path / "orders" / "day=2026-03-18" / "rows.parquet", coerce_timestamps="us")
@@ -78,18 +78,20 @@ def test_an_edit_that_is_taken_back_after_its_run_was_cut_short_leaves_no_row(sp
     shop, edit = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "orders", **named}), ", x * 1000 AS big"
     run(shop.context(noon(18)), spark)
     with monkeypatch.context() as patched:
+        commit, write, number = StagedWrite.commit, ReceiptTable.write, itertools.count()
 
-        def killed(*_):
-            raise KeyboardInterrupt
+        def commit_or_end(*own):
+            if cut == "clean" and next(number) == 1:
+                raise KeyboardInterrupt
+            return commit(*own)
 
-        if cut == "books":
-            patched.setattr(ingest, "_books", killed)
-        else:
-            commit = StagedWrite.commit
-            number = itertools.count()
-            patched.setattr(
-                StagedWrite, "commit", lambda *own: commit(*own) if next(number) < (cut == "clean") else killed()
-            )
+        def write_or_end(table, receipts):
+            if any(receipt.step == "ingest" and receipt.key for receipt in receipts):
+                raise KeyboardInterrupt
+            write(table, receipts)
+
+        patched.setattr(StagedWrite, "commit", commit_or_end)
+        patched.setattr(ReceiptTable, "write", write_or_end)
         with pytest.raises(KeyboardInterrupt):
             run(shop.context(noon(18), edit=edit), spark)
     assert run(shop.context(noon(18)), spark).windows["ingested"] == ["2026-03-18"]
@@ -153,7 +155,8 @@ def test_status_tells_what_is_due_of_a_source_whose_rows_alone_know_their_window
     assert done.windows["ahead"] == ["2026-03-20"]
     assert due(noon(19)) == "no window"
     assert due(noon(20)) == "window 2026-03-20"  # which has begun
-    assert "its settings differ or a run was cut short since" in due(noon(19), edit=", 1 AS more")
+    assert due(noon(19), edit=", 1 AS more") == "2 windows 2026-03-17 to 2026-03-18"
+    assert "its settings differ or a run was cut short since" in due(noon(19), every="hour")
     orders(19).to_parquet(tmp_path / "rows" / "b.parquet", coerce_timestamps="us")
     changed = due(noon(19))
     assert changed.startswith("only Spark can tell: the source has changed since run 2026")

@@ -19,10 +19,10 @@ import torch
 from sparkdl.models.bundle import load_bundle
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.ledger import Ledger
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import LeaseTakenError, lease
+from sparkdl.pipeline.state.receipts import ReceiptTable
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -123,10 +123,10 @@ def test_a_run_killed_in_training_goes_on_from_its_checkpoint_to_the_same_weight
 
 
 @pytest.mark.slow
-def test_a_kill_between_the_clean_rows_and_their_books_loses_and_doubles_nothing(spark, place, monkeypatch):
+def test_a_kill_between_the_clean_rows_and_their_receipts_loses_and_doubles_nothing(spark, place, monkeypatch):
     text = text_of(place, place / "root").replace('{factory: "own_slow_network:build"}', "{}")
     with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patched.setattr(ReceiptTable, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
         cut = Context(loads(text), NOW)
         with pytest.raises(KeyboardInterrupt):
             run(cut, spark)

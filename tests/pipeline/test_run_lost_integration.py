@@ -16,7 +16,7 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.steps import Steps
+from sparkdl.pipeline.state.receipts import ReceiptTable
 from sparkdl.tables.table import Table
 
 
@@ -76,7 +76,7 @@ def test_predictions_and_models_that_were_lost_are_made_again(spark, shop):
 
     shutil.rmtree(shop.root / "shop" / "registry")
     planned = {step.name: step.state for step in plan_of(shop.context()).steps}
-    assert (planned["train"], planned["publish"]) == ("open", "done again")  # open: if no row has changed
+    assert (planned["train"], planned["publish"]) == ("kept", "done again")
     again = shop.run(spark)
     assert (again.outcome, again.model["champion"], done(again)) == ("promoted", 1, {"publish"})
     assert shop.run(None).outcome == "nothing new"
@@ -92,15 +92,15 @@ def test_predictions_and_models_that_were_lost_are_made_again(spark, shop):
 @pytest.mark.slow
 def test_predictions_of_a_run_that_was_killed_are_made_again_by_who_is_champion_then(spark, shop, monkeypatch):
     shop.run(spark)
-    put, cut = Steps.put, shop.context("train.epochs=2")
+    write, cut = ReceiptTable.write, shop.context("train.epochs=2")
 
-    def killed(self, step, *rest):
-        if step == "score":
+    def killed(self, receipts):
+        if any(receipt.step == "score" and receipt.key for receipt in receipts):
             raise KeyboardInterrupt
-        put(self, step, *rest)
+        write(self, receipts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Steps, "put", killed)
+        patched.setattr(ReceiptTable, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             run(cut, spark)
     assert (cut.record.outcome, cut.record.promoted, shop.predicted_by) == ("failed", True, {2})
@@ -122,7 +122,7 @@ def test_shards_are_cut_anew_where_the_champion_that_they_were_cut_for_is_gone(s
     assert shop.run(spark, features).model["champion"] == 2
     bundle = shop.registry.get("shop", 1).uri
     shop.registry.delete("shop", 1)
-    assert plan_of(shop.context(features, start)).steps[1].state == "open"
+    assert plan_of(shop.context(features, start)).steps[1].state == "kept"
     shutil.rmtree(bundle)
     assert plan_of(shop.context(features, start)).steps[1].state == "done again"
     after = shop.run(spark, features, start, "train.epochs=2")

@@ -13,10 +13,12 @@ from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import LEARNING, Context
+from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.runs import records
+from sparkdl.pipeline.steps import STEPS
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+LEARNING = [step.name for step in STEPS if step.learns and step.listed]
 
 
 class Orders:
@@ -125,5 +127,7 @@ def test_a_run_without_training_lets_the_champion_predict_what_is_new_and_learns
     ],
 )
 def test_a_part_that_there_is_not_is_refused(orders, asked, said):
-    with pytest.raises(ConfigError, match=said):
-        orders.context(**asked)
+    for ask in (plan_of, run):
+        with pytest.raises(ConfigError, match=said):
+            ask(orders.context(**asked))
+    assert list(records(orders.context())) == []

@@ -21,12 +21,12 @@ from deltalake import write_deltalake
 from sparkdl.documents.typed import encode
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.ledger import Ledger, Tables
+from sparkdl.pipeline.rows.ledger import Tables, WindowBooks
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import LeaseLostError
+from sparkdl.pipeline.state.receipts import ReceiptTable
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.steps import Steps
 from sparkdl.shards.transaction import Transaction
 from sparkdl.storage import Storage
 from sparkdl.tables.staged import StagedWrite
@@ -71,8 +71,8 @@ class Shop:
         publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
         """
 
-    def context(self, until=None, again=None):
-        return Context(loads(self.text), NOW, again, until)
+    def context(self, until=None, again=None, overrides=()):
+        return Context(loads(self.text, overrides), NOW, again, until)
 
     @property
     def tables(self):
@@ -83,13 +83,24 @@ class Shop:
         return ModelRegistry(f"{self.root}/shop/registry")
 
     def check_rows(self, days):
-        """Every row of these days is in the clean rows, once, and the books vouch for it."""
+        """Every row of these days is in the clean rows, once, and the receipts vouch for it."""
         rows = self.tables.table("clean").rows(["order"]).column("order").to_pylist()
         assert sorted(rows) == sorted(f"{day}-{n}" for day in range(1, days + 1) for n in range(ROWS))
-        books = self.tables.windows()
-        assert {name: each.kept for name, each in books.items() if each.rules} == {
+        receipts = self.context().receipts.of("ingest")
+        assert {name: receipt.read(WindowBooks).kept for name, receipt in receipts.items() if receipt.key} == {
             f"2026-03-{day:02d}": ROWS for day in range(1, days + 1)
         }
+
+    def left(self):
+        """What a run that was taken over must not have changed."""
+        rows = {}
+        for name in ("receipts", "clean", "quarantine", "predictions"):
+            table = self.tables.table(name)
+            rows[name] = sorted(map(str, table.rows().to_pylist())) if table.exists() else []
+        place = Path(f"{self.root}/shop")
+        files = {*place.glob("runs/steps/*/*.json"), *place.glob("shards/*/manifest.json")}
+        versions = [(version.artifact, version.aliases) for version in self.registry.list("shop")]
+        return rows, {str(file): file.stat().st_mtime_ns for file in files}, versions
 
     def files(self):
         """Data files that no version of the table of clean rows names, or ever named."""
@@ -99,21 +110,43 @@ class Shop:
         return {path for path in there if "_delta_log" not in path} - named
 
 
-@contextmanager
-def before(patched, owner, name, number, happens):
-    """Let something happen before the n-th call of a method."""
-    called, method = [], getattr(owner, name)
+def receipts_named(table, receipts):
+    return f"receipts of {receipts[0].step}" + ("" if receipts[0].key else ", struck out")
 
-    def call(*given, **more):
-        called.append(1)
-        if len(called) == number:
-            happens()
-        return method(*given, **more)
+
+def rows_named(staged, *_):
+    return FIRST if not Table(staged.plan.uri).exists() else f"rows of {staged.plan.uri.rpartition('/')[2]}"
+
+
+FIRST = "rows of a table that there was not"
+COMMITS = (
+    (ReceiptTable, "write", receipts_named),
+    (ReceiptTable, "keep", lambda table, step, *_: f"document of {step}"),
+    (StagedWrite, "commit", rows_named),
+    (Table, "append", lambda table, *_: "columns of predictions" if table.uri.endswith("/predictions") else ""),
+    (Transaction, "commit", lambda transaction, *_: f"shards to {Path(transaction.root.uri).name.partition('-')[0]}"),
+    (ModelRegistry, "publish", lambda *_: "version"),
+    (ModelRegistry, "set_alias", lambda *_: "alias"),
+)
+"""What a run changes anything by that other runs see, each with what it is called here."""
+
+
+@contextmanager
+def before_each_commit(patched, happens):
+    """Let something happen before each commit of a run, which is told what it is called."""
+
+    def watched(method, called):
+        def call(*given, **more):
+            if called(*given):
+                happens(called(*given))
+            return method(*given, **more)
+
+        return call
 
     with patched.context() as patch:
-        patch.setattr(owner, name, call)
+        for owner, name, called in COMMITS:
+            patch.setattr(owner, name, watched(getattr(owner, name), called))
         yield
-    assert len(called) >= number, f"{name} was called {len(called)} times"
 
 
 def silence(context):
@@ -132,12 +165,14 @@ def check_lost(context):
     assert len(record.message.splitlines()) == 1
 
 
-INGESTING = {
-    "books struck out": (Ledger, "write", 1),
-    "quarantine": (StagedWrite, "commit", 1),
-    "clean rows": (StagedWrite, "commit", 2),
-    "books": (Ledger, "write", 2),
-}
+INGESTING = (
+    "receipts of source, struck out",
+    "receipts of source",
+    "receipts of ingest, struck out",
+    "rows of quarantine",
+    "rows of clean",
+    "receipts of ingest",
+)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
@@ -147,61 +182,85 @@ def test_no_row_is_lost_where_a_later_run_ingests_before_a_commit_of_an_earlier_
 ):
     shop = Shop(tmp_path, kind)
     run(shop.context("ingest"), spark)
-    first = shop.context("ingest", ("2026-03-01", "2026-03-04"))
+    shop.next_day()
+    first, happened = shop.context("ingest", ("2026-03-01", "2026-03-04")), []
 
-    def taken_over():
-        silence(first)
-        shop.next_day()
-        assert run(shop.context("ingest"), spark).exit_code == 0
-        shop.check_rows(5)
+    def taken_over(name):
+        happened.append(name)
+        if happened == [*INGESTING[: INGESTING.index(commit)], commit]:
+            silence(first)
+            shop.next_day()
+            assert run(shop.context("ingest"), spark).exit_code == 0
+            shop.check_rows(6)
 
-    owner, name, number = INGESTING[commit]
-    with before(monkeypatch, owner, name, number, taken_over), pytest.raises(LeaseLostError):
+    with before_each_commit(monkeypatch, taken_over), pytest.raises(LeaseLostError):
         run(first, spark)
+    assert commit in happened
     check_lost(first)
-    shop.check_rows(5)
+    shop.check_rows(6)
     assert not shop.files(), "nothing half-written is left"
     assert run(shop.context("ingest"), None).outcome == "nothing new"
 
 
+LATER = (
+    "document of features",
+    "receipts of features",
+    "shards to train",
+    "shards to validate",
+    "document of shards",
+    "receipts of shards",
+    "document of train",
+    "receipts of train",
+    "document of evaluate",
+    "receipts of evaluate",
+    "version",
+    "alias",
+    "document of publish",
+    "receipts of drift",
+    "receipts of publish",
+    FIRST,
+    "receipts of score",
+    "receipts of live",
+    "columns of predictions",
+    "receipts of score, struck out",
+    "rows of predictions",
+    "receipts of live, struck out",
+)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_at_each_later_commit_a_run_that_was_taken_over_leaves_nothing(spark, tmp_path, monkeypatch):
-    shop = Shop(tmp_path, "parquet")
-    commits = {
-        "shards": (Transaction, "commit", 1),
-        "result of a step": (Steps, "put", 1),
-        "publication": (ModelRegistry, "publish", 1),
-        "alias": (ModelRegistry, "set_alias", 1),
-        "receipts of scoring, invalidated": (Steps, "replace", 1),
-        "receipts of scoring": (Steps, "replace", 2),
-        "predictions": (Table, "write", 1),
-        "receipt of the run": (Steps, "replace", 3),
-    }
-    for commit, (owner, name, number) in commits.items():
-        first = shop.context()
+    shop, seen = Shop(tmp_path, "parquet"), list(INGESTING)
+    run(shop.context("ingest"), spark)
+    for overrides in ((), ("score.keep=[x]",)):  # a first model and its predictions; other predictions
+        lost = True
+        while lost:
+            first, left = shop.context(overrides=overrides), []
 
-        def taken_over(first=first):
-            silence(first)
-            second = shop.context()
-            with second_lease(second):
-                pass
+            def taken_over(name, first=first, left=left, overrides=overrides):
+                if name not in seen and not left:
+                    seen.append(name)
+                    silence(first)
+                    with second_lease(shop.context(overrides=overrides)):
+                        pass
+                    left.append(shop.left())
 
-        with before(monkeypatch, owner, name, number, taken_over), pytest.raises(LeaseLostError):
-            run(first, spark)
-        check_lost(first)
-        versions = shop.registry.list("shop")
-        later = list(commits).index(commit) - list(commits).index("alias")
-        assert len(versions) == (later >= 0), commit
-        assert bool(versions and versions[0].aliases) == (later > 0), commit
-        table = shop.tables.table("predictions")
-        by = set(table.rows().column("run_id").to_pylist()) if table.exists() else set()
-        assert (first.record.run_id in by) == (commit in ("receipts of scoring", "receipt of the run")), commit
-        if commit == "shards":
-            assert not list(Path(f"{shop.root}/shop/shards").rglob("manifest.json"))
-    done = run(shop.context(), spark)
-    assert done.outcome in ("promoted", "scored", "nothing new"), done.message
-    assert len(shop.tables.table("predictions").rows()) == ROWS
-    assert run(shop.context(), None).outcome == "nothing new"
+            with before_each_commit(monkeypatch, taken_over):
+                try:
+                    done, lost = run(first, spark), False
+                except LeaseLostError:
+                    check_lost(first)
+                    after = shop.left()
+                    if seen[-1] == FIRST:  # nobody could claim it: its rows have no receipt, and are replaced
+                        after[0]["predictions"] = left[0][0]["predictions"]
+                    assert [after] == left, seen[-1]
+        assert not left, f"{seen[-1]} was committed by a run that was taken over"
+        assert done.outcome in ("promoted", "scored", "nothing new"), done.message
+        assert len(shop.tables.table("predictions").rows()) == ROWS
+        assert [(version.version, version.aliases) for version in shop.registry.list("shop")] == [(1, ("champion",))]
+        assert run(shop.context(overrides=overrides), None).outcome == "nothing new"
+    assert tuple(seen) == (*INGESTING, *LATER)
 
 
 @contextmanager

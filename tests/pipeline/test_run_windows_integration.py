@@ -14,12 +14,12 @@ from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import LEARNING, Context
-from sparkdl.pipeline.state.steps import Steps
-from sparkdl.storage import Storage
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.steps import STEPS
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+LEARNING = [step.name for step in STEPS if step.learns and step.listed]
 
 
 class Shop:
@@ -145,7 +145,7 @@ def test_where_no_rows_validate_learning_waits_and_the_champion_predicts(spark, 
     assert (done.outcome, done.exit_code, scored(done)) == ("scored", 0, {"2026-03-07": 40})
     said = "learning waits: split.validate has no window with rows"
     assert said in done.message
-    planned = plan_of(shop.context("train.epochs=7"))
+    planned = plan_of(shop.context("score.keep=[x]"))
     learning = [step for step in planned.steps if step.name in LEARNING]
     assert {(step.state, step.why[:14]) for step in learning} == {("waits", "split.validate")}
     shop.day(8)
@@ -178,7 +178,6 @@ def test_a_run_that_was_killed_once_the_alias_had_moved_ends_as_it_would_have(sp
     steps = shop.root / "shop" / "runs" / "steps"
     newest = max((steps / "publish").glob("*.json"), key=lambda file: file.stat().st_mtime)
     newest.unlink()  # what a killed run has not written
-    Steps(Storage.of(steps), Table(f"{shop.root}/shop/tables/receipts")).replace("run", [({}, None)])
     after = shop.run(spark)
     assert (after.outcome, after.exit_code, after.message) == ("promoted", 0, before.message)
     assert kept(after)["evaluate"]

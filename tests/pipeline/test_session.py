@@ -154,11 +154,11 @@ def test_torch_is_loaded_beside_the_start_of_spark():
     """The thread that loads it may meet the imports of pyspark: both must end."""
     program = (
         "import importlib, threading\n"
-        "loading = threading.Thread(target=importlib.import_module, args=('sparkdl.pipeline.work.work',))\n"
+        "loading = threading.Thread(target=importlib.import_module, args=('sparkdl.pipeline.work.search',))\n"
         "loading.start()\n"
         "import pyspark.sql, pyspark.sql.functions\n"
         "loading.join()\n"
-        "from sparkdl.pipeline.work.work import work\n"
+        "from sparkdl.pipeline.work.search import train_trials\n"
     )
     done = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,46 +1,15 @@
-"""What was written for which input: the pipeline's memory of its windows.
-
-Enters: windows that were ingested. Leaves: for each the fingerprint of its input, the rules it was cleaned by, and its
-books: rows in the source, and of those that the transform makes of them rows read = kept + quarantined + duplicates.
-One small Delta table, a row a window, committed after the window's rows are; those of a window that is replaced are
-struck out before: a run that is cut short leaves windows that count as not done, and they are simply done again.
-"""
+"""The rows of each window: how many there were, what became of them, and hashes of those that were kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
-import pyarrow as pa
-
-from sparkdl.documents.typed import Count, Source, convert, encode, parse
+from sparkdl.documents.typed import Count
 from sparkdl.errors import DataError
-from sparkdl.observe import logger
-from sparkdl.pipeline.windows import span
-from sparkdl.tables.table import AppTransaction, Table
+from sparkdl.tables.table import Table
 
-__all__ = ["Ledger", "Tables", "WindowBooks", "transformed"]
-
-_SCHEMA = pa.schema(
-    [
-        ("window", pa.string()),
-        ("fingerprint", pa.string()),
-        ("rules", pa.string()),
-        ("source_rows", pa.int64()),
-        ("read", pa.int64()),
-        ("kept", pa.int64()),
-        ("quarantined", pa.int64()),
-        ("duplicates", pa.int64()),
-        ("outcomes", pa.string()),
-        ("content", pa.string()),
-        ("unlabelled", pa.string()),
-        ("version", pa.int64()),
-        ("run_id", pa.string()),
-        ("written_at", pa.string()),
-    ]
-)
-_SOURCE = Source("the ledger", "it was altered, restore an earlier version of it")
+__all__ = ["Tables", "WindowBooks", "transformed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,62 +73,6 @@ def transformed(books: Iterable[WindowBooks]) -> tuple[int, int] | None:
     return sum(before for before, _ in counted), sum(after for _, after in counted)
 
 
-@dataclass(frozen=True)
-class Ledger:
-    """The ledger of one pipeline.
-
-    Attributes:
-        table: where it lies.
-    """
-
-    table: Table
-
-    def windows(self) -> dict[str, WindowBooks]:
-        """All windows that were done, by name and in order.
-
-        Raises:
-            IntegrityError: a row was altered.
-            StorageError: the table cannot be read.
-        """
-        if not self.table.exists():
-            return {}
-        found = {}
-        for row in self.table.rows().to_pylist():
-            del row["written_at"]
-            row["unlabelled"] = row.get("unlabelled") or row["content"]  # an earlier sparkdl did not keep it
-            row["outcomes"] = parse(str(row["outcomes"]).encode(), _SOURCE)
-            books = convert(row, WindowBooks, _SOURCE)
-            found[books.window] = books
-        return dict(sorted(found.items()))
-
-    def claim(self, transaction: AppTransaction) -> None:
-        """Refuse from now on what earlier runs write."""
-        self.table.claim(transaction, _SCHEMA)
-
-    def write(self, books: Iterable[WindowBooks], transaction: AppTransaction | None = None) -> None:
-        """Insert or replace windows, in one commit.
-
-        Args:
-            books: of the windows.
-            transaction: of the run.
-
-        Raises:
-            DataError: the books of one do not balance; then none is written.
-            ConflictError: another run writes them at the same time, or has taken over.
-        """
-        now, rows = datetime.now(UTC).isoformat(timespec="seconds"), []
-        for each in books:
-            each.check()
-            rows.append({**vars(each), "outcomes": encode(dict(each.outcomes)).decode(), "written_at": now})
-        content = pa.Table.from_pylist(rows, schema=_SCHEMA)
-        if self.table.exists():
-            if not {*_SCHEMA.names} <= {*self.table.columns()}:  # an earlier sparkdl made it
-                self.table.append(_SCHEMA.empty_table(), new_columns=True)
-            self.table.merge(content, on=["window"], transaction=transaction)
-        else:
-            self.table.append(content, expected_version=-1, transaction=transaction)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tables:
     """The tables of one pipeline, below one folder."""
@@ -167,45 +80,10 @@ class Tables:
     folder: str
 
     def table(self, name: str) -> Table:
-        """One of them: ``clean``, ``quarantine``, ``ledger``, ``receipts``, ``predictions``, ``runs``."""
+        """One of them: ``clean``, ``quarantine``, ``receipts``, ``predictions``, ``runs``."""
         return Table(f"{self.folder}/{name}", engine="delta-rs")  # nobody else writes them, and one engine is to
 
     def version(self, name: str) -> int:
         """The newest version of one of them, -1 where it is not there."""
         table = self.table(name)
         return table.version() if table.exists() else -1
-
-    @property
-    def ledger(self) -> Ledger:
-        """The books of all windows."""
-        return Ledger(self.table("ledger"))
-
-    def windows(self) -> dict[str, WindowBooks]:
-        """What the ledger knows, as far as there are clean rows: where their table is gone, no window is done."""
-        known = self.ledger.windows()
-        return {name: books.struck_out() for name, books in known.items()} if self._lost(known) else known
-
-    def check_lost(self, known: Mapping[str, WindowBooks], deleted: Sequence[str]) -> None:
-        """Say that the table of clean rows is gone, where it is.
-
-        Args:
-            known: what the ledger knows.
-            deleted: windows of these that the source no longer holds, and that are to stay.
-
-        Raises:
-            DataError: rows were in it that the source no longer holds.
-        """
-        lost, uri = self._lost(known), self.table("clean").uri
-        gone = [name for name in lost if name in deleted]
-        if gone:
-            raise DataError(
-                f"the clean rows {uri} are gone, and the source no longer holds {span(gone)} of them: restore the "
-                "table, or take these windows out with source.deleted_windows=remove"
-            )
-        if lost:
-            logger.warning("the clean rows %s are gone: all windows are taken in again", uri)
-
-    def _lost(self, known: Mapping[str, WindowBooks]) -> list[str]:
-        """The windows whose clean rows are gone with their table."""
-        kept = [name for name, books in known.items() if books.kept]
-        return [] if not kept or self.table("clean").exists() else kept

@@ -58,7 +58,7 @@ def parts_of(
 
     Args:
         spec: the pipeline.
-        known: what the ledger knows of each window.
+        known: what is known of the clean rows of each window.
         train: whether the parts to train and to validate are needed.
         hold_back: whether the windows to score are kept from training and validation, as the split says. Otherwise the
             newest windows validate, those before them train, and what is scored stays the same.
@@ -93,7 +93,7 @@ def parts_to_do(
 
     Args:
         spec: the pipeline.
-        known: what the ledger knows of each window.
+        known: what is known of the clean rows of each window.
         train: whether to learn.
         champion: whether there is one.
 

@@ -279,4 +279,4 @@ class Places(Section, frozen=True, kw_only=True):
     tables: Annotated[Text | None, Meta(description="Clean rows, quarantine, runs, predictions.")] = None
     shards: Annotated[Text | None, Meta(description="Training shards; every worker reads them.")] = None
     registry: Annotated[Text | None, Meta(description="Published models.")] = None
-    runs: Annotated[Text | None, Meta(description="Records, reports, checkpoints, the ledger.")] = None
+    runs: Annotated[Text | None, Meta(description="Records, reports, checkpoints, leases.")] = None

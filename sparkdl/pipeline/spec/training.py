@@ -126,6 +126,11 @@ class Train(Section, frozen=True, kw_only=True):
         if self.weight_decay is not None and ":" in self.optimizer:
             yield "weight_decay", f"={self.weight_decay} is not for {self.optimizer}, which sets its own: leave it out"
 
+    @property
+    def spreads(self) -> bool:
+        """Whether the rows of shards lie in random order."""
+        return self.spread_rows and self.shuffle and self.shuffle_buffer_size != 0
+
     def parameters(self) -> dict[str, Any]:
         """The estimator's parameters among them that are set, by name, but those by which shards are cut.
 

@@ -1,24 +1,20 @@
 """What a pipeline that runs for years would fill its disk with, and nobody needs: it goes at the end of a training.
 
-Enters: the context of a run that holds the lease and has trained. Leaves: shard sets and bundles of the newest
-trainings (``keep.trainings``), and of the last days (``keep.days``) the versions of the pipeline's own tables and the
-records of runs that found nothing new. What was published lies in the registry and is not touched. Names to delete
-are names of a listing that look like keys of results or ids of runs, never what a document says; the document that
-makes a set, a bundle or a run whole goes first, so what is half-deleted counts as gone.
+Shard sets and bundles of trainings that are older than the newest (``keep.trainings``), and after some days
+(``keep.days``) the versions of the pipeline's own tables and the records of runs that found nothing new. What was
+published lies in the registry and is not touched. The document that makes a set, a bundle or a run whole goes first, so
+what is half-deleted counts as gone.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 
-from sparkdl.documents.typed import Count
 from sparkdl.models.folder import DOCUMENT
 from sparkdl.observe import logger
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.receipts import Receipt
 from sparkdl.pipeline.state.results import Trained
 from sparkdl.storage import Storage
 
@@ -26,20 +22,9 @@ __all__ = ["clean_up"]
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _RUN = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
-_TABLES = ("clean", "quarantine", "ledger", "receipts", "predictions", "runs")
+_TABLES = ("clean", "quarantine", "receipts", "predictions", "runs")
 _VACUUM_EVERY = 32
 """Versions of the table of clean rows between two vacuums, since listing all folders of a store takes its time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Vacuumed:
-    """What the last vacuum left.
-
-    Attributes:
-        version: of the table of clean rows, after it.
-    """
-
-    version: Count
 
 
 def clean_up(context: Context) -> None:
@@ -51,7 +36,7 @@ def clean_up(context: Context) -> None:
     Raises:
         LeaseLostError: a later run has taken it over.
     """
-    if not any(note.name == "train" and not note.kept for note in context.steps.notes):
+    if not any(note.name == "train" and not note.kept for note in context.notes):
         return
     for remove in (_shards, _models, _versions, _idle_runs):
         context.check_lease()
@@ -63,13 +48,12 @@ def clean_up(context: Context) -> None:
 
 def _shards(context: Context) -> None:
     """Sets, and the fitted features that they were cut with."""
-    steps = context.runs.child("steps")
     for key in _old(context, "shards"):
         for part in ("train", "validate"):
             _delete(Storage.of(f"{context.spec.places.shards}/{part}-{key}"), "manifest.json")
-        steps.child("shards").child(f"{key}.json").delete()
+        context.receipts.document("shards", key).delete()
     for key in _old(context, "features"):
-        steps.child("features").child(f"{key}.json").delete()
+        context.receipts.document("features", key).delete()
 
 
 def _models(context: Context) -> None:
@@ -77,8 +61,8 @@ def _models(context: Context) -> None:
     if context.spec.keep.trainings is None:
         return
     newest = set(_keys(context, "train")) - set(_old(context, "train"))
-    results = [context.steps.result("train", key, Trained) for key in newest]
-    bundles = {str(result.bundle).rstrip("/").rpartition("/")[2] for result in results if result is not None}
+    trainings = [context.receipts.result("train", key, Trained) for key in newest]
+    bundles = {trained.bundle.rstrip("/").rpartition("/")[2] for trained in trainings if trained is not None}
     kept = newest | bundles | _made_now(context, "trial")
     models, checkpoints = context.runs.child("models"), context.runs.child("training").child("runs")
     for name in _names(models) - kept:
@@ -90,15 +74,15 @@ def _models(context: Context) -> None:
 def _versions(context: Context) -> None:
     """Files of the pipeline's own tables that only old versions name, and those of writes that never committed."""
     tables, days = context.tables, context.spec.keep.days
-    clean, place = tables.table("clean"), {"tables": tables.folder}
-    last = context.steps.find("vacuum", place, _Vacuumed) or _Vacuumed(version=0)
-    if days is None or 0 <= clean.version() - last.version < _VACUUM_EVERY:  # a table made anew has fewer than last
+    clean, receipt = tables.table("clean"), context.receipts.of("vacuum").get("clean")
+    last = 0 if receipt is None else receipt.read(int)
+    if days is None or 0 <= clean.version() - last < _VACUUM_EVERY:  # a table made anew has fewer than last
         return
-    started = time.perf_counter()
     for name in _TABLES:
         if tables.table(name).exists():
             tables.table(name).vacuum(timedelta(days=days), versions=True)
-    context.steps.put("vacuum", place, _Vacuumed(version=clean.version()), time.perf_counter() - started)
+    version = clean.version()
+    context.receipts.write([Receipt(step="vacuum", partition="clean", key=str(version), facts=str(version))])
 
 
 def _idle_runs(context: Context) -> None:
@@ -123,21 +107,19 @@ def _names(folder: Storage, form: re.Pattern[str] = _KEY) -> set[str]:
 
 
 def _made_now(context: Context, step: str) -> set[str]:
-    return {note.key for note in context.steps.notes if note.name == step}
+    return {note.key for note in context.notes if note.name == step}
 
 
 def _old(context: Context, step: str) -> list[str]:
-    """Keys of results that are neither among the newest nor used by this run."""
+    """Keys of what is neither among the newest nor used by this run."""
     most = context.spec.keep.trainings
     used = _made_now(context, step)
     return [] if most is None else [key for key in _keys(context, step)[most:] if key not in used]
 
 
 def _keys(context: Context, step: str) -> list[str]:
-    """Keys of a step's results, the newest first; none where the store does not say when they were written."""
+    """Keys of what a step has made, the newest first, whose documents are still there."""
     folder = context.runs.child("steps").child(step)
-    entries: Iterable[tuple[float | None, str]] = (
-        [(entry.modified, entry.name.removesuffix(".json")) for entry in folder.list()] if folder.exists() else []
-    )
-    dated = [(modified, key) for modified, key in entries if modified is not None and _KEY.fullmatch(key)]
-    return [key for _, key in sorted(dated, reverse=True)]
+    documents = {entry.name.removesuffix(".json") for entry in folder.list()} if folder.exists() else set()
+    receipts = [receipt for receipt in context.receipts.of(step).values() if receipt.key in documents]
+    return [receipt.key for receipt in sorted(receipts, key=lambda receipt: receipt.written_at, reverse=True)]

@@ -1,40 +1,33 @@
-"""What every step of a run asks for: the file, where things lie, what is known, the time it is.
-
-Enters: a sound pipeline file. Leaves: ``Context``, made once a run; neither Spark nor torch is loaded for it.
-"""
+"""What a run works with: the file, the places, the source, what is known, and the time that it is."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import ConfigError
 from sparkdl.models.registry import ModelRegistry, ModelVersion
 from sparkdl.pipeline.code import code_hash, split_target
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.functions import named_functions
-from sparkdl.pipeline.rows.ledger import Tables
+from sparkdl.pipeline.rows.ledger import Tables, WindowBooks
 from sparkdl.pipeline.sources import Source, source_of
 from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.lease import Lease
+from sparkdl.pipeline.state.places import Places
+from sparkdl.pipeline.state.receipts import ReceiptTable, StepNote
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.steps import Steps
 from sparkdl.storage import Storage
 from sparkdl.tables.table import AppTransaction, Table
 
-__all__ = ["LEARNING", "STEPS", "VERSIONS", "Context"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-VERSIONS = {"ingest": 4, "prepare": 1, "train": 1, "publish": 1, "score": 1, "drift": 1}
-"""Of what the modules of ``work/`` do; raise one when that changes, and it is done again, with what follows from it."""
-LEARNING = ("features", "shards", "train", "evaluate", "publish")
-"""The steps from clean rows to a published model."""
-STEPS = ("ingest", "drift", *LEARNING, "score")
-"""All of them, in order."""
+__all__ = ["Context"]
 
 
 @dataclass
@@ -48,9 +41,11 @@ class Context:
         until: the last step to do; None does all.
         train: whether to learn; else rows are ingested, and the champion predicts.
         lease: under which it commits; None until it has one.
-
-    Raises:
-        ConfigError: there is no such step, or it is one of learning, and ``train`` is False.
+        looked: hash of what the source held for each window when this run read it, where only Spark can tell.
+        remade: whether the windows to do in any case have been done.
+        assumed: windows that a plan takes to be ingested, and whose rows nobody knows yet.
+        clean_rows: the table of clean rows, once it has been read.
+        notes: what this run did about each step.
     """
 
     file: PipelineFile
@@ -59,14 +54,12 @@ class Context:
     until: str | None = None
     train: bool = True
     lease: Lease | None = None
-
-    def __post_init__(self) -> None:
-        if self.until is not None and self.until not in STEPS:
-            raise ConfigError(f"until={self.until} is no step: {choices(self.until, STEPS)}")
-        if self.until in LEARNING and not self.train:
-            raise ConfigError(
-                f"until={self.until} is a step of learning, and this run learns nothing: give one of both"
-            )
+    looked: Mapping[str, str] | None = None
+    remade: bool = False
+    assumed: frozenset[str] = frozenset()
+    clean_rows: DataFrame | None = None
+    notes: list[StepNote] = field(default_factory=list)
+    _champion: list[ModelVersion | None] | None = None
 
     @property
     def spec(self) -> PipelineSpec:
@@ -103,9 +96,37 @@ class Context:
         return Tables(folder=str(self.spec.places.tables))
 
     @cached_property
-    def steps(self) -> Steps:
-        """What was done, and is done."""
-        return Steps(self.runs.child("steps"), self.tables.table("receipts"), self.lease)
+    def receipts(self) -> ReceiptTable:
+        """What was made, and by which key."""
+        return ReceiptTable(
+            self.tables.table("receipts"), self.runs.child("steps"), lambda: self.record.run_id, self.lease
+        )
+
+    @cached_property
+    def places(self) -> Places:
+        """Whether what receipts name is still there."""
+        return Places()
+
+    def clean(self, spark: SparkSession) -> DataFrame:
+        """The table of clean rows, as it was when it was first asked for since the last ingestion."""
+        if self.clean_rows is None:
+            self.clean_rows = self.tables.table("clean").read(spark)
+        return self.clean_rows
+
+    def windows(self) -> dict[str, WindowBooks]:
+        """What is known of the clean rows of each window, in order, those that are due again among them."""
+        return {name: receipt.read(WindowBooks) for name, receipt in self.receipts.of("ingest").items()}
+
+    def content(self, *, labels: bool = True) -> dict[str, str | None]:
+        """A hash of the clean rows of each window, in order; None of one that is due again, in a plan.
+
+        Args:
+            labels: of the rows with their labels; else of what predictions follow from.
+        """
+        return {
+            name: None if name in self.assumed else books.content if labels else books.unlabelled
+            for name, books in self.windows().items()
+        }
 
     def hold(self, lease: Lease) -> None:
         """Commit under a lease from now on; what a run before may do yet, if it lives on, is refused first.
@@ -118,10 +139,9 @@ class Context:
             StorageError: a table cannot be written.
         """
         self.lease = lease
-        self.steps.hold(lease)
+        self.receipts.hold(lease)
         self.registry = replace(self.registry, fence=lease.fence)
         if lease.claims_due:
-            self.tables.ledger.claim(lease.fence.transaction())
             for table in (*map(self.tables.table, ("clean", "quarantine")), Table(str(self.spec.score.target))):
                 table.claim(lease.fence.transaction())
             self.registry.claim()
@@ -165,32 +185,13 @@ class Context:
         """The packages of the functions that the file names: whoever runs the file trusts them."""
         return sorted({split_target(target)[0].split(".")[0] for target in self.code} - {"sparkdl"})
 
-    @property
-    def asked(self) -> dict[str, Any]:
-        """Which part of a whole run this is; empty for a whole one."""
-        return {**({"until": self.until} if self.until else {}), **({} if self.train else {"train": False})}
-
-    def asks_for(self, step: str) -> bool:
-        """Whether a step is part of this run."""
-        in_time = self.until is None or STEPS.index(step) <= STEPS.index(self.until)
-        return in_time and (self.train or step not in LEARNING)
-
     def champion(self) -> ModelVersion | None:
-        """The version that the alias points to now."""
-        name, alias = str(self.spec.publish.name), self.spec.publish.alias
-        return self.registry.get(name, alias) if alias in self.registry.aliases(name) else None
+        """The version that the alias points to, as ``look_again`` last saw it."""
+        if self._champion is None:
+            name, alias = str(self.spec.publish.name), self.spec.publish.alias
+            self._champion = [self.registry.get(name, alias) if alias in self.registry.aliases(name) else None]
+        return self._champion[0]
 
-    def whole(self) -> dict[str, Any] | None:
-        """Everything that decides a run from end to end; None where only Spark can tell."""
-        champion = self.champion()
-        if self.snapshot.state is None:
-            return None
-        return {
-            "versions": VERSIONS,
-            "settings": {
-                name: value for name, value in self.settings.items() if name not in ("notify", "keep", "show_variables")
-            },
-            "code": self.code,
-            "source": self.snapshot.state,
-            "champion": champion.version if champion else None,
-        }
+    def look_again(self) -> None:
+        """Ask the registry anew for the champion, which anybody may have moved."""
+        self._champion = None

@@ -21,11 +21,11 @@ from sparkdl.errors import (
 )
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.state.lease import LeaseTakenError
+from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
-from sparkdl.pipeline.state.steps import StepNote
 from sparkdl.storage import Storage
 
-__all__ = ["EXIT_CODES", "Finished", "Outcome", "RunRecord", "exit_code_of"]
+__all__ = ["EXIT_CODES", "Outcome", "RunRecord", "exit_code_of"]
 
 Outcome = Literal[
     "running", "promoted", "scored", "stopped", "nothing new", "not promoted", "lost", "refused", "failed"
@@ -39,23 +39,6 @@ EXIT_CODES: Mapping[Outcome, int] = {
     "lost": 30,
 }
 """By outcome of a run that raised nothing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """What the last whole run came to, and the key of what decided it: the next one sees that there is nothing new.
-
-    Attributes:
-        inputs: the key.
-        run_id: of the run.
-        outcome: what came of it.
-        ahead: windows of the source that began later than the run, and are due once they begin.
-    """
-
-    inputs: str
-    run_id: str
-    outcome: str
-    ahead: tuple[str, ...] = field(default_factory=tuple)
 
 
 @dataclass(kw_only=True)

@@ -23,7 +23,6 @@ __all__ = [
     "LiveError",
     "Published",
     "Scored",
-    "ScoredWindows",
     "Shards",
     "Trained",
     "Trial",
@@ -199,30 +198,23 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What the table of predictions holds for one window.
+    """What a table of predictions holds for one window.
 
     Attributes:
-        inputs: key of what decided them.
+        window: its name.
+        target: address of the table.
+        content: a hash of the clean rows that were predicted, without their labels.
         rows: of the window.
         version: of the model.
         artifact: content hash of the model's bundle.
     """
 
-    inputs: str
+    window: str
+    target: str
+    content: str
     rows: Count
     version: Count
     artifact: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredWindows:
-    """What the table of predictions was made from.
-
-    Attributes:
-        content: by window, a hash of its rows when they were last scored.
-    """
-
-    content: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

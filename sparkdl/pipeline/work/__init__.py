@@ -1,5 +1,4 @@
-"""What a run does, step by step: ingest, features, shards, training, evaluation, publication, predictions.
+"""What the steps need to make their part: statistics, labels, shards, trainings, measurements.
 
-Enters: the context of a run and a session. Leaves: tables, a published model, predictions. Start at ``work.py``, which
-goes through the steps in order.
+Enters: rows, the sections of a file. Leaves: features, shard sets, bundles, verdicts. Nothing here knows what is stale.
 """

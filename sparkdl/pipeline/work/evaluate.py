@@ -31,8 +31,7 @@ from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.results import Evaluated, Trained
-from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded
-from sparkdl.pipeline.work.prepare import labels_of
+from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of
 from sparkdl.scoring.score import score
 
 if TYPE_CHECKING:

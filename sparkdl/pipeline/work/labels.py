@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.columns.names import quoted
+from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import DataError, SchemaError
+from sparkdl.models.folder import read_bundle
 from sparkdl.pipeline.spec import Label
 
 if TYPE_CHECKING:
@@ -136,6 +138,16 @@ def encoded(name: str, label: FittedLabel) -> Column:
         *[F.when(column.cast("string") == value, F.lit(place)) for place, value in enumerate(label.classes)]
     )
     return found.cast("float") if label.type == "binary" else found.cast("bigint")
+
+
+def labels_of(bundle: str) -> Labels:
+    """The labels that a bundle's model was trained with.
+
+    Raises:
+        IntegrityError: it describes none that could be.
+    """
+    source = Source(bundle, "it was altered, or not published by a pipeline: publish it again")
+    return Labels(labels=convert(read_bundle(bundle).preprocessing.get("labels"), tuple[FittedLabel, ...], source))
 
 
 def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:

@@ -1,8 +1,6 @@
-"""Preparation: clean rows to fitted features and labels, and to the shards that a training reads.
+"""Clean rows to fitted features and labels, and to the shards that a training reads.
 
-Enters: clean rows, the parts they are divided into. Leaves: ``Prepared``. Statistics, vocabularies and classes come
-from the training rows alone; a training that goes on from the champion keeps the champion's, so that an id means what
-it meant.
+Statistics, vocabularies and classes come from the training rows alone.
 """
 
 from __future__ import annotations
@@ -16,44 +14,39 @@ import msgspec
 from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import quoted
 from sparkdl.config import ShardConfig
-from sparkdl.documents.typed import Source, convert
+from sparkdl.documents.typed import Source
 from sparkdl.errors import ConfigError, IntegrityError, StorageError
 from sparkdl.features.fitted import Features, fit, token_functions
 from sparkdl.features.spec import Image
 from sparkdl.launch.driver.slots import slots_of
-from sparkdl.models.bundle import read_bundle
+from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.code import imported
-from sparkdl.pipeline.rows.parts import Part, Parts, rows_of
-from sparkdl.pipeline.session import start_torch_daemon
+from sparkdl.pipeline.rows.parts import Part, rows_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import features_inputs, fitted_key, shards_are_there, shards_inputs, spreads
-from sparkdl.pipeline.state.results import Shards
-from sparkdl.pipeline.state.steps import content_key
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.labels import (
-    FittedLabel,
     Labels,
     check_labels,
     check_weight,
     encoded,
     fit_labels,
     labelled,
+    labels_of,
     same_label,
 )
 from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
 from sparkdl.shards.write import write_shards
-from sparkdl.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Fitted", "Prepared", "cut_shards", "fit_features", "labels_of"]
+__all__ = ["Prepared", "champions_features", "cut_shards", "fit_features"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,130 +80,29 @@ class Prepared:
     types: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fitted:
-    """Result of the step ``features``."""
-
-    features: Mapping[str, Any]
-    labels: tuple[FittedLabel, ...]
-    start: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """Features and labels as the training rows made them.
-
-    Attributes:
-        features: fitted.
-        labels: fitted.
-        start: address of the bundle that they are from, and that training starts from; None starts from scratch.
-        key: of all of it, with that bundle: where it is gone, the next champion's features are others.
-    """
-
-    features: Features
-    labels: Labels
-    start: str | None
-    key: str
-
-
-def cut_shards(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]], fitted: Fitted) -> Prepared:
-    """Cut the shards of training and validation rows, unless that was done.
+def fit_features(context: Context, clean: DataFrame, windows: Sequence[str]) -> tuple[Features, Labels]:
+    """Fit features and labels to the training rows.
 
     Args:
         context: of the run.
         clean: the clean rows.
-        rows: the windows of each part, and a hash of the rows of each window.
-        fitted: that make the inputs of a model.
-
-    Raises:
-        NoLabelsError: no row of a part has a label yet.
-        DataError: the rows cannot be trained on: labels that cannot be, weights that are missing or cannot be.
-        SchemaError: columns are missing, or of types that their use does not fit.
-    """
-    (parts, content), spec = rows, context.spec
-    inputs = shards_inputs(context, parts, content, fitted.key)
-    own = content_key("shards", inputs)
-
-    def work() -> Shards:
-        start_torch_daemon(clean.sparkSession)  # a training follows
-        made: dict[Part, tuple[Manifest, int]] = {}
-        table = context.tables.table("clean")
-        version = str(table.version())
-        for part in ("train", "validate"):
-            chosen = rows_of(clean, spec, part, parts.windows(part))
-            source = ShardSource(uri=table.uri, version=version, transformation=f"{own} {part}")
-            made[part] = _cut(context, chosen, fitted, part, (f"{spec.places.shards}/{part}-{own}", source))
-        return Shards(
-            train=made["train"][0].uri,
-            validate=made["validate"][0].uri,
-            train_rows=made["train"][0].rows,
-            validate_rows=made["validate"][0].rows,
-            train_unlabelled=made["train"][1],
-            validate_unlabelled=made["validate"][1],
-        )
-
-    shards = context.steps.do("shards", inputs, Shards, work, shards_are_there)
-    read = set(fitted.features.columns)
-    types = {field.name: field.dataType.simpleString() for field in clean.schema if field.name in read}
-    return Prepared(
-        features=fitted.features, labels=fitted.labels, start=fitted.start, key=own, types=types, **vars(shards)
-    )
-
-
-def labels_of(bundle: str) -> Labels:
-    """The labels that a bundle's model was trained with.
-
-    Raises:
-        IntegrityError: it describes none that could be.
-    """
-    source = Source(bundle, "it was altered, or not published by a pipeline: publish it again")
-    return Labels(labels=convert(read_bundle(bundle).preprocessing.get("labels"), tuple[FittedLabel, ...], source))
-
-
-def fit_features(context: Context, clean: DataFrame, rows: tuple[Parts, Mapping[str, str]]) -> Fitted:
-    """Fit features and labels to the training rows, or take those of the champion that a training starts from.
-
-    Which champion that is is settled once for its rows, here: after a kill the training goes on from the same one, and
-    a champion that it became itself is none to start from again.
-
-    Args:
-        context: of the run.
-        clean: the clean rows.
-        rows: the windows of each part, and a hash of the rows of each window.
+        windows: of the training rows.
 
     Raises:
         NoLabelsError: no training row has a label yet.
         DataError: the rows cannot be learned from: labels that are constant, features without a value.
         SchemaError: columns are missing, or of types that their use does not fit.
-        ConfigError: the champion was trained with other features.
     """
-    (parts, content), spec = rows, context.spec
+    spec = context.spec
     functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
-    inputs = features_inputs(context, parts, content)
-
-    def work() -> _Fitted:
-        champion = context.champion() if spec.train.start == "champion" else None
-        if champion is not None:
-            kept = _champions(spec, champion, functions)
-            return _Fitted(features=kept[0].to_json(), labels=kept[1].labels, start=champion.uri)
-        # Not kept in memory: each pass reads its own columns of the table, at a pinned version.
-        chosen = rows_of(clean, spec, "train", parts.train)
-        labels = fit_labels(chosen, spec.label)
-        known = labelled(chosen, spec.label)
-        books = context.tables.ledger.windows()
-        most = sum(books[name].kept for name in parts.train)
-        files = _files(context, parts.train, clean.sparkSession)
-        found = spark_statistics(known, spec.features, functions, files, most)
-        features = fit(spec.features, found, functions)
-        return _Fitted(features=features.to_json(), labels=labels.labels)
-
-    def there(found: _Fitted) -> bool:
-        return found.start is None or Storage.of(found.start).exists()
-
-    done = context.steps.do("features", inputs, _Fitted, work, there)
-    features = Features.from_json(done.features, Source("the result of the step 'features'"), functions.__getitem__)
-    key = fitted_key(inputs, done.start)
-    return Fitted(features=features, labels=Labels(labels=done.labels), start=done.start, key=key)
+    # Not kept in memory: each pass reads its own columns of the table, at a pinned version.
+    chosen = rows_of(clean, spec, "train", windows)
+    labels = fit_labels(chosen, spec.label)
+    books = context.windows()
+    most = sum(books[name].kept for name in windows)
+    files = _files(context, windows, clean.sparkSession)
+    statistics = spark_statistics(labelled(chosen, spec.label), spec.features, functions, files, most)
+    return fit(spec.features, statistics, functions), labels
 
 
 def _files(context: Context, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
@@ -231,8 +123,13 @@ def _files(context: Context, windows: Sequence[str], spark: SparkSession) -> Fil
         return None
 
 
-def _champions(spec: PipelineSpec, champion: ModelVersion, functions: Mapping[str, Any]) -> tuple[Features, Labels]:
-    """The champion's features and labels, if they are those of the file."""
+def champions_features(spec: PipelineSpec, champion: ModelVersion) -> tuple[Features, Labels]:
+    """The champion's features and labels, if they are those of the file.
+
+    Raises:
+        ConfigError: the champion was trained with other features or labels.
+    """
+    functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
     source = Source(champion.uri, "it was altered, or not published by a pipeline: publish it again")
     features = Features.from_json(
         read_bundle(champion.uri).preprocessing.get("features"), source, functions.__getitem__
@@ -257,13 +154,30 @@ def _without_size(options: Any) -> Any:
     return msgspec.structs.replace(options, size=None) if hasattr(options, "size") else options
 
 
-def _cut(
-    context: Context, rows: DataFrame, fitted: Fitted, part: Part, place: tuple[str, ShardSource]
+def cut_shards(
+    context: Context, rows: DataFrame, features: Features, labels: Labels, part: Part, key: str
 ) -> tuple[Manifest, int]:
+    """Cut the shards of one part.
+
+    Args:
+        context: of the run.
+        rows: of the part.
+        features: fitted.
+        labels: fitted.
+        part: ``train`` or ``validate``.
+        key: of the shards.
+
+    Returns:
+        the set, and how many rows were left out since they have no label yet.
+
+    Raises:
+        NoLabelsError: no row has a label yet.
+        DataError: the rows cannot be trained on: labels that cannot be, weights that are missing or cannot be.
+        SchemaError: columns are missing, or of types that their use does not fit.
+    """
     from pyspark.sql import functions as F
 
-    (uri, source), spec = place, context.spec
-    features, labels = fitted.features, fitted.labels
+    spec, table = context.spec, context.tables.table("clean")
     unlabelled, rows = check_labels(rows, labels, part), labelled(rows, labels.names)
     if spec.weight is not None:
         check_weight(rows, spec.weight, part)
@@ -273,12 +187,12 @@ def _cut(
     weights = [F.col(quoted(name)).cast("float").alias(name) for name in weight]
     manifest = write_shards(
         rows.select(*raw, *numbers, *weights),
-        uri,
-        source=source,
+        f"{spec.places.shards}/{part}-{key}",
+        source=ShardSource(uri=table.uri, version=str(table.version()), transformation=f"{key} {part}"),
         labels=[*labels.names, *weight],
         layout=Layout(prepare=features),
         config=ShardConfig(
-            spread_rows=spreads(spec.train), seed=spec.train.random_seed or 0, repartition=_partitions(spec, rows)
+            spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=_partitions(spec, rows)
         ),
         overwrite=True,
         before_commit=context.check_lease,

@@ -1,7 +1,6 @@
 """What goes after a training, and what stays."""
 
 import itertools
-import os
 from datetime import timedelta
 
 import pyarrow as pa
@@ -13,9 +12,9 @@ from sparkdl.pipeline.spec import Label, ParquetSource, PipelineSpec
 from sparkdl.pipeline.spec.operation import Keep, Places
 from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.receipts import StepNote, content_key
 from sparkdl.pipeline.state.results import Trained
 from sparkdl.pipeline.state.runs import add_run
-from sparkdl.pipeline.state.steps import content_key
 
 STRANGER = "train-of-somebody-else"
 
@@ -35,8 +34,8 @@ class Home:
         context.tables.table("clean").append(pa.table({"x": [1]}))
         return context
 
-    def train(self, number, steps=None, bundle=None):
-        steps = steps or self.context().steps
+    def train(self, number, context=None, bundle=None):
+        context = context or self.context()
         inputs = {"number": number}
         for step in ("features", "shards", "train"):
             key, result = content_key(step, inputs), {}
@@ -46,12 +45,16 @@ class Home:
                 numbers = {"epochs": 1, "best_epoch": 0, "steps": 1, "rows": 1, "ranks": 1}
                 result = Trained(bundle=where, content_hash="", history=(), metrics={}, backend="torch", **numbers)
                 self.put(f"runs/models/{bundle}/bundle.json", number)
-            steps.put(step, inputs, result, 0.0)
-            os.utime(f"{self.root}/runs/steps/{step}/{key}.json", (number, number))
+            self.keep(context, step, key, result)
             if step == "shards":
                 for part in ("train", "validate"):
                     self.put(f"shards/{part}-{key}/manifest.json", number)
         return bundle
+
+    def keep(self, context, step, key, result):
+        """What a run leaves once it has made what a key decides."""
+        context.receipts.keep(step, key, result)
+        context.notes.append(StepNote(name=step, key=key, kept=False, seconds=0.0))
 
     def put(self, path, number):
         file = self.root / path
@@ -77,7 +80,7 @@ def test_shards_features_and_bundles_of_the_newest_trainings_stay(home):
     home.put(f"shards/{STRANGER}/manifest.json", 0)
     home.put("runs/models/mine/bundle.json", 0)
     context = home.context(trainings=2)
-    home.train(6, context.steps)
+    home.train(6, context)
     clean_up(context)
     assert home.names("shards") == {*sets_of(5, 6), STRANGER}
     assert home.names("runs/models") == {*(content_key("train", {"number": n}) for n in (5, 6)), "mine"}
@@ -87,7 +90,7 @@ def test_shards_features_and_bundles_of_the_newest_trainings_stay(home):
 
 def test_what_this_run_used_stays_however_old_it_is(home):
     context = home.context(trainings=1)
-    home.train(0, context.steps)
+    home.train(0, context)
     for number in (1, 2):
         home.train(number)
     clean_up(context)
@@ -99,9 +102,9 @@ def test_the_winner_of_a_search_stays_and_losers_of_earlier_ones_go(home):
     home.put(f"runs/models/{lost}/bundle.json", 0)
     home.put(f"runs/training/runs/{lost}/step-1", 0)
     context = home.context(trainings=1)
-    home.train(0, context.steps, bundle=won)
+    home.train(0, context, bundle=won)
     tried = content_key("trial", {"n": 1})
-    context.steps.put("trial", {"n": 1}, {}, 0.0)
+    home.keep(context, "trial", tried, {})
     home.put(f"runs/models/{tried}/bundle.json", 0)
     clean_up(context)
     assert home.names("runs/models") == {won, tried}
@@ -113,7 +116,7 @@ def test_all_stays_where_all_is_to_be_kept(home, keep):
     for number in range(4):
         home.train(number)
     context = home.context(**keep)
-    home.train(4, context.steps)
+    home.train(4, context)
     clean_up(context)
     assert home.names("shards") == sets_of(*range(5))
     assert len(home.names("runs/models")) == 5
@@ -137,7 +140,7 @@ def test_versions_of_own_tables_go_after_their_days_and_the_newest_can_be_read(h
     clean.append(pa.table({"x": [2]}))
     clean.compact()
     assert len(home.names("tables/clean")) > before
-    home.train(0, context.steps)
+    home.train(0, context)
     clean_up(context)
     assert len([name for name in home.names("tables/clean") if name.endswith(".parquet")]) == 1
     assert sorted(clean.rows()["x"].to_pylist()) == [1, 2]
@@ -154,13 +157,13 @@ def test_versions_go_however_many_runs_did_not_train_since_the_last_vacuum(home,
         for _ in range(4):
             home.context()
         context = home.context()
-        home.train(day, context.steps)
+        home.train(day, context)
         clean_up(context)
     assert vacuumed == [4, 9, 14, 19, 24, 29]
     clean_up(context)
     (home.root / "tables" / "clean").rename(home.root / "old")
     context = home.context()
-    home.train(9, context.steps)
+    home.train(9, context)
     clean_up(context)
     assert vacuumed[6:] == [0]
 
@@ -169,7 +172,7 @@ def test_what_cannot_be_deleted_does_not_fail_the_run(home, monkeypatch, caplog)
     for number in range(3):
         home.train(number)
     context = home.context(trainings=1)
-    home.train(3, context.steps)
+    home.train(3, context)
 
     def refuse(*_, **__):
         raise OSError("read-only")
@@ -188,7 +191,7 @@ def test_records_of_runs_that_found_nothing_new_go_after_their_days_and_their_ro
         record.write(context.runs.child(record.run_id).child("record.json"))
         add_run(table, record)
         made[outcome, age] = record.run_id
-    home.train(0, context.steps)
+    home.train(0, context)
     clean_up(context)
     every = {*made.values()}
     assert home.names("runs") & every == every - {made["nothing new", 40]}

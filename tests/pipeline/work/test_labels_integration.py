@@ -7,7 +7,7 @@ import pytest
 from sparkdl.errors import DataError
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.spec.data import prediction_columns
-from sparkdl.pipeline.work import predict
+from sparkdl.pipeline.steps import score
 from sparkdl.pipeline.work.labels import FittedLabel, NoLabelsError, check_labels, fit_labels, labelled
 
 
@@ -48,6 +48,6 @@ def test_labels_that_a_loss_cannot_take_are_refused_by_name_and_value(spark):
 @pytest.mark.parametrize("kind", ["regression", "binary", "multiclass"])
 def test_predictions_have_the_columns_that_a_file_must_leave_to_them(spark, kind):
     frame = spark.sql(f"SELECT {'array(0.0D, 1.0D)' if kind == 'multiclass' else '0.0D'} AS o")
-    names = frame.select(*predict._columns(FittedLabel(name="y", type=kind, classes=("a", "b")), frame.o, "y_")).columns
+    names = frame.select(*score._columns(FittedLabel(name="y", type=kind, classes=("a", "b")), frame.o, "y_")).columns
     own = prediction_columns({"y": kind, "z": "regression"})
-    assert {*names, *predict._OWN} - {predict.WINDOW} == {*own} - {"z_prediction"}
+    assert {*names, *score._OWN} - {score.WINDOW} == {*own} - {"z_prediction"}

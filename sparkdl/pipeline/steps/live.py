@@ -1,14 +1,13 @@
-"""Live errors: earlier predictions, compared with the labels that have arrived since.
+"""The step ``live``: earlier predictions, compared with the labels that have arrived since.
 
-Enters: the table of predictions, clean rows. Leaves: ``Live``, the error of each window by the version that predicted
-it. It is measured before a run predicts anew, so that of a window whose predictions are replaced both errors are known,
-and again only where the rows or the predictions of a window have changed. Labels are found by the key of the source.
+The error of each window is that of the version that predicted it. It is measured before a run predicts anew, so that of
+a window whose predictions are replaced both errors are known, and again only where the rows or the predictions of a
+window have changed. Labels are found by the key of the source.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,21 +24,23 @@ from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import scored_place, scored_windows, trained_of
-from sparkdl.pipeline.state.results import Live, LiveError, Scored, ScoredWindows
-from sparkdl.pipeline.state.steps import content_key
-from sparkdl.pipeline.work.labels import FittedLabel, encoded
-from sparkdl.pipeline.work.prepare import labels_of
+from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
+from sparkdl.pipeline.state.results import Live, LiveError, Scored
+from sparkdl.pipeline.steps.drift import trained_of
+from sparkdl.pipeline.steps.score import scored_windows
 from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["live_errors"]
+    from sparkdl.pipeline.work.labels import FittedLabel
 
-_LIVE = 1
-"""Version of what this module does; raise it when that changes."""
+__all__ = ["LiveStep"]
+
+VERSION = 1
+"""Of how errors are measured; raise it when that changes."""
 _MOST_WINDOWS = 100
 """The newest windows with predictions that are looked at, besides those whose rows have changed since."""
 _MOST_KEPT = 400
@@ -55,47 +56,89 @@ class _Due:
     key: str
 
 
-def live_errors(context: Context, clean: DataFrame, content: Mapping[str, str]) -> Live:
-    """Compare what was predicted with the labels that are there now.
+class LiveStep(Step):
+    """The errors of all predictions that are looked at, one receipt for the label that is compared."""
 
-    Args:
-        context: of the run.
-        clean: the clean rows.
-        content: a hash of the rows of each window.
-    """
-    spec, target = context.spec, str(context.spec.score.target)
-    name = spec.publish.label or next(iter(spec.label))
-    metric = spec.publish.metric or DEFAULT_METRICS[spec.label[name].type]
-    nothing = Live(label=name, metric=metric)
-    if not spec.source.key:
-        return Live(label=name, metric=metric, reason="without source.key no label can be joined to its prediction")
-    if not Table(target).exists():
-        return nothing
-    place = {"target": target, "label": name}
-    before = context.steps.find("live", place, Live) or nothing
+    name = "live"
+    looks = True
+    listed = False
+
+    def wanted(self, context: Context) -> Mapping[str, str | None]:
+        """The key of the one receipt: the predictions of the windows with rows, and these rows."""
+        spec, name = context.spec, _label(context.spec)
+        if not spec.source.key or not context.places.table(str(spec.score.target)):
+            return {}
+        content, settings = context.content(), context.settings["label"][name]
+        scored = {window: receipt.key for window, receipt in _predicted(context).items()}
+        if any(content[window] is None for window in scored):
+            return {name: None}
+        rows = {window: content[window] for window in scored}
+        inputs = {"version": VERSION, "label": settings, "weight": spec.weight, "predictions": scored, "rows": rows}
+        return {name: content_key("live", inputs)}
+
+    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+        """That something came since."""
+        return "labels or predictions came since"
+
+    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+        """Compare what was predicted with the labels that are there now."""
+        ((name, key),) = stale.keys.items()
+        receipt = context.receipts.of(self.name).get(name)
+        before = Live(label=name, metric=_metric(context.spec)) if receipt is None else receipt.read(Live)
+        live = _compared(context, context.clean(spark), before)
+        with replacing(context.receipts, self.name, stale.keys) as made:
+            made[name] = (str(key), live)
+        return live.windows != before.windows
+
+    def tell(self, context: Context) -> None:
+        """The errors, as far as there are any."""
+        name = _label(context.spec)
+        receipt = context.receipts.of(self.name).get(name)
+        reason = "" if context.spec.source.key else "without source.key no label can be joined to its prediction"
+        nothing = Live(label=name, metric=_metric(context.spec), reason=reason)
+        known = nothing if receipt is None or reason else receipt.read(Live)
+        context.record.live = replace(known, metric=nothing.metric, rows={})
+
+
+def _label(spec: PipelineSpec) -> str:
+    return spec.publish.label or next(iter(spec.label))
+
+
+def _metric(spec: PipelineSpec) -> str:
+    return spec.publish.metric or DEFAULT_METRICS[spec.label[_label(spec)].type]
+
+
+def _predicted(context: Context) -> dict[str, Receipt]:
+    """The receipts of the predictions of windows that have rows, by window."""
+    books = context.windows()
+    return {
+        window: receipt
+        for window, receipt in scored_windows(context).items()
+        if receipt.key and window in books and books[window].kept
+    }
+
+
+def _compared(context: Context, clean: DataFrame, before: Live) -> Live:
+    """Compare the newest windows, and those whose rows have changed since they were compared."""
+    name, content = before.label, {window: str(rows) for window, rows in context.content().items()}
     known = {(one.window, one.version): one for one in before.windows}
-    scored = _scored(context)
-    predicted = {window: rows for window, rows in content.items() if rows and window in scored}
-    changed = [window for window, rows in predicted.items() if before.rows.get(window) != rows]
-    looked_at = sorted({*sorted(predicted)[-_MOST_WINDOWS:], *changed})
-    due = [each for each in _predictions(context, looked_at, content, name) if _differs(known, each)]
-    if not due:
-        if changed:
-            context.steps.replace("live", [(place, replace(before, rows=predicted))])
-        return Live(label=name, metric=metric, windows=before.windows)
-    started, reasons = time.perf_counter(), []
+    scored = _predicted(context)
+    rows = {window: content[window] for window in scored}
+    changed = [window for window in rows if before.rows.get(window) != rows[window]]
+    looked_at = sorted({*sorted(scored)[-_MOST_WINDOWS:], *changed})
+    due = [_due(context, window, scored[window], content[window]) for window in looked_at]
+    due = [each for each in due if _differs(known, each)]
+    reasons = []
     for version in sorted({each.scored.version for each in due}):
+        of_version = [each for each in due if each.scored.version == version]
         try:
-            found = _of_version(context, clean, name, [each for each in due if each.scored.version == version])
-            known |= {(one.window, one.version): one for one in found}
+            known |= {(one.window, one.version): one for one in _of_version(context, clean, name, of_version)}
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
-            predicted = {each: rows for each, rows in predicted.items() if each not in _of(due, version)}
+            for each in of_version:
+                del rows[each.window]  # so that it is compared again when the next label comes
             reasons.append(f"the predictions of version {version} cannot be compared: {error}")
             logger.warning("live error: %s", reasons[-1])
-    newest = _newest(known)
-    made = Live(label=name, metric=metric, windows=newest, rows=predicted)
-    context.steps.put("live", place, made, time.perf_counter() - started)
-    return Live(label=name, metric=metric, windows=newest, reason="; ".join(reasons))
+    return replace(before, metric=_metric(context.spec), windows=_newest(known), rows=rows, reason="; ".join(reasons))
 
 
 def _newest(known: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]:
@@ -105,29 +148,16 @@ def _newest(known: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]
     return tuple(known[each] for each in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
 
 
-def _scored(context: Context) -> Mapping[str, str]:
-    known = context.steps.find("score", scored_windows(context), ScoredWindows)
-    return {} if known is None else known.content
-
-
-def _of(due: Sequence[_Due], version: int) -> set[str]:
-    return {each.window for each in due if each.scored.version == version}
-
-
-def _predictions(context: Context, windows: Sequence[str], content: Mapping[str, str], label: str) -> Iterator[_Due]:
-    """The predictions of some windows, and what decides how good those were."""
-    target, settings = str(context.spec.score.target), context.settings
-    for window in windows:
-        scored = context.steps.find("score", scored_place(Table(target).uri, window), Scored)
-        if scored is not None:
-            inputs = {
-                "version": _LIVE,
-                "predictions": scored.inputs,
-                "rows": content[window],
-                "label": settings["label"][label],
-                "weight": context.spec.weight,
-            }
-            yield _Due(window=window, scored=scored, key=content_key("live", inputs))
+def _due(context: Context, window: str, receipt: Receipt, rows: str) -> _Due:
+    """The predictions of a window, and what decides how good those were."""
+    inputs = {
+        "version": VERSION,
+        "predictions": receipt.key,
+        "rows": rows,
+        "label": context.settings["label"][_label(context.spec)],
+        "weight": context.spec.weight,
+    }
+    return _Due(window=window, scored=receipt.read(Scored), key=content_key("live", inputs))
 
 
 def _differs(known: Mapping[tuple[str, int], LiveError], each: _Due) -> bool:
@@ -137,6 +167,8 @@ def _differs(known: Mapping[tuple[str, int], LiveError], each: _Due) -> bool:
 
 def _of_version(context: Context, clean: DataFrame, name: str, due: list[_Due]) -> list[LiveError]:
     """The errors of some windows that one version predicted, a few windows at a time."""
+    from sparkdl.pipeline.work.labels import labels_of
+
     spec, version = context.spec, due[0].scored.version
     model = context.registry.get(str(spec.publish.name), version)
     artifacts = {each.scored.artifact for each in due} - {"", model.artifact}
@@ -164,7 +196,7 @@ def _measured(
     label, spec = what[0], context.spec
     rows = _joined(clean, spec, what, due, model.version).toPandas()
     of_window = dict(tuple(rows.groupby("_window", sort=False)))
-    trained, by_time = trained_of(context, model), isinstance(spec.split, TimeSplit)
+    trained, by_time = trained_of(context.receipts, model), isinstance(spec.split, TimeSplit)
     windows = {} if trained is None else trained.windows
     known = windows if by_time or (trained and trained.split not in ({}, context.settings["split"])) else {}
     whole = not by_time and spec.score.window == "all"
@@ -181,6 +213,8 @@ def _joined(
 ) -> DataFrame:
     """Predicted rows with what came of them: ``_window``, ``_missing``, ``_label``, ``_output``, ``_weight``."""
     from pyspark.sql import functions as F
+
+    from sparkdl.pipeline.work.labels import encoded
 
     label, output = what
     windows, key = [each.window for each in due], spec.source.key

@@ -16,8 +16,7 @@ from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.ledger import Tables
 from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec, SqlSource, Transform
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.work import ingest as ingestion
-from sparkdl.pipeline.work.ingest import ingest
+from sparkdl.pipeline.steps import ingest as ingestion
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 
@@ -38,7 +37,7 @@ class Orders:
         frame.to_parquet(folder / "rows.parquet", coerce_timestamps="us")
         return folder
 
-    def ingest(self, spark, again=None, transform=None, query=None, expect=None, **source):
+    def ingest(self, spark, again=None, transform=None, query=None, expect=None, now=NOW, **source):
         """Take in what is due of the files, or of a query of Spark's."""
         source |= {self.by: ("day",) if self.by == "key" else "day"}
         path = str(self.root / "orders")
@@ -47,9 +46,14 @@ class Orders:
             transform=None if transform is None else Transform(sql=transform),
             expect=expect or {}, features={"y": Number()}, label={"y": Label(type="regression")},
         )  # fmt: skip
-        context = Context(PipelineFile("pipeline.yaml", spec, {}), NOW, again)
-        context.tables, self.record = self.tables, context.record
-        return ingest(spark, context)
+        context = Context(PipelineFile("pipeline.yaml", spec, {}), now, again)
+        context.tables = self.tables
+        done = ingestion.ingest(spark, context)
+        context.remade = True
+        ingestion.IngestStep().tell(context)
+        self.told = {name: windows for name, windows in context.record.windows.items() if name != "ingested"}
+        self.windows = context.windows()
+        return done
 
     @property
     def clean(self):
@@ -58,7 +62,9 @@ class Orders:
 
     @property
     def files(self):
-        return sorted(str(path) for path in Path(self.tables.folder).rglob("*") if path.is_file())
+        """All that the tables of rows are made of."""
+        tables = (Path(self.tables.folder) / name for name in ("clean", "quarantine"))
+        return sorted(str(path) for table in tables for path in table.rglob("*") if path.is_file())
 
 
 @pytest.fixture(params=["partition", "time"])
@@ -87,6 +93,18 @@ def test_a_first_run_reads_the_rows_once_and_the_next_one_knows_them_again(spark
     assert [books.window for books in orders.ingest(spark, expect=expect).done] == ["2026-03-02"]
 
 
+def test_a_window_that_had_not_begun_in_a_first_run_is_taken_in_once_it_has(spark, tmp_path):
+    orders = Orders(tmp_path, "time")
+    for day in (19, 20, 21):
+        orders.day(day)
+    assert [books.window for books in orders.ingest(spark).done] == ["2026-03-19", "2026-03-20"]
+    assert orders.told == {"ahead": ["2026-03-21"]}
+    later = datetime(2026, 3, 21, 12, tzinfo=UTC)
+    assert [(books.window, books.kept) for books in orders.ingest(spark, now=later).done] == [("2026-03-21", 10)]
+    assert orders.ingest(spark, now=later).done == ()
+    assert orders.told == {}
+
+
 JOINED = "SELECT o.*, shops.town FROM {source} o JOIN shops_of_test shops ON o.shop = shops.shop"
 
 
@@ -101,7 +119,7 @@ def test_rows_that_a_join_loses_are_counted_and_a_window_that_it_empties_waits_f
     done = orders.ingest(spark, transform=JOINED).done
     assert [(each.window, each.source_rows, each.read, each.kept) for each in done] == [
         ("2026-03-01", 10, 10, 10), ("2026-03-02", 10, 7, 7)]  # fmt: skip
-    assert orders.tables.ledger.windows() == {each.window: each for each in done}
+    assert orders.windows == {each.window: each for each in done}
     assert orders.ingest(spark, transform=JOINED).done == ()
 
 
@@ -125,16 +143,16 @@ def test_a_deleted_window_stays_until_it_is_asked_to_go_and_comes_back_with_its_
         "window 2026-03-02 of the clean rows that the source no longer holds: --backfill 2026-03-02..2026-03-02 or "
         "source.deleted_windows=remove takes them out"
     ]
-    assert orders.record.windows == {"deleted": ["2026-03-02"]}
+    assert orders.told == {"deleted": ["2026-03-02"]}
     assert orders.clean == {"2026-03-01": 10, "2026-03-02": 10, "2026-03-03": 10}
 
     [books] = orders.ingest(spark, deleted_windows="remove").done
     assert (books.window, books.source_rows, books.read, books.kept, books.content) == ("2026-03-02", 0, 0, 0, "")
-    assert orders.record.windows == {"removed": ["2026-03-02"]}
+    assert orders.told == {"removed": ["2026-03-02"]}
     assert orders.clean == {"2026-03-01": 10, "2026-03-03": 10}
     assert orders.ingest(spark, deleted_windows="remove").done == ()
     assert orders.ingest(spark).done == ()
-    assert orders.record.windows == {}
+    assert orders.told == {}
 
     orders.day(2, rows=4)
     assert [each.window for each in orders.ingest(spark).done] == ["2026-03-02"]
@@ -229,7 +247,7 @@ def test_a_column_that_comes_or_goes_refuses_no_run_and_is_null_where_it_was_not
     first = by_folder.ingest(spark).done
     by_folder.day(2, rows=2, z="new")
     assert [each.window for each in by_folder.ingest(spark).done] == ["2026-03-02"]
-    assert by_folder.tables.ledger.windows()["2026-03-01"] == first[0]
+    assert by_folder.windows["2026-03-01"] == first[0]
     by_folder.day(3, rows=3)
     assert [each.window for each in by_folder.ingest(spark).done] == ["2026-03-03"]
     rows = by_folder.tables.table("clean").read(spark)

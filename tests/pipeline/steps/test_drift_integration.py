@@ -10,19 +10,22 @@ import pyarrow as pa
 import pytest
 from torch import nn
 
+from sparkdl.documents.typed import encode
+from sparkdl.errors import DataError
 from sparkdl.features.fitted import fit
 from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Trained
-from sparkdl.pipeline.work.drift import look_for_drift
+from sparkdl.pipeline.steps.drift import DriftStep, decided
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 TRAINED = {"2026-03-01": "one", "2026-03-02": "two"}
-PARTS = Parts(train=("2026-03-01", "2026-03-02"), validate=("2026-03-03",), score=("2026-03-04",))
 CONTENT = TRAINED | {"2026-02-27": "older", "2026-03-03": "three", "2026-03-04": "four", "none": "undated"}
 
 
@@ -48,8 +51,8 @@ class Shop:
             bundle=f"{root}/bundle", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1,
             rows=1, ranks=1, backend="none", windows=TRAINED,
         )  # fmt: skip
-        context.steps.put("train", {"by": "hand"}, trained, 0.0)
-        key = context.steps.notes[-1].key
+        key = content_key("train", {"by": "hand"})
+        context.receipts.keep("train", key, trained)
         context.registry.publish("shop", f"{root}/bundle", publication=key)
         context.registry.set_alias("shop", "champion", 1, expected=None)
 
@@ -60,11 +63,31 @@ class Shop:
         source: {{kind: parquet, path: {self.root}/rows, key: id, time: at}}
         features: {{x: number, city: category}}
         label: {{y: regression}}
+        split: {{by: time, train: 2 days, validate: 1 day, score: 1 day}}
         """
         return Context(loads(text, overrides), NOW)
 
     def look(self, clean, *overrides, content=None):
-        return look_for_drift(self.context(*overrides), clean, PARTS, content or CONTENT)
+        """What a run makes of clean rows, and of windows with these hashes of their rows."""
+        context, step = self.context(*overrides), DriftStep()
+        context.receipts.write([ingested(name, rows) for name, rows in (content or CONTENT).items()])
+        context.clean_rows = clean
+        if stale := stale_of(step, context):
+            step.make(context, None, stale)
+        assert not stale_of(step, context)
+        if decided(context).action == "fail":
+            with pytest.raises(DataError, match=r"drift from version 1, .*: nothing was trained or scored"):
+                step.tell(context)
+        else:
+            step.tell(context)
+        return context.record.drift
+
+
+def ingested(window, rows):
+    """The receipt of a window of clean rows with this hash."""
+    counts = {"read": 300, "kept": 300, "quarantined": 0, "duplicates": 0}
+    books = WindowBooks(window=window, fingerprint="", rules="", content=rows, **counts)
+    return Receipt(step="ingest", partition=window, key=rows, facts=encode(books).decode())
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,18 @@ import pandas as pd
 import pytest
 from torch import nn
 
+from sparkdl.documents.typed import encode
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.judging.metrics.measure import measure
 from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.state.keys import scored_place, scored_windows
-from sparkdl.pipeline.state.results import Scored, ScoredWindows, Trained
-from sparkdl.pipeline.work import live
+from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.state.receipts import Receipt, content_key
+from sparkdl.pipeline.state.results import Scored, Trained
+from sparkdl.pipeline.steps import live
 from sparkdl.pipeline.work.labels import FittedLabel
-from sparkdl.pipeline.work.live import live_errors
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -41,8 +43,9 @@ class Shop:
             bundle="", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1, rows=1, ranks=1,
             backend="none", windows={A: "old rows"},
         )  # fmt: skip
-        context.steps.put("train", {"by": "hand"}, trained, 0.0)
-        self.version = context.registry.publish("shop", f"{root}/bundle", publication=context.steps.notes[-1].key)
+        key = content_key("train", {"by": "hand"})
+        context.receipts.keep("train", key, trained)
+        self.version = context.registry.publish("shop", f"{root}/bundle", publication=key)
 
     def context(self, *overrides):
         text = f"""
@@ -61,15 +64,35 @@ class Shop:
         target = Table(str(context.spec.score.target))
         target.write(self.spark.createDataFrame(frame.assign(model_version=1)), "overwrite", partition_by=["_window"])
         for name, rows in frame.groupby("_window").size().items():
-            artifact = self.version.artifact if artifact is None else artifact
-            done = Scored(inputs=f"made {name}", rows=int(rows), version=1, artifact=artifact)
-            context.steps.put("score", scored_place(target.uri, name), done, 0.0)
-        content = dict.fromkeys(frame["_window"], "rows without labels")
-        context.steps.put("score", scored_windows(context), ScoredWindows(content=content), 0.0)
+            self.say_scored(name, f"made {name}", int(rows), artifact)
+
+    def say_scored(self, window, key, rows=20, artifact=None):
+        """Leave the receipt of a window's predictions."""
+        context = self.context()
+        target, artifact = Table(str(context.spec.score.target)).uri, artifact or self.version.artifact
+        scored = Scored(
+            window=window, target=target, content="rows without labels", rows=rows, version=1, artifact=artifact
+        )
+        receipt = Receipt(step="score", partition=f"{window} in {target}", key=key, facts=encode(scored).decode())
+        context.receipts.write([receipt])
 
     def look(self, clean, content, *overrides):
-        frame = None if clean is None else self.spark.createDataFrame(clean)
-        return live_errors(self.context(*overrides), frame, content)
+        """What a run makes of clean rows, and of windows with these hashes of their rows."""
+        context, step = self.context(*overrides), live.LiveStep()
+        context.receipts.write([ingested(name, rows) for name, rows in content.items()])
+        context.clean_rows = None if clean is None else self.spark.createDataFrame(clean)
+        if stale := stale_of(step, context):
+            step.make(context, self.spark, stale)
+        assert not stale_of(step, context)
+        step.tell(context)
+        return context.record.live
+
+
+def ingested(window, rows):
+    """The receipt of a window of clean rows with this hash."""
+    counts = {"read": 20, "kept": 20, "quarantined": 0, "duplicates": 0}
+    books = WindowBooks(window=window, fingerprint="", rules="", content=rows, **counts)
+    return Receipt(step="ingest", partition=window, key=rows, facts=encode(books).decode())
 
 
 def keyed(rows=40):
@@ -123,13 +146,7 @@ def test_only_what_has_changed_is_compared_again_and_older_versions_stay(spark, 
     assert (second.windows[1].waiting, second.windows[1].measured.rows) == (0, 18)
 
     shop.predict(keyed().assign(probabilities=[[0.2, 0.3, 0.5]] * 40), artifact="of another model")
-    context = shop.context()
-    context.steps.put(
-        "score",
-        scored_place(Table(str(context.spec.score.target)).uri, B),
-        Scored(inputs="made anew", rows=20, version=1, artifact="of another model"),
-        0.0,
-    )
+    shop.say_scored(B, "made anew", artifact="of another model")
     strange = shop.look(later, {A: "one", B: "two, with labels"})
     assert strange.reason == "the predictions of version 1 cannot be compared: another model than shop has made them"
     assert strange.windows == second.windows
@@ -152,23 +169,26 @@ def test_labels_that_come_hundreds_of_windows_later_are_joined(spark, tmp_path, 
     clean = keyed().assign(trust=1.0, price=pd.Series([None] * 20 + [3.0] * 20, dtype=object))
     content = {f"2026-03-03T{n:03d}": "rows that nobody predicted" for n in range(120)}
     content |= dict.fromkeys((A, B), "rows without labels")
-    monkeypatch.setattr("sparkdl.pipeline.work.live._MOST_KEPT", 1)
+    monkeypatch.setattr("sparkdl.pipeline.steps.live._MOST_KEPT", 1)
     found = shop.look(clean, content)
     assert [(one.window, one.waiting, one.measured is None) for one in found.windows] == [(A, 20, True), (B, 0, False)]
 
-    monkeypatch.setattr("sparkdl.pipeline.work.live._MOST_KEPT", 2)
-    monkeypatch.setattr("sparkdl.pipeline.work.live._MOST_WINDOWS", 1)
+    monkeypatch.setattr("sparkdl.pipeline.steps.live._MOST_KEPT", 2)
+    monkeypatch.setattr("sparkdl.pipeline.steps.live._MOST_WINDOWS", 1)
     late = shop.look(clean.assign(price=3.0), content | {A: "rows with labels"})
     assert [(one.waiting, one.measured.values["rmse"]) for one in late.windows] == [(0, 2.0), (0, 2.0)]
 
-    looked_at, predictions = [], live._predictions
+    looked_at, due = [], live._due
 
-    def spied(context, windows, *more):
-        looked_at.extend(windows)
-        return predictions(context, windows, *more)
+    def spied(context, window, *more):
+        looked_at.append(window)
+        return due(context, window, *more)
 
-    monkeypatch.setattr(live, "_predictions", spied)
+    monkeypatch.setattr(live, "_due", spied)
     monkeypatch.setattr(live, "_MOST_KEPT", 1)
-    again = shop.look(clean.assign(price=3.0), content | {A: "rows with labels"})
+    assert shop.look(None, content | {A: "rows with labels"}).windows == late.windows
+    assert looked_at == []
+    shop.say_scored(B, "made anew")
+    again = shop.look(clean.assign(price=4.0), content | {A: "rows with labels"})
     assert looked_at == [B]  # not each window whose labels ever came, in each run
-    assert again.windows == late.windows
+    assert [(one.window, one.measured.values["rmse"]) for one in again.windows] == [(B, 3.0)]

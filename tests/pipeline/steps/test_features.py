@@ -6,18 +6,22 @@ import pyarrow as pa
 import pytest
 from torch import nn
 
+from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError
 from sparkdl.features.fitted import fit
 from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.state.receipts import Receipt
+from sparkdl.pipeline.steps.features import FeaturesStep, features_of
+from sparkdl.pipeline.steps.learning import parts_to_learn
 from sparkdl.pipeline.work.labels import FittedLabel
-from sparkdl.pipeline.work.prepare import fit_features
 
-PARTS = Parts(train=("all",), validate=("all",), score=("all",))
+ROWS = WindowBooks(window="all", fingerprint="", rules="", read=9, kept=9, quarantined=0, duplicates=0, content="rows")
 PAID = FittedLabel(name="paid", type="binary", classes=("no", "yes"))
 FLAG = FittedLabel(name="flag", type="binary", classes=("1", "0"))
 KIND = FittedLabel(name="kind", type="multiclass", classes=("1", "2", "3"))
@@ -52,10 +56,16 @@ def test_labels_of_the_champion_are_taken_where_they_mean_what_the_file_says(tmp
     save_bundle(nn.Linear(1, 1), f"{tmp_path}/bundle", preprocessing=preprocessing_of(features, labels=[vars(label)]))
     context.registry.publish("shop", f"{tmp_path}/bundle")
     context.registry.set_alias("shop", "champion", 1, expected=None)
+    context.receipts.write([Receipt(step="ingest", partition="all", key="made", facts=encode(ROWS).decode())])
+    step, (parts, _) = FeaturesStep(), parts_to_learn(context)
     if fits:
-        assert fit_features(context, None, (PARTS, {"all": "rows"})).labels.labels == (label,)
+        step.make(context, None, stale_of(step, context))
+        assert not stale_of(step, context)
+        taken, labels, start = features_of(context, parts)
+        assert (taken.to_json(), labels.labels) == (features.to_json(), (label,))
+        assert start == context.champion().uri
         return
     with pytest.raises(
         ConfigError, match=rf"other features or labels.*\(label {label.name}\): train from scratch once"
     ):
-        fit_features(context, None, (PARTS, {"all": "rows"}))
+        step.make(context, None, stale_of(step, context))

@@ -29,9 +29,8 @@ from sparkdl.pipeline.spec import (
     Transform,
 )
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.work import ingest as work_ingest
-from sparkdl.pipeline.work.ingest import due_windows
-from sparkdl.pipeline.work.ingest import ingest as ingested
+from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.steps import ingest as ingestion
 from sparkdl.tables.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tables"))
@@ -48,10 +47,23 @@ def spec_of(source, **more):
     return PipelineSpec(source=source, features={"amount": Number()}, label={"order_id": Label(type="binary")}, **more)
 
 
-def ingest(spark, spec, tables, run_id, now, again=None):
+def context_of(spec, tables, now=NOW, again=None):
     context = Context(PipelineFile("pipeline.yaml", spec, {}), now, again)
-    context.tables, context.record.run_id = tables, run_id
-    return ingested(spark, context)
+    context.tables = tables
+    return context
+
+
+def ingest(spark, spec, tables, run_id, now, again=None):
+    context = context_of(spec, tables, now, again)
+    context.record.run_id = run_id
+    return ingestion.ingest(spark, context)
+
+
+def due_windows(spec, tables):
+    """What the next run would ingest, told without Spark."""
+    due = stale_of(ingestion.IngestStep(), context_of(spec, tables))
+    assert due.known
+    return list(due.keys)
 
 
 @pytest.fixture
@@ -99,7 +111,7 @@ def test_every_row_is_kept_or_quarantined_or_a_duplicate(spark, orders, tables):
     assert sorted(json.loads(row["row"])["order_id"] for row in refused) == [
         "2026-03-02-40", "2026-03-02-41", "2026-03-02-50"]  # fmt: skip
     assert {row["reason"] for row in refused} == {"paid"}
-    assert tables.ledger.windows() == {books.window: books for books in made.done}
+    assert context_of(spec, tables).windows() == {books.window: books for books in made.done}
 
 
 def test_only_what_is_new_or_changed_is_done(spark, orders, tables):
@@ -113,7 +125,7 @@ def test_only_what_is_new_or_changed_is_done(spark, orders, tables):
     again = ingest(spark, spec, tables, "three", NOW)
     assert [books.window for books in again.done] == ["2026-03-01", "2026-03-04"]
     assert again.done[0].kept == 21
-    known = tables.ledger.windows()
+    known = context_of(spec, tables).windows()
     assert known["2026-03-02"] == first.done[1]
     assert len(clean_rows(tables)) == 81
 
@@ -239,13 +251,13 @@ def test_partition_folders_tell_what_is_due_without_spark(spark, tables, tmp_pat
     frame.write.partitionBy("day").parquet(str(folder))
     source = ParquetSource(path=str(folder), key=("order_id",), partition="day")
     spec = spec_of(source)
-    assert due_windows(spec, source_of(source).snapshot(), {}, NOW) == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    assert due_windows(spec, tables) == ["2026-03-01", "2026-03-02", "2026-03-03"]
     ingest(spark, spec, tables, "one", NOW)
-    assert due_windows(spec, source_of(source).snapshot(), tables.ledger.windows(), NOW) == []
+    assert due_windows(spec, tables) == []
     frame.where("day = '2026-03-02'").selectExpr("order_id + 10 AS order_id", "amount", "day").write.mode(
         "append"
     ).partitionBy("day").parquet(str(folder))
-    assert due_windows(spec, source_of(source).snapshot(), tables.ledger.windows(), NOW) == ["2026-03-02"]
+    assert due_windows(spec, tables) == ["2026-03-02"]
     assert [books.kept for books in ingest(spark, spec, tables, "two", NOW).done] == [4]
 
 
@@ -258,9 +270,9 @@ def test_a_delta_table_tells_what_is_due_by_its_log(spark, tables, tmp_path):
     spec = spec_of(DeltaSource(table=table.uri, key=("order_id",), partition="day"))
     ingest(spark, spec, tables, "one", NOW)
     look = source_of(spec.source).snapshot()
-    assert due_windows(spec, look, tables.ledger.windows(), NOW) == []
+    assert due_windows(spec, tables) == []
     table.write(frame.where("day = '2026-03-03'").withColumn("order_id", frame.order_id + 10))
-    assert due_windows(spec, source_of(spec.source).snapshot(), tables.ledger.windows(), NOW) == ["2026-03-03"]
+    assert due_windows(spec, tables) == ["2026-03-03"]
     assert source_of(spec.source).snapshot().state != look.state
     table.compact()
     compacted = ingest(spark, spec, tables, "two", NOW).done
@@ -337,7 +349,7 @@ def orders_of(spark, window, *, rows):
     return spark.range(rows).selectExpr("id AS order_id", "date'2026-03-01' AS at", "1.0D AS amount")
 
 
-HERE = "tests.pipeline.work.test_ingest_integration"
+HERE = "tests.pipeline.steps.test_ingest_integration"
 
 
 @pytest.mark.parametrize(
@@ -407,13 +419,13 @@ def test_rows_that_spark_alone_knows_are_those_that_their_hash_is_of(spark, tabl
     file = tmp_path / "rows.csv"
     file.write_text("1,2026-03-01,1.5\n2,2026-03-01,2.5\n")
     spec = spec_of(FunctionSource(function=f"{HERE}:texts_of", arguments={"path": str(file)}, time="at"))
-    sift = work_ingest.sift
+    sift = ingestion.sift
 
     def changed_meanwhile(*given):
         file.write_text("1,2026-03-01,1.5\n2,2026-03-01,9.5\n")
         return sift(*given)
 
-    monkeypatch.setattr(work_ingest, "sift", changed_meanwhile)
+    monkeypatch.setattr(ingestion, "sift", changed_meanwhile)
     with pytest.raises(DataError, match="window 2026-03-01 had 2 rows when it was looked at, and 2 rows, or others"):
         ingest(spark, spec, tables, "run", NOW)
     monkeypatch.undo()
@@ -522,9 +534,9 @@ def test_columns_that_change_their_names_are_other_content(spark, tables):
 def test_a_renamed_column_makes_every_window_due(spark, tables):
     query = "SELECT id AS order_id, 1.0D AS amount, id AS {} FROM range(3)"
     first = ingest(spark, spec_of(SqlSource(query=query.format("shop"))), tables, "one", NOW).done
-    ingest(spark, spec_of(SqlSource(query=query.format("store"))), tables, "two", NOW)
+    second = ingest(spark, spec_of(SqlSource(query=query.format("store"))), tables, "two", NOW).done
     assert tables.table("clean").columns() == ["_window", "order_id", "amount", "store"]
-    assert tables.ledger.windows()["all"].fingerprint != first[0].fingerprint
+    assert second[0].fingerprint != first[0].fingerprint
 
 
 def test_books_do_not_depend_on_how_rows_are_gathered(spark, orders, tables, tmp_path, monkeypatch):
@@ -534,7 +546,7 @@ def test_books_do_not_depend_on_how_rows_are_gathered(spark, orders, tables, tmp
     checks = {"paid": Expectation(check="amount >= 0"), "large": Expectation(check="amount > 4", action="warn")}
     spec = spec_of(ParquetSource(path=str(folder), key=("order_id",), time="bought_at"), expect=checks)
     first = ingest(spark, spec, tables, "one", NOW)
-    monkeypatch.setattr("sparkdl.pipeline.work.ingest._ROWS_PER_FILE", 7)
+    monkeypatch.setattr("sparkdl.pipeline.steps.ingest._ROWS_PER_FILE", 7)
     others = Tables(folder=str(tmp_path / "small"))
     spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # which would join parts so small
     try:

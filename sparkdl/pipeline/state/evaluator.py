@@ -1,0 +1,159 @@
+"""What is stale: the one evaluator, which run, plan, status and "nothing new" ask.
+
+A step is stale in a partition where the key that it should have been made by is not the one of its receipt, or where
+what the receipt names is gone. Nothing is made here, and nothing that is made is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sparkdl.pipeline.state.receipts import Receipt
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkdl.pipeline.state.context import Context
+
+__all__ = ["Stale", "Step", "nothing_new", "stale_of", "walk"]
+
+
+class Step:
+    """One step of a pipeline: what should be there, and how it is made. Each is one file of ``steps/``.
+
+    Attributes:
+        name: by which the record, ``--until`` and receipts know it.
+        learns: whether it is one from clean rows to a published model.
+        looks: whether it only looks at what others have made: once a run, which is not due for it alone.
+        listed: whether plan and ``--until`` know it by its name.
+        reads: the steps that it cannot be judged without, once one of them is stale.
+    """
+
+    name: ClassVar[str]
+    learns: ClassVar[bool] = False
+    looks: ClassVar[bool] = False
+    listed: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def wanted(self, context: Context) -> Mapping[str, str | None] | None:
+        """The key that each partition should have been made by.
+
+        Returns:
+            a key by partition, None for one that follows from what is not made yet; None in place of it all where only
+            Spark can tell which partitions there are.
+
+        Raises:
+            DataError: there is nothing that the step could begin with.
+        """
+        raise NotImplementedError
+
+    def exists(self, context: Context, receipt: Receipt) -> bool:
+        """Whether what a receipt names is still there."""
+        return True
+
+    def forced(self, context: Context, partition: str) -> bool:
+        """Whether a partition is made again whatever its receipt says."""
+        return False
+
+    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+        """Why a partition is stale, in words."""
+        raise NotImplementedError
+
+    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+        """Make the partitions that are stale, and leave their receipts.
+
+        Returns:
+            whether there was anything to make, where only Spark could tell.
+
+        Raises:
+            SparkdlError: what was refused, or failed.
+        """
+        raise NotImplementedError
+
+    def tell(self, context: Context) -> None:
+        """Tell the record of the run what the step has come to, whoever has made it.
+
+        Raises:
+            SparkdlError: the run is not to go on from here.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale:
+    """What of a step is to be made.
+
+    Attributes:
+        step: which.
+        keys: by partition, the key to make it by; None where that follows from what is not made yet.
+        fresh: the partitions that stay as they are.
+        known: whether the partitions are known; else only Spark can tell.
+    """
+
+    step: Step
+    keys: Mapping[str, str | None]
+    fresh: Sequence[str] = ()
+    known: bool = True
+
+    def __bool__(self) -> bool:
+        return not self.known or bool(self.keys)
+
+    def reasons(self, context: Context) -> dict[str, str]:
+        """Why each partition is stale, in words."""
+        receipts = context.receipts.of(self.step.name)
+        return {name: self.step.why(context, name, receipts.get(name)) for name in self.keys}
+
+
+def stale_of(step: Step, context: Context) -> Stale:
+    """What of a step is stale; false where nothing is.
+
+    Raises:
+        DataError: there is nothing that the step could begin with.
+    """
+    wanted = step.wanted(context)
+    if wanted is None:
+        return Stale(step=step, keys={}, known=False)
+    receipts = context.receipts.of(step.name)
+
+    def holds(partition: str, key: str | None) -> bool:
+        receipt = receipts.get(partition)
+        if receipt is None or key is None or receipt.key != key or step.forced(context, partition):
+            return False
+        return step.exists(context, receipt)
+
+    fresh = [partition for partition, key in wanted.items() if holds(partition, key)]
+    keys = {partition: key for partition, key in wanted.items() if partition not in set(fresh)}
+    return Stale(step=step, keys=keys, fresh=fresh)
+
+
+def walk(steps: Sequence[Step], context: Context, passed: Collection[str] = ()) -> Iterator[Stale]:
+    """The steps in order, each with what of it is fresh, up to the first that is stale.
+
+    What a step makes may be why one before it is stale again, as where a part turns out to have no label yet: a run
+    walks from the start each time.
+
+    Args:
+        steps: that the run is asked for.
+        context: of the run.
+        passed: steps that the run has passed before; of these, the ones that only look are passed over.
+
+    Raises:
+        DataError: there is nothing that a step could begin with.
+    """
+    for step in steps:
+        if step.looks and step.name in passed:
+            continue
+        stale = stale_of(step, context)
+        yield stale
+        if stale:
+            return
+
+
+def nothing_new(steps: Sequence[Step], context: Context) -> bool:
+    """Whether a run of these steps would find nothing to do, as far as can be told without Spark.
+
+    Raises:
+        DataError: there is nothing that a step could begin with.
+    """
+    return not any(walk([step for step in steps if not step.looks], context))

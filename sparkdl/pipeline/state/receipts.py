@@ -1,0 +1,278 @@
+"""The table of receipts, which is all the state that a pipeline has.
+
+A step of a pipeline has partitions: windows of time for what is replaced in place, keys for what is made beside what
+was there. A receipt says of one partition by which key it was made, a hash of everything that decides it. It is
+written last, and struck out before what it names is overwritten, so that a run that is killed leaves work that is
+done again, and no receipt that lies. The table's log refuses receipts of a run that has lost its lease.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar, cast
+
+import pyarrow as pa
+
+from sparkdl.documents.typed import Source, convert, encode, parse, read
+from sparkdl.errors import IntegrityError
+from sparkdl.observe import logger
+from sparkdl.pipeline.state.lease import Lease
+from sparkdl.storage import Storage, sha256_hex
+from sparkdl.tables.table import Table
+
+__all__ = ["Making", "Receipt", "ReceiptTable", "Receipts", "StepNote", "content_key", "replacing"]
+
+T = TypeVar("T")
+
+_SCHEMA = pa.schema(
+    [
+        ("step", pa.string()),
+        ("partition", pa.string()),
+        ("key", pa.string()),
+        ("facts", pa.string()),
+        ("epoch", pa.int64()),
+        ("run_id", pa.string()),
+        ("written_at", pa.string()),
+    ]
+)
+_COMPACT_EVERY = 32
+_AGAIN = "delete it, and the step is done again"
+_MAX_BYTES = 256 << 20
+"""Of a document: vocabularies of fitted features are the largest."""
+
+
+def content_key(step: str, inputs: Any) -> str:
+    """The key of what a step makes: 32 hexadecimal digits that follow from its name and inputs, whatever their order.
+
+    Args:
+        step: name of the step; raise a number in ``inputs`` when what the step does changes.
+        inputs: JSON values and dataclasses of them.
+
+    Raises:
+        TypeError: a value is no JSON value, so that it has no one spelling.
+    """
+    return sha256_hex(encode([step, _sorted(inputs)]))[:32]
+
+
+def _sorted(value: Any) -> Any:
+    """The value with the keys of every mapping in order, as plain lists, dicts and scalars."""
+    if isinstance(value, Mapping):
+        return {str(name): _sorted(value[name]) for name in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [_sorted(each) for each in value]
+    if isinstance(value, set | frozenset):
+        raise TypeError(f"{value!r} has no order: give a sorted list")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What is known of one partition of a step.
+
+    Attributes:
+        step: its name.
+        partition: of the step: a window; the key itself where each key has a place of its own.
+        key: a hash of everything that decided what was made; empty while that is being replaced, or was cut short.
+        facts: about what was made, as JSON.
+        run_id: of the run that made it.
+        written_at: ISO 8601 in UTC.
+    """
+
+    step: str
+    partition: str
+    key: str
+    facts: str = "{}"
+    run_id: str = ""
+    written_at: str = ""
+
+    def read(self, kind: type[T]) -> T:
+        """Its facts as a value of a dataclass.
+
+        Raises:
+            IntegrityError: they hold something else.
+        """
+        return cast(T, _facts(self, cast(Hashable, kind)))
+
+
+@functools.lru_cache(maxsize=200_000)
+def _facts(receipt: Receipt, kind: Any) -> Any:
+    source = Source(f"the receipt of {receipt.step} {receipt.partition}", "restore an earlier version of the receipts")
+    return convert(parse(receipt.facts.encode(), source, _MAX_BYTES), kind, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepNote:
+    """What a run did about one step.
+
+    Attributes:
+        name: of the step.
+        key: of what it made; empty where it made several things.
+        kept: whether what an earlier run made was taken.
+        seconds: it took, wall-clock.
+    """
+
+    name: str
+    key: str
+    kept: bool
+    seconds: float
+
+
+class Making(dict[str, tuple[str, Any]]):
+    """Key and facts of each partition that has been made, see ``Receipts.replacing``."""
+
+
+class Receipts(Protocol):
+    """What the steps of a pipeline remember."""
+
+    def of(self, step: str) -> Mapping[str, Receipt]:
+        """The receipts of a step by partition, in order, those that are struck out among them."""
+        ...
+
+    def write(self, receipts: Sequence[Receipt]) -> None:
+        """Insert or replace receipts, in one commit.
+
+        Raises:
+            FencedError: a later run has taken over.
+        """
+        ...
+
+    def result(self, step: str, key: str, kind: type[T]) -> T | None:
+        """What was made for a key beside what was there; None where there is none."""
+        ...
+
+    def keep(self, step: str, key: str, result: Any) -> None:
+        """Keep what was made for a key.
+
+        Raises:
+            FencedError: a later run has taken over.
+        """
+        ...
+
+
+@contextmanager
+def replacing(receipts: Receipts, step: str, partitions: Iterable[str]) -> Iterator[Making]:
+    """Overwrite partitions: strike their receipts out, let the block commit what replaces them, write new receipts.
+
+    Nobody believes a receipt whose partition may hold something else by now, whenever the run is killed. The block
+    leaves key and facts of each partition that it has made.
+
+    Raises:
+        FencedError: a later run has taken over.
+    """
+    known = receipts.of(step)
+    valid = [known[name] for name in partitions if name in known and known[name].key]
+    if valid:
+        receipts.write([replace(receipt, key="") for receipt in valid])
+    made = Making()
+    yield made
+    if made:
+        receipts.write(
+            [
+                Receipt(step=step, partition=name, key=key, facts=encode(facts).decode())
+                for name, (key, facts) in made.items()
+            ]
+        )
+
+
+class ReceiptTable:
+    """The receipts of one pipeline in a Delta table, and beside it documents of what is made once for each key.
+
+    Args:
+        table: of the receipts.
+        folder: of the documents, ``<step>/<key>.json``.
+        run_id: of the run that writes receipts.
+        lease: under which they are written; None where nobody else can be at work.
+    """
+
+    def __init__(self, table: Table, folder: Storage, run_id: Callable[[], str], lease: Lease | None = None) -> None:
+        self._table, self._folder, self._run_id, self._lease = table, folder, run_id, lease
+        self._receipts: dict[str, dict[str, Receipt]] | None = None
+        self._results: dict[tuple[str, str], Any] = {}
+        self._writing = threading.Lock()  # of trials that end side by side: commits of one epoch are numbered
+
+    def hold(self, lease: Lease) -> None:
+        """Write under a lease from now on, and read again what was written until it was taken."""
+        self._lease, self._receipts = lease, None
+        if lease.claims_due:
+            self._table.claim(lease.fence.transaction(), _SCHEMA)
+
+    def of(self, step: str) -> Mapping[str, Receipt]:
+        """The receipts of a step by partition, in order, as they were when this run first asked, with its own.
+
+        Raises:
+            StorageError: the table cannot be read.
+        """
+        if self._receipts is None:
+            rows = self._table.rows().to_pylist() if self._table.exists() else []
+            self._receipts = {}
+            for row in sorted(rows, key=lambda row: (row["step"], row["partition"])):
+                del row["epoch"]
+                self._receipts.setdefault(row["step"], {})[row["partition"]] = Receipt(**row)
+        return self._receipts.get(step, {})
+
+    def write(self, receipts: Sequence[Receipt]) -> None:
+        """Insert or replace receipts, in one commit.
+
+        Raises:
+            FencedError: a later run has taken over.
+            StorageError: the table cannot be written.
+        """
+        with self._writing:
+            written_at, run_id = datetime.now(UTC).isoformat(timespec="microseconds"), self._run_id()
+            stamped = [replace(receipt, run_id=run_id, written_at=written_at) for receipt in receipts]
+            epoch = None if self._lease is None else self._lease.number
+            rows = pa.Table.from_pylist([{**vars(receipt), "epoch": epoch} for receipt in stamped], schema=_SCHEMA)
+            transaction = None if self._lease is None else self._lease.fence.transaction()
+            if self._table.exists():
+                version = self._table.merge(rows, on=["step", "partition"], transaction=transaction)
+            else:
+                version = self._table.append(rows, expected_version=-1, transaction=transaction)
+            if self._receipts is not None:
+                for step in {receipt.step for receipt in stamped}:
+                    mine = {receipt.partition: receipt for receipt in stamped if receipt.step == step}
+                    self._receipts[step] = dict(sorted({**self._receipts.get(step, {}), **mine}.items()))
+            if version % _COMPACT_EVERY == _COMPACT_EVERY - 1:
+                self._table.compact()
+
+    def keep(self, step: str, key: str, result: Any) -> None:
+        """Keep what was made for a key: its document first, then the receipt.
+
+        Args:
+            step: its name.
+            key: a hash of everything that decided it.
+            result: a dataclass.
+
+        Raises:
+            FencedError: a later run has taken over.
+            LeaseLostError: likewise.
+        """
+        if self._lease is not None:
+            self._lease.check()
+        self.document(step, key).write_atomic(encode(result))
+        self._results.pop((step, key), None)
+        self.write([Receipt(step=step, partition=key, key=key)])
+
+    def result(self, step: str, key: str, kind: type[T]) -> T | None:
+        """What was made for a key; None where there is no receipt, or its document cannot be read."""
+        receipt = self.of(step).get(key)
+        if receipt is None or receipt.key != key:
+            return None
+        if (step, key) not in self._results:
+            document = self.document(step, key)
+            try:
+                made = read(document, kind, _AGAIN, _MAX_BYTES) if document.exists() else None
+            except IntegrityError as error:
+                logger.warning("%s: the step is done again", error)
+                made = None
+            self._results[step, key] = made
+        result: T | None = self._results[step, key]
+        return result
+
+    def document(self, step: str, key: str) -> Storage:
+        """Where the document of a key lies."""
+        return self._folder.child(step).child(f"{key}.json")

@@ -1,0 +1,223 @@
+"""The step ``drift``: windows that the champion was not trained on, compared with the rows that it was trained on.
+
+Each window is looked at once for each champion and each set of thresholds; a rule then decides over the last of them,
+so that a run with nothing new to look at decides as the run before it did. The champion is the one that a run begins
+with; another that it promotes is compared with from the next run on.
+
+Numbers, categories, ids and texts are compared by their values, lists and texts by their lengths as well; of vectors,
+images and date parts, and of lists and texts whose values are hashed, only whether they are missing or how long they
+are. Where training goes on from the champion, its statistics stay those of the rows that first fitted its features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
+from sparkdl.features.fitted import Features, token_functions
+from sparkdl.models.folder import read_bundle
+from sparkdl.models.registry import ModelVersion
+from sparkdl.observe import logger
+from sparkdl.pipeline.judging.counts import counts_of
+from sparkdl.pipeline.judging.drift import Drift, Limits, Rule, compare
+from sparkdl.pipeline.rows.parts import parts_to_do
+from sparkdl.pipeline.sources.base import WINDOW
+from sparkdl.pipeline.spec import Drift as DriftSpec
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.receipts import Receipt, Receipts, content_key, replacing
+from sparkdl.pipeline.state.results import Drifted, Trained
+from sparkdl.pipeline.steps.learning import learn_from_all
+from sparkdl.pipeline.windows import NO_TIME
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["DriftStep", "Looked", "decided", "rule_of"]
+
+VERSION = 1
+"""Of how windows are compared; raise it when that changes."""
+_MOST_WINDOWS = 48
+"""The newest windows that are compared with a champion, two days of hours; more where the file looks back upon more."""
+_VALUES_AT_ONCE = 2_000_000
+"""Counts of a vocabulary's values that the driver holds; of large vocabularies fewer windows are counted at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What comparing one window came to.
+
+    Attributes:
+        drift: what was found; None where it could not be compared.
+        problem: why not.
+    """
+
+    drift: Drift | None
+    problem: str = ""
+
+
+class DriftStep(Step):
+    """Windows that the champion was not trained on, one receipt each for the newest champion that they met."""
+
+    name = "drift"
+    looks = True
+
+    def wanted(self, context: Context) -> Mapping[str, str | None]:
+        """A key by window; none without a champion."""
+        champion, content = context.champion(), context.content()
+        if champion is None:
+            return {}
+        settings = {
+            name: value for name, value in context.settings["drift"].items() if name not in ("action", "after", "of")
+        }
+        code = {name: context.code[name] for name in token_functions(context.spec.features)}
+        inputs = {"version": VERSION, "artifact": champion.artifact, "settings": settings, "code": code}
+        return {
+            name: None if content[name] is None else content_key("drift", {**inputs, "rows": content[name]})
+            for name in _windows(context, champion, content)
+        }
+
+    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+        """That it was not compared with this champion."""
+        champion = context.champion()
+        assert champion is not None
+        return f"it is not compared with version {champion.version} yet"
+
+    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+        """Compare the windows that nobody has compared with this champion yet."""
+        champion = context.champion()
+        assert champion is not None
+        found: Mapping[str, Drift] = {}
+        problem = ""
+        try:
+            found = _compared(context, context.clean(spark), champion, list(stale.keys))
+        except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
+            problem = f"the windows cannot be compared with version {champion.version}: {error}"
+            logger.warning("drift: %s", problem)
+        looked_at = () if problem else tuple(stale.keys)
+        context.record.drift = Drifted(against=champion.version, action="none", reason=problem, looked_at=looked_at)
+        receipts, shown = context.receipts, {*stale.keys, *stale.fresh}
+        past = [name for name, receipt in receipts.of(self.name).items() if receipt.key and name not in shown]
+        if past:
+            receipts.write([Receipt(step=self.name, partition=name, key="") for name in past])
+        with replacing(receipts, self.name, stale.keys) as made:
+            for name, key in stale.keys.items():
+                made[name] = (str(key), Looked(drift=found.get(name), problem=problem))
+        return True
+
+    def tell(self, context: Context) -> None:
+        """What was found, and what is done about it; the run ends where the file asks for that."""
+        before, drifted = context.record.drift, decided(context)
+        context.record.drift = drifted = replace(drifted, looked_at=() if before is None else before.looked_at)
+        if drifted.action == "retrain":
+            learn_from_all(context)
+        if drifted.action != "none":
+            logger.warning("drift from version %s: %s", drifted.against, drifted.reason)
+        if drifted.action == "fail":
+            raise DataError(
+                f"drift from version {drifted.against}, {drifted.reason}: nothing was trained or scored; mend the "
+                "source, or go on with drift.action=warn"
+            )
+
+
+def decided(context: Context) -> Drifted:
+    """What the receipts of the windows say together, and what is to be done about it."""
+    champion = context.champion()
+    if champion is None:
+        return Drifted(against=None, action="none", reason="there is no champion yet to compare with")
+    names = _windows(context, champion, context.content())
+    if not names:
+        reason = f"version {champion.version} was trained on all windows that there are"
+        return Drifted(against=champion.version, action="none", reason=reason)
+    receipts = context.receipts.of("drift")
+    looked = {name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key}
+    windows = {name: each.drift for name, each in looked.items() if each.drift is not None}
+    problem = next((each.problem for each in looked.values() if each.problem), "")
+    action, reason = rule_of(context.spec.drift).decide(windows)
+    text = "; ".join(filter(None, [problem, reason if windows or not problem else ""]))
+    return Drifted(against=champion.version, action=action, reason=text, windows=windows)
+
+
+def _windows(context: Context, champion: ModelVersion, content: Mapping[str, str | None]) -> list[str]:
+    """The newest windows that are not older than the champion's training rows, and whose rows it was not trained on.
+
+    Where those are not known any more, the windows of the split that are held back from training.
+    """
+    trained = trained_of(context.receipts, champion)
+    known: Mapping[str, str | None] = {} if trained is None else trained.windows
+    if not known:
+        parts, _ = parts_to_do(context.spec, context.windows(), train=context.train, champion=True)
+        known = {name: content[name] for name in parts.train if name in content}
+    first, books = min(known, default=""), context.windows()
+    names = sorted(
+        name
+        for name, rows in content.items()
+        if books[name].kept and name != NO_TIME and name >= first and (rows is None or known.get(name) != rows)
+    )
+    return names[-max(context.spec.drift.of, _MOST_WINDOWS) :]
+
+
+def trained_of(receipts: Receipts, version: ModelVersion | None) -> Trained | None:
+    """What is kept of a version's training; None where that is not known any more."""
+    if version is None or not version.publication:
+        return None
+    return receipts.result("train", version.publication, Trained)
+
+
+def rule_of(given: DriftSpec) -> Rule:
+    """What the file asks for once windows drift."""
+    return Rule(action=given.action, after=given.after, of=given.of)
+
+
+def limits_of(given: DriftSpec) -> Limits:
+    """The thresholds of the file."""
+    return Limits(
+        missing=given.missing, new_categories=given.unseen, psi=given.psi, jensen_shannon=given.js, ks=given.ks
+    )
+
+
+def _compared(context: Context, clean: DataFrame, champion: ModelVersion, names: Sequence[str]) -> dict[str, Drift]:
+    """Count windows as the champion's training rows were counted, and compare."""
+    from pyspark.sql import functions as F
+
+    from sparkdl.pipeline.work.statistics import window_statistics
+
+    features = _features_of(context, champion, clean.columns)
+    options = {one.name: one.options for one in features.fitted}
+    reference = {one.name: one.statistics for one in features.fitted}
+    expected, limits = counts_of(options, reference), limits_of(context.spec.drift)
+    named = sum(len(one.values) for one in reference.values())
+    at_once = max(1, _VALUES_AT_ONCE // max(1, named))
+    both = {name: (options[name], reference[name]) for name in options}
+    found: dict[str, Drift] = {}
+    for first in range(0, len(names), at_once):
+        chunk = names[first : first + at_once]
+        rows = clean.where(F.col(WINDOW).isin(*chunk))
+        counted = window_statistics(rows, WINDOW, both, features.functions)
+        found |= {
+            name: compare(expected, counts_of(options, counted[name]), limits) for name in chunk if name in counted
+        }
+    return found
+
+
+def _features_of(context: Context, champion: ModelVersion, columns: Sequence[str]) -> Features:
+    """The champion's features that are to be compared, and whose columns are still there."""
+    from sparkdl.models.preprocessing import features_of
+
+    features = features_of(read_bundle(champion.uri), context.trusted)
+    if features is None:
+        raise BundleError("it carries no statistics of its training rows, so no pipeline has trained it")
+    asked = [one for one in features.fitted if one.name not in context.spec.drift.ignore]
+    there = tuple(one for one in asked if one.options.source(one.name) in columns)
+    gone = [one.name for one in asked if one not in there]
+    if not there:
+        raise SchemaError(
+            f"its features {', '.join(gone[:5])} read columns that are gone, the rows have {list(columns)}"
+            if gone
+            else "drift.ignore names all of its features"
+        )
+    if gone:
+        logger.warning("drift: the columns of %s, which version %d reads, are gone", ", ".join(gone), champion.version)
+    return Features(there, features.functions)

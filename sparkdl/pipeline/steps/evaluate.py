@@ -1,0 +1,287 @@
+"""The steps ``evaluate`` and ``publish``: challenger and champion on the same rows, and who of them predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import ConflictError, FencedError
+from sparkdl.models.registry import ModelVersion
+from sparkdl.observe import logger
+from sparkdl.pipeline.judging.gate import Decision
+from sparkdl.pipeline.rows.parts import Parts, rows_of, untaught
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.receipts import Receipt, content_key
+from sparkdl.pipeline.state.results import Evaluated, Published
+from sparkdl.pipeline.steps.drift import trained_of
+from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing
+from sparkdl.pipeline.steps.shards import prepared_of
+from sparkdl.pipeline.steps.train import train_key, trained_now
+from sparkdl.pipeline.trials import chosen_settings
+from sparkdl.pipeline.work.labels import check_labels, check_weight, labelled
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkdl.pipeline.work.prepare import Prepared
+
+__all__ = ["EvaluateStep", "PublishStep", "judged_against", "publish_inputs", "published_now"]
+
+VERSION = 1
+"""Of how a model is judged and published; raise it when that changes."""
+
+
+class EvaluateStep(Step):
+    """One verdict on the newest training, against the champion of the time."""
+
+    name = "evaluate"
+    learns = True
+    reads = ("features", "shards", "train")
+
+    def wanted(self, context: Context) -> Mapping[str, str | None]:
+        """The one key of the verdict."""
+        parts, _ = parts_to_learn(context)
+        return {} if parts is None else {str(key := _evaluate_key(context, parts)): key}
+
+    def exists(self, context: Context, receipt: Receipt) -> bool:
+        """Whether it can be read."""
+        return context.receipts.result(self.name, receipt.key, Evaluated) is not None
+
+    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+        """What differs."""
+        parts, _ = parts_to_learn(context)
+        tested = parts is not None and parts.test
+        return "publish, report or the test windows differ" if tested else "publish or report differ"
+
+    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+        """Measure both models on the same held-out rows, and decide."""
+        from sparkdl.pipeline.session import torch_for_workers
+        from sparkdl.pipeline.work.evaluate import evaluate, with_last_values
+
+        ((_, key),) = stale.keys.items()
+        parts, _ = parts_to_learn(context)
+        assert parts is not None
+        assert key is not None
+        torch_for_workers(spark)
+        spec, clean, prepared = context.spec, context.clean(spark), prepared_of(context, parts, spark)
+        against = judged_against(context, publish_inputs(context, parts) or {})
+        versions = context.registry.list(str(spec.publish.name))
+        rival = next((each for each in versions if each.version == against), None)  # or it was removed since
+        with unless_labels_are_missing(context, parts):
+            rows, count, seen = _judging(context, clean, parts, prepared, rival)
+            training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
+            rows = with_last_values(rows, training, spec, prepared.labels)
+            champion = None if rival is None else rival.uri
+            trained = trained_now(context, parts)
+            evaluated = evaluate(rows, spec, prepared.labels, trained, champion, context.trusted, count, seen)
+            evaluated = replace(evaluated, part=parts.judging, windows=parts.windows(parts.judging))
+            context.receipts.keep(self.name, key, evaluated)
+        return True
+
+    def tell(self, context: Context) -> None:
+        """The verdict."""
+        parts, _ = parts_to_learn(context)
+        if parts is not None:
+            context.record.evaluated = evaluated = _evaluated(context, parts)
+            _tell_of_baseline(evaluated.decision)
+
+
+class PublishStep(Step):
+    """One version of the newest training in the registry, promoted where the verdict says so.
+
+    The champion does not decide it: a challenger is judged once, and does not come back by itself after a rollback. Nor
+    does MLflow, which is told of what was decided.
+    """
+
+    name = "publish"
+    learns = True
+    reads = ("features", "shards", "train", "evaluate")
+
+    def wanted(self, context: Context) -> Mapping[str, str | None]:
+        """The one key of the publication."""
+        parts, _ = parts_to_learn(context)
+        return {} if parts is None else {str(key := _publish_key(context, parts)): key}
+
+    def exists(self, context: Context, receipt: Receipt) -> bool:
+        """Whether the registry that it went to still knows the model."""
+        there = context.places.published(context.registry, str(context.spec.publish.name))
+        return there and context.receipts.result(self.name, receipt.key, Published) is not None
+
+    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+        """What differs."""
+        return "publish differs, or the registry has lost the model"
+
+    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+        """Publish the model, and promote it if the verdict says so."""
+        from sparkdl.interchange.mirror import mirror_published
+
+        ((_, key),) = stale.keys.items()
+        parts, _ = parts_to_learn(context)
+        assert parts is not None
+        assert key is not None
+        spec, champion = context.spec.publish, context.champion()
+        if context.receipts.of("evaluate").get(str(_evaluate_key(context, parts))) is None:
+            raise ConflictError(f"another run moved {spec.alias} of {spec.name} meanwhile: run again")
+        published = _published(context, parts, champion)
+        if spec.mlflow is not None:  # with the alias where it points now
+            version = context.registry.get(str(spec.name), published.version)
+            mirror_published(context.registry, version, spec.mlflow)
+        context.receipts.keep(self.name, key, published)
+        return True
+
+    def tell(self, context: Context) -> None:
+        """What became of the challenger."""
+        parts, _ = parts_to_learn(context)
+        if parts is not None:
+            published = published_now(context)
+            assert published is not None
+            context.record.model |= {
+                "name": context.spec.publish.name,
+                "version": published.version,
+                "promoted": published.reason,
+            }
+
+
+def published_now(context: Context) -> Published | None:
+    """What became of the newest training; None where there is none."""
+    parts, _ = parts_to_learn(context)
+    key = None if parts is None else _publish_key(context, parts)
+    return None if key is None else context.receipts.result("publish", key, Published)
+
+
+def publish_inputs(context: Context, parts: Parts) -> dict[str, Any] | None:
+    """What decides the publication of the training on these windows; None where one is not ingested yet."""
+    train, tested = train_key(context, parts), part_rows(context, parts.test)
+    if train is None or tested is None:
+        return None
+    settings = {name: value for name, value in context.settings["publish"].items() if name != "mlflow"}
+    if context.spec.publish.gate.baseline == "first":  # as keys were before there was a choice: nobody is judged again
+        settings["gate"] = {name: value for name, value in settings["gate"].items() if name != "baseline"}
+    units = {"units": context.spec.source.key}  # rows of one key are judged as one
+    test = {"test": tested} if parts.test else {}
+    return {"version": VERSION, "train": train, "publish": settings, **units, **test}
+
+
+def _publish_key(context: Context, parts: Parts) -> str | None:
+    inputs = publish_inputs(context, parts)
+    return None if inputs is None else content_key("publish", inputs)
+
+
+def _evaluate_key(context: Context, parts: Parts) -> str | None:
+    """What decides the verdict: the publication, the report, and the version that the model is compared with."""
+    inputs = publish_inputs(context, parts)
+    if inputs is None:
+        return None
+    against = judged_against(context, inputs)
+    return content_key("evaluate", {**inputs, "report": context.settings["report"], "against": against})
+
+
+def judged_against(context: Context, publish: Mapping[str, Any]) -> int | None:
+    """The version that a publication's model is compared with: the champion when it was first judged, or now.
+
+    A model that is the champion itself is compared with the one that it followed.
+
+    Args:
+        context: of the run.
+        publish: what decides the publication.
+    """
+    name, alias = str(context.spec.publish.name), context.spec.publish.alias
+    before = context.receipts.result("publish", content_key("publish", publish), Published)
+    if before is not None and context.places.published(context.registry, name):
+        return before.against
+    champion = context.champion()
+    if champion is None or champion.publication != publish["train"]:
+        return champion.version if champion is not None else None
+    # it is this very model: a run ended once the alias had moved, or only the gate was changed since
+    moves = [each for each in context.registry.history(name) if each.kind == "aliased" and each.alias == alias]
+    followed = [each.previous for each in moves if each.version == champion.version]
+    there = {each.version for each in context.registry.list(name)}
+    return followed[-1] if followed and followed[-1] in there else None
+
+
+def _evaluated(context: Context, parts: Parts) -> Evaluated:
+    evaluated = context.receipts.result("evaluate", str(_evaluate_key(context, parts)), Evaluated)
+    assert evaluated is not None
+    return evaluated
+
+
+def _judging(
+    context: Context, clean: DataFrame, parts: Parts, prepared: Prepared, rival: ModelVersion | None
+) -> tuple[DataFrame, int, str]:
+    """The rows that judge, checked as those of shards are, their number, and why they cannot judge the champion.
+
+    Rows that the champion was trained on, as after a training that drift asked for, tell nothing of it.
+    """
+    spec, part, record = context.spec, parts.judging, context.record
+    windows = parts.windows(part)
+    rows = rows_of(clean, spec, part, windows)
+    known, count = labelled(rows, prepared.labels.names), prepared.validate_rows
+    if part == "test":
+        record.rows["test unlabelled"] = check_labels(rows, prepared.labels, "test")
+        if spec.weight is not None:
+            check_weight(known, spec.weight, "test")
+        record.rows["test"] = count = known.count()
+    trained = trained_of(context.receipts, rival)
+    taught = [name for name in windows if trained is not None and name in trained.windows]
+    new = None if trained is None else untaught(known, spec, taught, trained.split)
+    if rival is None or new is None:
+        return known, count, ""
+    fewer = known.where(new)
+    if left := fewer.count():
+        logger.info("%d of %d rows judge: version %d was trained on the others", left, count, rival.version)
+        return fewer, left, ""
+    seen = windows[0] if len(windows) == 1 else f"all of {windows[0]} to {windows[-1]}"
+    return known, count, f"version {rival.version} was trained on {seen}: no row judges both, and it stays the champion"
+
+
+def _published(context: Context, parts: Parts, champion: ModelVersion | None) -> Published:
+    """Publish the model of the newest training, and promote it if the verdict says so."""
+    from sparkdl.estimator.publishing import publish_bundle
+
+    name, alias = str(context.spec.publish.name), context.spec.publish.alias
+    evaluated, trained = _evaluated(context, parts), trained_now(context, parts)
+    decision, against = evaluated.decision, judged_against(context, publish_inputs(context, parts) or {})
+    context.check_lease()  # before files are copied that nobody would need
+    version = publish_bundle(
+        context.registry,
+        name,
+        trained.bundle,
+        trained.origin,
+        metrics={**decision.challenger.values, **_baseline_metric(decision)},
+        parameters=chosen_settings(context.file.resolved(), trained.settings),
+        publication=str(train_key(context, parts)),
+    ).version
+    now = champion.version if champion is not None else None
+    if now == version:
+        reason = decision.reason if decision.promote else "it is the champion already"
+        return Published(version=version, promoted=True, reason=reason, against=against)
+    if not decision.promote:
+        return Published(version=version, promoted=False, reason=decision.reason, against=against)
+    try:
+        context.registry.set_alias(name, alias, version, expected=now, reason=decision.reason)
+    except FencedError:
+        raise
+    except ConflictError as error:
+        raise ConflictError(f"another run moved {alias} of {name} meanwhile: run again") from error
+    return Published(version=version, promoted=True, reason=decision.reason, against=against)
+
+
+def _tell_of_baseline(decision: Decision) -> None:
+    """A line in the log for a model that is no better than a guess without one, or by no more than chance gives."""
+    metric = decision.gate.metric
+    if decision.beats_baseline is False or decision.baseline_by_chance:
+        logger.warning(
+            "%s, and the model %.4g on the same %d rows: it has learned nothing that helps, or its training went wrong",
+            decision.baseline_text(),
+            decision.challenger.values[metric],
+            decision.rows,
+        )
+
+
+def _baseline_metric(decision: Decision) -> dict[str, float]:
+    """The best guess's value of the metric that judges, beside the model's own in the registry."""
+    metric, baseline = decision.gate.metric, decision.baseline
+    known = baseline is not None and metric in baseline.values
+    return {f"baseline_{metric}": baseline.values[metric]} if baseline is not None and known else {}

@@ -1,0 +1,519 @@
+"""The step ``ingest``: windows of the source that are new or have changed, to the table of clean rows.
+
+Each due window replaces its own partition of two Delta tables, ``clean`` (rows that passed, as the transform left them)
+and ``quarantine`` (each refused row as JSON, with the one reason it was refused for). The rows pass once: one job
+judges, writes and counts them. What entered that job, as Spark counted it where they were read, must come out of it,
+and every expectation hold, before anything is committed: until then nobody sees the files, and they are removed if it
+is not so. A transform may leave rows out or add some; a window that it empties is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparkdl.columns.names import quoted
+from sparkdl.errors import DataError, SchemaError
+from sparkdl.observe import logger
+from sparkdl.pipeline.code import code_hash
+from sparkdl.pipeline.rows.entered import AS_READ, Entered, check_counts, check_files, check_hashes, counted
+from sparkdl.pipeline.rows.expect import (
+    BROKEN,
+    DUPLICATE,
+    KEPT,
+    OUTCOME,
+    SALT,
+    Outcomes,
+    check_shares,
+    content_hash,
+    judged,
+)
+from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.sift import QUARANTINE, clean_columns, fingerprints, sift
+from sparkdl.pipeline.rows.transform import transformed
+from sparkdl.pipeline.sources.base import WINDOW
+from sparkdl.pipeline.sources.failures import source_errors
+from sparkdl.pipeline.sources.read import check_unchanged, of_windows, read_rows
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
+from sparkdl.pipeline.windows import NO_TIME, WHOLE, ahead, deleted_text, due, span
+from sparkdl.tables.delta import delta_schema, merged_schema
+from sparkdl.tables.staged import StagedWrite
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "IngestStep",
+    "Ingested",
+    "deleted_windows",
+    "ingest",
+    "rules_of",
+    "source_windows",
+    "tell_deleted",
+    "window_key",
+]
+
+VERSION = 4
+"""Of how rows are judged and hashed; raise it when that changes."""
+_ROWS_PER_FILE = 1_000_000
+_ONE_TASK, _ONE_TASK_WINDOWS = 4 << 20, 32
+"""Bytes of a source that one task reads, judges and writes sooner than a shuffle of its rows is planned, and how many
+windows, of which each is a file that stays open."""
+_HASHED = {"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz", "boolean", "binary"}
+"""Types of which equal values have equal hashes, whatever the session's settings."""
+
+
+class IngestStep(Step):
+    """Windows of the source, replaced one by one in the table of clean rows."""
+
+    name = "ingest"
+
+    def wanted(self, context: Context) -> Mapping[str, str | None] | None:
+        """A key by window: those of the source that have begun, and those that are to be emptied."""
+        windows = source_windows(context)
+        if windows is None:
+            return None
+        rules, later = rules_of(context), set(ahead(windows, context.now))
+        keys: dict[str, str | None] = {
+            name: window_key(rules, version) for name, version in windows.items() if name not in later
+        }
+        keys |= {name: window_key(rules, windows.get(name, "")) for name in _due(context, windows)}
+        return dict(sorted(keys.items()))
+
+    def exists(self, context: Context, receipt: Receipt) -> bool:
+        """Whether the table of clean rows is there, if the window has rows in it."""
+        return not receipt.read(WindowBooks).kept or context.places.table(context.tables.table("clean").uri)
+
+    def forced(self, context: Context, partition: str) -> bool:
+        """Whether the window is one of a backfill that is still to be done."""
+        return not context.remade and context.again is not None and context.again[0] <= partition <= context.again[1]
+
+    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+        """What has changed."""
+        windows = source_windows(context)
+        if windows is not None and partition not in windows:
+            return "the source no longer holds it: its rows are removed"
+        if receipt is None:
+            return "new"
+        if not receipt.key or not self.exists(context, receipt):
+            return "its clean rows are gone, or a run that replaced them was cut short"
+        books, rules = receipt.read(WindowBooks), rules_of(context)
+        if receipt.key != window_key(rules, books.fingerprint):
+            return "source, transform, expectations or their code differ from those it was made by"
+        if windows is not None and books.fingerprint != windows[partition]:
+            return "its rows in the source have changed"
+        return "asked for"
+
+    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+        """Judge the rows of the windows that are due, and replace them in the clean rows."""
+        ingested, record = ingest(spark, context), context.record
+        context.remade, context.clean_rows = True, None
+        record.windows["ingested"] = [books.window for books in ingested.done]
+        record.books = list(ingested.done)
+        for name in ("read", "kept", "quarantined", "duplicates"):
+            record.rows[name] = sum(getattr(books, name) for books in ingested.done)
+        record.rows |= {f"warning: {name}": count for name, count in ingested.warned.items()}
+        return bool(ingested.done)
+
+    def tell(self, context: Context) -> None:
+        """Which windows were ingested, which begin later, and which the source no longer holds."""
+        record = context.record
+        record.windows.setdefault("ingested", [])
+        for name in ("read", "kept", "quarantined", "duplicates"):
+            record.rows.setdefault(name, 0)
+        if later := ahead(source_windows(context) or (), context.now):
+            record.windows["ahead"] = later
+        tell_deleted(context)
+        record.source_state = context.snapshot.state
+        record.places |= {name: context.tables.table(name).uri for name in ("clean", "quarantine", "receipts")}
+
+
+def rules_of(context: Context) -> str:
+    """What decides which rows of a window are kept, and what they look like: settings and code, as one hash."""
+    spec, transform = context.spec, context.spec.transform
+    inputs = {
+        "version": VERSION,
+        "source": context.source.identity(),
+        "transform": transform,
+        "code": code_hash(transform.function) if transform is not None and transform.function else "",
+        "expect": {name: each for name, each in spec.expect.items() if each.action != "warn"},
+        "order": [name for name, each in spec.expect.items() if each.action != "warn"],
+    }
+    return content_key("rules", inputs)
+
+
+@functools.lru_cache(maxsize=100_000)
+def window_key(rules: str, fingerprint: str) -> str:
+    """The key of a window's clean rows.
+
+    Args:
+        rules: that they went through.
+        fingerprint: of what the source holds for it; empty where it holds nothing any more.
+    """
+    return content_key("ingest", [rules, fingerprint])
+
+
+def source_key(context: Context) -> str | None:
+    """What decides the windows of the source and their rows; None where only Spark can tell."""
+    if context.snapshot.state is None:
+        return None
+    inputs = {"version": VERSION, "source": context.source.identity(), "state": context.snapshot.state}
+    return content_key("source", inputs)
+
+
+def source_windows(context: Context) -> Mapping[str, str] | None:
+    """A hash of what the source holds for each window; None where only Spark can tell.
+
+    Where neither folders nor a table's log tell it, it is known of a source that is as it was when it was last read.
+    """
+    if context.snapshot.windows is not None:
+        return context.snapshot.windows
+    if context.looked is not None:
+        return context.looked
+    receipt, key = context.receipts.of("source").get(WHOLE), source_key(context)
+    return None if receipt is None or key is None or receipt.key != key else receipt.read(dict[str, str])
+
+
+def keep_source_windows(context: Context, windows: Mapping[str, str]) -> None:
+    """Remember which windows the source held as this run read it."""
+    context.looked, key = windows, source_key(context)
+    if context.snapshot.windows is None and key is not None:
+        receipt = context.receipts.of("source").get(WHOLE)
+        if receipt is None or receipt.key != key or receipt.read(dict[str, str]) != windows:  # of some only counted yet
+            with replacing(context.receipts, "source", [WHOLE]) as made:
+                made[WHOLE] = (key, windows)
+
+
+def deleted_windows(context: Context) -> list[str]:
+    """Windows that the source no longer holds and whose rows stay in the clean rows; none where only Spark can tell."""
+    windows = source_windows(context)
+    if windows is None:
+        return []
+    due_now = _due(context, windows)
+    return [name for name, books in context.windows().items() if books.read and name not in {*windows, *due_now}]
+
+
+def tell_deleted(context: Context) -> None:
+    """Tell log and record which windows the source no longer holds while their rows stay."""
+    if deleted := deleted_windows(context):
+        logger.warning("%s", deleted_text(deleted))
+        context.record.windows["deleted"] = deleted
+
+
+def _due(context: Context, windows: Mapping[str, str]) -> list[str]:
+    rules, receipts, held = rules_of(context), context.receipts.of("ingest"), context.windows()
+    lost = lost_windows(context)
+    done = {
+        name: windows[name]
+        for name, receipt in receipts.items()
+        if name in windows and name not in lost and receipt.key == window_key(rules, windows[name])
+    }
+    return due(
+        windows,
+        done,
+        now=context.now,
+        again=None if context.remade else context.again,
+        held=[name for name, books in held.items() if books.read],
+        remove=context.spec.source.deleted_windows == "remove",
+    )
+
+
+def _made_by(context: Context, rules: str) -> bool:
+    """Whether any window was made by these rules."""
+    windows = context.windows()
+    return any(receipt.key and windows[name].rules == rules for name, receipt in context.receipts.of("ingest").items())
+
+
+def lost_windows(context: Context) -> set[str]:
+    """The windows whose clean rows are gone with their table."""
+    kept = {name for name, books in context.windows().items() if books.kept}
+    return set() if not kept or context.places.table(context.tables.table("clean").uri) else kept
+
+
+def check_lost(context: Context, deleted: list[str]) -> None:
+    """Say that the table of clean rows is gone, where it is.
+
+    Args:
+        context: of the run.
+        deleted: windows that the source no longer holds, and that are to stay.
+
+    Raises:
+        DataError: rows were in it that the source no longer holds.
+    """
+    lost, uri = lost_windows(context), context.tables.table("clean").uri
+    gone = [name for name in deleted if name in lost]
+    if gone:
+        raise DataError(
+            f"the clean rows {uri} are gone, and the source no longer holds {span(gone)} of them: restore the "
+            "table, or take these windows out with source.deleted_windows=remove"
+        )
+    if lost:
+        logger.warning("the clean rows %s are gone: all windows are taken in again", uri)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingested:
+    """What an ingestion did.
+
+    Attributes:
+        done: books of the windows that were due, in order.
+        warned: rows of these windows by the warning that they broke.
+    """
+
+    done: tuple[WindowBooks, ...]
+    warned: Mapping[str, int]
+
+
+def ingest(spark: SparkSession, context: Context) -> Ingested:
+    """Bring the table of clean rows up to date with the source.
+
+    Args:
+        spark: the session.
+        context: of the run.
+
+    Raises:
+        DataError: rows were lost or multiplied, an expectation failed, or a window or the source has no sound row.
+        PipelineFileError: the file reads columns that there are not, or that are of types that their use does not fit.
+        SchemaError: a column is of another type than in the table of clean rows, or of one that it cannot hold.
+        ConfigError: a condition, query or function is wrong.
+        StorageError: source or tables cannot be read or written.
+    """
+    with source_errors():
+        return _ingest_due(spark, context)
+
+
+def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
+    spec, source, snapshot = context.spec, context.source, context.snapshot
+    version = context.tables.version("clean")  # before what is known of its windows: what is decided holds for it alone
+    source_rows, windows = read_rows(spark, source, snapshot), source_windows(context)
+    rows_of: Mapping[str, int]
+    if windows is not None and snapshot.windows is not None:
+        rows_of = {name: size.rows_about for name, size in snapshot.sizes.items()}
+    elif windows is not None:  # the source is as it was when its windows were last told
+        rows_of = counted(source_rows)
+    elif spec.transform is None and source.rows_may_change and not _made_by(context, rules_of(context)):
+        rows_of = counted(source_rows)  # every window is due, and the pass that writes them hashes what it reads
+        windows = dict.fromkeys(rows_of, AS_READ)
+        context.looked = windows
+    else:
+        windows, rows_of = fingerprints(source_rows)
+        check_unchanged(source, snapshot)
+        keep_source_windows(context, windows)
+    todo = {name: windows.get(name, "") for name in _due(context, windows)}
+    there = [name for name in todo if name in windows]
+    check_lost(context, deleted_windows(context))
+    chosen = of_windows(source_rows, source, there)
+    rows = transformed(spark, context.file, chosen)
+    context.file.check_columns(_types(source_rows), None if spec.transform is None else _types(rows))
+    if not todo:
+        return Ingested(done=(), warned={})
+    most = max(rows_of.get(name, 0) for name in todo)
+    before: Mapping[str, int] | None = None
+    if spec.transform is not None:
+        before = rows_of if snapshot.windows is None else counted(chosen)
+        if not source.rows_may_change and spec.source.when is not None:
+            source.check_within({name: windows[name] for name in there}, fingerprints(chosen)[0])
+    done = _ingest(spark, context, rows, todo, most, before, version)
+    if snapshot.windows is None:
+        read = {books.window: books.fingerprint for books in done.done if books.window in windows}
+        keep_source_windows(context, {**windows, **read})
+    if removed := [name for name in todo if name not in windows]:
+        context.record.windows["removed"] = removed
+    return done
+
+
+def check_columns(spark: SparkSession, context: Context) -> None:
+    """Hold the file against the columns of the source and of the transform, where no window is due.
+
+    Raises:
+        PipelineFileError: the file reads columns that there are not, or that are of types that their use does not fit.
+    """
+    with source_errors():
+        rows = read_rows(spark, context.source, context.snapshot)
+        after = None if context.spec.transform is None else _types(transformed(spark, context.file, rows))
+        context.file.check_columns(_types(rows), after)
+
+
+def _types(rows: DataFrame) -> dict[str, pa.DataType]:
+    """The Arrow type of each column; of one that Arrow does not know, an empty struct, which nothing reads."""
+    from pyspark.errors import PySparkTypeError
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    found = {}
+    for field in rows.schema.fields:
+        try:
+            found[field.name] = to_arrow_type(field.dataType, timezone="UTC")
+        except PySparkTypeError:
+            found[field.name] = pa.struct([])
+    return found
+
+
+def _ingest(
+    spark: SparkSession,
+    context: Context,
+    prepared: DataFrame,
+    todo: Mapping[str, str],
+    most: int,
+    before: Mapping[str, int] | None,
+    version: int,
+) -> Ingested:
+    """Judge, write and count the rows of the windows that are due.
+
+    Args:
+        spark: the session.
+        context: of the run.
+        prepared: the rows, as the transform left them.
+        todo: fingerprint of each window; empty for one that the source no longer holds, which is replaced by nothing.
+        most: rows of the largest window, about.
+        before: rows of the windows before the transform; None without one.
+        version: of the table of clean rows when it was decided what is due; -1 without one.
+    """
+    spec = context.spec
+    taken = sorted({OUTCOME, BROKEN, SALT} & set(prepared.columns))
+    if taken:
+        raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
+    newest = spec.source.time if spec.source.time in prepared.columns else None
+    entered = Entered()
+    stored = context.snapshot.bytes
+    small = stored is not None and stored <= _ONE_TASK and len(todo) <= _ONE_TASK_WINDOWS
+    rows = judged(_gathered(entered.observe(prepared), spec, most, small), spec.expect, spec.source.key, newest)
+    clean, quarantine = _staged(spark, context, rows, todo, version)
+    pending = {"quarantine": quarantine, "clean": clean}
+    try:
+        into = clean.task, quarantine.task
+        sound, refused, found = sift(rows, spec.label, *into) if any(todo.values()) else ([], [], {})
+        check_counts(todo, found, before or {})
+        if any(todo.values()):  # else every window is emptied, and nothing was read
+            entered.check({name: each.total for name, each in found.items()}, prepared)
+        if context.snapshot.windows is None and before is None:
+            check_hashes(todo, found, alive=context.source.rows_may_change)
+        check_unchanged(context.source, context.snapshot)
+        check_shares(found, spec.expect)
+        check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
+        check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
+        books = _books(context, todo, found, before)
+        with replacing(context.receipts, "ingest", todo) as made:
+            pending.pop("quarantine").commit(refused)  # which takes its own files away where it is refused
+            version = pending.pop("clean").commit(sound).version
+            rules = rules_of(context)
+            for each in books:
+                made[each.window] = (window_key(rules, each.fingerprint), replace(each, version=version))
+    except BaseException:
+        for staged in pending.values():
+            staged.abandon()
+        raise
+    warned: dict[str, int] = {}
+    for outcomes in found.values():
+        for name, count in outcomes.warned.items():
+            warned[name] = warned.get(name, 0) + count
+    return Ingested(done=tuple(replace(each, version=version) for each in books), warned=warned)
+
+
+def _books(
+    context: Context,
+    todo: Mapping[str, str],
+    found: Mapping[str, Outcomes],
+    before: Mapping[str, int] | None,
+) -> tuple[WindowBooks, ...]:
+    """What is known of each window.
+
+    Raises:
+        DataError: the rows of one were lost or multiplied.
+    """
+    rules, books = rules_of(context), []
+    for name, fingerprint in sorted(todo.items()):
+        outcomes = found.get(name, Outcomes())
+        made = WindowBooks(
+            window=name,
+            fingerprint=outcomes.everything if fingerprint == AS_READ else fingerprint,
+            rules=rules,
+            source_rows=outcomes.total if before is None else before.get(name, 0),
+            read=outcomes.total,
+            kept=outcomes.rows.get(KEPT, 0),
+            quarantined=sum(outcomes.quarantined.values()),
+            duplicates=outcomes.rows.get(DUPLICATE, 0),
+            outcomes=outcomes.quarantined,
+            content=outcomes.content,
+            unlabelled=outcomes.unlabelled,
+            run_id=context.record.run_id,
+        )
+        made.check()
+        books.append(made)
+    return tuple(books)
+
+
+def _gathered(rows: DataFrame, spec: PipelineSpec, most: int, small: bool) -> DataFrame:
+    """The rows with those of a window, and of a key in it, in few tasks, so that a window becomes few files.
+
+    Where partition folders already hold each window by itself, and no keys are compared, rows stay where they are read.
+
+    Args:
+        rows: with their window.
+        spec: the pipeline.
+        most: rows of the largest window, about.
+        small: whether one task does all of it.
+    """
+    from pyspark.sql import functions as F
+
+    if small and spec.transform is None and most < _ROWS_PER_FILE:
+        return rows.coalesce(1)
+    if spec.source.partition is not None and not spec.source.key and spec.transform is None:
+        return rows
+    files = 1 + most // _ROWS_PER_FILE
+    if files == 1:
+        return rows.repartition(WINDOW)
+    plain = [F.col(quoted(name)) for name in spec.source.key if rows.schema[name].dataType.simpleString() in _HASHED]
+    hashed = F.xxhash64(*plain) if plain else content_hash(rows)
+    if spec.source.key and not plain:  # values of these types may be equal and have different hashes
+        return rows.repartition(WINDOW)
+    return rows.withColumn(SALT, F.pmod(hashed, F.lit(files))).repartition(WINDOW, SALT)
+
+
+def _staged(
+    spark: SparkSession, context: Context, rows: DataFrame, todo: Mapping[str, str], version: int
+) -> tuple[StagedWrite, StagedWrite]:
+    """The replacement of the windows in both tables.
+
+    Where all windows that have rows are replaced, the clean rows have the columns of these rows, and no others: a new
+    table, which is committed only while the one before is the ``version`` that this was decided on. Where some stay,
+    new columns come beside those that there are, and what one side lacks is null in it.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    tables = context.tables
+    partitions = [{WINDOW: name} for name in todo]
+    table, held = tables.table("clean"), [name for name, books in context.windows().items() if books.kept]
+    schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
+    if version >= 0 and set(held) <= set(todo):
+        clean = table.stage(
+            schema,
+            "overwrite",
+            partition_by=[WINDOW],
+            overwrite_schema=True,
+            transaction=context.transaction(),
+            expected_version=version,
+        )
+    else:
+        if version >= 0:
+            windows = sorted({*held, *todo} - {NO_TIME})
+            remedy = f"do all windows again with --backfill {windows[0]}..{windows[-1]}, or change the source back"
+            merged_schema(table.uri, table.schema_json(), delta_schema(schema).to_json(), remedy)
+        clean = table.stage_partitions(
+            schema,
+            [WINDOW],
+            partitions,
+            transaction=context.transaction(),
+            expected_version=None if version >= 0 else -1,
+        )
+    texts = StructType([StructField(name, StringType()) for name in QUARANTINE]).json()
+    quarantine = tables.table("quarantine").stage(
+        texts, "replace", partition_by=[WINDOW], partitions=partitions, transaction=context.transaction()
+    )
+    return clean, quarantine

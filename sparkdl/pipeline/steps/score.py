@@ -1,0 +1,224 @@
+"""The step ``score``: the champion over windows of clean rows, to a Delta table by window.
+
+The table holds the key, the columns to keep, for each label a prediction (and the probability where it is a class), and
+which version, which run and when. A window is replaced as a whole, so that scoring it again leaves each row once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sparkdl.columns.names import quoted
+from sparkdl.config import ScoreConfig
+from sparkdl.errors import SchemaError
+from sparkdl.models.registry import ModelVersion
+from sparkdl.pipeline.rows.parts import Parts, parts_to_do, rows_of
+from sparkdl.pipeline.sources.base import WINDOW
+from sparkdl.pipeline.spec import TimeSplit
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
+from sparkdl.pipeline.state.results import Scored
+from sparkdl.pipeline.windows import NO_TIME
+from sparkdl.tables.table import AppTransaction, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from sparkdl.pipeline.work.labels import FittedLabel
+
+__all__ = ["ScoreStep", "scored_windows", "windows_to_score"]
+
+VERSION = 1
+"""Of what a row of predictions holds; raise it when that changes."""
+_OWN = {WINDOW, "model_version", "run_id", "scored_at"}
+"""What every table of predictions has."""
+
+
+class ScoreStep(Step):
+    """Windows of predictions, each by the champion of the run that made it."""
+
+    name = "score"
+
+    def wanted(self, context: Context) -> Mapping[str, str | None]:
+        """A key by window and table; none without a champion."""
+        champion = context.champion()
+        if champion is None:
+            return {}
+        content, settings, target = context.content(labels=False), context.settings, _target(context)
+        inputs = {
+            "version": VERSION,
+            "artifact": champion.artifact,
+            "score": settings["score"],
+            "split": None if context.spec.score.window == "all" else settings["split"],
+            "key": context.spec.source.key,
+        }
+
+        def key(window: str) -> str | None:
+            rows = content[window]
+            return None if rows is None else content_key("score", {**inputs, "window": window, "rows": rows})
+
+        return {_partition(window, target): key(window) for window in windows_to_score(context, _parts(context))}
+
+    def exists(self, context: Context, receipt: Receipt) -> bool:
+        """Whether the table of predictions is there."""
+        return context.places.table(_target(context))
+
+    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+        """That this champion has not scored these rows."""
+        champion = context.champion()
+        assert champion is not None
+        return f"not scored by version {champion.version} yet"
+
+    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+        """Let the champion predict the windows that it has not predicted yet, and replace them in the table."""
+        from sparkdl.pipeline.session import torch_for_workers
+
+        champion, record, target = context.champion(), context.record, _target(context)
+        assert champion is not None
+        torch_for_workers(spark)
+        partitions = {partition.partition(" ")[0]: partition for partition in stale.keys}
+        spec, content, clean = context.spec, context.content(labels=False), context.clean(spark)
+        windows, part, table = list(partitions), spec.score.window, Table(target)
+        rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
+        frame = _predicted(context, rows, champion, windows)
+        with replacing(context.receipts, self.name, stale.keys) as made:
+            counts = _replaced(context, table, frame, windows)
+            for window, partition in partitions.items():
+                scored = Scored(
+                    window=window,
+                    target=target,
+                    content=str(content[window]),
+                    rows=counts[window],
+                    version=champion.version,
+                    artifact=champion.artifact,
+                )
+                made[partition] = (str(stale.keys[partition]), scored)
+        record.windows["score"] = sorted(partition.partition(" ")[0] for partition in (*stale.keys, *stale.fresh))
+        record.predictions = counts
+        record.places["predictions"] = table.uri
+        return True
+
+    def tell(self, context: Context) -> None:
+        """The windows that are scored."""
+        if context.champion() is not None:
+            context.record.windows.setdefault("score", list(windows_to_score(context, _parts(context))))
+
+
+def scored_windows(context: Context) -> dict[str, Receipt]:
+    """The receipts of the windows of the table of predictions, those that are struck out among them."""
+    target = _target(context)
+    receipts = [(receipt.read(Scored), receipt) for receipt in context.receipts.of("score").values()]
+    return {scored.window: receipt for scored, receipt in receipts if scored.target == target}
+
+
+def windows_to_score(context: Context, parts: Parts) -> tuple[str, ...]:
+    """The windows that the file asks to score, and those that earlier runs owe, in order.
+
+    Owed are, since the first window that was ever scored, those that no run came for, those whose rows have changed
+    since, and, of any split, those that were scored and have no rows any more.
+    """
+    part, content = context.spec.score.window, context.content(labels=False)
+    asked = tuple(name for name in content if content[name] != "") if part == "all" else parts.windows(part)
+    receipts = scored_windows(context)
+    scored = {name: receipt.read(Scored).content for name, receipt in receipts.items() if receipt.key}
+
+    def owes(name: str) -> bool:
+        return content[name] != scored.get(name) if name in receipts else content[name] != ""
+
+    owed = {name for name, rows in content.items() if rows == "" and owes(name)}
+    if receipts and asked and isinstance(context.spec.split, TimeSplit) and NO_TIME not in asked:
+        owed |= {name for name in content if min(receipts) <= name < max(asked) and owes(name)}
+    return tuple(sorted({*owed, *asked}))
+
+
+def _parts(context: Context) -> Parts:
+    return parts_to_do(context.spec, context.windows(), train=context.train, champion=True)[0]
+
+
+def _target(context: Context) -> str:
+    return Table(str(context.spec.score.target)).uri
+
+
+def _partition(window: str, target: str) -> str:
+    return f"{window} in {target}"
+
+
+def _predicted(context: Context, rows: DataFrame, champion: ModelVersion, todo: Sequence[str]) -> DataFrame:
+    """The rows of the table of predictions for some windows."""
+    from pyspark.sql import functions as F
+
+    from sparkdl.pipeline.work.labels import labels_of
+    from sparkdl.scoring.score import score
+
+    spec, table = context.spec, Table(str(context.spec.score.target))
+    kept = list(dict.fromkeys([*spec.source.key, *spec.score.keep]))
+    absent = [name for name in kept if name not in rows.columns]
+    if absent:
+        raise SchemaError(f"score.keep names {absent[0]!r}, the rows have {rows.columns}: name one of these")
+    labels = labels_of(champion.uri)
+    names = [f"_output_{n}" for n in range(len(labels.names))]
+    chosen = rows.where(F.col(WINDOW).isin(*todo))
+    config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
+    keep = [WINDOW, *kept]
+    scored = score(chosen, champion.uri, output_columns=names, keep=keep, config=config, trusted=context.trusted)
+    columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept]]
+    for label, name in zip(labels, names, strict=True):
+        columns += _columns(label, F.col(name), "" if len(names) == 1 else f"{label.name}_")
+    columns += [
+        F.lit(champion.version).cast("int").alias("model_version"),
+        F.lit(context.record.run_id).alias("run_id"),
+        F.current_timestamp().alias("scored_at"),
+    ]
+    return _fitted_to(table, scored.select(*columns), context.transaction()).repartition(WINDOW)
+
+
+def _replaced(context: Context, table: Table, frame: DataFrame, todo: Sequence[str]) -> dict[str, int]:
+    """Replace windows in the table of predictions, and count the rows of each."""
+    from pyspark.sql import functions as F
+
+    windows = [{WINDOW: name} for name in todo]
+    table.write(frame, "replace", partition_by=[WINDOW], partitions=windows, transaction=context.transaction())
+    counted = table.read(frame.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
+    return dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
+
+
+def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | None) -> DataFrame:
+    """The rows with the columns of the table, which gets those that it lacks; what is kept no longer becomes null.
+
+    A table that no pipeline wrote stays as it is, and refuses rows with other columns.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+
+    known = table.columns() if table.exists() else []
+    if not set(known) >= _OWN:
+        return frame
+    added = [name for name in frame.columns if name not in known]
+    if added:
+        more = to_arrow_schema(frame.select(*map(quoted, added)).schema, timezone="UTC")
+        table.append(more.with_metadata(None).empty_table(), new_columns=True, transaction=transaction)
+    gone = {one.name: from_arrow_type(one.type) for one in table.schema() if one.name not in frame.columns}
+    return frame.withColumns({name: F.lit(None).cast(kind) for name, kind in gone.items()}) if gone else frame
+
+
+def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    if label.type == "regression":
+        return [output.cast("double").alias(f"{prefix}prediction")]
+    names = F.array(*[F.lit(value) for value in label.classes])
+    if label.type == "binary":
+        positive = 1 / (1 + F.exp(-output.cast("double")))
+        chosen = F.when(positive >= 0.5, F.lit(label.classes[1])).otherwise(F.lit(label.classes[0]))
+        return [chosen.alias(f"{prefix}prediction"), positive.alias(f"{prefix}probability")]
+    place = F.array_position(output, F.array_max(output)).cast("int")
+    powers = F.transform(output, lambda value: F.exp(value.cast("double") - F.array_max(output)))
+    total = F.aggregate(powers, F.lit(0.0), lambda sum_, value: sum_ + value)
+    shares = F.transform(powers, lambda value: value / total)
+    return [
+        F.element_at(names, place).alias(f"{prefix}prediction"),
+        F.element_at(shares, place).alias(f"{prefix}probability"),
+        shares.alias(f"{prefix}probabilities"),
+    ]
