@@ -235,7 +235,7 @@ class Pipeline:
             ConfigError: there is no such run.
             StorageError: its places cannot be read, or the report cannot be written.
         """
-        from sparkdl.pipeline.report.last import report_of
+        from sparkdl.pipeline.report import report_of
 
         with self._ready():
             return report_of(self._context(), run_id).uri

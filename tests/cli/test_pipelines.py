@@ -12,7 +12,7 @@ from sparkdl.cli import main
 from sparkdl.errors import DataError
 from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.file import load
-from sparkdl.pipeline.report.page import GENERATOR
+from sparkdl.pipeline.report.report import GENERATOR
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.storage import Storage
@@ -37,7 +37,7 @@ def file(tmp_path):
 def test_a_file_is_checked_and_its_status_told_without_torch_and_spark(file, command):
     program = (
         "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
-        "print([m for m in ('torch', 'pyspark', 'pandas') if m in sys.modules]); sys.exit(code)"
+        "print([m for m in ('torch', 'pyspark', 'pandas', 'jinja2', 'scipy') if m in sys.modules]); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program, command, file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_a_refused_file_is_told_with_all_its_lines(file, capsys):
 def test_columns_that_the_source_does_not_have_are_told_with_their_lines_before_spark_starts(file, command):
     program = (
         "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
-        "print([m for m in ('torch', 'pyspark') if m in sys.modules]); sys.exit(code)"
+        "print([m for m in ('torch', 'pyspark', 'scipy') if m in sys.modules]); sys.exit(code)"
     )
     overrides = ["--set", "label={qualty: regression}", "--set", "features={colour: number}"]
     words = [sys.executable, "-c", program, command, file, *overrides]
@@ -142,7 +142,7 @@ def refused(file):
 def test_the_last_report_is_told_without_torch_and_spark(file, refused):
     program = (
         "import sys, sparkdl.cli; code = sparkdl.cli.main(sys.argv[1:]); "
-        "print([m for m in ('torch', 'pyspark', 'pandas', 'matplotlib') if m in sys.modules]); sys.exit(code)"
+        "print([m for m in ('torch', 'pyspark', 'pandas', 'matplotlib', 'jinja2') if m in sys.modules]); sys.exit(code)"
     )
     words = [sys.executable, "-c", program, "report", file]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -1,8 +1,9 @@
 """The HTML report of a run.
 
-Enters: a record. Leaves: one page. Start at ``report.py``; ``html.py`` is why no value of the data can become markup.
+Enters: a record. Leaves: one page. Start at ``report.html.j2``; ``report.py`` makes what it shows, ``figures.py``
+the figures.
 """
 
-from sparkdl.pipeline.report.report import has_report, report_html, write_report
+from sparkdl.pipeline.report.report import has_report, report_html, report_of, write_report
 
-__all__ = ["has_report", "report_html", "write_report"]
+__all__ = ["has_report", "report_html", "report_of", "write_report"]

@@ -1,59 +1,309 @@
-"""Where the predictions of challenger and champion go wrong: residuals, calibration, ROC, confusion.
+"""The figures of the report as shapes of an SVG; ``report.html.j2`` draws them, in colours of the page.
 
-Enters: the diagnostics of both on the same held-out rows. Leaves: a section of the report; what an evaluation of an
-older version did not keep is left out.
+Values that are not finite are left out. Shapes have attributes and never styles: the page's policy forbids those.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from sparkdl.pipeline.judging.metrics.diagnostics import Confusion, Diagnostics, Histogram, Plane
-from sparkdl.pipeline.judging.metrics.measure import CalibrationBin
-from sparkdl.pipeline.report.charts import Axis, Plot
-from sparkdl.pipeline.report.html import Child, Html, shown, tag
-from sparkdl.pipeline.report.tables import NONE, figures, number, section, share, table
-from sparkdl.pipeline.state.results import Evaluated
+from sparkdl.pipeline.judging.metrics.diagnostics import Diagnostics, Histogram, Plane
+from sparkdl.pipeline.state.results import Evaluated, Live, Trained
 
-__all__ = ["diagnosed"]
+__all__ = ["Drawing", "Shape", "bar", "diagnostic_figures", "interval", "learning_curves", "live_error", "ticks"]
 
-_NAMES = ("challenger", "champion before")
-_STYLES = ("s1", "s2")
-Both = Sequence[tuple[str, str, Diagnostics]]
-
-
-def diagnosed(evaluated: Evaluated | None) -> Html | None:
-    """What there is to see of both models."""
-    if evaluated is None or evaluated.challenger is None:
-        return None
-    seen = [one for one in (evaluated.challenger, evaluated.champion) if one is not None]
-    both: Both = list(zip(_NAMES, _STYLES, seen, strict=False))
-    mine = evaluated.challenger
-    drawn = list(_figures(both, evaluated.label))
-    tables: list[Child] = []
-    if mine.calibration:
-        tables += [tag("h3", "By threshold"), _thresholds(mine.calibration)]
-    tables += [part for name, _, one in both if one.confusion for part in _matrix(one.confusion, name)]
-    if mine.quantiles:
-        tables.append(_quantiles(both))
-    rows = tag("p", f"On {evaluated.rows_text()}.")
-    return section("What the predictions look like", rows, figures(drawn), *tables) if drawn or tables else None
+WIDTH, WIDE, HEIGHT = 440, 900, 264
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 10, 42
+MODELS = ("challenger", "champion before")
+_STYLES = ("s1", "s2", "s3", "s4")
+Point = tuple[float | None, float | None]
 
 
-def _figures(both: Both, label: str) -> Iterator[Html]:
-    mine = both[0][2]
-    if mine.plane is not None:
-        yield _plane(mine.plane, label)
-    if mine.residuals is not None:
-        yield _residuals([(name, style, one.residuals) for name, style, one in both if one.residuals], label)
-    if mine.calibration:
-        yield _reliability(both)
-    if mine.roc:
-        yield _roc(both)
+@dataclass(frozen=True)
+class Shape:
+    """One element of an SVG.
+
+    Attributes:
+        tag: its name.
+        attributes: by name; one that is None is left out.
+        text: that it holds.
+    """
+
+    tag: str
+    attributes: Mapping[str, str | float | None]
+    text: str = ""
 
 
-def _plane(plane: Plane, label: str) -> Html:
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """An SVG: a figure with a title and a legend, or a mark without a title for a cell of a table.
+
+    Attributes:
+        shapes: from the back to the front.
+        width: in units of its own.
+        height: likewise.
+        title: said above it, and to those who do not see it; empty for a mark.
+        legend: pairs of a style and what it means.
+        style: the class of the figure, or of the mark.
+        stretched: whether the mark fills its cell.
+    """
+
+    shapes: Sequence[Shape]
+    width: int
+    height: int
+    title: str = ""
+    legend: Sequence[tuple[str, str]] = ()
+    style: str | None = None
+    stretched: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis.
+
+    Attributes:
+        label: what it is, with its unit.
+        low: where it begins.
+        high: where it ends; not below ``low``.
+        whole: whether it counts something.
+        names: of the whole numbers from 0, in place of numbers.
+    """
+
+    label: str
+    low: float
+    high: float
+    whole: bool = False
+    names: Sequence[str] = ()
+
+    @staticmethod
+    def over(label: str, values: Iterable[float | None], room: float = 0.06) -> Axis:
+        """An axis that holds all finite ``values``, with some room at both ends."""
+        finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+        low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+        more = room * (high - low) or 0.05 * abs(high) or 1.0
+        return Axis(label, low - more, high + more)
+
+    def share(self, value: float) -> float:
+        """Where a value lies: 0 at the beginning, 1 at the end."""
+        return (value - self.low) / ((self.high - self.low) or 1.0)
+
+    def marked(self, most: int) -> list[tuple[float, str]]:
+        """The values that are marked, about ``most`` of them, with as many digits as tell neighbours apart."""
+        if self.names:
+            step = max(1, math.ceil(len(self.names) / most))
+            return [(float(place), self.names[place]) for place in range(0, len(self.names), step)]
+        values = ticks(self.low, self.high, most, self.whole)
+        gap = values[1] - values[0] if len(values) > 1 else 1.0
+        digits = max(0, -math.floor(math.log10(gap) + 1e-9)) if gap > 0 else 0
+        texts = []
+        for value in values:
+            if value and (abs(value) >= 1e6 or abs(value) < 1e-4):
+                texts.append(f"{value:.3g}" if abs(value) > gap / 1000 else "0")
+            else:
+                texts.append(f"{value:,.{digits}f}")
+        return list(zip(values, texts, strict=True))
+
+
+@dataclass
+class Plot:
+    """A figure in the making: marks between two axes, and the words for them.
+
+    Attributes:
+        title: said above it, and to those who do not see it.
+        x: the horizontal axis.
+        y: the vertical axis.
+        wide: it takes the page's whole width, where others stand beside each other.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    wide: bool = False
+    shapes: list[Shape] = field(default_factory=list)
+    legend: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def _width(self) -> int:
+        return WIDE if self.wide else WIDTH
+
+    def line(self, points: Iterable[Point], style: str, name: str = "", *, dots: bool = False) -> None:
+        """Join points; a gap stays where one has no value.
+
+        Args:
+            points: pairs of x and y.
+            style: a class of the page, ``s1`` or ``s2`` for instance.
+            name: for the legend.
+            dots: mark each point, too.
+        """
+        runs: list[list[tuple[float, float]]] = [[]]
+        for x, y in points:
+            if x is None or y is None or not (math.isfinite(x) and math.isfinite(y)):
+                runs.append([])
+            else:
+                runs[-1].append((x, y))
+        for run in runs:
+            if len(run) > 1:
+                path = " ".join(f"{self._at_x(x):.1f},{self._at_y(y):.1f}" for x, y in run)
+                self.shapes.append(Shape("polyline", {"points": path, "class": f"line {style}"}))
+            for x, y in run if dots or len(run) == 1 else ():
+                self.dot(x, y, style)
+        self.key(style, name)
+
+    def dot(self, x: float, y: float, style: str, size: float = 2.6, name: str = "") -> None:
+        """Mark one point with a dot of ``size`` pixels."""
+        place = {"cx": f"{self._at_x(x):.1f}", "cy": f"{self._at_y(y):.1f}", "r": f"{size:.1f}"}
+        self.shapes.append(Shape("circle", {**place, "class": f"dot {style}"}))
+        self.key(style, name)
+
+    def box(self, low: tuple[float, float], high: tuple[float, float], style: str, strength: float = 1.0) -> None:
+        """Fill the rectangle from corner to corner, ``strength`` from 0 to 1."""
+        left, right = sorted((self._at_x(low[0]), self._at_x(high[0])))
+        top, bottom = sorted((self._at_y(low[1]), self._at_y(high[1])))
+        place = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+        attributes: dict[str, str | float | None] = {name: f"{value:.1f}" for name, value in place.items()}
+        attributes |= {"class": f"fill {style}", "fill-opacity": None if strength >= 1 else f"{strength:.2f}"}
+        self.shapes.append(Shape("rect", attributes))
+
+    def key(self, style: str, name: str) -> None:
+        """Say in the legend what a style means; an empty name says nothing."""
+        if name and (style, name) not in self.legend:
+            self.legend.append((style, name))
+
+    def drawing(self) -> Drawing:
+        """The whole figure."""
+        return Drawing(
+            shapes=[*self._grid(), *self.shapes],
+            width=self._width,
+            height=HEIGHT,
+            title=self.title,
+            legend=self.legend,
+            style="wide" if self.wide else None,
+        )
+
+    def _at_x(self, value: float) -> float:
+        return _LEFT + min(max(self.x.share(value), -0.02), 1.02) * (self._width - _LEFT - _RIGHT)
+
+    def _at_y(self, value: float) -> float:
+        return HEIGHT - _BOTTOM - min(max(self.y.share(value), -0.02), 1.02) * (HEIGHT - _TOP - _BOTTOM)
+
+    def _grid(self) -> Iterator[Shape]:
+        left, right, top, bottom = _LEFT, self._width - _RIGHT, _TOP, HEIGHT - _BOTTOM
+        for value, text in self.y.marked(5):
+            at = f"{self._at_y(value):.1f}"
+            yield Shape("line", {"x1": left, "x2": right, "y1": at, "y2": at, "class": "grid"})
+            yield Shape("text", {"x": left - 5, "y": at, "dy": "0.35em", "class": "end"}, text)
+        for value, text in self.x.marked(12 if self.wide else 6):
+            at = f"{self._at_x(value):.1f}"
+            yield Shape("line", {"x1": at, "x2": at, "y1": bottom, "y2": bottom + 4, "class": "axis"})
+            yield Shape("text", {"x": at, "y": bottom + 16, "class": "middle"}, text)
+        yield Shape("line", {"x1": left, "x2": right, "y1": bottom, "y2": bottom, "class": "axis"})
+        yield Shape("text", {"x": (left + right) / 2, "y": HEIGHT - 7, "class": "middle name"}, self.x.label)
+        middle = f"{(top + bottom) / 2:.0f}"
+        turned = f"rotate(-90 11 {middle})"
+        yield Shape("text", {"x": 11, "y": middle, "transform": turned, "class": "middle name"}, self.y.label)
+
+
+def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+    """Round numbers from ``low`` to ``high``, about ``most`` at most: steps of 1, 2 or 5 times a power of ten."""
+    span = high - low
+    if not (span > 0 and math.isfinite(span)):
+        return [low]
+    raw = span / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    step = max(step, 1.0) if whole else step
+    first = math.ceil(low / step - 1e-9)
+    count = math.floor(high / step + 1e-9) - first + 1
+    return [(first + number) * step for number in range(count)]
+
+
+def bar(share: float, style: str = "s1") -> Drawing:
+    """A bar for a cell of a table, ``share`` of its width."""
+    width = f"{100 * min(max(share, 0.0), 1.0):.1f}"
+    strip = Shape("rect", {"x": 0, "y": 0, "width": width, "height": 8, "class": f"fill {style}"})
+    return Drawing(shapes=[strip], width=100, height=8, style="bar", stretched=True)
+
+
+def interval(low: float, middle: float, high: float, reach: float) -> Drawing:
+    """A value with its interval for a cell of a table, and where 0 is; the cell goes from -``reach`` to ``reach``."""
+    axis = Axis("", -reach, reach)
+    at = [f"{100 * min(max(axis.share(value), 0.0), 1.0):.1f}" for value in (low, middle, high, 0.0)]
+    shapes = [
+        Shape("line", {"x1": at[3], "x2": at[3], "y1": 0, "y2": 12, "class": "axis"}),
+        Shape("line", {"x1": at[0], "x2": at[2], "y1": 6, "y2": 6, "class": "line s1"}),
+        Shape("circle", {"cx": at[1], "cy": 6, "r": 2.6, "class": "dot s1"}),
+    ]
+    return Drawing(shapes=shapes, width=100, height=12, style="spread")
+
+
+def learning_curves(trained: Trained) -> list[Drawing]:
+    """The loss first, then each metric that was watched, by epoch, for training and validation rows."""
+    history, best = trained.history, trained.best_epoch
+    names = dict.fromkeys(name for row in history for name in row if f"val_{name}" in row)
+    epochs = [float(number + 1) for number in range(len(history))]
+    drawings = []
+    for name in names:
+        training = [row.get(name) for row in history]
+        validation = [row.get(f"val_{name}") for row in history]
+        # the mean over the first epoch begins at random weights: it would press all that follows into one line
+        heights = [*validation, *(training[1:] if len(training) > 2 else training)]
+        x = Axis("epoch", 0.5, len(history) + 0.5, whole=True)
+        plot = Plot(f"{name} by epoch", x, Axis.over(name, heights), wide=len(names) == 1)
+        plot.line(zip(epochs, training, strict=True), "s1", "training, mean over the epoch", dots=True)
+        plot.line(zip(epochs, validation, strict=True), "s2", "validation, after the epoch", dots=True)
+        if best is not None and best < len(history) and validation[best] is not None:
+            plot.dot(best + 1.0, float(validation[best] or 0.0), "ring", 6.0, f"best epoch, {best + 1}")
+        drawings.append(plot.drawing())
+    return drawings
+
+
+def live_error(live: Live) -> Drawing:
+    """The error of predictions that came true by window, a line a version, beside that of the best guess."""
+    names = list(dict.fromkeys(error.window for error in live.windows))
+    places = {name: float(place) for place, name in enumerate(names)}
+    values = [None if error.measured is None else error.measured.values.get(live.metric) for error in live.windows]
+    plot = Plot(
+        f"{live.metric} of {live.label} as it came true",
+        Axis("window", -0.5, len(names) - 0.5, names=names),
+        Axis.over(live.metric, [*values, *(error.baseline for error in live.windows)]),
+        wide=True,
+    )
+    for number, version in enumerate(sorted({error.version for error in live.windows})):
+        points = [
+            (places[error.window], value)
+            for error, value in zip(live.windows, values, strict=True)
+            if error.version == version
+        ]
+        plot.line(points, _STYLES[number % len(_STYLES)], f"version {version}", dots=True)
+    guesses = {error.window: error.baseline for error in live.windows if error.baseline is not None}
+    points = [(places[name], value) for name, value in guesses.items()]
+    plot.line(points, "s4", "without a model" if guesses else "")
+    return plot.drawing()
+
+
+def diagnostic_figures(evaluated: Evaluated) -> list[Drawing]:
+    """Where the predictions of challenger and champion go wrong: residuals, calibration, ROC."""
+    models = [model for model in (evaluated.challenger, evaluated.champion) if model is not None]
+    challenger, label = models[0], evaluated.label
+    drawings = []
+    if challenger.plane is not None:
+        drawings.append(_predicted_against_true(challenger.plane, label))
+    if challenger.residuals is not None:
+        drawings.append(_residuals([model.residuals for model in models if model.residuals], label))
+    if challenger.calibration:
+        drawings.append(_calibration(models))
+    if challenger.roc:
+        plot = Plot("ROC", Axis("share of negatives taken", 0.0, 1.0), Axis("share of positives found", 0.0, 1.0))
+        plot.line([(0.0, 0.0), (1.0, 1.0)], "s4", "by chance")
+        for name, style, model in zip(MODELS, _STYLES, models, strict=False):
+            plot.line(model.roc, style, name)
+        drawings.append(plot.drawing())
+    return drawings
+
+
+def _predicted_against_true(plane: Plane, label: str) -> Drawing:
     edges = plane.edges
     plot = Plot(
         "Predicted against true, challenger",
@@ -68,100 +318,32 @@ def _plane(plane: Plane, label: str) -> Html:
                 plot.box((edges[at], edges[up]), (edges[at + 1], edges[up + 1]), "s1", strength)
     plot.line([(edges[0], edges[0]), (edges[-1], edges[-1])], "s2", "predicted = true")
     plot.key("s1", "rows, the more the darker")
-    return plot.figure()
+    return plot.drawing()
 
 
-def _residuals(found: Sequence[tuple[str, str, Histogram]], label: str) -> Html:
-    shares = [[weight / (sum(one.weights) or 1.0) for weight in one.weights] for _, _, one in found]
-    edges = found[0][2].edges
-    top = 1.06 * max(map(max, shares))
-    plot = Plot(
-        "Residuals", Axis(f"predicted minus true {label}", edges[0], edges[-1]), Axis("share of rows", 0.0, top)
-    )
+def _residuals(histograms: Sequence[Histogram], label: str) -> Drawing:
+    shares = [[weight / (sum(one.weights) or 1.0) for weight in one.weights] for one in histograms]
+    edges, top = histograms[0].edges, 1.06 * max(map(max, shares))
+    x, y = Axis(f"predicted minus true {label}", edges[0], edges[-1]), Axis("share of rows", 0.0, top)
+    plot = Plot("Residuals", x, y)
     for low, high, part in zip(edges, edges[1:], shares[0], strict=False):
         if part:
             plot.box((low, 0.0), (high, part), "s1", 0.55)
-    plot.key("s1", found[0][0])
-    for (name, style, _), parts in zip(found[1:], shares[1:], strict=True):
-        steps = [point for at, part in enumerate(parts) for point in ((edges[at], part), (edges[at + 1], part))]
-        plot.line(steps, style, name)
+    plot.key("s1", MODELS[0])
+    if len(shares) > 1:
+        steps = [point for at, part in enumerate(shares[1]) for point in ((edges[at], part), (edges[at + 1], part))]
+        plot.line(steps, "s2", MODELS[1])
     if edges[0] < 0 < edges[-1]:
         plot.line([(0.0, 0.0), (0.0, top)], "s4")
-    return plot.figure()
+    return plot.drawing()
 
 
-def _reliability(both: Both) -> Html:
+def _calibration(models: Sequence[Diagnostics]) -> Drawing:
     plot = Plot("Calibration", Axis("predicted probability", 0.0, 1.0), Axis("share that came true", 0.0, 1.0))
     plot.line([(0.0, 0.0), (1.0, 1.0)], "s4", "as predicted")
-    for name, style, one in both:
-        most = max((each.weight for each in one.calibration), default=1.0)
-        plot.line([(each.predicted, each.observed) for each in one.calibration], style, name)
-        for each in one.calibration:
-            plot.dot(each.predicted, each.observed, style, 2.0 + 5.0 * math.sqrt(each.weight / most))
-    return plot.figure()
-
-
-def _roc(both: Both) -> Html:
-    plot = Plot("ROC", Axis("share of negatives taken", 0.0, 1.0), Axis("share of positives found", 0.0, 1.0))
-    plot.line([(0.0, 0.0), (1.0, 1.0)], "s4", "by chance")
-    for name, style, one in both:
-        plot.line(one.roc, style, name)
-    return plot.figure()
-
-
-def _thresholds(bins: Sequence[CalibrationBin]) -> Html:
-    """What taking all rows from a probability on would give; from the bins, so at their edges."""
-    whole = sum(one.weight for one in bins)
-    positives = sum(one.weight * one.observed for one in bins)
-    lines = []
-    for low in sorted({one.low for one in bins}):
-        taken = [one for one in bins if one.low >= low]
-        weight, hits = sum(one.weight for one in taken), sum(one.weight * one.observed for one in taken)
-        here = next(one for one in bins if one.low == low)
-        lines.append(
-            (
-                f"{low:.2g}",
-                number(here.rows),
-                f"{here.predicted:.3f}",
-                f"{here.observed:.3f}",
-                share(weight, whole),
-                f"{hits / weight:.3f}" if weight else NONE,
-                f"{hits / positives:.3f}" if positives else NONE,
-            )
-        )
-    header = ("probability from", "rows in the bin", "predicted", "came true", "taken from here on", "precision",
-              "recall")  # fmt: skip
-    return table(header, lines, note="Precision and recall of taking every row with this probability or a higher one.")
-
-
-def _matrix(confusion: Confusion, name: str) -> Iterator[Html]:
-    yield tag("h3", f"Confusion, {name}")
-    names = [shown(one, 40) for one in confusion.classes]
-    heads = [tag("th", "true \\ predicted", scope="col"), *[tag("th", one, scope="col") for one in names]]
-    lines = []
-    for at, (label, row) in enumerate(zip(names, confusion.weights, strict=True)):
-        whole = sum(row)
-        cells = [
-            tag("td", number(round(weight)), class_=f"n {'right' if at == to else 'wrong'}{_tint(weight, whole)}")
-            for to, weight in enumerate(row)
-        ]
-        right = NONE if at == len(names) - 1 and confusion.others else share(row[at], whole)
-        lines.append(tag("tr", tag("th", label, scope="row"), cells, tag("td", right, class_="n")))
-    heads.append(tag("th", "recognised", scope="col", class_="n"))
-    note = "A row a true class, a column a predicted one."
-    if confusion.others:
-        note += f" The {len(confusion.classes) - 1} most frequent; {confusion.others:,} others stand together."
-    whole_table = tag("table", tag("thead", tag("tr", heads)), tag("tbody", lines), class_="matrix")
-    yield tag("div", whole_table, tag("p", note, class_="note"), class_="panel")
-
-
-def _tint(weight: float, whole: float) -> int:
-    """How dark a cell is, from 0 for none to 5."""
-    return 0 if not whole or not weight else min(5, 1 + int(5 * weight / whole))
-
-
-def _quantiles(both: Both) -> Html:
-    names = ("5 %", "25 %", "median", "75 %", "95 %")
-    lines = [(name, *map(number, one.quantiles)) for name, _, one in both if one.quantiles]
-    note = "In the figures the outermost bars and fields hold what lies beyond them, too."
-    return table(("residuals of", *names), lines, note=note)
+    for name, style, model in zip(MODELS, _STYLES, models, strict=False):
+        most = max((part.weight for part in model.calibration), default=1.0)
+        plot.line([(part.predicted, part.observed) for part in model.calibration], style, name)
+        for part in model.calibration:
+            plot.dot(part.predicted, part.observed, style, 2.0 + 5.0 * math.sqrt(part.weight / most))
+    return plot.drawing()

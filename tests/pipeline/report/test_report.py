@@ -64,7 +64,7 @@ def test_a_report_is_one_whole_page_that_loads_nothing(record_of_task, task, the
 
 def test_the_policy_lets_the_pages_own_style_in_and_nothing_else(record_of_task):
     text = report_html(record_of_task())
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1].replace("&#x27;", "'")
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1].replace("&#39;", "'")
     style = re.search(r"<style>(.*)</style>", text, re.DOTALL)[1]
     wanted = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'sha256-{wanted}'; base-uri 'none'; form-action 'none'"
@@ -242,7 +242,7 @@ def test_every_figure_stands_beside_a_guess_without_a_model_and_says_its_rows(re
     rows = "400 held-out rows of the part test, 2026-03-05 to 2026-03-06"
     assert said.count(rows) == 4  # the card, the metrics, the figures, the slices
     for name, value in baseline.values.items():
-        assert f'<td class="n">{value:,.4g}</td><td>{baseline.guesses[name]}'.replace("'", "&#x27;") in text
+        assert f'<td class="n">{value:,.4g}</td><td>{baseline.guesses[name]}'.replace("'", "&#39;") in text
     assert f"{metric} without a model: {baseline.guesses[metric]}, on the same rows" in said
     assert '<td class="n">7.25</td>' in text
     lines = dict(summary_lines(record))
@@ -317,7 +317,7 @@ def test_slices_that_are_numbers_stand_in_their_order(record_of_task):
     [one, *_] = record.evaluated.slices["shop"].values()
     hours = dict.fromkeys(["17", "8", "(missing)", "10", "(others)"], one)
     record.evaluated = replace(record.evaluated, slices={"hour": hours}, champion_slices={})
-    assert re.search(r">8<.*>10<.*>17<.*>\(missing\)<.*>\(others\)<", report_html(record))
+    assert re.search(r">8<.*>10<.*>17<.*>\(missing\)<.*>\(others\)<", report_html(record), re.DOTALL)
 
 
 def measure(value, threshold=0.2, chance=0.01):
