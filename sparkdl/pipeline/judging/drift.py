@@ -27,12 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, SchemaError
-from sparkdl.pipeline.judging.chance import chi_squared_quantile, count_range
 from sparkdl.pipeline.judging.counts import Categories, Counts, Histogram
 
 Floats = npt.NDArray[np.float64]
 
-__all__ = ["Action", "Drift", "FeatureDrift", "Limits", "Measure", "Rule", "compare"]
+__all__ = ["Action", "Drift", "FeatureDrift", "Limits", "Measure", "Rule", "compare", "count_range"]
 
 Action = Literal["none", "warn", "retrain", "fail"]
 LEAST_EXPECTED = 5
@@ -305,11 +304,38 @@ def _new_categories(reference: Categories, current: Categories, threshold: float
     return Measure(value=value, chance=chance, threshold=threshold, reference=before, current=share)
 
 
+def count_range(marked: int, rows: int, drawn: int, tail: float) -> tuple[int, int]:
+    """Return within which counts chance alone keeps the marked among drawn rows.
+
+    Of ``rows`` rows ``marked`` are of one kind, and ``drawn`` are taken without looking: the count of that kind is
+    hypergeometric (Fisher's exact test), which holds for any sizes, also for one row or one marked row in a million.
+
+    Sums of its terms, in place of the quantiles of scipy.stats, which takes seconds to load.
+
+    Returns:
+        ``(low, high)``; the count is below ``low`` with probability ``tail`` at most, and above ``high`` likewise.
+    """
+    least, most = max(0, marked + drawn - rows), min(marked, drawn)
+    mean = drawn * marked / rows
+    reach = math.ceil(12 * math.sqrt(mean * (1 - marked / rows))) + 60  # beyond lies less than any tail asked for
+    low, high = max(least, int(mean) - reach), min(most, int(mean) + reach)
+    counts = np.arange(low, high, dtype=np.float64)
+    fewer, more = (counts + 1) * (rows - marked - drawn + counts + 1), (marked - counts) * (drawn - counts)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(more / fewer))])
+    chances = np.exp(logs - logs.max())
+    below = np.cumsum(chances / chances.sum())
+    above = np.cumsum((chances / chances.sum())[::-1])[::-1]
+    # low: the first count that is not in the tail below; high: the last that is not in the tail above
+    return low + int(np.argmax(below > tail)), high - int(np.argmax(above[::-1] > tail))
+
+
 def _shapes(reference: Counts, current: Counts, limits: Limits, tail: float) -> dict[str, Measure]:
+    from scipy.special import chdtri  # half a second to load, for those who compare
+
     n, m = reference.independent, current.independent
     old, new = _cells(reference, current)
     spread, freedom = 1 / n + 1 / m, len(old) - 1
-    chance = spread * chi_squared_quantile(tail, freedom) if freedom else 0.0
+    chance = spread * float(chdtri(freedom, tail)) if freedom else 0.0
     # Half a row more a cell: what a sample by chance lacks makes no infinity.
     p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (old, new))
     found = {"psi": Measure(value=float((q - p) @ np.log(q / p)), chance=chance, threshold=limits.psi)}

@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal, get_args
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.judging.baseline import Baseline
-from sparkdl.pipeline.judging.chance import student_quantile
 from sparkdl.pipeline.judging.metrics.measure import HIGHER_IS_BETTER, Measured, check_metric, measure, metric_over
 from sparkdl.pipeline.judging.metrics.rows import Floats, Rows
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, Floor, least_groups, least_resamples
@@ -318,9 +316,11 @@ def gains(gate: Gate, challenger: Rows, champion: Rows) -> Floats:
 
 def _lower(drawn: Floats, gain: float, groups: int, confidence: float) -> float:
     """The lower of two bounds: the percentile that Student's t moves outwards, and Student's own around the gain."""
+    from scipy.special import ndtr, stdtrit  # half a second to load, for those who compare
+
     blocks = min(groups, BLOCKS)
-    reach = math.sqrt(blocks / (blocks - 1)) * student_quantile(1 - confidence, blocks - 1)
-    percentile = float(drawn[int(NormalDist().cdf(-reach) * len(drawn))])
+    reach = math.sqrt(blocks / (blocks - 1)) * float(stdtrit(blocks - 1, confidence))
+    percentile = float(drawn[int(ndtr(-reach) * len(drawn))])
     return min(percentile, gain - reach * float(drawn[np.isfinite(drawn)].std()))
 
 

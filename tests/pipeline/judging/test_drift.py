@@ -10,7 +10,7 @@ from scipy.spatial.distance import jensenshannon
 from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.pipeline.judging.counts import Categories, Histogram
-from sparkdl.pipeline.judging.drift import Drift, Limits, Rule, compare
+from sparkdl.pipeline.judging.drift import Drift, Limits, Rule, compare, count_range
 
 EDGES = (1.0, 2.0, 3.0)
 EVEN = Histogram(edges=EDGES, counts=(2500, 2500, 2500, 2500), missing=100)
@@ -258,3 +258,25 @@ def test_a_real_shift_is_detected():
     found = [compare(*one_window(random, 1000, 5000, shift=0.7), limits) for _ in range(50)]
     assert all(one.features["number"].alarm for one in found)
     assert not any(one.features["color"].alarm or one.features["id"].alarm for one in found)
+
+
+@pytest.mark.parametrize(
+    ("marked", "rows", "drawn"),
+    [
+        (0, 10, 5),
+        (10, 10, 5),
+        (3, 100, 1),
+        (3, 100, 99),
+        (50, 100, 50),
+        (1, 1_000_001, 1),
+        (7, 2_000_000, 1_000_000),
+        (400_000, 1_100_000, 100_000),
+    ],
+)
+@pytest.mark.parametrize("tail", [0.05, 1e-4])
+def test_counts_within_the_range_are_what_the_hypergeometric_distribution_gives(marked, rows, drawn, tail):
+    low, high = count_range(marked, rows, drawn, tail)
+    exact = stats.hypergeom(rows, marked, drawn)
+    assert exact.cdf(low - 1) <= tail < exact.cdf(low)
+    assert exact.sf(high) <= tail < exact.sf(high - 1)
+    assert np.isin([low, high], np.arange(max(0, marked + drawn - rows), min(marked, drawn) + 1)).all()

@@ -1,8 +1,8 @@
 """Metrics that are functions of sums: one small row of sums a group stands for all its rows.
 
-Enters: checked rows, or sums of other parts of them. Leaves: the metrics by name; NaN where nothing defines one.
+Enters: checked rows. Leaves: the metrics by name; NaN where nothing defines one.
 
-Sums add up, so parts of a table merge exactly, and a bootstrap draw over groups is one matrix product. Labels are
+Sums add up, so a bootstrap draw over groups is one matrix product. Labels are
 summed about their mean: in ``r2`` nothing cancels, however large the labels are.
 """
 
@@ -38,21 +38,6 @@ class Sums:
     def total(self) -> Sums:
         """Return the sums over all groups, as one group."""
         return replace(self, table=self.table.sum(axis=0, keepdims=True))
-
-    def merge(self, other: Sums) -> Sums:
-        """Return the sums over these groups and those of another part, in this order."""
-        weight, more = self.table[:, 0].sum(), other.table[:, 0].sum()
-        origin = self.origin + (other.origin - self.origin) * (more / (weight + more) if weight + more else 0.0)
-        return replace(self, table=np.concatenate([self._about(origin), other._about(origin)]), origin=origin)
-
-    def _about(self, origin: float) -> Floats:
-        if self.task != "regression" or origin == self.origin:
-            return self.table
-        moved, step = self.table.copy(), self.origin - origin
-        weight, label = self.table[:, 0], self.table[:, 1]
-        moved[:, 1] = label + step * weight
-        moved[:, 2] += 2 * step * label + step * step * weight
-        return moved
 
 
 def sums_of(rows: Rows) -> Sums:
