@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sparkdl.pipeline.file.kinds import whole_file
+from sparkdl.pipeline.file.decode import whole_file
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.spec.base import known_sections
 

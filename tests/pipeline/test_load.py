@@ -89,7 +89,7 @@ def test_relative_addresses_are_relative_to_the_file_and_others_stay(tmp_path):
 
 
 def test_a_file_in_a_bucket_has_its_neighbours_there():
-    from sparkdl.pipeline.file.places import beside
+    from sparkdl.pipeline.file.load import beside
 
     assert beside("../t", "s3://bucket/a/b") == "s3://bucket/a/t"
 

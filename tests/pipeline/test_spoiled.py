@@ -27,7 +27,7 @@ from sparkdl.cli import main
 from sparkdl.errors import PipelineFileError
 from sparkdl.pipeline import schema, session
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.file.kinds import alternatives, fields_of, sections_of, whole_file
+from sparkdl.pipeline.file.decode import alternatives, fields_of, sections_of, whole_file
 from sparkdl.pipeline.file.problems import Problems
 from sparkdl.pipeline.file.tree import Listing, Scalar, parse
 from sparkdl.pipeline.init import init

@@ -16,8 +16,7 @@ from msgspec import inspect
 from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError
 from sparkdl.features.spec import Feature, check_features, input_names
-from sparkdl.pipeline.file.decode import Path
-from sparkdl.pipeline.file.kinds import alternatives, fields_of, wanted
+from sparkdl.pipeline.file.decode import Path, alternatives, fields_of, wanted
 from sparkdl.pipeline.file.problems import choices
 from sparkdl.pipeline.spec import (
     Drift,

@@ -7,36 +7,37 @@ or one ``PipelineFileError`` with a line for each place of the file that is wron
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
 
-from msgspec import NODEFAULT
+from msgspec import NODEFAULT, inspect, structs
 
 from sparkdl.errors import PipelineFileError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file.conflicts import contradictions
-from sparkdl.pipeline.file.decode import Decoder, Path
+from sparkdl.pipeline.file.decode import Decoder, Path, alternatives, fields_of, sections_of, spelled_out, whole_file
 from sparkdl.pipeline.file.environment import Environment, filled_in
-from sparkdl.pipeline.file.kinds import fields_of, whole_file
-from sparkdl.pipeline.file.names import each_by_name
-from sparkdl.pipeline.file.overrides import overridden
-from sparkdl.pipeline.file.places import completed
 from sparkdl.pipeline.file.problems import Problems
 from sparkdl.pipeline.file.resolved import HIDDEN, plain, shown, shown_setting
-from sparkdl.pipeline.file.tree import MAX_BYTES, Listing, Scalar, Section, parse
-from sparkdl.pipeline.spec import Label, PipelineSpec
+from sparkdl.pipeline.file.tree import MAX_BYTES, Listing, Node, Scalar, Section, flow, parse
+from sparkdl.pipeline.spec import HashSplit, Label, PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec.base import plain_type
 from sparkdl.storage import Storage
+from sparkdl.storage.address import looks_like_a_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PipelineFile", "draft", "load", "loads"]
-
+__all__ = ["PipelineFile", "beside", "draft", "load", "loads"]
 
 _LEAST_SECRET = 6
+_RANGE = re.compile(r"(?P<stem>.*?)(?P<first>\d+)\.\.(?P=stem)(?P<last>\d+)")
+MAX_COLUMNS = 10_000
+_PLACES = ("tables", "shards", "registry", "runs")
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def _with_derived(references: Mapping[Path, str], spec: PipelineSpec) -> dict[Pa
     """With what follows from ``root`` and ``name`` where these name variables, and from a registry that does."""
     root, name = references.get(("root",), spec.root), references.get(("name",), str(spec.name))
     derived: dict[Path, str] = {("publish", "name"): name} if spec.publish.name == spec.name else {}
-    for place in ("tables", "shards", "registry", "runs"):
+    for place in _PLACES:
         if getattr(spec.places, place) == f"{spec.root}/{spec.name}/{place}":
             derived["places", place] = f"{root}/{name}/{place}"
     derived |= references
@@ -256,3 +257,174 @@ def _defaults() -> dict[str, Any]:
     """What holds of sections that a file leaves out."""
     known = {name: one for name, one in fields_of(whole_file()).items() if not one.required}
     return {name: one.default if one.default is not NODEFAULT else one.default_factory() for name, one in known.items()}
+
+
+# Values of the command line, put into the tree of a file: ``train.epochs=3``, ``features.age.log=true``
+
+
+def overridden(root: Section, override: str, environment: Environment, problems: Problems) -> Section:
+    """Return ``root`` with one value set, as ``key.path=value`` says; the value is YAML of one line."""
+    path, sign, text = override.partition("=")
+    at = f"override {path.strip()}"
+    if not sign or not path.strip():
+        problems.add(f"override {override}", "sets nothing: write it as section.key=value")
+        return root
+    value = filled_in(flow(text, at, problems), environment, problems, tuple(path.strip().split(".")))
+    changed = _with_value(root, whole_file(), path.strip(), value, at, problems)
+    assert isinstance(changed, Section)
+    return changed
+
+
+def _with_value(node: Node | None, kind: inspect.Type, path: str, value: Node, at: str, problems: Problems) -> Node:
+    if not path:
+        return value
+    inside = {} if node is None else getattr(spelled_out(node, kind), "entries", {})
+    name = _first_key(path, kind, inside)
+    rest = path[len(name) + 1 :]
+    inner = _kind_below(kind, name)
+    if inner is None and not sections_of(kind):
+        problems.add(at, f"sets {path} of a value that holds no keys: leave .{path} out")
+        return value if node is None else node
+    # an unknown key of a section is complained of with those of the file
+    below = value if inner is None else _with_value(inside.get(name), inner, rest, value, at, problems)
+    entries = {**inside, name: below}
+    return replace(node, entries=entries) if isinstance(node, Section) else Section(entries, at)
+
+
+def _first_key(path: str, kind: inspect.Type, inside: dict[str, Node]) -> str:
+    """The first key of a path; keys of the user's own may have dots in them."""
+    known = [name for name in inside if path == name or path.startswith(f"{name}.")]
+    if known:
+        return max(known, key=len)
+    mapping = _mapping(kind)
+    whole = (mapping is None and not sections_of(kind)) or (
+        mapping is not None
+        and not all(isinstance(plain_type(one)[0], inspect.StructType) for one in alternatives(mapping.value_type))
+    )
+    return path if whole else path.partition(".")[0]
+
+
+def _mapping(kind: inspect.Type) -> inspect.DictType | None:
+    plain = (plain_type(one)[0] for one in alternatives(kind))
+    return next((one for one in plain if isinstance(one, inspect.DictType)), None)
+
+
+def _kind_below(kind: inspect.Type, name: str) -> inspect.Type | None:
+    mapping = _mapping(kind)
+    if mapping is not None:
+        return mapping.value_type
+    if isinstance(plain_type(kind)[0], inspect.AnyType):
+        return kind
+    for section in sections_of(kind):
+        if name == section.tag_field:
+            return inspect.StrType()
+        if name in fields_of(section):
+            return fields_of(section)[name].type
+    return None
+
+
+# Several columns under one key of ``features``: ``I1..I13`` counts, ``age, income`` lists
+
+
+def each_by_name(root: Section, problems: Problems) -> Section:
+    """Return the file's tree with every feature under a key of its own; one that is named is no part of a range."""
+    features = root.entries.get("features")
+    if not isinstance(features, Section) or not any(".." in key or "," in key for key in features.entries):
+        return root
+    parts = [(part.strip(), node) for key, node in features.entries.items() for part in key.split(",")]
+    named = {part for part, _ in parts if not _RANGE.fullmatch(part)}
+    found: dict[str, Node] = {}
+    for part, node in parts:
+        for name in _names(part, node, problems):
+            if name in named and name != part:
+                continue
+            if name in found:
+                problems.add(node.at, f"features.{name} stands at {found[name].at} already: keep one of the two")
+            found.setdefault(name, node)
+        if len(found) > MAX_COLUMNS:
+            problems.add(node.at, f"features.{part} makes more than {MAX_COLUMNS} features: gather them in vectors")
+            break
+    return replace(root, entries={**root.entries, "features": replace(features, entries=found)})
+
+
+def _names(part: str, node: Node, problems: Problems) -> list[str]:
+    span = _RANGE.fullmatch(part)
+    if span is None:
+        return [part]
+    first, last = int(span["first"]), int(span["last"])
+    if not 0 < last - first < MAX_COLUMNS:
+        sentence = f"features.{part} counts from {first} to {last}: count upwards, by less than {MAX_COLUMNS}"
+        problems.add(node.at, sentence)
+        return []
+    width = len(span["first"]) if span["first"].startswith("0") else 0
+    return [f"{span['stem']}{number:0{width}d}" for number in range(first, last + 1)]
+
+
+# What a file leaves out, or says relative to the folder that it lies in
+
+
+def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
+    """Return ``spec`` with defaults that follow from other values filled in.
+
+    Args:
+        spec: what the file says.
+        name: of the pipeline, where it says none.
+        folder: that the file lies in, an absolute path or a URI.
+    """
+    named = spec.name or name
+    source = _moved(spec.source, spec.source.addresses, folder)
+    root = beside(spec.root, folder)
+    places = _moved(spec.places, _PLACES, folder)
+    places = structs.replace(places, **{one: getattr(places, one) or f"{root}/{named}/{one}" for one in _PLACES})
+    publish = _moved(spec.publish, ("registry",), folder)
+    publish = structs.replace(
+        publish,
+        name=publish.name or named,
+        registry=publish.registry or places.registry,
+        label=publish.label or next(iter(spec.label)),
+    )
+    score = _moved(spec.score, ("target",), folder)
+    split = spec.split or (TimeSplit() if source.when else HashSplit())
+    if isinstance(split, HashSplit):
+        split = structs.replace(split, group=split.group or source.key)
+    return structs.replace(
+        spec,
+        name=named,
+        root=root,
+        places=structs.replace(places, registry=publish.registry),
+        code=spec.code if _absolute(spec.code) else _joined(folder, spec.code),
+        source=source,
+        split=split,
+        publish=publish,
+        score=structs.replace(score, target=score.target or f"{places.tables}/predictions"),
+    )
+
+
+def beside(text: str, folder: str) -> str:
+    """The address that ``text`` means in a file that lies in ``folder``; names of tables and whole addresses stay."""
+    if looks_like_a_table(text) or _absolute(text):
+        return text.rstrip("/") or "/"
+    joined = _joined(folder, text)
+    return joined if "://" in joined else f"file://{joined}"
+
+
+def _absolute(text: str) -> bool:
+    return text.startswith(("/", "~", "file:", "dbfs:")) or "://" in text
+
+
+def _joined(folder: str, text: str) -> str:
+    if "://" not in folder:
+        return os.path.normpath(os.path.join(folder, text))
+    scheme, _, rest = folder.partition("://")
+    return f"{scheme}://{posixpath.normpath(posixpath.join(rest, text))}"
+
+
+def _moved(section: Any, names: tuple[str, ...], folder: str) -> Any:
+    moved: dict[str, Any] = {}
+    for name in names:
+        match getattr(section, name, None):
+            case str(text):
+                moved[name] = beside(text, folder)
+            case tuple(texts):
+                moved[name] = tuple(beside(text, folder) for text in texts)
+    return structs.replace(section, **moved)
