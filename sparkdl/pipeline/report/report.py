@@ -225,6 +225,10 @@ class Cell:
     drawing: Drawing | None = None
 
 
+Content = Cell | Drawing | str | None
+"""What a cell of a table is made of."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A table; columns of numbers stand to the right, and so do their headings.
@@ -238,7 +242,7 @@ class Table:
     """
 
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell | Drawing | str | None]]
+    rows: Sequence[Sequence[Content]]
     note: str = ""
     style: str | None = None
     headed: bool = False
@@ -387,11 +391,11 @@ def _metrics(decision: Decision) -> Table:
     theirs = decision.champion.values if decision.champion is not None else None
     names = sorted(dict.fromkeys([*mine, *(theirs or {})]), key=lambda name: name != gate.metric)
     floors = {floor.split()[0]: floor for floor in gate.floors}
-    lines: list[list[Cell | Drawing | str | None]] = []
+    lines: list[list[Content]] = []
     for name in names:
         new, old = mine.get(name), None if theirs is None else theirs.get(name)
         marks = [mark for mark in ("judged by" if name == gate.metric else "", floors.get(name, "")) if mark]
-        line: list[Cell | Drawing | str | None] = [f"{name} ({', '.join(marks)})" if marks else name]
+        line: list[Content] = [f"{name} ({', '.join(marks)})" if marks else name]
         line.append(_against(name, new, old))
         if theirs is not None:
             line.append(_against(name, old, new))
@@ -494,7 +498,7 @@ def _slice_table(evaluated: Evaluated, column: str) -> Table:
     lines = []
     for name, slice_ in mine.items():
         value, other = slice_.values.get(metric), theirs[name].values.get(metric) if name in theirs else None
-        line: list[Cell | Drawing | str | None] = [name, number(slice_.rows), _against(metric, value, other)]
+        line: list[Content] = [name, number(slice_.rows), _against(metric, value, other)]
         line.append(bar(abs(value or 0.0) / most))
         if theirs:
             line.append(_against(metric, other, value))
@@ -590,7 +594,7 @@ def _drift_table(drifted: Drifted, windows: Sequence[str], note: str) -> Table |
         return None
     strengths = {name: max(_strength(features[window].get(name)) for window in windows) for name in names}
     ordered = sorted(names, key=lambda name: -strengths[name])
-    lines: list[list[Cell | Drawing | str | None]] = []
+    lines: list[list[Content]] = []
     for name in ordered[:_DRIFT_FEATURES]:
         lines.append([name])
         for window in windows:
