@@ -103,6 +103,9 @@ def _make_what_is_stale(steps: Sequence[Step], context: Context, spark: SparkSes
                 assert attempt not in made, f"{step.name} was made, and is stale again: {list(stale.keys)[:3]}"
                 made.add(attempt)
                 _make(stale, context, spark)
+                if step.looks:  # once a run, whatever it has seen
+                    passed[step.name] = tuple(stale.keys)
+                    step.tell(context)
                 break
             if passed.get(step.name) != tuple(stale.fresh):  # other windows are learnt from where a label is missing
                 if step.name == "ingest" and not any(note.name == "ingest" for note in context.notes):

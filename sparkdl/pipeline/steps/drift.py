@@ -79,6 +79,10 @@ class DriftStep(Step):
             for name in _windows(context, champion, content)
         }
 
+    def exists(self, context: Context, receipt: Receipt) -> bool:
+        """Whether it could be compared: a bundle that was damaged may be whole again."""
+        return not receipt.read(Looked).problem
+
     def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
         """That it was not compared with this champion."""
         champion = context.champion()
@@ -111,7 +115,7 @@ class DriftStep(Step):
         """What was found, and what is done about it; the run ends where the file asks for that."""
         before, drifted = context.record.drift, decided(context)
         context.record.drift = drifted = replace(drifted, looked_at=() if before is None else before.looked_at)
-        if drifted.action == "retrain":
+        if drifted.action == "retrain" and context.train:
             learn_from_all(context)
         if drifted.action != "none":
             logger.warning("drift from version %s: %s", drifted.against, drifted.reason)

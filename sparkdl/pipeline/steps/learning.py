@@ -29,7 +29,7 @@ def parts_to_learn(context: Context) -> tuple[Parts | None, str]:
     if waits:
         return None, waits
     choices = [parts]
-    if _retrain_key(context) in context.receipts.of("retrain"):
+    if context.spec.drift.action == "retrain" and _retrain_key(context) in context.receipts.of("retrain"):
         choices.insert(0, parts_of(context.spec, windows, hold_back=False))
     for chosen in choices:
         receipt = context.receipts.of("waits").get(_waits_key(context, chosen) or "")
