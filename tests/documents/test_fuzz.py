@@ -5,7 +5,6 @@ What is bounded besides is memory: a small document must not make its reader tak
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
@@ -27,10 +26,8 @@ from sparkdl.features.spec import Category, DateParts, Ids, Number, Text, Vector
 from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import Signature, TensorField, load_bundle, save_bundle
 from sparkdl.models.folder import content_hash_of
-from sparkdl.models.registry.checkpoint import Checkpoints, _hash_of
-from sparkdl.models.registry.event_log import Event
-from sparkdl.models.registry.model import UnusableError
-from sparkdl.models.registry.state import State, fold
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.models.registry.events import SIGNED_EVENTS, Event, State
 from sparkdl.shards.files import write_table_shards
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage, xxh3_hex
@@ -252,7 +249,11 @@ def events(folder):
                     row[name] = text_of({"mae": copy.deepcopy(chance.choice(NASTY))}, chance).decode(
                         errors="surrogateescape"
                     )
-        state = fold([row for row in found if isinstance(row, dict)], str)
+        try:
+            table = pa.Table.from_pylist([row for row in found if isinstance(row, dict)], schema=SIGNED_EVENTS)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise IntegrityError("no table holds it") from error
+        state = State(table, str)
         for name in state.names():
             state.versions(name)
             for alias in state.aliases(name):
@@ -262,48 +263,27 @@ def events(folder):
 
 
 def registry_checkpoints(folder):
-    now, artifact = datetime.now(UTC), "a" * 64
-    pages = Checkpoints(Storage.of(folder))
-    state = State(str, pages)
-    for n in range(1, 40):
-        facts = {"artifact": artifact, "metrics": {"mae": float("nan")}, "publication": str(n), "time": now}
-        state.add(Event(kind="published", name="m", version=n, sequence=n, **facts))
-    state.add(Event(kind="aliased", name="m", alias="champion", version=2, sequence=40, time=now))
-    pages.write(state, 7, "b" * 64, ["name"])
-    head = pages.get(pages.newest().models["m"][0], dict)
-    page = pages.get(head["chunks"][0][2], list)
-    root = json.loads((folder / "checkpoint.json").read_text())
-    del root["hash"]
-
-    def put(value, chance):
-        data = text_of(value, chance)
-        name = hashlib.sha256(data).hexdigest()
-        (folder / "pages" / f"{name}.json").write_bytes(data)
-        return name
+    saved_bundle(folder, nn.Linear(2, 1))
+    registry = ModelRegistry(str(folder / "registry"))
+    for n in range(3):
+        registry.publish("m", str(folder / "b"), publication=str(n))
+    registry.set_alias("m", "champion", 2, expected=None)
+    registry._log.checkpoint()
+    file = folder / "registry" / "state" / "checkpoint"
+    data = file.read_bytes().partition(b"\n")[2]
 
     def read(chance):
-        kind = chance.randrange(3)
-        other = put(mutated(page, chance), chance) if kind == 0 else head["chunks"][0][2]
-        whole = {**head, "chunks": [[0, head["chunks"][0][1], other], *head["chunks"][1:]]}
-        changed = root | {"models": {"m": [put(mutated(whole, chance) if kind == 1 else whole, chance), 39]}}
-        if kind == 2:
-            changed = mutated(root, chance)
-        text = json.dumps(changed | {"hash": "0"}) if isinstance(changed, dict) else "[]"
-        with contextlib.suppress(SparkdlError, TypeError, ValueError):
-            text = json.dumps(changed | {"hash": _hash_of(changed)})
-        (folder / "checkpoint.json").write_text(text)
-        found = pages.newest()
-        if found is None:
+        other = bytearray(data)
+        for _ in range(chance.randrange(1, 4)):
+            other[chance.randrange(len(other))] = chance.randrange(256)
+        other = bytes(other[: chance.choice([len(other), chance.randrange(len(other))])])
+        file.write_bytes(hashlib.sha256(other).hexdigest().encode() + b"\n" + other)
+        opened = ModelRegistry(registry.uri)
+        opened.models()
+        opened.get("m", "champion")
+        if opened._log._read_checkpoint() is None:
+            assert [version.version for version in opened.list("m")] == [1, 2, 3]
             raise IntegrityError("it is not believed")
-        try:
-            state = pages.state_at(found, str)
-            for question in (State.names, State.artifacts, lambda state: state.get("m", "champion")):
-                question(state)
-            state.by_publication("m", "3")
-            state.add(Event(kind="published", name="m", version=40, artifact=artifact, sequence=41, time=now))
-            state.save()
-        except UnusableError as error:
-            raise IntegrityError(str(error)) from error
 
     return read
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.errors import ConfigError, SparkdlError
-from sparkdl.models.registry.event_log import ModelVersion
+from sparkdl.models.registry.events import ModelVersion
 from sparkdl.tables.delta import storage_of
 from sparkdl.tables.table import Table
 

@@ -1,33 +1,32 @@
 """The log of a registry: questions to what its events add up to, and one more event after them.
 
-Enters: questions, decisions. Leaves: answers, and events that commit on exactly the state they were decided on. That
-state is the one of the checkpoint and the few commits since; where these do not tell, all events are folded.
+A question reads a checkpoint, one file with all events up to a version of the table, and the few commits since. A
+checkpoint is never needed: where it is gone, altered, or of another table, the whole table is read.
 
-    <registry>/registry.json   {"format": 1}; registries of the first sparkdl have none
-    <registry>/events/         Delta table: one row an event
-    <registry>/state/          the checkpoint
+    <registry>/registry.json      {"format": 1}; registries of the first sparkdl have none
+    <registry>/events/            Delta table: one row an event
+    <registry>/state/checkpoint   SHA-256 of the rest, a line feed, the events as a Parquet file
 """
 
 from __future__ import annotations
 
+import io
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from sparkdl.documents.typed import Source, encode, parse
-from sparkdl.errors import ConflictError, FencedError, SparkdlError, StorageError
-from sparkdl.models.registry.checkpoint import Checkpoint, Checkpoints
-from sparkdl.models.registry.event_log import EVENTS, SIGNED_EVENTS, Event
-from sparkdl.models.registry.model import UnusableError
-from sparkdl.models.registry.state import State, fold
+from sparkdl.documents.typed import Count, Source, decode, encode, parse
+from sparkdl.errors import ConflictError, FencedError, IntegrityError, SparkdlError, StorageError
+from sparkdl.models.registry.events import EVENTS, SIGNED_EVENTS, Event, State, event_rows
 from sparkdl.observe import logger
-from sparkdl.storage import Entry, Storage
+from sparkdl.storage import Entry, Storage, sha256_hex
 from sparkdl.tables.table import Fence, Table
 
 __all__ = ["FORMAT", "EventLog"]
@@ -37,6 +36,9 @@ T = TypeVar("T")
 FORMAT = 1
 _DOCUMENT = "registry.json"
 _TRIES = 60
+_CHECKPOINT, _COMMIT = "checkpoint", b"sparkdl.commit"
+"""Name of the file, and the key of its Parquet metadata under which the version of the table stands."""
+_CHECKPOINT_BYTES = 256 << 20
 _CHECKPOINT_EVERY = 16
 """Events; a question reads so many commits at most, unless a checkpoint failed."""
 _COMPACT_EVERY = 64
@@ -50,25 +52,50 @@ _READ_FOR = timedelta(days=7)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """A state, and how it came about.
+class _Commit:
+    """A version of the table of events, as a checkpoint names it.
+
+    Attributes:
+        version: of the table.
+        proof: hash of that version's commit, as ``Journal`` has it.
+        columns: of the table.
+    """
+
+    version: Count
+    proof: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Checkpoint:
+    """All events up to a version of their table.
+
+    Attributes:
+        commit: the version.
+        rows: the events.
+    """
+
+    commit: _Commit
+    rows: pa.Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Snapshot:
+    """The state at a version of the table.
 
     Attributes:
         state: as the events say.
         version: of the table; -1 where there is none.
+        columns: of the table.
         proof: hash of that version's commit; empty where the table was opened as a whole.
-        checkpoint: that it was folded from.
+        saved: how many of the events are in the checkpoint; None where it was of no use.
     """
 
     state: State
     version: int
+    columns: tuple[str, ...]
     proof: str = ""
-    checkpoint: Checkpoint | None = None
-
-    @property
-    def due(self) -> bool:
-        """Whether a checkpoint shall be made of it."""
-        return self.checkpoint is None or self.state.count - self.checkpoint.events >= _CHECKPOINT_EVERY
+    saved: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,10 +116,6 @@ class EventLog:
         """Where a bundle lies."""
         return self.root.child("artifacts").child(content_hash)
 
-    def uri_of(self, content_hash: str) -> str:
-        """The address of a bundle."""
-        return self.artifact(content_hash).uri
-
     def ask(self, question: Callable[[State], T]) -> T:
         """Answer a question about the newest state.
 
@@ -100,17 +123,17 @@ class EventLog:
             StorageError: the registry cannot be read, or is of a newer format.
             IntegrityError: it holds what no registry does.
         """
-        return self._answer(question)[1]
+        return question(self._newest().state)
 
     def events(self, where: str | None = None) -> list[Event]:
-        """Events, oldest first.
+        """Events of the table, oldest first, without a look at the checkpoint.
 
         Args:
             where: a SQL predicate; all by default.
         """
         self._check_format()
-        rows = self.table.rows(where=where).to_pylist() if self.table.exists() else []
-        return sorted((Event.from_row(row) for row in rows), key=lambda event: event.sequence)
+        rows = self.table.rows(where=where) if self.table.exists() else EVENTS.empty_table()
+        return [Event.from_row(row) for row in event_rows(rows).to_pylist()]
 
     def every_event(self) -> list[Event]:
         """The events, oldest first, for who removes what they do not name.
@@ -118,12 +141,12 @@ class EventLog:
         Raises:
             StorageError: there are fewer than the checkpoint was made of: the table is of an earlier day, say.
         """
-        checkpoint = self._checkpoints.newest()  # before the events, of which others commit more meanwhile
+        checkpoint = self._read_checkpoint()  # before the events, of which others commit more meanwhile
         events = self.events()
-        if checkpoint and len(events) < checkpoint.events:
+        if checkpoint and len(events) < len(checkpoint.rows):
             raise StorageError(
                 f"the registry {self.root.uri} has {len(events):,} events, its checkpoint was made of "
-                f"{checkpoint.events:,}, so nobody knows what is needed: restore {self.table.uri}, or delete the "
+                f"{len(checkpoint.rows):,}, so nobody knows what is needed: restore {self.table.uri}, or delete the "
                 "checkpoint's folder 'state' if no others shall come back"
             )
         return events
@@ -131,15 +154,6 @@ class EventLog:
     def has_begun(self) -> bool:
         """Whether somebody came as far as the first event, even if none is there; not known of the first sparkdl's."""
         return self.root.child(_DOCUMENT).exists()
-
-    def events_of(self, name: str) -> list[Event]:
-        """Every event of a model, oldest first."""
-        quoted = name.replace("'", "''")
-        return self.events(f"name = '{quoted}'")
-
-    def events_from(self, sequence: int) -> list[Event]:
-        """The events from a place in the log on."""
-        return self.events(f"sequence >= {sequence}")
 
     def commit(
         self,
@@ -163,23 +177,27 @@ class EventLog:
             ConfigError: the event holds what no reader takes.
         """
         for turn in range(_TRIES):
-            seen, decision = self._answer(decide)
+            newest = self._newest()
+            decision = decide(newest.state)
             if not isinstance(decision, Event):
                 return decision
             if dry_run:
-                return outcome(seen.state)
+                return outcome(newest.state)
             decision.check_readable()
-            event = seal(decision.stamped(seen.state.count, datetime.now(UTC)))
+            event = seal(decision.stamped(newest.state.count, datetime.now(UTC)))
+            signed = event.signature is not None or "signature" in newest.columns
+            row = pa.Table.from_pylist([event.to_row()], schema=SIGNED_EVENTS if signed else EVENTS)
             try:
-                version, proof = self._append(event, seen)
+                version, proof = self._append(row, newest)
             except FencedError:
                 raise
             except ConflictError:
                 time.sleep(random.uniform(0.5, 1.0) * min(0.1, 0.004 * 2 ** min(turn, 6)))
                 continue
-            seen.state.add(event)
-            self._maintain(seen, version, proof)
-            return outcome(seen.state)
+            newest.state.add(row)
+            columns = tuple(dict.fromkeys((*newest.columns, *row.column_names)))
+            self._maintain(replace(newest, version=version, proof=proof, columns=columns))
+            return outcome(newest.state)
         raise ConflictError(
             f"{_TRIES} commits to the registry {self.root.uri} lost against other writers: try again later"
         )
@@ -192,18 +210,16 @@ class EventLog:
             self.table.claim(self.fence.transaction(), EVENTS)
 
     def checkpoint(self) -> None:
-        """Fold all events, and make a checkpoint of that."""
+        """Read the whole table, and make a checkpoint of it."""
         self._check_format()
-        seen = self._folded()
-        if seen.version >= 0:
-            self._write_checkpoint(seen, seen.version, "")
+        newest = self._read_table()
+        if newest.version >= 0:
+            self._write_checkpoint(newest)
 
-    def unused_pages(self) -> list[tuple[Storage, Entry]]:
-        """Pages that the checkpoint does not name; none where that cannot be told."""
-        try:
-            return list(self._checkpoints.unused())
-        except UnusableError:
-            return []
+    def unused_state(self) -> list[tuple[Storage, Entry]]:
+        """What lies beside the checkpoint: pages that an earlier sparkdl made it of, and what killed writers left."""
+        folder = self.root.child("state")
+        return [(folder.child(entry.name), entry) for entry in folder.list() if entry.name != _CHECKPOINT]
 
     def remove_old_files(self, older_than: timedelta, dry_run: bool) -> list[str]:
         """Remove files of commits that never came, and those that were compacted a week ago; return their addresses.
@@ -214,78 +230,102 @@ class EventLog:
         """
         if not self.table.exists():
             return []
-        never = self.table.vacuum(max(older_than, _COMMITTED_WITHIN), dry_run=dry_run)
-        read = self.table.vacuum(max(older_than, _READ_FOR), versions=True, dry_run=dry_run)
-        return sorted({*never, *read})
+        uncommitted = self.table.vacuum(max(older_than, _COMMITTED_WITHIN), dry_run=dry_run)
+        compacted = self.table.vacuum(max(older_than, _READ_FOR), versions=True, dry_run=dry_run)
+        return sorted({*uncommitted, *compacted})
 
-    @cached_property
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.root.child("state"))
-
-    def _answer(self, question: Callable[[State], T]) -> tuple[_Seen, T]:
+    def _newest(self) -> _Snapshot:
+        """The newest state: of the checkpoint and the commits since or, where these do not tell, of the whole table."""
         self._check_format()
-        seen = self._resumed()
-        if seen is not None:
-            try:
-                return seen, question(seen.state)
-            except UnusableError as error:
-                logger.warning("the checkpoint of %s is not used: %s", self.root.uri, error)
-        seen = self._folded()
-        return seen, question(seen.state)
-
-    def _resumed(self) -> _Seen | None:
-        """The state of the checkpoint and the commits since; None where these do not tell."""
-        found = self._checkpoints.newest()
-        tail = None if found is None else self.table.journal.since(found.version, found.proof)
-        if found is None or tail is None:
-            return None
-        events = [Event.from_row(row) for rows in tail.rows for row in rows.to_pylist()]
-        if [event.sequence for event in events] != list(range(found.events, found.events + len(events))):
-            return None
-        state = self._checkpoints.state_at(found, self.uri_of)
-        for event in events:
-            state.add(event)
-        return _Seen(state=state, version=tail.version, proof=tail.proof, checkpoint=found)
-
-    def _folded(self) -> _Seen:
-        version, rows = self.table.snapshot()
-        state = fold(rows.to_pylist() if rows is not None else [], self.uri_of, self._checkpoints)
-        return _Seen(state=state, version=version)
-
-    def _append(self, event: Event, seen: _Seen) -> tuple[int, str]:
-        """Commit an event after the version that was seen; return the version, and the hash of the commit if known."""
-        if seen.version < 0:
-            self._write_format()
-        columns = set(seen.checkpoint.columns) if seen.checkpoint else set()
-        signed = event.signature is not None or "signature" in columns
-        schema = SIGNED_EVENTS if signed else EVENTS
-        row = pa.Table.from_pylist([event.to_row()], schema=schema)
-        journal = self.table.journal
-        if self.fence is None and seen.proof and columns == set(schema.names) and not journal.locks_elsewhere:
-            return seen.version + 1, journal.append(row, seen.version)
-        new_columns = seen.version >= 0 and set(self.table.columns()) != set(schema.names)
-        mine = None if self.fence is None else self.fence.transaction()  # of which the whole log tells
-        return self.table.append(row, expected_version=seen.version, new_columns=new_columns, transaction=mine), ""
-
-    def _maintain(self, seen: _Seen, version: int, proof: str) -> None:
-        """After a commit, which stands whatever comes of this."""
+        checkpoint = self._read_checkpoint()
+        tail = checkpoint and self.table.journal.since(checkpoint.commit.version, checkpoint.commit.proof)
+        if not checkpoint or not tail:
+            return self._read_table()
+        saved = len(checkpoint.rows)
         try:
-            if seen.due or not proof:
-                self._write_checkpoint(seen, version, proof)
-            if version % _COMPACT_EVERY == _COMPACT_EVERY - 1:
+            rows = pa.concat_tables([checkpoint.rows, *map(event_rows, tail.rows)])
+            if rows["sequence"][saved:].to_pylist() != list(range(saved, len(rows))):
+                return self._read_table()
+            state = self._state_of(rows)
+        except IntegrityError as error:
+            logger.warning("the checkpoint of %s is not used: %s", self.root.uri, error)
+            return self._read_table()
+        return _Snapshot(
+            state=state, version=tail.version, columns=checkpoint.commit.columns, proof=tail.proof, saved=saved
+        )
+
+    def _read_table(self) -> _Snapshot:
+        version, rows = self.table.snapshot()
+        columns = tuple(rows.column_names) if rows is not None else ()
+        rows = EVENTS.empty_table() if rows is None else rows
+        return _Snapshot(state=self._state_of(rows), version=version, columns=columns)
+
+    def _state_of(self, rows: pa.Table) -> State:
+        return State(rows, lambda content_hash: self.artifact(content_hash).uri)
+
+    def _append(self, row: pa.Table, newest: _Snapshot) -> tuple[int, str]:
+        """Commit an event after the newest version; return its version, and the hash of the commit if known."""
+        if newest.version < 0:
+            self._write_format()
+        same_columns = set(newest.columns) == set(row.column_names)
+        journal = self.table.journal
+        if self.fence is None and newest.proof and same_columns and not journal.locks_elsewhere:
+            return newest.version + 1, journal.append(row, newest.version)
+        version = self.table.append(
+            row,
+            expected_version=newest.version,
+            new_columns=newest.version >= 0 and not same_columns,
+            transaction=self.fence.transaction() if self.fence else None,  # of which only the whole log tells
+        )
+        return version, ""
+
+    def _maintain(self, newest: _Snapshot) -> None:
+        """Make a checkpoint and compact the table where that is due; the commit stands whatever comes of this."""
+        try:
+            if newest.saved is None or not newest.proof or newest.state.count - newest.saved >= _CHECKPOINT_EVERY:
+                self._write_checkpoint(newest)
+            if newest.version % _COMPACT_EVERY == _COMPACT_EVERY - 1:
                 self.table.compact(_FILE_BYTES)
-        except (SparkdlError, UnusableError) as error:
+        except SparkdlError as error:
             logger.warning("the registry %s is as it should be, but slower to read: %s", self.root.uri, error)
 
-    def _write_checkpoint(self, seen: _Seen, version: int, proof: str) -> None:
-        before = None if seen.checkpoint else self._checkpoints.newest()
-        if before and before.events > seen.state.count:
+    def _read_checkpoint(self) -> _Checkpoint | None:
+        """The checkpoint, if there is one that can be used."""
+        file = self.root.child("state").child(_CHECKPOINT)
+        source = Source(file.uri, "it is not needed, delete it")
+        try:
+            if not file.exists():
+                return None
+            digest, _, data = file.read_bytes(at_most=_CHECKPOINT_BYTES).partition(b"\n")
+            if digest != sha256_hex(data).encode():
+                raise source.error("it does not match its hash")
+            rows = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+            commit = decode((rows.schema.metadata or {}).get(_COMMIT, b""), _Commit, source)
+            return _Checkpoint(commit=commit, rows=event_rows(rows))
+        except (SparkdlError, pa.ArrowException, OSError, ValueError) as cause:
+            error = cause if isinstance(cause, SparkdlError) else source.error(cause)
+            logger.warning("%s; until the next commit, the whole table is read", error)
+            return None
+
+    def _write_checkpoint(self, newest: _Snapshot) -> None:
+        """Make a state the checkpoint.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        checkpoint = self._read_checkpoint() if newest.saved is None else None
+        if checkpoint and len(checkpoint.rows) > newest.state.count:
             logger.warning(
                 "the registry %s once had %d events and has %d: restore %s if others shall come back; what only they "
-                "name, gc removes", self.root.uri, before.events, seen.state.count, self.table.uri,
+                "name, gc removes", self.root.uri, len(checkpoint.rows), newest.state.count, self.table.uri,
             )  # fmt: skip
-        columns = seen.checkpoint.columns if seen.checkpoint and proof else self.table.columns(version)
-        self._checkpoints.write(seen.state, version, proof or self.table.journal.proof(version), columns)
+        proof = newest.proof or self.table.journal.proof(newest.version)
+        commit = _Commit(version=newest.version, proof=proof, columns=newest.columns)
+        buffer = io.BytesIO()
+        rows = newest.state.rows.replace_schema_metadata({_COMMIT: encode(commit)})
+        pq.write_table(rows, buffer, compression="zstd")
+        data = buffer.getvalue()
+        self.root.child("state").child(_CHECKPOINT).write_atomic(sha256_hex(data).encode() + b"\n" + data)
 
     @cached_property
     def _format(self) -> int:

@@ -1,55 +1,94 @@
 """Versions of published models and the aliases that point to them, in one Delta table.
 
-Enters: bundles with their metrics and lineage. Leaves: versions 1, 2, 3, ... of each model without a gap, aliases such
-as ``champion`` that move only by compare-and-set, and a history of every move. No Spark, and no torch but
-for ``load``.
-
     <uri>/artifacts/<content hash>/   the bundles; equal models are stored once
     <uri>/events/                     Delta table: one row an event (published, aliased, rolled_back, deleted)
-    <uri>/state/                      what the events added up to a few commits ago; not needed
+    <uri>/state/                      what the events were a few commits ago; not needed
     <uri>/leases/                     who publishes or uses an artifact just now
 
 The state is a fold over the events, and an event commits only on the table version that its decision was made on.
 So two publishers never take one number, an alias never points to a version that is gone, and a publisher that is killed
 leaves an artifact that nothing names. Whoever loses a race reads again and decides again (``log.py``).
+No Spark, and no torch but for ``load``.
 """
 
 from __future__ import annotations
 
+import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sparkdl.config import require
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import ConfigError, ConflictError, IntegrityError
 from sparkdl.models.copies import copy_bundle
-from sparkdl.models.folder import DOCUMENT, read_bundle
-from sparkdl.models.registry.event_log import Event, ModelVersion
-from sparkdl.models.registry.garbage import Garbage, Removed, spare_versions
-from sparkdl.models.registry.lineage import Lineage
-from sparkdl.models.registry.promotion import Promotion, decide_promotion
-from sparkdl.models.registry.reader import RegistryReader
-from sparkdl.models.registry.state import State
+from sparkdl.models.folder import DOCUMENT, BundleInfo, read_bundle
+from sparkdl.models.registry.events import Event, ModelSummary, ModelVersion, State
+from sparkdl.models.registry.garbage import Garbage, Leases, Removed, spare_versions
+from sparkdl.models.registry.lineage import Lineage, ModelLineage, Reach, TrainedOn, lineage_of, trained_on
+from sparkdl.models.registry.log import EventLog
+from sparkdl.models.registry.signing import Keys, SigningKey
 from sparkdl.observe import logger
+from sparkdl.storage import Storage
+from sparkdl.tables.delta import storage_of
+from sparkdl.tables.table import Fence, Table
 
-__all__ = ["ModelRegistry"]
+if TYPE_CHECKING:
+    from sparkdl.models.bundle import Bundle
+
+__all__ = ["ModelRegistry", "Promotion"]
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promotion:
+    """What became of an attempt to promote.
+
+    Attributes:
+        moved: whether the alias points to another version now, or its move to the same one was signed.
+        reason: one sentence with both values.
+        version: the version that the alias points to now.
+        previous: the one before; None if the alias did not exist.
+    """
+
+    moved: bool
+    reason: str
+    version: int | None
+    previous: int | None
+
+
 @dataclass(frozen=True)
-class ModelRegistry(RegistryReader):
+class ModelRegistry:
     """A registry of models, by its address.
 
     Attributes:
         uri: a local folder or ``s3://...``.
         storage_options: as ``Table`` takes them.
-        key: see ``RegistryReader``.
-        fence: see there.
+        key: with one, every event is signed, and a version or move of an alias that is not is refused; several: the
+            first signs, each is believed. By default that of ``SPARKDL_REGISTRY_KEY`` or ``SPARKDL_REGISTRY_KEY_FILE``
+            in the environment; ``()`` for none in any case.
+        fence: of a run, whose publications and moves of aliases are refused once a later one has claimed the registry.
     """
+
+    uri: str
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+    key: SigningKey | Sequence[SigningKey] | None = field(default=None, repr=False, compare=False)
+    fence: Fence | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uri", self._root.uri)
+        if self.key is not None:
+            Keys.of(self.key)
+
+    @cached_property
+    def _root(self) -> Storage:
+        """What the given address means, reached with the same rights as the table of events; found out once."""
+        return storage_of(self.uri, self.storage_options)
 
     def publish(
         self,
@@ -80,33 +119,33 @@ class ModelRegistry(RegistryReader):
         _check_name("model", name)
         info = read_bundle(bundle)
         identity = publication or uuid.uuid4().hex
-        known = as_json("lineage", asdict(lineage or Lineage()), ConfigError)
-        known["versions"] = {**info.versions, **(known["versions"] or {})}
+        origin = as_json("lineage", asdict(lineage or Lineage()), ConfigError)
+        origin["versions"] = {**info.versions, **(origin["versions"] or {})}
         event = Event(
             kind="published",
             name=name,
             artifact=info.content_hash,
             metrics=_checked_metrics(metrics or {}),
             parameters=as_json("parameters", parameters or {}, ConfigError),
-            lineage=known,
+            lineage=origin,
             publication=identity,
         )
 
         def decide(state: State) -> Event | ModelVersion:
-            before = state.by_publication(name, identity)
-            return before or event.numbered(state.next_version(name))
+            version = state.by_publication(name, identity)
+            return version or replace(event, version=state.next_version(name))
 
         self._keys.check_signs()
-        before = self._log.ask(lambda state: state.by_publication(name, identity))
-        if before is None:
+        version = self._log.ask(lambda state: state.by_publication(name, identity))
+        if version is None:
             place = self._log.artifact(info.content_hash)
             with self._leases.hold(info.content_hash, f"publication of {name}"):
                 copy_bundle(info, place)
-                before = self._commit(decide, lambda state: state.by_publication(name, identity))
+                version = self._commit(decide, lambda state: state.by_publication(name, identity))
                 if not place.child(DOCUMENT).exists():  # a collection of another sparkdl, which knows no leases
                     copy_bundle(info, place)
-        assert before is not None
-        return self.get(name, before.version) if self._keys else before
+        assert version is not None
+        return self.get(name, version.version) if self._keys else version
 
     def set_alias(
         self, name: str, alias: str, version: int, *, expected: int | None, reason: str = "", dry_run: bool = False
@@ -174,16 +213,16 @@ class ModelRegistry(RegistryReader):
         _check_alias(alias)
         require(mode in ("min", "max"), f"mode={mode!r} is not one of 'min', 'max': choose one of these")
         require(min_delta >= 0, f"min_delta={min_delta} is below 0: give how much better the model must be, at least 0")
-        made: list[Promotion] = []
+        decisions: list[Promotion] = []
 
         def decide(state: State) -> Event | Promotion:
             self._trusted(state, name, version)
-            promotion = decide_promotion(state, name, alias, version, metric, mode, min_delta)
+            promotion = _compared(state, name, alias, version, metric, mode, min_delta)
             if promotion.previous is not None:
                 self._trusted(state, name, promotion.previous)
             if promotion.previous == version and not self._is_signed(state, name, alias):
                 promotion = replace(promotion, moved=True, reason=f"{promotion.reason}, signed again")
-            made.append(promotion)
+            decisions.append(promotion)
             if not promotion.moved:
                 return promotion
             return Event(
@@ -195,7 +234,7 @@ class ModelRegistry(RegistryReader):
                 reason=promotion.reason,
             )
 
-        return self._commit(decide, lambda state: made[-1], dry_run=dry_run)
+        return self._commit(decide, lambda state: decisions[-1], dry_run=dry_run)
 
     def rollback(self, name: str, alias: str, *, reason: str = "rollback", dry_run: bool = False) -> Promotion:
         """Point ``alias`` to the version that it pointed to before its last move; again goes back further.
@@ -267,7 +306,7 @@ class ModelRegistry(RegistryReader):
         Args:
             older_than: what was written, deleted, or left by an alias within this time stays: a job that does not
                 ``hold`` its model may be at work with it. 0 is safe while others publish, not while they read: what
-                writers work in, and pages of a checkpoint, stay for a day in any case.
+                writers work in stays for a day in any case.
             keep_last: delete all but so many of the newest versions of each model, but for those with an alias; their
                 artifacts follow once ``older_than`` has passed. By default no version is deleted.
             name: of the one model whose versions are deleted; by default those of all.
@@ -287,24 +326,107 @@ class ModelRegistry(RegistryReader):
         removed: list[Removed] = []
         garbage = Garbage(self._root, self._log, self._leases, older_than, dry_run)
         if keep_last is not None:
+            reason = f"not among the last {keep_last}, and no alias points to it"
             for event in spare_versions(events, set(self._leases.held()), keep_last, older_than, name):
-                removed += self._spare(event, keep_last, dry_run)
+                try:
+                    if not dry_run:
+                        self.delete(event.name, event.version, reason=f"gc: {reason}")
+                except (ConflictError, ConfigError) as error:  # it got an alias meanwhile, or somebody else deleted it
+                    logger.info("%s", error)
+                    continue
+                removed.append(Removed(kind="version", what=f"{event.name} {event.version}", bytes=0, reason=reason))
             events = self._log.every_event()
         return [*removed, *garbage.artifacts(events), *garbage.leftovers()]
 
     def vacuum(self, older_than: timedelta = timedelta(days=1)) -> Sequence[str]:
         """Do what ``gc`` does without deleting versions; return the addresses of the artifacts that went."""
-        return [each.what for each in self.gc(older_than) if each.kind == "artifact"]
+        return [removed.what for removed in self.gc(older_than) if removed.kind == "artifact"]
 
-    def _spare(self, event: Event, keep_last: int, dry_run: bool) -> Sequence[Removed]:
-        reason = f"not among the last {keep_last}, and no alias points to it"
-        try:
-            if not dry_run:
-                self.delete(event.name, event.version, reason=f"gc: {reason}")
-        except (ConflictError, ConfigError) as error:  # it got an alias meanwhile, or was deleted by somebody else
-            logger.info("%s", error)
-            return []
-        return [Removed(kind="version", what=f"{event.name} {event.version}", bytes=0, reason=reason)]
+    def get(self, name: str, which: int | str) -> ModelVersion:
+        """The version of a number, or the one that an alias points to.
+
+        Raises:
+            ConfigError: there is no such model, version or alias; the message lists those there are.
+            IntegrityError: the registry was opened with a key that has not signed it, or its bundle is another one.
+        """
+        return self._log.ask(lambda state: self._trusted(state, name, which))
+
+    def bundle(self, name: str, which: int | str) -> BundleInfo:
+        """What the bundle of a version or alias says of itself, checked against the hash that the registry holds.
+
+        ``scoring.score`` takes it for a model, and checks the files against it on every worker.
+        """
+        return self._checked_bundle(self.get(name, which))
+
+    @contextmanager
+    def hold(self, name: str, which: int | str) -> Iterator[ModelVersion]:
+        """Keep a version's bundle where it is for the time of the block, whatever ``gc`` is asked to remove meanwhile.
+
+        Example:
+            >>> with registry.hold("churn", "champion") as version:
+            ...     score(rows, version.uri)
+        """
+        artifact = self.get(name, which).artifact
+        with self._leases.hold(artifact, f"use of {name}@{which}"):
+            version = self.get(name, which)
+            if version.artifact != artifact:
+                raise ConflictError(f"{which!r} of {name!r} was moved meanwhile: ask for it again")
+            yield version
+
+    def load(self, name: str, which: int | str, **options: Any) -> Bundle:
+        """Load the model of a version or alias, checked against the hash that the registry holds.
+
+        Args:
+            name: of the model.
+            which: a version, or an alias.
+            options: as ``load_bundle`` takes them.
+        """
+        from sparkdl.models.bundle import load_bundle  # torch, which nothing else here needs
+
+        artifact = self.get(name, which).artifact
+        return load_bundle(self._log.artifact(artifact), expected_hash=artifact, **options)
+
+    def models(self) -> Sequence[str]:
+        """The names of all models."""
+        return self._log.ask(State.names)
+
+    def list(self, name: str) -> Sequence[ModelVersion]:
+        """The versions of a model, oldest first, without deleted ones; none for an unknown name."""
+        return self._log.ask(lambda state: state.versions(name))
+
+    def summaries(self) -> Sequence[ModelSummary]:
+        """Every model at a glance, by name."""
+        return self._log.ask(lambda state: [state.summary(name) for name in state.names()])
+
+    def aliases(self, name: str) -> dict[str, int]:
+        """What each alias of a model points to."""
+        return self._log.ask(lambda state: state.aliases(name))
+
+    def history(self, name: str) -> Sequence[Event]:
+        """Every event of a model, oldest first."""
+        return self._log.ask(lambda state: state.events(name))
+
+    def lineage(self, name: str, which: int | str) -> ModelLineage:
+        """What a version was trained on, down to the files of the table, where its log still tells them.
+
+        Raises:
+            ConfigError: there is no such model, version or alias.
+        """
+        return lineage_of(self._log.ask(lambda state: state.get(name, which)), Reach(self.uri, self.storage_options))
+
+    def models_of(self, table: str, version: int | None = None, *, file: str | None = None) -> TrainedOn:
+        """The versions of all models that were trained on a table; the other way round than ``lineage``.
+
+        Args:
+            table: its address, or its name in a catalog, as it was trained on.
+            version: of the table; any by default.
+            file: one of its files, a path below the table or a whole address.
+
+        Raises:
+            ConfigError: ``table`` is neither an address nor a name, and no model was noted with it.
+        """
+        versions = self._log.ask(lambda state: [version for name in state.names() for version in state.versions(name)])
+        return trained_on(versions, table, version, file, Reach(self.uri, self.storage_options))
 
     def _is_signed(self, state: State, name: str, alias: str) -> bool:
         """Whether readers with these keys believe the alias's last move; without keys they do."""
@@ -320,6 +442,38 @@ class ModelRegistry(RegistryReader):
         if not dry_run:
             self._keys.check_signs()
         return self._log.commit(decide, outcome, seal=self._keys.signed, dry_run=dry_run)
+
+    def _trusted(self, state: State, name: str, which: int | str) -> ModelVersion:
+        """A version; with a key, only if that has signed it, and the move of the alias, and its bundle is the one."""
+        version = state.get(name, which)
+        if self._keys:
+            if isinstance(which, str):
+                self._keys.check(state.move(name, which))
+            self._keys.check(state.event(name, which))
+            self._checked_bundle(version)
+        return version
+
+    def _checked_bundle(self, version: ModelVersion) -> BundleInfo:
+        info = read_bundle(self._log.artifact(version.artifact))
+        if info.content_hash != version.artifact:
+            raise IntegrityError(
+                f"the bundle {info.uri} has the content hash {info.content_hash}, version {version.version} of "
+                f"{version.name!r} was published with {version.artifact}: publish it again"
+            )
+        return info
+
+    @cached_property
+    def _keys(self) -> Keys:
+        return Keys.of(self.key)
+
+    @cached_property
+    def _leases(self) -> Leases:
+        return Leases(self._root.child("leases"))
+
+    @cached_property
+    def _log(self) -> EventLog:
+        table = Table(self._root.child("events").spark_uri, self.storage_options, engine="delta-rs")
+        return EventLog(self._root, table, self.fence)
 
 
 def _check_name(what: str, name: str) -> None:
@@ -340,3 +494,38 @@ def _checked_metrics(values: Mapping[str, float]) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"metric {name!r} is a {type(value).__name__}, not a number: pass a float")
     return {name: float(value) for name, value in values.items()}
+
+
+def _compared(state: State, name: str, alias: str, version: int, metric: str, mode: str, min_delta: float) -> Promotion:
+    """Whether ``version`` deserves ``alias`` more than the version that it points to."""
+    challenger = state.get(name, version)
+    new = _metric(challenger, metric)
+    current = state.aliases(name).get(alias)
+    if current is None:
+        if math.isnan(new):
+            return Promotion(moved=False, reason=f"{metric} of version {version} is NaN", version=None, previous=None)
+        reason = f"version {version} is the first {alias} ({metric} {new:g})"
+        return Promotion(moved=True, reason=reason, version=version, previous=None)
+    old = _metric(state.get(name, current), metric)
+    if current == version:
+        return Promotion(
+            moved=False, reason=f"version {version} is the {alias} already", version=version, previous=version
+        )
+    gain = (old - new) if mode == "min" else (new - old)
+    better = gain > min_delta if min_delta == 0 else gain >= min_delta
+    better = better or (math.isnan(old) and not math.isnan(new))
+    what = f"{metric} {new:g} of version {version} against {old:g} of {alias} {current}"
+    needed = f", better by {gain:g} where {min_delta:g} was asked for" if min_delta else ""
+    outcome = "is better" if better else "is not better"
+    return Promotion(
+        moved=better, reason=f"{what} {outcome}{needed}", version=version if better else current, previous=current
+    )
+
+
+def _metric(version: ModelVersion, metric: str) -> float:
+    if metric not in version.metrics:
+        raise ConfigError(
+            f"version {version.version} of {version.name!r} has no metric {metric!r}, only {sorted(version.metrics)}: "
+            "name one of these"
+        )
+    return version.metrics[metric]

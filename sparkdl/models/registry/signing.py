@@ -20,7 +20,7 @@ from typing import Any, Literal
 from sparkdl.config import require
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, IntegrityError
-from sparkdl.models.registry.event_log import Event
+from sparkdl.models.registry.events import Event
 from sparkdl.storage import Storage
 
 __all__ = ["FILE_VARIABLE", "VARIABLE", "Keys", "SigningKey"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.registry import ModelRegistry
-from sparkdl.models.registry.event_log import EVENTS, Event
+from sparkdl.models.registry.events import EVENTS, Event
 
 
 @pytest.fixture

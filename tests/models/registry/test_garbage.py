@@ -15,10 +15,9 @@ from sparkdl.models.bundle import save_bundle
 from sparkdl.models.copies import copy_bundle
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelRegistry
-from sparkdl.models.registry import leases as module
-from sparkdl.models.registry.event_log import Event
-from sparkdl.models.registry.garbage import spare_versions
-from sparkdl.models.registry.leases import Holder, Leases
+from sparkdl.models.registry import garbage as module
+from sparkdl.models.registry.events import Event
+from sparkdl.models.registry.garbage import Holder, Leases, spare_versions
 from sparkdl.storage import Storage
 
 NOW, DAY = timedelta(0), 86400.0
@@ -38,8 +37,8 @@ def bundles(tmp_path):
 
 
 def kinds(removed):
-    """What went and why, but for pages, which each collection leaves some of."""
-    return sorted((each.kind, each.reason) for each in removed if each.kind != "page")
+    """What went and why."""
+    return sorted((each.kind, each.reason) for each in removed)
 
 
 def age(place, days):
@@ -68,7 +67,7 @@ def test_a_dry_run_says_what_a_run_then_does(registry, bundles, tmp_path):
     assert left == {each.artifact for each in registry.list("m")}
     for version in (2, 4, 5):
         registry.load("m", version)
-    assert [each for each in registry.gc(NOW, keep_last=2) if each.kind != "page"] == []
+    assert registry.gc(NOW, keep_last=2) == []
 
 
 def test_what_somebody_may_still_use_stays_for_a_day(registry, bundles, tmp_path):
@@ -211,19 +210,19 @@ def test_a_publication_after_fewer_events_than_there_were_says_so(registry, bund
     assert "once had 17 events and has 2: restore" in caplog.text
 
 
-def test_old_pages_of_checkpoints_go(registry, bundles, tmp_path):
-    for _ in range(50):
-        registry.publish("m", bundles(1))
-    pages = tmp_path / "registry" / "state" / "pages"
-    assert [each for each in registry.gc() if each.kind == "page"] == []
-    assert [each for each in registry.gc(NOW) if each.kind == "page"] == []  # a publisher may be about to name them
-    age(pages, 2)
-    before = {page.name for page in pages.iterdir()}
-    gone = {each.what.rpartition("/")[2] for each in registry.gc(NOW) if each.kind == "page"}
-    assert len(gone) > 1
-    assert {page.name for page in pages.iterdir()} == before - gone
-    assert [each for each in registry.gc(NOW) if each.kind == "page"] == []
-    assert len(ModelRegistry(registry.uri).list("m")) == 50
+def test_what_lies_beside_the_checkpoint_goes_once_it_is_old(registry, bundles, tmp_path):
+    registry.publish("m", bundles(1))
+    state = tmp_path / "registry" / "state"
+    (state / "pages").mkdir()  # an earlier sparkdl's checkpoint
+    for name in ("checkpoint.json", "pages/a.json", ".sparkdl-tmp-1"):
+        (state / name).write_text("{}")
+    assert registry.gc(NOW) == []  # a publisher may be about to write it
+    age(state, 2)
+    assert kinds(registry.gc(NOW, dry_run=True)) == [("leftover", "it is no part of the checkpoint")] * 3
+    assert len(registry.gc(NOW)) == 3
+    assert folders(state) == ["checkpoint"]
+    assert registry.gc(NOW) == []
+    assert len(ModelRegistry(registry.uri).list("m")) == 1
 
 
 def test_a_bundle_of_which_a_part_is_left_is_published_whole(registry, bundles, tmp_path):

@@ -104,7 +104,7 @@ def test_a_file_leads_to_the_models_of_every_version_it_is_in(trained, table, tm
 def test_lineage_that_no_sparkdl_notes_is_no_lineage(registry, bundle, noted):
     from datetime import UTC, datetime
 
-    from sparkdl.models.registry.event_log import EVENTS, Event
+    from sparkdl.models.registry.events import EVENTS, Event
 
     made = registry.publish("m", bundle)
     event = Event(kind="published", name="m", version=2, artifact=made.artifact, lineage=noted, publication="x")

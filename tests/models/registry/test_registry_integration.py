@@ -17,7 +17,7 @@ PUBLISH = """
 import sys
 from sparkdl.models.registry import ModelRegistry
 registry = ModelRegistry(sys.argv[1])
-print([registry.publish("m", sys.argv[2], metrics={"mae": 1.0}).version for _ in range(5)])
+print([registry.publish("m", sys.argv[2], metrics={"mae": 1.0}).version for _ in range(3)])
 """
 PROMOTE = """
 import sys
@@ -61,12 +61,12 @@ def finish(processes):
     return [out for out, _ in outputs]
 
 
-def test_publishers_in_several_processes_take_every_number_once(tmp_path, bundle):
+def test_eight_publishers_take_every_number_once(tmp_path, bundle):
     registry = ModelRegistry(str(tmp_path / "registry"))
-    outputs = finish([start(PUBLISH, registry.uri, bundle) for _ in range(3)])
+    outputs = finish([start(PUBLISH, registry.uri, bundle) for _ in range(8)])
     taken = [version for out in outputs for version in json.loads(out)]
-    assert sorted(taken) == list(range(1, 16))
-    assert [one.version for one in registry.list("m")] == list(range(1, 16))
+    assert sorted(taken) == list(range(1, 25))
+    assert [version.version for version in registry.list("m")] == list(range(1, 25))
 
 
 @pytest.mark.slow

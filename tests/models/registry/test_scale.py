@@ -1,4 +1,4 @@
-"""What a question and an event cost does not grow with the registry; what makes that so is never believed blindly."""
+"""What a question and an event read of a large registry; what makes that little is never believed blindly."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def operations(registry, bundle):
     }
 
 
-@pytest.mark.parametrize("shape", [(700, 1), (10, 40)], ids=["many versions", "many models"])
-def test_every_operation_reads_as_much_of_many_versions_as_of_ten(grown, bundle, counted, shape):
+@pytest.mark.parametrize("shape", [(1000, 1), (10, 100)], ids=["many versions", "many models"])
+def test_every_operation_reads_as_many_files_of_many_versions_as_of_ten(grown, bundle, counted, shape):
     small, large = grown(10), grown(*shape)
     for name, few in operations(small, bundle).items():
         many = operations(large, bundle)[name]
@@ -67,7 +67,7 @@ def test_every_operation_reads_as_much_of_many_versions_as_of_ten(grown, bundle,
             many()
         assert much["tables"] == little["tables"] == 0, name
         assert much["files"] <= little["files"] + 3, name
-        assert much["bytes"] <= little["bytes"] + 64_000, name
+        assert much["bytes"] <= little["bytes"] + 100 * 1000, name  # of the checkpoint, 100 an event
     assert large.get("m0", "champion").version == 1
 
 
@@ -83,16 +83,6 @@ def test_a_question_reads_a_few_commits_however_many_there_were(registry, bundle
     assert len(registry._log.table.files()) < 30  # a fold of all events reads few files, too
 
 
-def altered(registry, change):
-    """The documents of a checkpoint, each with a change; a new registry for each, whose caches are empty."""
-    folder = registry._root.child("state").local_path()
-    for file in sorted(folder.rglob("*.json")):
-        before = file.read_bytes()
-        change(file)
-        yield file.name, ModelRegistry(registry.uri)
-        file.write_bytes(before)
-
-
 CHANGES = {
     "gone": lambda file: file.unlink(),
     "empty": lambda file: file.write_bytes(b""),
@@ -104,27 +94,26 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_damaged_checkpoint_changes_no_answer_and_is_made_anew(registry, bundle, counted, change):
+def test_a_damaged_checkpoint_changes_no_answer_and_is_made_anew(registry, bundle, counted, tmp_path, change):
     for number in range(20):
         registry.publish("m", bundle, publication=f"p{number}")
     registry.set_alias("m", "champion", 2, expected=None)
-    for name, other in altered(registry, change):
-        assert other.get("m", "champion").version == 2, name
-        assert [each.version for each in other.list("m")] == list(range(1, 21)), name
-        assert other.publish("m", bundle, publication="p7").version == 8, name
-        assert other.models() == ["m"], name
-    for _, other in altered(registry, change):
-        other.publish("m", bundle)
-        break
-    with counted() as found:
+    change(tmp_path / "registry" / "state" / "checkpoint")
+    damaged = ModelRegistry(registry.uri)
+    assert damaged.get("m", "champion").version == 2
+    assert [version.version for version in damaged.list("m")] == list(range(1, 21))
+    assert damaged.publish("m", bundle, publication="p7").version == 8
+    assert damaged.models() == ["m"]
+    damaged.publish("m", bundle)
+    with counted() as reads:
         assert registry.list("m")[-1].version == 21
-    assert found["tables"] == 0
+    assert reads["tables"] == 0
 
 
 def test_a_checkpoint_of_another_history_is_left_alone(registry, bundle, tmp_path, counted):
     for _ in range(20):
         registry.publish("m", bundle)
-    kept = (tmp_path / "registry" / "state" / "checkpoint.json").read_bytes()
+    kept = (tmp_path / "registry" / "state" / "checkpoint").read_bytes()
     for behind in ("cut back", "begun anew"):
         for file in (tmp_path / "registry" / "events").rglob("*"):  # restored from elsewhere, say
             if file.is_file():
@@ -132,14 +121,13 @@ def test_a_checkpoint_of_another_history_is_left_alone(registry, bundle, tmp_pat
         other = ModelRegistry(registry.uri)
         for number in range(2 if behind == "cut back" else 40):
             other.publish("n", bundle, publication=str(number))
-        (tmp_path / "registry" / "state" / "checkpoint.json").write_bytes(kept)
+        (tmp_path / "registry" / "state" / "checkpoint").write_bytes(kept)
         assert ModelRegistry(registry.uri).models() == ["n"], behind
         assert len(ModelRegistry(registry.uri).list("n")) == (2 if behind == "cut back" else 40)
 
 
 def test_a_commit_stands_where_its_checkpoint_cannot_be_written(registry, bundle, monkeypatch, caplog):
     registry.publish("m", bundle)
-    (registry._root.child("state").local_path() / "pages").chmod(0o500)
 
     def denied(self, data):
         if "/state/" in self.uri:
@@ -178,7 +166,7 @@ def test_a_registry_of_the_first_sparkdl_goes_on(registry, bundle, tmp_path, cou
         file.rmdir() if file.is_dir() else file.unlink()
     old = ModelRegistry(registry.uri)
     assert old.get("m", "champion").version == 1
-    assert not (tmp_path / "registry" / "state" / "checkpoint.json").exists()  # who only reads writes nothing
+    assert not (tmp_path / "registry" / "state" / "checkpoint").exists()  # who only reads writes nothing
     assert old.publish("m", bundle).version == 4
     with counted() as found:
         assert [each.version for each in ModelRegistry(registry.uri).list("m")] == [1, 2, 3, 4]
