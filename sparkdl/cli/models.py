@@ -201,7 +201,7 @@ def _rollback(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
 
 def _moved(registry: ModelRegistry, options: argparse.Namespace, done: Promotion, code: int = 0) -> Answer:
     if options.mlflow and done.version is not None and not options.dry_run:
-        from sparkdl.interchange.mirror import mirror_published
+        from sparkdl.interchange.mlflow import mirror_published
 
         mirror_published(registry, registry.get(options.name, done.version), options.mlflow)
     verb = "would move" if options.dry_run else "moved"
@@ -212,7 +212,7 @@ def _moved(registry: ModelRegistry, options: argparse.Namespace, done: Promotion
 
 
 def _mirror(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
-    from sparkdl.interchange.mirror import mirror
+    from sparkdl.interchange.mlflow import mirror
 
     done = mirror(
         registry, options.model, options.to,
@@ -223,7 +223,7 @@ def _mirror(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
 
 def _export(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     from sparkdl.interchange.export import export_bundle
-    from sparkdl.interchange.mirror import find_version
+    from sparkdl.interchange.mlflow import find_version
 
     version = None if options.model is None else find_version(registry, options.model)
     done = export_bundle(

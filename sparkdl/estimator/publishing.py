@@ -116,7 +116,7 @@ def publish_bundle(
         BundleError: there is no bundle.
         ConfigError: a name, metric or parameter is unusable; or MLflow is asked for and not installed.
     """
-    from sparkdl.interchange.mirror import check_mirror, mirror_published
+    from sparkdl.interchange.mlflow import check_mirror, mirror_published
     from sparkdl.models.registry import Lineage, ModelRegistry  # tables, which a fit without publication needs not
 
     noted, given = dict(origin.get("lineage", {})), asdict(lineage or Lineage())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.estimator.model import TorchModel
-    from sparkdl.interchange.mirror import Mirrored
+    from sparkdl.interchange.mlflow import Mirrored
 
 __all__ = ["ModelRegistry", "load_model"]
 
@@ -54,14 +54,14 @@ class ModelRegistry(base.ModelRegistry):
         Args:
             model: ``"churn@champion"``, ``"churn@3"``, or ``"churn"`` for the newest version.
             uri: of MLflow's server or store, such as ``"http://mlflow:5000"``.
-            there: ``name`` of the model there, ``experiment``, ``registry_uri``; see ``sparkdl.interchange.mirror``.
+            there: ``name`` of the model there, ``experiment``, ``registry_uri``; see ``sparkdl.interchange.mlflow``.
 
         Raises:
             ConfigError: there is no such model, alias or version; or MLflow is not installed.
             BundleError: the bundle holds a pickle.
             StorageError: MLflow does not answer, or refuses something.
         """
-        from sparkdl.interchange.mirror import mirror
+        from sparkdl.interchange.mlflow import mirror
 
         return mirror(self, model, uri, **there)
 

@@ -1,7 +1,7 @@
 """A bundle as MLflow serves it: a pandas frame in, the prediction columns out.
 
 Enters: the folder of a bundle, and rows. Leaves: what ``sparkdl.load_model(...).predict(rows)`` adds to them, by the
-same functions. No Spark, and no MLflow: the file that MLflow runs (``mlflow_model.py`` writes it) calls this.
+same functions. No Spark, and no MLflow: the file that MLflow runs (``mlflow.py`` writes it) calls this.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
-from sparkdl.interchange.client import check_installed
+from sparkdl.interchange.mlflow import check_installed
 from sparkdl.pipeline.check import problems_of
 from sparkdl.pipeline.code import code_hash, importable
 from sparkdl.pipeline.file import PipelineFile, draft, load

@@ -11,8 +11,7 @@ from torch import nn
 
 from sparkdl.errors import BundleError, ConfigError, IntegrityError
 from sparkdl.interchange import export as exporting
-from sparkdl.interchange.export import export_bundle
-from sparkdl.interchange.made_up import MadeUp, dimensions
+from sparkdl.interchange.export import MadeUp, dimensions, export_bundle
 from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.preprocessing import features_of
 from sparkdl.models.signature import Signature, TensorField

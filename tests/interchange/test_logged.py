@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sparkdl.interchange.logged import (
+from sparkdl.interchange.mlflow import (
     IDENTITY,
     batches,
     curves_of,

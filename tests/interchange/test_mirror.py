@@ -15,9 +15,8 @@ from torch import nn
 import sparkdl
 from sparkdl.errors import BundleError, ConfigError, IntegrityError, StorageError
 from sparkdl.estimator import TorchModel
-from sparkdl.interchange import mirror as mirroring
-from sparkdl.interchange.client import shown
-from sparkdl.interchange.mirror import find_version, mirror, mirror_published
+from sparkdl.interchange import mlflow as mirroring
+from sparkdl.interchange.mlflow import find_version, mirror, mirror_published, shown
 from sparkdl.models.registry import ModelRegistry, SigningKey
 from sparkdl.models.signature import Signature, TensorField
 

@@ -21,7 +21,7 @@ import pytest
 
 import sparkdl
 from sparkdl.cli import main
-from sparkdl.interchange.mirror import mirror
+from sparkdl.interchange.mlflow import mirror
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.run import run

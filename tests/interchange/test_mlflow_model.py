@@ -15,7 +15,7 @@ from torch import nn
 
 import sparkdl
 from sparkdl.errors import BundleError, ConfigError, SchemaError
-from sparkdl.interchange.mlflow_model import check_servable, write_model
+from sparkdl.interchange.mlflow import check_servable, write_model
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelRegistry

@@ -220,7 +220,7 @@ def event_rows(table: pa.Table) -> pa.Table:
         raise LOG.error(f"the table has no columns {absent}")
     if "signature" not in table.column_names:
         table = table.append_column(SIGNED_EVENTS.field("signature"), pa.nulls(len(table), pa.string()))
-    table = table.select(SIGNED_EVENTS.names)
+    table = table.select(SIGNED_EVENTS.names).combine_chunks()
     for name, wanted, actual in zip(SIGNED_EVENTS.names, SIGNED_EVENTS.types, table.schema.types, strict=True):
         if str(actual).removeprefix("large_").removesuffix("_view") != str(wanted):
             raise LOG.error(f"it is a {actual}", f"$.{name}")

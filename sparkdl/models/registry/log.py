@@ -39,7 +39,7 @@ _TRIES = 60
 _CHECKPOINT, _COMMIT = "checkpoint", b"sparkdl.commit"
 """Name of the file, and the key of its Parquet metadata under which the version of the table stands."""
 _CHECKPOINT_BYTES = 256 << 20
-_CHECKPOINT_EVERY = 16
+_CHECKPOINT_EVERY = 8
 """Events; a question reads so many commits at most, unless a checkpoint failed."""
 _COMPACT_EVERY = 64
 """Commits; how many small files a fold of all events reads at most."""
@@ -72,7 +72,7 @@ class _Checkpoint:
 
     Attributes:
         commit: the version.
-        rows: the events.
+        rows: the events, as the file holds them.
     """
 
     commit: _Commit
@@ -243,12 +243,11 @@ class EventLog:
             return self._read_table()
         saved = len(checkpoint.rows)
         try:
-            rows = pa.concat_tables([checkpoint.rows, *map(event_rows, tail.rows)])
-            if rows["sequence"][saved:].to_pylist() != list(range(saved, len(rows))):
-                return self._read_table()
-            state = self._state_of(rows)
-        except IntegrityError as error:
+            state = self._state_of(pa.concat_tables([checkpoint.rows, *tail.rows], promote_options="default"))
+        except (IntegrityError, pa.ArrowException) as error:
             logger.warning("the checkpoint of %s is not used: %s", self.root.uri, error)
+            return self._read_table()
+        if state.rows["sequence"][saved:].to_pylist() != list(range(saved, state.count)):
             return self._read_table()
         return _Snapshot(
             state=state, version=tail.version, columns=checkpoint.commit.columns, proof=tail.proof, saved=saved
@@ -301,7 +300,7 @@ class EventLog:
                 raise source.error("it does not match its hash")
             rows = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
             commit = decode((rows.schema.metadata or {}).get(_COMMIT, b""), _Commit, source)
-            return _Checkpoint(commit=commit, rows=event_rows(rows))
+            return _Checkpoint(commit=commit, rows=rows)
         except (SparkdlError, pa.ArrowException, OSError, ValueError) as cause:
             error = cause if isinstance(cause, SparkdlError) else source.error(cause)
             logger.warning("%s; until the next commit, the whole table is read", error)

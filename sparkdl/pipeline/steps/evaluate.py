@@ -115,7 +115,7 @@ class PublishStep(Step):
 
     def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
         """Publish the model, and promote it if the verdict says so."""
-        from sparkdl.interchange.mirror import mirror_published
+        from sparkdl.interchange.mlflow import mirror_published
 
         ((_, key),) = stale.keys.items()
         parts, _ = parts_to_learn(context)

@@ -79,7 +79,7 @@ def test_a_question_reads_a_few_commits_however_many_there_were(registry, bundle
             registry.get("m", 1)
         most = max(most, found["files"])
         assert found["tables"] == 0
-    assert most <= 2 * 16 + 6
+    assert most <= 2 * 8 + 6
     assert len(registry._log.table.files()) < 30  # a fold of all events reads few files, too
 
 
