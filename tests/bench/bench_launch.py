@@ -3,7 +3,8 @@
 Every contender is a process of its own with a ``local[2]`` session that has run one Spark job without Python. Cold is
 the first launch of a session; warm the median of the later ones. The contenders take turns, a session each, so that
 whatever else the machine does meets them all, and a round is only begun when there is time for it. Ours runs as the
-README advises, with prewarmed Python workers, and again with Spark's default workers.
+README advises, with prewarmed Python workers, and again with Spark's default workers. ``as rows of the stage`` is the
+way for Spark Connect (``launch/driver/gather.py``), which needs no connection to the driver.
 
 Each figure is printed as a JSON line as it comes, the ratios at the end of each round; also a script:
 
@@ -68,8 +69,9 @@ def measure(launch, expected):
 """
 OURS = """
 def launch():
+    from sparkdl.config import LaunchConfig
     from sparkdl.runner import run
-    return run({function}, num_proc=2, backend={backend!r})
+    return run({function}, num_proc=2, backend={backend!r}, config=LaunchConfig(gather_rendezvous={gather}))
 measure(launch, [2.0, 2.0])
 """
 HOROVOD_SPARK = """
@@ -148,8 +150,10 @@ def contenders() -> dict[str, Contender]:
     for settings in ((DAEMON,), ()):
         for backend in ("torch", "horovod"):
             name = f"sparkdl, {backend}, {'prewarmed' if settings else 'default'} workers"
-            program = OURS.format(function=f"with_{backend}", backend=backend)
+            program = OURS.format(function=f"with_{backend}", backend=backend, gather=False)
             found[name] = Contender(sys.executable, program, *settings)
+    program = OURS.format(function="with_torch", backend="torch", gather=True)
+    found["sparkdl, torch, prewarmed workers, as rows of the stage"] = Contender(sys.executable, program, DAEMON)
     return found
 
 

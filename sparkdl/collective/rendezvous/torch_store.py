@@ -69,15 +69,6 @@ class RunStore(TorchStore):
         """How many keys there are."""
         return self._store.count()
 
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of ``keys``, waiting for them."""
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Give each of ``keys`` its value."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
     def has_extended_api(self) -> bool:
         """Whether ``append``, ``multi_get`` and ``multi_set`` exist."""
         return True

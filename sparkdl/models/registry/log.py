@@ -310,7 +310,7 @@ class EventLog:
         """Make a state the checkpoint.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: it cannot be written, or is too large.
         """
         checkpoint = self._read_checkpoint() if newest.saved is None else None
         if checkpoint and len(checkpoint.rows) > newest.state.count:
@@ -324,6 +324,11 @@ class EventLog:
         rows = newest.state.rows.replace_schema_metadata({_COMMIT: encode(commit)})
         pq.write_table(rows, buffer, compression="zstd")
         data = buffer.getvalue()
+        if len(data) >= _CHECKPOINT_BYTES:
+            raise StorageError(
+                f"the {newest.state.count:,} events of {self.root.uri} take {len(data):,} bytes, and a checkpoint has at "
+                f"most {_CHECKPOINT_BYTES:,}: publish shorter parameters and lineage"
+            )
         self.root.child("state").child(_CHECKPOINT).write_atomic(sha256_hex(data).encode() + b"\n" + data)
 
     @cached_property
@@ -333,10 +338,10 @@ class EventLog:
             return FORMAT
         source = Source(file.uri, "restore it")
         fields = parse(file.read_bytes(at_most=1 << 20), source)
-        found = fields.get("format") if isinstance(fields, dict) else None
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        number = fields.get("format") if isinstance(fields, dict) else None
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise source.error("it says no format")
-        return found
+        return number
 
     def _check_format(self) -> None:
         if self._format > FORMAT:
