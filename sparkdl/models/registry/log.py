@@ -326,8 +326,8 @@ class EventLog:
         data = buffer.getvalue()
         if len(data) >= _CHECKPOINT_BYTES:
             raise StorageError(
-                f"the {newest.state.count:,} events of {self.root.uri} take {len(data):,} bytes, and a checkpoint has at "
-                f"most {_CHECKPOINT_BYTES:,}: publish shorter parameters and lineage"
+                f"the {newest.state.count:,} events of {self.root.uri} take {len(data):,} bytes, and a checkpoint "
+                f"has at most {_CHECKPOINT_BYTES:,}: publish shorter parameters and lineage"
             )
         self.root.child("state").child(_CHECKPOINT).write_atomic(sha256_hex(data).encode() + b"\n" + data)
 
