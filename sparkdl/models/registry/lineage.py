@@ -1,8 +1,6 @@
 """Lineage both ways: from a model to the files it was trained on, from a table or a file of it to models.
 
-Enters: what was noted when a version was published, the log of its source table. Leaves: the files of that version of
-the table, which of them are gone; the versions that were trained on a table. Which files a version of a table is made
-of is read from the table's own log when it is asked for: it is not noted with each model.
+Which files a version of a table is made of is not noted with each model: the table's own log tells when asked.
 """
 
 from __future__ import annotations
@@ -105,31 +103,31 @@ class Reach:
         return Table(text, self.options if same else None)
 
 
-def lineage_of(found: ModelVersion, reach: Reach) -> ModelLineage:
+def lineage_of(model: ModelVersion, reach: Reach) -> ModelLineage:
     """What a version was trained on."""
-    table, version = _text(found.lineage.get("source_table")), _number(found.lineage.get("source_version"))
+    table, version = _text(model.lineage.get("source_table")), _number(model.lineage.get("source_version"))
     files, note = (None, "no table was noted") if table is None else _files(table, version, reach)
     missing = _missing(str(table), files, reach) if files else ()
     if missing:
         note = f"{len(missing)} of {len(files or ())} files are gone: they were vacuumed, or moved away"
-    software = found.lineage.get("versions")
+    software = model.lineage.get("versions")
     return ModelLineage(
-        name=found.name,
-        version=found.version,
+        name=model.name,
+        version=model.version,
         table=table,
         table_version=version,
         files=files,
         missing=missing,
         note=note,
-        shard_key=_text(found.lineage.get("shard_key")),
-        code_version=_text(found.lineage.get("code_version")),
-        parent=_number(found.lineage.get("parent")),
-        software={str(name): str(one) for name, one in software.items()} if isinstance(software, Mapping) else {},
+        shard_key=_text(model.lineage.get("shard_key")),
+        code_version=_text(model.lineage.get("code_version")),
+        parent=_number(model.lineage.get("parent")),
+        software={str(name): str(number) for name, number in software.items()} if isinstance(software, Mapping) else {},
     )
 
 
 def trained_on(
-    candidates: Iterable[ModelVersion],
+    models: Iterable[ModelVersion],
     table: str,
     version: int | None,
     file: str | None,
@@ -138,7 +136,7 @@ def trained_on(
     """Which versions of models were trained on a table.
 
     Args:
-        candidates: all versions of the registry.
+        models: all versions of the registry.
         table: its address or name.
         version: of the table; None: any.
         file: a path below the table, or its whole address; None: any.
@@ -147,24 +145,33 @@ def trained_on(
     Raises:
         ConfigError: it is neither an address nor a name, and no model was noted with it.
     """
-    every = list(candidates)
-    noted = {_text(each.lineage.get("source_table")) for each in every} - {None}
-    wanted = table if table in noted else reach.table(table).uri
-    same = {text for text in noted if text is not None and wanted in (text, _address(text, reach))}
-    found = [each for each in every if _text(each.lineage.get("source_table")) in same]
-    if version is not None:
-        found = [each for each in found if _number(each.lineage.get("source_version")) == version]
+    by_table: dict[str, list[ModelVersion]] = {}
+    for model in models:
+        noted = _text(model.lineage.get("source_table"))
+        if noted is not None:
+            by_table.setdefault(noted, []).append(model)
+    wanted = table if table in by_table else reach.table(table).uri
+    trained = [
+        model
+        for noted, versions in by_table.items()
+        if wanted in (noted, _address(noted, reach))
+        for model in versions
+        if version is None or _number(model.lineage.get("source_version")) == version
+    ]
+    trained.sort(key=lambda model: (model.name, model.version))
     if file is None:
-        return TrainedOn(versions=tuple(found))
+        return TrainedOn(versions=tuple(trained))
     path = file.removeprefix(wanted).lstrip("/") if file.startswith(wanted) else file
-    numbers = {_number(each.lineage.get("source_version")) for each in found}
+    numbers = {_number(model.lineage.get("source_version")) for model in trained}
     files = {number: _files(table, number, reach)[0] for number in numbers}
-    told = {number: None if names is None else path in names for number, names in files.items()}
-    answers = [(each, told[_number(each.lineage.get("source_version"))]) for each in found]
-    return TrainedOn(
-        versions=tuple(each for each, answer in answers if answer),
-        unknown=tuple(each for each, answer in answers if answer is None),
-    )
+    versions, unknown = [], []
+    for model in trained:
+        paths = files[_number(model.lineage.get("source_version"))]
+        if paths is None:
+            unknown.append(model)
+        elif path in paths:
+            versions.append(model)
+    return TrainedOn(versions=tuple(versions), unknown=tuple(unknown))
 
 
 def _address(table: str, reach: Reach) -> str:
@@ -188,12 +195,12 @@ def _files(table: str, version: int | None, reach: Reach) -> tuple[tuple[str, ..
 def _missing(table: str, files: Sequence[str], reach: Reach) -> tuple[str, ...]:
     """The files that are gone; those of the newest version are there."""
     opened = reach.table(table)
-    there = {file.path for file in opened.files()}
+    newest = {file.path for file in opened.files()}
     root = storage_of(opened.uri, opened.storage_options)
-    old = [file for file in files if file not in there]
+    older = [file for file in files if file not in newest]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sparkdl-lineage") as pool:
-        found = pool.map(lambda file: root.child(file).exists(), old)
-        return tuple(file for file, exists in zip(old, found, strict=True) if not exists)
+        present = pool.map(lambda file: root.child(file).exists(), older)
+        return tuple(file for file, exists in zip(older, present, strict=True) if not exists)
 
 
 def _text(value: Any) -> str | None:
