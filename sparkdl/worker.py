@@ -25,9 +25,9 @@ from sparkdl.strategies.base import Strategy, open_strategy
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.identity import identity_of
-from sparkdl.train.loop import fit
 from sparkdl.train.result import TrainResult
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 from sparkdl.world import World
 
 __all__ = ["RankJob", "RankReport", "run_identity", "run_rank"]

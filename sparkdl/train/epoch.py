@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sparkdl.train.manual import ManualSteps
 from sparkdl.train.objective.metrics import MetricSet
+from sparkdl.train.own_step import OwnStep
 from sparkdl.train.run import Run
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.source import BatchSource
@@ -43,7 +43,7 @@ class EpochTrainer:
         self,
         source: BatchSource,
         place: Placement,
-        stepper: Stepper | ManualSteps,
+        stepper: Stepper | OwnStep,
         rate: LearningRate,
         window: LossWindow,
         metrics: MetricSet,
@@ -61,7 +61,7 @@ class EpochTrainer:
         if self.resume_at is not None:
             self._source.load_state_dict(self.resume_at)
             self.resume_at = None
-        if isinstance(self._stepper, ManualSteps):
+        if isinstance(self._stepper, OwnStep):
             return self._by_hand(self._stepper)
         one = self._run.config.accumulate_steps == 1
         return self._single(self._stepper) if one else self._accumulated(self._stepper)
@@ -134,7 +134,7 @@ class EpochTrainer:
         self._rate.after_step()
         self._stepped(1)
 
-    def _by_hand(self, manual: ManualSteps) -> Iterator[None]:
+    def _by_hand(self, manual: OwnStep) -> Iterator[None]:
         """A function of the user's own steps when it likes: not at all for one batch, or several times."""
         run, total, whole = self._run, self._run.steps_per_epoch, self._run.batch == 0
         for given in self._source:
@@ -161,7 +161,7 @@ class EpochTrainer:
         if self._stepped_by_hand(manual, made + manual.steps - before):
             yield
 
-    def _stepped_by_hand(self, manual: ManualSteps, made: int) -> bool:
+    def _stepped_by_hand(self, manual: OwnStep, made: int) -> bool:
         """Note ``made`` steps; return whether something is due."""
         if made and manual.norm is not None:
             self._window.add_norm(manual.norm, self._run.step + made)

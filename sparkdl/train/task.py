@@ -63,7 +63,7 @@ class Task:
             clipping and the optimizer stay with the loop.
         manual_step: makes the optimizer's steps itself, beside a ``loss``: ``manual_step(model, optimizer, batch,
             loss)`` calls ``zero_grad``, ``backward`` and ``step`` as a plain training script would, and returns
-            (outputs, loss). ``loss(outputs, batch)`` is the task's own. See ``train.manual``.
+            (outputs, loss). ``loss(outputs, batch)`` is the task's own. See ``train.own_step``.
         forward: how the model is called with a batch, ``forward(model, batch)``; None goes by ``inputs`` and
             ``input_style``.
     """

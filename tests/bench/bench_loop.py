@@ -30,8 +30,8 @@ from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.loop import fit
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 from sparkdl.world import SOLO
 
 ROWS_PER_STEP = {"small": 1024, "mlp": 512}

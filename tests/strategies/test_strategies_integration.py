@@ -21,8 +21,8 @@ from sparkdl.strategies.all_reduce import AllReduce
 from sparkdl.strategies.base import STRATEGIES, open_strategy
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.loop import fit
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 from sparkdl.worker import RankJob, run_rank
 from sparkdl.world import SOLO
 

@@ -13,8 +13,8 @@ from sparkdl import observe
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.loop import fit
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 from sparkdl.world import SOLO
 
 if str(Path(__file__).parent) not in sys.path:

@@ -158,7 +158,7 @@ class MinibatchStep:
 
     The function gets the model, the optimizer, ``transform_outputs``, ``loss_fn``, inputs, labels, sample weights, and
     (if it takes them) ``backward_passes_per_step`` and ``batch_idx``. It owns ``zero_grad``, ``backward`` and ``step``:
-    ``train.manual`` sees to it that N ranks do what one process would. ``loss_fn`` is the estimator's own loss; with
+    ``train.own_step`` sees to it that N ranks do what one process would. ``loss_fn`` is the estimator's own loss; with
     sample weights it is the weighted mean of the global batch, as without a function.
 
     Attributes:

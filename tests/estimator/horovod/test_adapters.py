@@ -14,10 +14,10 @@ from sparkdl.estimator.horovod.adapters import (
 )
 from sparkdl.estimator.inputs.views import InputView, Views
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.loop import fit
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.objective.named_metrics import NamedMetric
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 from sparkdl.world import SOLO
 
 

@@ -14,8 +14,8 @@ from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, SyncConfig, TrainConfig
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.loop import fit
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -3,14 +3,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from manual_functions import ADAM, FUNCTIONS, SGD, by_hand, data, horovods_own, own_loss, task_of, trained
+from own_step_functions import ADAM, FUNCTIONS, SGD, by_hand, data, horovods_own, own_loss, task_of, trained
 from train_helpers import Interrupted, RaiseAt, state_equal
 
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.errors import ConfigError, NonFiniteLossError
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.loop import fit
+from sparkdl.train.trainer import fit
 
 
 def fitted(task, solo, tensors=None, **config):

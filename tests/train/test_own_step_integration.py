@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from manual_functions import FUNCTIONS, by_hand, trained
+from own_step_functions import FUNCTIONS, by_hand, trained
 from train_helpers import NEEDS_HOROVOD
 
 from sparkdl.collective import open_collective

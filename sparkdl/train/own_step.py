@@ -29,12 +29,12 @@ from sparkdl.train.source import BatchLike
 from sparkdl.train.step import autocast_of, clip_gradients
 from sparkdl.train.task import Task
 
-__all__ = ["ManualSteps"]
+__all__ = ["OwnStep"]
 
 _NAMES = ("backward_passes_per_step", "set_backward_passes_per_step", "skip_synchronize", "synchronize")
 
 
-class ManualSteps:
+class OwnStep:
     """Runs ``Task.manual_step`` with the optimizer of the run.
 
     The optimizer gets the methods of Horovod's ``DistributedOptimizer`` for as long as the run lasts:

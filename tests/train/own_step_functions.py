@@ -14,8 +14,8 @@ from sparkdl.config import TrainConfig
 from sparkdl.estimator.horovod.adapters import MinibatchStep
 from sparkdl.estimator.inputs.views import InputView, Views
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.loop import fit
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 from sparkdl.world import SOLO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

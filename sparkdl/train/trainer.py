@@ -27,10 +27,10 @@ from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import facts_of, going_on, load_newest, rank_states, restore_rank
 from sparkdl.train.epoch import EpochTrainer
 from sparkdl.train.evaluate import Evaluator
-from sparkdl.train.manual import ManualSteps
 from sparkdl.train.model_selection import ModelSelection
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.objective.metrics import MetricSet
+from sparkdl.train.own_step import OwnStep
 from sparkdl.train.result import TrainResult
 from sparkdl.train.run import Run
 from sparkdl.train.schedule import LearningRate
@@ -112,7 +112,7 @@ class _Trainer:
         self.validation_steps = _steps("validation_steps", config.validation_steps, validation) if validation else 0
         self.hooks = Hooks(callbacks, world.is_leader)
         self.resumed_step: int | None = None
-        self.manual: ManualSteps | None = None
+        self.manual: OwnStep | None = None
         self.strategy = strategy
         try:
             strategy.build(
@@ -151,11 +151,11 @@ class _Trainer:
             objective = Objective(task, self.device, size, lambda t: collective.all_reduce(t, "sum"), **known)
         self.objective = objective
         place = Placement(self.device, config.channels_last)
-        stepper: Stepper | ManualSteps
+        stepper: Stepper | OwnStep
         stepper = self.stepper = Stepper(task, strategy, objective, config, self.device)
         if task.manual_step is not None:
             assert objective is not None
-            stepper = self.manual = ManualSteps(task, strategy, objective, self.rate, collective, config)
+            stepper = self.manual = OwnStep(task, strategy, objective, self.rate, collective, config)
         self.window = LossWindow(collective, self.run)
         self.evaluate = Evaluator(task, strategy.model, objective, place, collective, config.precision)
         metrics, validates = self.evaluate.metrics, self.validation is not None

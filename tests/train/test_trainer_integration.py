@@ -20,8 +20,8 @@ from sparkdl.errors import SparkdlError
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.loop import fit
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 from sparkdl.world import SOLO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
