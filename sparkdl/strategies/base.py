@@ -7,6 +7,7 @@ owns where parameters, gradients and optimizer state live, and what travels.
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
@@ -26,7 +27,7 @@ STRATEGIES = {
 
 
 class StepObjective(Protocol):
-    """What one batch shall reach, as the trainer hands it to a strategy's ``step``."""
+    """What one batch shall reach, as the trainer hands it to a strategy."""
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
         """Return the loss of this rank's rows, whose mean over ranks is that of the global batch, and the outputs."""
@@ -44,34 +45,47 @@ class StepObjective(Protocol):
         """Do as ``skip``, with a forward pass of a row that stands in for none; return its loss."""
         ...
 
+    def evaluate(self, model: torch.nn.Module, batch: Any) -> tuple[Any, torch.Tensor]:
+        """Return the outputs, and what the losses of this rank's rows add up to; nothing is exchanged."""
+        ...
 
-class Strategy(Protocol):
-    """Trains one model on all ranks. Made from (collective, config); every rank calls every method, in the same order.
+
+class Strategy(ABC):
+    """Trains one model on all ranks; every rank calls every method, in the same order.
+
+    Ranks that read the same rows have the same ``data_rank``; each part of the data is read by equally many. Metrics
+    and sums are those of the first of them, so its ``step`` and ``evaluate`` return the outputs.
+
+    Args:
+        collective: the ranks.
+        config: how gradients travel, whether the model is compiled.
 
     Attributes:
-        data_rank: which part of each global batch this rank reads; ranks of one pipeline read the same rows.
+        data_rank: which part of each global batch this rank reads.
         data_size: of how many parts.
         model: the user's own module, once it is built.
         net: the module that a step calls: ``model``, or what wraps or compiles it.
         optimizer: the one to step, with every parameter group: the user's own, or what wraps it.
+        gradients: what exchanges gradients, once the model is built.
+        allows_own_steps: whether a function of the user's own may call ``backward`` and ``optimizer.step()``.
     """
 
-    data_rank: int
-    data_size: int
     model: torch.nn.Module
-    net: torch.nn.Module
+    net: Any
     optimizer: torch.optim.Optimizer
+    gradients: GradientSync
+    allows_own_steps: bool = False
 
-    @property
-    def sync(self) -> GradientSync | None:
-        """By which a step of the user's own exchanges gradients; None where the strategy allows none."""
-        ...
+    def __init__(self, collective: Collective, config: TrainConfig) -> None:
+        self.collective, self.config = collective, config
+        self.data_rank, self.data_size = collective.world.rank, collective.world.size
 
     @property
     def carried_by(self) -> str:
         """What carries the gradients, as logs and records say it."""
-        ...
+        return self.gradients.carried_by
 
+    @abstractmethod
     def build(
         self,
         make_model: Callable[[], torch.nn.Module],
@@ -83,35 +97,95 @@ class Strategy(Protocol):
             CheckpointError: the ranks made different models.
             ConfigError: what they made does not go with this strategy.
         """
-        ...
 
     def step(self, batch: Any, objective: StepObjective, *, last: bool = True) -> tuple[torch.Tensor, Any]:
         """Forward, backward and, behind the last batch of an optimizer step, the exchange.
 
-        The trainer clips and calls ``optimizer.step()`` then.
+        The trainer clips by ``clip`` and calls ``optimizer.step()`` then.
 
         Returns:
             The batch's loss on this rank, detached, such that its mean over ranks is the loss of the global batch; and
             the model's outputs, None where there is no row.
         """
-        ...
+        outputs = None
+        if batch.rows:
+            loss, outputs = objective(self.net, batch)  # forward, and the loss weighted by this rank's rows
+            if last:
+                objective.scaled(loss).backward()  # type: ignore[no-untyped-call]
+            else:
+                with self.gradients.accumulate():
+                    objective.scaled(loss).backward()  # type: ignore[no-untyped-call]
+            loss = loss.detach()
+        else:
+            self._pass_without_rows(batch, objective)
+            loss = torch.zeros((), device=self.collective.world.device)
+        if last:
+            self.exchange()
+        return loss, outputs
+
+    def _pass_without_rows(self, batch: Any, objective: StepObjective) -> None:
+        """Take part in what the other ranks exchange while they compute with their rows.
+
+        Layers that wait for other ranks in both passes need passes: a row that stands in for none counts for nothing,
+        and its gradients are thrown away.
+        """
+        if not self.gradients.forward_is_collective:
+            objective.skip(batch)
+            return
+        with self.gradients.weighted(0.0):
+            loss = objective.without_rows(self.net, batch)
+        if loss.requires_grad:
+            trained = {*self.model.parameters(), *self.parameters()}
+            torch.autograd.grad(loss, [p for p in trained if p.requires_grad], allow_unused=True)
 
     def exchange(self) -> None:
-        """Exchange what steps with ``last=False`` left, where no last one follows."""
-        ...
+        """Wait until the gradients of this step are those of the global batch.
+
+        ``step`` calls it with the last batch; the trainer does where no last one follows.
+        """
+        self.gradients.synchronize()
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters that the optimizer steps."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients so that their common 2-norm is at most ``max_norm``; return the norm before.
+
+        The norm is that of the whole model's gradient, equal on all ranks. Here each rank has all of it; where a rank
+        holds a part, its strategy adds the squares up over the ranks.
+
+        Unlike torch's own function this one takes sparse gradients, too (Pascanu et al., ICML 2013, section 3.2).
+        """
+        parameters = self.parameters()
+        if not any(p.grad is not None and p.grad.is_sparse for p in parameters):
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        for parameter in parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()  # entries of one row must be added before they are squared
+        values = [p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(values)
+        torch._foreach_mul_(values, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        return norm
+
+    def evaluate(self, batch: Any, objective: StepObjective) -> tuple[Any, torch.Tensor] | None:
+        """Return the outputs of this rank's rows and what their losses add up to; None where there is no row."""
+        return objective.evaluate(self.model, batch) if batch.rows else None
 
     def share_buffers(self) -> None:
         """Give all ranks rank 0's buffers, so that all validate and save the same model."""
-        ...
+        self.gradients.share_buffers()
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any] | None:
         """Gather ``model``, ``optimizer`` and ``sync``, in whole tensors under the user's own names, on the leader.
 
         The form is that of one plain module and one plain optimizer, so that any strategy loads what any other saved.
         Other ranks get None.
         """
-        ...
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take over what ``state_dict`` gave; of a state without ``optimizer`` the weights alone.
 
@@ -121,15 +195,14 @@ class Strategy(Protocol):
         Raises:
             CheckpointError: it does not fit the model or the optimizer; on every rank.
         """
-        ...
 
+    @abstractmethod
     def gather_model(self) -> torch.nn.Module:
         """Return one plain module with the current weights: on the leader at least."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Take every hook off model and optimizer; idempotent. ``state_dict`` still works."""
-        ...
 
 
 def open_strategy(name: str, collective: Collective, config: TrainConfig) -> Strategy:

@@ -23,7 +23,7 @@ class Zero1(AllReduce):
     the optimizer steps each parameter by itself, as all of ``torch.optim`` but LBFGS do.
     """
 
-    sync = None  # a step of the user's own may call the optimizer on some ranks more often than on others
+    allows_own_steps = False  # such a step may call the optimizer on some ranks more often than on others
 
     def __init__(self, collective: Collective, config: TrainConfig) -> None:
         super().__init__(collective, config)

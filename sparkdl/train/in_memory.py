@@ -82,7 +82,7 @@ class TensorSource:
                 chosen: Any = slice(step * whole + first, step * whole + last)
             else:
                 chosen = parts[step] if size == 1 else parts[step][first:last]
-            # No name for the tensors here: they are freed as soon as the loop is done with them.
+            # No name for the tensors here: they are freed as soon as the trainer is done with them.
             yield Batch(
                 take(chosen),
                 step=step,

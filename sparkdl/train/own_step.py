@@ -1,8 +1,7 @@
-"""Steps that a function of the user's own makes: it calls ``zero_grad``, ``backward`` and ``step`` itself.
+"""A step of the user's own: a function that calls ``zero_grad``, ``backward`` and ``step`` itself.
 
-Enters: one rank's batches, and a function of (model, optimizer, batch, loss). Leaves: what N such functions did, with
-gradients that are those of the global batch: N ranks compute what one process computes that runs the function on whole
-global batches with a plain optimizer, as far as the function's loss is a mean over the rows of its batch.
+N ranks compute what one process computes that runs the function on whole global batches with a plain optimizer, as far
+as the function's loss is a mean over the rows of its batch.
 
 The optimizer is the user's own object. Hooks weigh what each backward pass adds to the gradients by the rows of this
 rank's batch, and exchange the gradients where the pass ends: whatever looks at them afterwards, be it clipping,
@@ -19,14 +18,13 @@ from typing import Any
 import torch
 
 from sparkdl.batches.reading.batch import Batch
-from sparkdl.collective.base import Collective
-from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.base import Strategy
+from sparkdl.train.callbacks import Run
+from sparkdl.train.objective.batch_loss import autocast_of
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.source import BatchLike
-from sparkdl.train.step import autocast_of, clip_gradients
 from sparkdl.train.task import Task
 
 __all__ = ["OwnStep"]
@@ -35,7 +33,7 @@ _NAMES = ("backward_passes_per_step", "set_backward_passes_per_step", "skip_sync
 
 
 class OwnStep:
-    """Runs ``Task.manual_step`` with the optimizer of the run.
+    """Runs ``Task.manual_step`` with the optimizer of the run; the trainer's ``Step``.
 
     The optimizer gets the methods of Horovod's ``DistributedOptimizer`` for as long as the run lasts:
     ``synchronize()``, ``skip_synchronize()``, ``set_backward_passes_per_step()`` and the attribute
@@ -50,25 +48,15 @@ class OwnStep:
         strategy: the model to hand to the function, the optimizer, and the exchange of gradients.
         objective: the losses, for the function to call.
         rate: is stepped behind each step of the optimizer.
-        collective: the ranks.
-        config: precision, clipping.
+        run: where the run stands.
 
     Attributes:
-        steps: steps that the optimizer has made in this call of ``fit``.
         pending: whether there are gradients that no step has used yet.
         norm: gradient norm of the newest step before clipping; None without clipping.
-        lr: rate of the first parameter group in the newest step.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        strategy: Strategy,
-        objective: Objective,
-        rate: LearningRate,
-        collective: Collective,
-        config: TrainConfig,
-    ) -> None:
+    def __init__(self, task: Task, strategy: Strategy, objective: Objective, rate: LearningRate, run: Run) -> None:
+        config = run.config
         self._function = task.manual_step
         self._name = getattr(task.manual_step, "__name__", "manual_step")
         if config.precision == "fp16":
@@ -78,22 +66,23 @@ class OwnStep:
                 f"accumulate_steps={config.accumulate_steps} does nothing beside {self._name}, which decides itself "
                 "when to step: leave it at 1"
             )
-        if strategy.sync is None:
+        if not strategy.allows_own_steps:
             raise ConfigError(f"the strategy takes no step of a user's own, and {self._name} is one: leave one of them")
-        optimizer = strategy.optimizer
-        self._model, self._optimizer, self._sync, self._objective = strategy.net, optimizer, strategy.sync, objective
-        self._rate, self._collective, self._config = rate, collective, config
-        self._device = torch.device(collective.world.device)
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._strategy, self._objective, self._rate, self._run = strategy, objective, rate, run
+        self._optimizer = optimizer = strategy.optimizer
+        self._precision, self._max_norm = config.precision, config.max_grad_norm
+        self._device = torch.device(run.world.device)
+        self._parameters = strategy.parameters()
         self._unhooked = list(self._parameters)
         self._nodes: list[Any] = []  # the graph forgets them otherwise, and the hooks with them
-        self._last: BatchLike | None = None
+        self._stand_in: BatchLike | None = None
         self._batch: BatchLike | None = None
         self._queued = self._exchanged = False
-        self._used = self._batches = self._epoch_steps = 0
-        self.steps, self.pending = 0, False
+        self._whole_epoch = False
+        self._used = self._batches = self._epoch_steps = self._made = 0
+        self._made_lr = rate.current
+        self.pending = False
         self.norm: torch.Tensor | None = None
-        self.lr = rate.current
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -102,8 +91,8 @@ class OwnStep:
 
     # --- one batch ----------------------------------------------------------------------------------------------
 
-    def train(self, batch: BatchLike) -> tuple[torch.Tensor, Any]:
-        """Run the function on one batch.
+    def backward(self, batch: BatchLike) -> tuple[torch.Tensor, Any]:
+        """Run the function on one batch, with whatever steps it makes.
 
         Returns:
             The batch's loss on this rank, detached, such that its mean over ranks is the loss of the global batch; and
@@ -112,20 +101,43 @@ class OwnStep:
         Raises:
             ConfigError: the function does not return (outputs, loss).
         """
+        if self._batches == 0:
+            self._whole_epoch = self._run.batch == 0
         self._hook_parameters()
         self._batch, self._queued = batch, False
         self._batches += 1
-        given = batch if batch.rows else self._stand_in(batch)
+        rows = batch if batch.rows else self._rows_of_none(batch)
         assert self._function is not None
-        with self._sync.weighted(batch.weight), autocast_of(self._config.precision, self._device):
-            found = self._function(self._model, self._optimizer, given, self._loss)
-        if not isinstance(found, tuple) or len(found) != 2 or not _is_number(found[1]):
+        with self._strategy.gradients.weighted(batch.weight), autocast_of(self._precision, self._device):
+            returned = self._function(self._strategy.net, self._optimizer, rows, self._loss)
+        if not isinstance(returned, tuple) or len(returned) != 2 or not _is_number(returned[1]):
             raise ConfigError(f"{self._name} must return (outputs, loss), the loss a single number: return both")
         if batch.rows == 0:
             return torch.zeros((), device=self._device), None
-        self._last = batch
-        loss = torch.as_tensor(found[1]).detach().reshape(()).to(self._device)
-        return (loss if batch.weight == 1.0 else loss * batch.weight), found[0]
+        self._stand_in = batch
+        loss = torch.as_tensor(returned[1]).detach().reshape(()).to(self._device)
+        return (loss if batch.weight == 1.0 else loss * batch.weight), returned[0]
+
+    @property
+    def number(self) -> int:
+        """The step that the gradient of the newest batch went into, or will go into."""
+        return max(1, self._run.step + self._made + self.pending)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the newest step, or of the one to come where the newest batch made none."""
+        return self._made_lr if self._made else self._rate.current
+
+    def update(self, *, epoch_ends: bool) -> int:
+        """Return how many steps were made since the last call; where the epoch ends, step with what is left first.
+
+        Raises:
+            ConfigError: the function has trained nothing in a whole epoch.
+        """
+        if epoch_ends:
+            self._finish_epoch()
+        made, self._made = self._made, 0
+        return made
 
     def _loss(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """The task's loss of this rank's rows, as a mean: what the hooks weigh is then the global batch's, exactly."""
@@ -135,9 +147,9 @@ class OwnStep:
             return self._objective.alone(outputs, batch)
         return self._objective.unweighted(outputs, batch, self._batch.weight)
 
-    def _stand_in(self, batch: BatchLike) -> BatchLike:
+    def _rows_of_none(self, batch: BatchLike) -> BatchLike:
         """A batch for a rank that has no row: functions rarely expect none, and their gradients count nothing."""
-        last = self._last
+        last = self._stand_in
         if last is not None:
             rows, tensors = last.rows, dict(last.items())
         else:
@@ -167,7 +179,7 @@ class OwnStep:
 
     def _pass_ended(self) -> None:
         self._queued = False
-        self._sync.synchronize()
+        self._strategy.exchange()
         self._exchanged = self.pending = True
 
     def _synchronize(self) -> None:
@@ -181,13 +193,13 @@ class OwnStep:
                 if parameter.grad is not None and weight != 1.0:
                     # Gradients of the step before, which are equal on all ranks, come out of this as they were.
                     parameter.grad = parameter.grad * weight if weight else torch.zeros_like(parameter.grad)
-        self._sync.synchronize()
+        self._strategy.exchange()
         self._exchanged = True
 
     # --- steps --------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.lr = self._rate.current
+        self._made_lr = self._rate.current
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._synchronize()
@@ -202,39 +214,32 @@ class OwnStep:
             self._synchronize()
             self._clip()
             mine = loss * self._batch.weight if self._batch.rows else torch.zeros_like(loss)
-            return self._collective.all_reduce(mine, "mean") if self._collective.world.size > 1 else mine
+            return self._strategy.collective.all_reduce(mine, "mean") if self._run.world.size > 1 else mine
 
         return of_all_ranks
 
     def _clip(self) -> None:
         self._used += any(parameter.grad is not None for parameter in self._parameters)
-        if self._config.max_grad_norm is not None:
-            self.norm = clip_gradients(self._parameters, self._config.max_grad_norm)
+        if self._max_norm is not None:
+            self.norm = self._strategy.clip(self._max_norm)
 
     def _after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.steps += 1
+        self._made += 1
         self._epoch_steps += 1
         self.pending = self._exchanged = False
         self._rate.after_step()
 
-    def finish_epoch(self, *, whole: bool) -> None:
-        """Step with what is left, as Horovod's loop does behind each epoch; refuse a function that trains nothing.
-
-        Args:
-            whole: the function has seen the epoch from its first batch on.
-
-        Raises:
-            ConfigError: it never called ``backward``, or never ``step``.
-        """
+    def _finish_epoch(self) -> None:
+        """Step with what is left, as Horovod's loop does behind each epoch; refuse a function that trains nothing."""
         passes = int(getattr(self._optimizer, "backward_passes_per_step", 1))
-        seen, made, used = self._batches, self._epoch_steps, self._used
+        seen, steps, used, whole = self._batches, self._epoch_steps, self._used, self._whole_epoch
         self.pending &= any(parameter.grad is not None for parameter in self._parameters)
         if whole and not self.pending and not used:
             raise ConfigError(
                 f"{self._name} made no gradient in {seen} batches: it owns zero_grad, backward and step, so call "
                 "loss.backward() and optimizer.step() in it"
             )
-        if whole and not made and seen > passes:
+        if whole and not steps and seen > passes:
             raise ConfigError(
                 f"{self._name} never called optimizer.step() in {seen} batches, with backward_passes_per_step={passes}:"
                 " it owns zero_grad, backward and step, so call them in it"

@@ -1,8 +1,4 @@
-"""The learning rate: the user's scheduler, warm-up over it, and scaling with the world size when that is asked for.
-
-Enters: an optimizer and perhaps a scheduler. Leaves: learning rates in the optimizer's groups, and a state that brings
-a resumed run to the same ones, or to proportional ones at another world size.
-"""
+"""The learning rate: the user's scheduler, warm-up over it, and scaling with the number of ranks where it is wanted."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ import torch
 
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.observe import emit, logger
-from sparkdl.world import World
 
 __all__ = ["LearningRate"]
 
@@ -30,8 +25,8 @@ class LearningRate:
         scheduler: a scheduler of that optimizer, or None.
         interval: ``"epoch"`` or ``"step"``, when the scheduler steps.
         warmup_steps: steps over which the rate climbs linearly from 0 to the scheduler's.
-        scale: multiply all rates by the world size.
-        world: how many ranks there are, and whether this one reports.
+        scale: what all rates are multiplied by; 1 leaves them. A run that resumes with another one corrects its rates.
+        reports: whether this rank says so.
     """
 
     def __init__(
@@ -41,14 +36,14 @@ class LearningRate:
         *,
         interval: str,
         warmup_steps: int,
-        scale: bool,
-        world: World,
+        scale: int,
+        reports: bool,
     ) -> None:
         self._optimizer, self._scheduler = optimizer, scheduler
         self._per_step = scheduler is not None and interval == "step"
         self._per_epoch = scheduler is not None and interval == "epoch"
         self._warmup = warmup_steps
-        self._scale, self._world_size, self._reports = scale, world.size, world.is_leader
+        self._scale, self._reports = scale, reports
         self._steps = 0
         self._advanced = False
         self._nominal: list[float] = []
@@ -57,8 +52,8 @@ class LearningRate:
 
     def start(self) -> None:
         """Set the first step's rates; call once, on a fresh start."""
-        if self._scale and self._world_size > 1:
-            self._multiply(self._world_size, f"scale_lr: {self._world_size} ranks")
+        if self._scale > 1:
+            self._multiply(self._scale, f"scale_lr: {self._scale} ranks")
         self._remember()
         self._warm()
 
@@ -92,7 +87,7 @@ class LearningRate:
         return {
             "steps": self._steps,
             "nominal": list(self._nominal),
-            "scaled_by": self._world_size if self._scale else 1,
+            "scaled_by": self._scale,
             "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
         }
 
@@ -110,10 +105,10 @@ class LearningRate:
             self._warmed = [float(group["lr"]) for group in self._optimizer.param_groups]
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        now = self._world_size if self._scale else 1
-        if now != state["scaled_by"]:
+        if self._scale != state["scaled_by"]:
             self._restore()
-            self._multiply(now / state["scaled_by"], f"resumed: scaled by {state['scaled_by']} before, {now} now")
+            factor = self._scale / state["scaled_by"]
+            self._multiply(factor, f"resumed: scaled by {state['scaled_by']} before, {self._scale} now")
             self._remember()
             self._warm()
 

@@ -1,4 +1,4 @@
-"""What the loop asks of its batches.
+"""What the trainer asks of its batches, and how it brings them to where the model computes.
 
 Two Protocols, which ``batches.reading.loader`` and ``train.in_memory`` satisfy, and which a loader of a user's own may
 satisfy as well.
@@ -11,7 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["BatchLike", "BatchSource", "end_epoch"]
+from sparkdl.batches.reading.batch import Batch
+
+__all__ = ["BatchLike", "BatchSource", "Placement", "end_epoch"]
 
 
 class BatchLike(Protocol):
@@ -22,8 +24,8 @@ class BatchLike(Protocol):
         step: position of the batch in its epoch, from 0, equal on all ranks.
         rows: rows of this rank; 0 for an empty part.
         global_rows: rows of all ranks together, at least 1.
-        weight: ``rows * world_size / global_rows``. The mean over ranks of ``weight * local mean`` is the mean over the
-            global batch.
+        weight: ``rows * size / global_rows``, with ``size`` the number of parts of a global batch. The mean over ranks
+            of ``weight * local mean`` is the mean over the global batch.
     """
 
     epoch: int
@@ -80,3 +82,30 @@ def end_epoch(source: BatchSource) -> None:
     check = getattr(source, "end_epoch", None)
     if check is not None:
         check()
+
+
+class Placement:
+    """Brings batches to where the model computes; a batch that is there already passes untouched."""
+
+    def __init__(self, device: torch.device, channels_last: bool) -> None:
+        self._device, self._channels_last = device, channels_last
+        self._idle = device.type == "cpu" and not channels_last
+
+    def __call__(self, batch: BatchLike) -> BatchLike:
+        """Return ``batch`` on the device, images in channels-last order if that was asked for; dtypes stay."""
+        if self._idle:
+            return batch
+        tensors = {name: self._place(tensor) for name, tensor in batch.items()}
+        return Batch(
+            tensors,
+            epoch=batch.epoch,
+            step=batch.step,
+            rows=batch.rows,
+            global_rows=batch.global_rows,
+            weight=batch.weight,
+        )
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._channels_last and tensor.ndim == 4:
+            return tensor.to(self._device, non_blocking=True, memory_format=torch.channels_last)
+        return tensor.to(self._device, non_blocking=True)

@@ -60,7 +60,7 @@ class Task:
         scheduler_interval: whether the scheduler steps after every ``"epoch"`` or every optimizer ``"step"``.
         train_step: replaces calling the model and the loss: ``train_step(model, batch)`` returns the scalar mean loss
             over the batch's rows, or a pair of it and the outputs (for metrics). Backward pass, synchronisation,
-            clipping and the optimizer stay with the loop.
+            clipping and the optimizer stay with the trainer.
         manual_step: makes the optimizer's steps itself, beside a ``loss``: ``manual_step(model, optimizer, batch,
             loss)`` calls ``zero_grad``, ``backward`` and ``step`` as a plain training script would, and returns
             (outputs, loss). ``loss(outputs, batch)`` is the task's own. See ``train.own_step``.
@@ -97,7 +97,7 @@ class Task:
         if self.train_step is not None and (self.sample_weight or self.loss_weights):
             raise ConfigError("sample_weight and loss_weights do nothing beside a train_step: apply them inside it")
         if self.train_step is not None and self.manual_step is not None:
-            raise ConfigError("train_step and manual_step are both given, and each replaces the loop's step: give one")
+            raise ConfigError("train_step and manual_step are both given, and each replaces the trainer's step: give one")
         if not self.inputs and self.train_step is None:
             raise ConfigError("inputs is empty: name the tensors that the model is called with")
 

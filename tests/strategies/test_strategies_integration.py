@@ -78,7 +78,8 @@ def trained(strategy, world, collective, folder=None, epochs=3, optimizer="group
     state = strategy.state_dict()
     weights = {name: tensor.clone() for name, tensor in result.model.state_dict().items()}
     held = sum(len(each) for each in getattr(strategy.optimizer, "optim", strategy.optimizer).state.values())
-    return {"weights": weights, "state": state, "epochs": result.history.column("val_loss"), "held": held}
+    history = {"epochs": result.history.column("val_loss"), "norms": list(result.history.steps["grad_norm"])}
+    return {"weights": weights, "state": state, "held": held, **history}
 
 
 def refusals(world, collective, folder):
@@ -137,6 +138,8 @@ def test_two_ranks_end_with_the_weights_and_the_state_of_one(together, strategy,
     for rank in together:
         torch.testing.assert_close(rank[strategy, optimizer]["weights"], wanted["weights"], **EXACT)
         assert rank[strategy, optimizer]["epochs"] == pytest.approx(wanted["epochs"], rel=1e-9)
+        assert rank[strategy, optimizer]["norms"] == pytest.approx(wanted["norms"], rel=1e-9)
+    assert max(wanted["norms"]) > 0.5  # so that steps were clipped
     leader, other = (rank[strategy, optimizer]["state"] for rank in together)
     assert other is None
     torch.testing.assert_close(leader["model"], wanted["state"]["model"], **EXACT)
@@ -195,6 +198,65 @@ class SameRows(AllReduce):
     def __init__(self, collective, config):
         super().__init__(collective, config)
         self.data_rank, self.data_size = 0, 1
+
+
+def dropped():
+    return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).double()
+
+
+def rows(output, label):
+    """A metric that counts its rows."""
+    return float(len(label))
+
+
+SHARED = {
+    "metrics": ({"metrics": {"rows": rows}}, {"max_grad_norm": 0.5}),
+    "sample weights": ({"sample_weight": "w"}, {"accumulate_steps": 2}),
+    "sum": ({"loss": torch.nn.MSELoss(reduction="sum")}, {"scale_lr": True, "max_grad_norm": 0.1}),
+}
+
+
+def of_shared_rows(case, folder, collective):
+    """A run of ``SameRows`` that goes on from a checkpoint inside of an epoch."""
+    parts, settings = SHARED[case]
+    tensors = data()
+    tensors["w"] = tensors["x"][:, 0].abs()
+    for steps in ({"max_steps": 5}, {}):
+        config = TrainConfig(epochs=2, seed=3, **settings, **steps)
+        result = fit(
+            task(**({"model": dropped, "optimizer": OPTIMIZERS["momentum"]} | parts)),
+            TensorSource(tensors, global_batch_rows=17),
+            TensorSource(tensors, global_batch_rows=17, shuffle=False),
+            collective=collective,
+            config=config,
+            checkpoints=Checkpointer(CheckpointConfig(uri=f"{folder}/{case}", every_steps=2)),
+            strategy=SameRows(collective, config),
+        )
+        collective.barrier()
+    columns = [{name: value for name, value in row.items() if name != "seconds"} for row in result.history.epochs]
+    return result.model.state_dict(), columns
+
+
+def shared_rows_on_a_rank(folder, world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    found = {case: of_shared_rows(case, folder, collective) for case in SHARED}
+    collective.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def sharing(ranks, tmp_path_factory):
+    return ranks.together(functools.partial(shared_rows_on_a_rank, tmp_path_factory.mktemp("shared")), 2, "torch")
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_rows_that_ranks_share_count_once_and_are_dropped_alike(sharing, tmp_path, case):
+    torch.set_num_threads(1)
+    weights, columns = of_shared_rows(case, tmp_path, open_collective(SOLO, backend="solo"))
+    for rank in sharing:
+        assert all(torch.equal(rank[case][0][name], tensor) for name, tensor in weights.items())
+        assert rank[case][1] == columns
 
 
 def of_shards(uri, world):

@@ -91,7 +91,7 @@ def rate_of(world, scale, scheduler=None, optimizer=None, **options):
     optimizer = optimizer or torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     made = scheduler(optimizer) if scheduler else None
     settings = {"interval": "step", "warmup_steps": 0} | options
-    return LearningRate(optimizer, made, scale=scale, world=world, **settings)
+    return LearningRate(optimizer, made, scale=world.size if scale else 1, reports=world.is_leader, **settings)
 
 
 def test_the_learning_rate_is_multiplied_only_when_asked_and_says_so(caplog):

@@ -17,10 +17,11 @@ from sparkdl.documents.typed import Count, Source, convert
 from sparkdl.errors import CheckpointError, ConfigError, IntegrityError, SparkdlError
 from sparkdl.observe import emit, logger
 from sparkdl.strategies.base import Strategy
+from sparkdl.train.callbacks import Run
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.identity import check_same
-from sparkdl.train.run import Run
+from sparkdl.world import World
 
 Start = Literal["fresh", "exact", "warm"]
 _FACTS = "facts"
@@ -91,7 +92,7 @@ class _Facts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
-    """What the loop puts into a checkpoint; the inside of a dict is for whoever takes it over."""
+    """What the trainer puts into a checkpoint; the inside of a dict is for whoever takes it over."""
 
     model: dict[str, Any]
     optimizer: dict[str, Any]
@@ -110,7 +111,7 @@ class _State:
 
 
 def check_state(state: dict[str, Any]) -> None:
-    """Refuse a state that the loop has not written, whatever its hash: the checkpoint before is taken then.
+    """Refuse a state that the trainer has not written, whatever its hash: the checkpoint before is taken then.
 
     A name that an earlier version gave to a part becomes today's.
 
@@ -275,14 +276,16 @@ def rank_states(collective: Collective, device: torch.device, metrics: Any) -> l
     return collective.all_gather_object(mine) if collective.world.size > 1 else [mine]
 
 
-def restore_rank(states: list[dict[str, Any]], rank: int, size: int, device: torch.device, seed: int) -> list[Any]:
-    """Restore the generators of ``rank``; return the metric states that it takes over.
+def restore_rank(
+    states: list[dict[str, Any]], world: World, data_rank: int, device: torch.device, seed: int
+) -> list[Any]:
+    """Restore the generators of this rank; return the metric states that it takes over.
 
-    At another world size than before, every rank draws new streams: no assignment of the old ones would give the same
-    dropout. Metrics are dealt out to the ranks; their sum is what counts.
+    At another world size than before, the ranks draw new streams, one for each ``data_rank``: no assignment of the old
+    ones would give the same dropout. Metrics are dealt out to the ranks; their sum is what counts.
     """
-    if len(states) == size:
-        rng.restore(states[rank]["rng"], device)
+    if len(states) == world.size:
+        rng.restore(states[world.rank]["rng"], device)
     else:
-        rng.seed_rank(seed, rank)
-    return [state["metrics"] for index, state in enumerate(states) if index % size == rank and state["metrics"]]
+        rng.seed_rank(seed, data_rank)
+    return [state["metrics"] for i, state in enumerate(states) if i % world.size == world.rank and state["metrics"]]

@@ -22,7 +22,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Give each rank streams of its own, so that dropout differs between ranks."""
+    """Give each ``data_rank`` streams of its own: dropout differs between rows, and is the same where rows are."""
     first, second, third = (int(n) for n in np.random.SeedSequence([seed % 2**63, rank]).generate_state(3))
     torch.manual_seed(first)
     np.random.seed(second)

@@ -15,7 +15,7 @@ from typing import Any
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.observe import emit
-from sparkdl.train.run import Run
+from sparkdl.train.callbacks import Run
 from sparkdl.train.telemetry.window import LossWindow
 
 __all__ = ["Reporter", "ScalarWriter"]

@@ -13,7 +13,7 @@ import torch
 
 from sparkdl.collective.base import Collective
 from sparkdl.errors import NonFiniteLossError
-from sparkdl.train.run import Run
+from sparkdl.train.callbacks import Run
 from sparkdl.train.source import BatchLike
 
 __all__ = ["LossWindow"]
