@@ -97,7 +97,7 @@ class Task:
         if self.train_step is not None and (self.sample_weight or self.loss_weights):
             raise ConfigError("sample_weight and loss_weights do nothing beside a train_step: apply them inside it")
         if self.train_step is not None and self.manual_step is not None:
-            raise ConfigError("train_step and manual_step are both given, and each replaces the trainer's step: give one")
+            raise ConfigError("train_step and manual_step are both given, and each replaces the usual step: give one")
         if not self.inputs and self.train_step is None:
             raise ConfigError("inputs is empty: name the tensors that the model is called with")
 

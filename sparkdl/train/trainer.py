@@ -108,6 +108,7 @@ class _Trainer:
         if checkpoints is not None and world.is_leader:
             at_end.callback(checkpoints.close)
 
+        # The model on all ranks, and what the newest checkpoint says of it.
         at_end.callback(strategy.close)
         strategy.build(
             lambda: make_model(task, self.device, seed=config.seed, channels_last=config.channels_last),
@@ -121,6 +122,7 @@ class _Trainer:
         steps_per_epoch = _steps("steps_per_epoch", config.steps_per_epoch, train)
         self.run = run = Run(strategy.model, strategy.optimizer, world, config, steps_per_epoch)
 
+        # What an epoch needs.
         self.counts = _counts_rows(strategy)
         self.rate = LearningRate(
             strategy.optimizer,
@@ -156,6 +158,7 @@ class _Trainer:
         )
         self.reporter = Reporter(run, self.window)
 
+        # Where the run begins.
         self.resumed_step: int | None = None
         self.resume_at: dict[str, Any] | None = None
         if state is None:
