@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import threading
 
 import pytest
@@ -204,6 +205,22 @@ def test_ranks_with_unequal_parts_have_torchs_loss_and_gradient(case, shares):
     found, mean, _ = of_ranks(model, loss, tensors, shares, change)
     torch.testing.assert_close(found, wanted.double(), rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(mean, gradients, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("shares", [(11,), (7, 4), (11, 0), (2, 8, 1)], ids=str)
+def test_the_validation_loss_of_a_sum_is_a_batch_however_its_rows_are_shared(shares):
+    model, ends = model_for((1,)), torch.tensor([0, *shares]).cumsum(0).tolist()
+    tensors = {"x": inputs(), "y": inputs()[:, 0]}
+    sums = torch.zeros(1, 2, **DOUBLE)
+    task = Task(model=model, optimizer=torch.optim.SGD, loss=losses.MSELoss(reduction="sum"), labels=("y",))
+    objective = Objective(task, torch.device("cpu"), len(shares), lambda t: t)
+    for first, end in itertools.pairwise(ends):
+        part = {name: tensor[first:end] for name, tensor in tensors.items()}
+        if end > first:
+            batch = Batch(part, step=0, epoch=0, rows=end - first, global_rows=ROWS)
+            sums += objective.sums(model(part["x"]), batch).detach()
+    wanted = losses.MSELoss(reduction="sum")(model(tensors["x"])[:, 0], tensors["y"])
+    assert objective.losses(sums)["loss"] == pytest.approx(wanted.item(), rel=1e-12)
 
 
 def test_every_loss_of_torch_is_exact_or_refused():

@@ -42,14 +42,14 @@ class Objective:
     Args:
         task: whose loss, labels and weights are used.
         device: where the losses compute.
-        world_size: number of ranks that share a global batch.
-        reduce: sums a tensor over the ranks; called once a batch, and only if a loss has divisors of its own.
+        data_size: number of parts of a global batch.
+        reduce: sums a tensor over the parts; called once a batch, and only if a loss has divisors of its own.
         bounds: of the tensors to train on, equal on all ranks. Where they show that no label is ignored, a loss over
             classes needs no exchange.
     """
 
     def __init__(
-        self, task: Task, device: torch.device, world_size: int, reduce: Reduce, bounds: Bounds = _unknown
+        self, task: Task, device: torch.device, data_size: int, reduce: Reduce, bounds: Bounds = _unknown
     ) -> None:
         self.labels = tuple(task.labels)
         names = self.labels or ("",)
@@ -62,14 +62,14 @@ class Objective:
         for one in self.output_losses:
             one.to(device)
         self._sample_weight = task.sample_weight
-        self._world_size = world_size
+        self._data_size = data_size
         self._reduce = reduce
         self._device = device
         self._without_divisor = torch.zeros((), dtype=torch.int64, device=device)
         for one in self.output_losses:
             one.find_divisor(bounds)
         one = self.output_losses[0]
-        plain = not (one.has_divisor if world_size > 1 else one.divides_alone) and not one.sums
+        plain = not (one.has_divisor if data_size > 1 else one.divides_alone) and not one.sums
         self._simple = len(self.output_losses) == 1 and plain and one.weight == 1.0
 
     @property
@@ -113,16 +113,16 @@ class Objective:
 
     def _total(self, outputs: Any, batch: BatchLike, rows: float, others: float) -> torch.Tensor:
         """All outputs together: means times ``rows``, and what has divisors of its own, or none, times ``others``."""
-        terms = self._terms(outputs, batch, whole=self._world_size == 1)
+        terms = self._terms(outputs, batch, whole=self._data_size == 1)
         divisors = self._global_divisors([divisor for _, divisor in terms if divisor is not None])
         total: torch.Tensor | None = None
         position = 0
         for one, (value, divisor) in zip(self.output_losses, terms, strict=True):
             if divisor is not None:
-                value = value * (one.weight * self._world_size * others) / divisors[position].to(value.dtype)
+                value = value * (one.weight * self._data_size * others) / divisors[position].to(value.dtype)
                 position += 1
             else:
-                value = value * (one.weight * (self._world_size * others if one.sums else rows))
+                value = value * (one.weight * (self._data_size * others if one.sums else rows))
             total = value if total is None else total + value
         assert total is not None
         return total
@@ -130,7 +130,7 @@ class Objective:
     def skip(self, batch: BatchLike) -> None:
         """Take part in the reduction of a batch of which this rank has no row."""
         count = sum(one.has_divisor for one in self.output_losses)
-        if count and self._world_size > 1:
+        if count and self._data_size > 1:
             self._global_divisors([torch.zeros((), device=self._device)] * count)
 
     def sums(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
@@ -141,7 +141,7 @@ class Objective:
             if divisor is not None:
                 rows.append(torch.stack((value, divisor.double())))
             elif one.sums:
-                rows.append(torch.stack((value, torch.full_like(value, 1 / self._world_size))))
+                rows.append(torch.stack((value, torch.full_like(value, batch.rows / batch.global_rows))))  # 1 a batch
             else:
                 rows.append(torch.stack((value * batch.rows, torch.full_like(value, batch.rows))))
         return torch.stack(rows)
@@ -193,7 +193,7 @@ class Objective:
         if not divisors:
             return torch.empty(0)
         total = torch.stack([divisor.detach().double().reshape(()) for divisor in divisors])
-        if self._world_size > 1:
+        if self._data_size > 1:
             total = self._reduce(total)
         nothing = total == 0
         self._without_divisor += nothing.any()
