@@ -313,7 +313,7 @@ class _Trainer:
     # --- what is due --------------------------------------------------------------------------------------------
 
     def _due(self, *, best: bool = False) -> Due:
-        """What is due where the run stands: behind an optimizer step, or, with no batch of the next one, an epoch.
+        """What is due where the run stands: behind a step; or, before an epoch's first batch, behind the epoch before.
 
         Args:
             best: whether the epoch that has just ended is the best so far.
