@@ -22,10 +22,29 @@ from typing import NamedTuple
 
 from sparkdl.errors import DataError
 
-__all__ = ["NO_TIME", "WHOLE", "Span", "Windows", "ahead", "deleted_text", "due", "span", "spans", "split_by_time"]
+__all__ = [
+    "MALFORMED",
+    "NO_TIME",
+    "WHOLE",
+    "WINDOW",
+    "Span",
+    "Windows",
+    "ahead",
+    "deleted_text",
+    "due",
+    "span",
+    "spans",
+    "split_by_time",
+]
 
 WHOLE = "all"
 """The one window of a source without a time column."""
+
+WINDOW = "_window"
+"""The column with the name of a row's window."""
+
+MALFORMED = "_malformed"
+"""The column with the text of a row that does not fit its file's columns; null where it does."""
 
 NO_TIME = "none"
 """The window of rows that do not say when they happened; it is never trained on."""

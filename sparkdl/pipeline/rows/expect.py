@@ -20,10 +20,9 @@ from sparkdl.compat.spark_errors import unlogged_queries
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.observe import logger
-from sparkdl.pipeline.sources.base import MALFORMED, WINDOW
 from sparkdl.pipeline.spec import Expectation
 from sparkdl.pipeline.spec.data import OUTCOMES
-from sparkdl.pipeline.windows import NO_TIME
+from sparkdl.pipeline.windows import MALFORMED, NO_TIME, WINDOW
 from sparkdl.storage import sha256_hex
 
 if TYPE_CHECKING:

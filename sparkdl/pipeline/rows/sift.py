@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,11 @@ import pyarrow.compute as pc
 from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import one_value, to_numpy
 from sparkdl.columns.row_hash import column_hashes, mixed
+from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.pipeline.rows.expect import BROKEN, DUPLICATE, KEPT, OUTCOME, OWN, Outcomes, columns_hash
-from sparkdl.pipeline.sources.base import MALFORMED, WINDOW
+from sparkdl.pipeline.windows import MALFORMED, WINDOW
 from sparkdl.tables.parquet import FileRow, WriteTask
 
 if TYPE_CHECKING:
@@ -53,7 +54,11 @@ def clean_columns(rows: DataFrame) -> list[str]:
 
 
 def sift(
-    rows: DataFrame, labels: Collection[str], clean: WriteTask, quarantine: WriteTask
+    rows: DataFrame,
+    labels: Collection[str],
+    clean: WriteTask,
+    quarantine: WriteTask,
+    read: Callable[[Task, str], DataFrame] | None = None,
 ) -> tuple[list[FileRow], list[FileRow], dict[str, Outcomes]]:
     """Write judged rows, and count them by window.
 
@@ -62,6 +67,7 @@ def sift(
         labels: columns of these.
         clean: writes the sound ones.
         quarantine: writes the refused ones, each as JSON or as the line that could not be read.
+        read: what a task makes of the judged rows, with this schema, where ``rows`` only tells their columns.
 
     Returns:
         the files of both, and the books of each window.
@@ -72,31 +78,46 @@ def sift(
     from pyspark.sql import functions as F
 
     columns = clean_columns(rows)
-    line = F.col(MALFORMED) if MALFORMED in rows.columns else F.lit(None).cast("string")
-    selected = rows.select(*[F.col(quoted(name)) for name in columns], F.col(OUTCOME), F.col(BROKEN), line)
     task = _Sift(columns=tuple(columns), labels=frozenset(labels), clean=clean, quarantine=quarantine)
+    if read is None:
+        line = F.col(MALFORMED) if MALFORMED in rows.columns else F.lit(None).cast("string")
+        selected = rows.select(*[F.col(quoted(name)) for name in columns], F.col(OUTCOME), F.col(BROKEN), line)
+        report = _plain(selected).mapInArrow(task, "report binary")
+    else:
+        report = read(task, "report binary")
     with task_errors():
-        found = _plain(selected).mapInArrow(task, "report binary").collect()
+        found = report.collect()
     reports = [json.loads(zlib.decompress(bytes(row["report"]))) for row in found]
     sound, bad = ([FileRow(**file) for one in reports for file in one[part]] for part in ("clean", "quarantine"))
     return sound, bad, _books(reports, [columns_hash(rows), columns_hash(rows, labels)])
 
 
-def fingerprints(source: DataFrame) -> tuple[dict[str, str], dict[str, int]]:
-    """A hash of the columns and the rows of each window, as ``Outcomes.everything`` is one, and their number."""
+def fingerprints(
+    source: DataFrame, read: Callable[[Task, str], DataFrame] | None = None
+) -> tuple[dict[str, str], dict[str, int]]:
+    """A hash of the columns and the rows of each window, as ``Outcomes.everything`` is one, and their number.
+
+    Args:
+        source: the rows.
+        read: what a task makes of the rows, with this schema, where ``source`` only tells their columns.
+    """
     from pyspark.errors import PySparkTypeError
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_type
 
     columns, selected = clean_columns(source), []
-    for name in columns:
+    task = _Fingerprint(tuple(columns))
+    for name in columns if read is None else ():
         try:
             to_arrow_type(source.schema[name].dataType, timezone="UTC")
             selected.append(F.col(quoted(name)))
         except PySparkTypeError:  # only a transform that does without it can take it
             selected.append(F.col(quoted(name)).cast("string"))
     with task_errors():
-        found = _plain(source.select(*selected)).mapInArrow(_Fingerprint(tuple(columns)), "report binary").collect()
+        if read is None:
+            found = _plain(source.select(*selected)).mapInArrow(task, "report binary").collect()
+        else:
+            found = read(task, "report binary").collect()
     books = _books([json.loads(bytes(row["report"])) for row in found], [columns_hash(source)] * 2)
     return {name: one.everything for name, one in books.items()}, {name: one.total for name, one in books.items()}
 

@@ -14,18 +14,16 @@ from sparkdl.documents.typed import encode
 from sparkdl.pipeline.file.resolved import plain
 from sparkdl.pipeline.sources.window_column import window_of
 from sparkdl.pipeline.spec import SourceSection
-from sparkdl.pipeline.windows import WHOLE, Span
+from sparkdl.pipeline.windows import MALFORMED, WHOLE, WINDOW, Span
 from sparkdl.storage import sha256_hex
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from sparkdl.pipeline.sources.parquet_footers import ParquetFooters
+
 __all__ = ["MALFORMED", "WINDOW", "Columns", "Size", "Source", "SourceSnapshot", "by_window", "content_hash"]
 
-WINDOW = "_window"
-"""The column with the name of a row's window."""
-MALFORMED = "_malformed"
-"""The column with the text of a row that does not fit its file's columns; null where it does."""
 _BYTES_PER_ROW = 100
 
 
@@ -149,6 +147,14 @@ class Source(Protocol):
     def count(self, size: Size) -> int | None:
         """Rows of a window as far as they can be counted in a moment; None where they cannot."""
         return size.rows
+
+    def rows_by_window(self, snapshot: SourceSnapshot) -> dict[str, int] | None:
+        """Rows of each window of a partition, as its files tell them exactly; None where Spark has to count."""
+        return None
+
+    def footers(self, snapshot: SourceSnapshot) -> ParquetFooters | None:
+        """Its files, if Arrow reads them as Spark does; None where only Spark is known to."""
+        return None
 
     def frame(self, spark: SparkSession, snapshot: SourceSnapshot) -> DataFrame:
         """Its rows as they were at the snapshot.

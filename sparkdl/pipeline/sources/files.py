@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from sparkdl.errors import DataError, SchemaError, StorageError
 from sparkdl.observe import logger
 from sparkdl.pipeline.sources.base import MALFORMED, Columns, Size, Source, SourceSnapshot, by_window, content_hash
+from sparkdl.pipeline.sources.parquet_footers import ParquetFooters, footers_of, rows_by_window
 from sparkdl.pipeline.sources.table_formats import check_names_in, check_no_table_at, fixed_part
 from sparkdl.pipeline.spec import CsvSource, JsonSource, ParquetSource
 from sparkdl.storage import Entry, Storage
@@ -131,6 +132,14 @@ class ParquetFiles(_Files):
             for field in schema:
                 types.setdefault(field.name, field.type)
         return Columns(types={**types, **partition_types(files)})
+
+    def rows_by_window(self, snapshot: SourceSnapshot) -> dict[str, int] | None:
+        """As the footers tell them."""
+        return rows_by_window(self.section, snapshot)
+
+    def footers(self, snapshot: SourceSnapshot) -> ParquetFooters | None:
+        """Of files of this machine, with columns of the plain types."""
+        return footers_of(self.section, snapshot)
 
     def count(self, size: Size) -> int | None:
         """The rows that the footers of not too many files say."""

@@ -16,7 +16,7 @@ from sparkdl.pipeline.windows import NO_TIME, WHOLE, Span, spans
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["check_unchanged", "of_windows", "read_rows"]
+__all__ = ["check_unchanged", "of_windows", "read_rows", "with_windows"]
 
 _MOMENTS = ("date", "timestamp", "timestamp_ntz")
 _AROUND = timedelta(days=2)
@@ -59,10 +59,15 @@ def read_rows(spark: SparkSession, source: Source, snapshot: SourceSnapshot) -> 
     except PySparkException as error:
         reason = str(error).strip().partition("\n")[0]
         raise SchemaError(f"the source cannot be read: {reason}; correct source, or how it is written") from error
-    return _with_windows(frame, source)
+    return with_windows(frame, source)
 
 
-def _with_windows(frame: DataFrame, source: Source) -> DataFrame:
+def with_windows(frame: DataFrame, source: Source) -> DataFrame:
+    """The rows of a source, each with its window.
+
+    Raises:
+        SchemaError: there is such a column already, or none that tells the window.
+    """
     if WINDOW in frame.columns:
         raise SchemaError(f"the source has a column {WINDOW}, which the pipeline adds: rename it in the source")
     return frame.withColumn(WINDOW, window_column(frame, source.section, source.partition_is_text))
@@ -86,7 +91,7 @@ def of_windows(rows: DataFrame, source: Source, windows: Collection[str]) -> Dat
     if timed:
         covered = spans(windows, timedelta(0))
         within = source.frame_within(rows.sparkSession, Span(covered[0].start, covered[-1].end))
-        rows = rows if within is None else _with_windows(within, source)
+        rows = rows if within is None else with_windows(within, source)
     chosen = rows.where(F.col(WINDOW).isin(*windows))
     time = source.section.time
     if time is None or not timed:

@@ -10,7 +10,7 @@ is not so. A transform may leave rows out or add some; a window that it empties 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,9 +33,10 @@ from sparkdl.pipeline.rows.expect import (
     judged,
 )
 from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.parquet_rows import ParquetRows, parquet_rows
 from sparkdl.pipeline.rows.sift import QUARANTINE, clean_columns, fingerprints, sift
 from sparkdl.pipeline.rows.transform import transformed
-from sparkdl.pipeline.sources.base import WINDOW
+from sparkdl.pipeline.sources.base import WINDOW, Source, SourceSnapshot
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.read import check_unchanged, of_windows, read_rows
 from sparkdl.pipeline.spec import PipelineSpec
@@ -292,24 +293,27 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
 def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     spec, source, snapshot = context.spec, context.source, context.snapshot
     version = context.tables.version("clean")  # before what is known of its windows: what is decided holds for it alone
-    source_rows, windows = read_rows(spark, source, snapshot), source_windows(context)
+    files, windows = parquet_rows(spark, spec, source, snapshot), source_windows(context)
+    source_rows = read_rows(spark, source, snapshot) if files is None else files.frame
     rows_of: Mapping[str, int]
     if windows is not None and snapshot.windows is not None:
         rows_of = {name: size.rows_about for name, size in snapshot.sizes.items()}
     elif windows is not None:  # the source is as it was when its windows were last told
-        rows_of = counted(source_rows)
+        rows_of = counted(source_rows) if files is None else files.rows
     elif spec.transform is None and source.rows_may_change and not _made_by(context, rules_of(context)):
-        rows_of = counted(source_rows)  # every window is due, and the pass that writes them hashes what it reads
+        rows_of = counted(source_rows) if files is None else files.rows  # every window is due, and the pass that writes them hashes what it reads
         windows = dict.fromkeys(rows_of, AS_READ)
         context.looked = windows
     else:
-        windows, rows_of = fingerprints(source_rows)
+        windows, rows_of = fingerprints(source_rows, None if files is None else files.read)
         check_unchanged(source, snapshot)
         keep_source_windows(context, windows)
     todo = {name: windows.get(name, "") for name in _due(context, windows)}
     there = [name for name in todo if name in windows]
     check_lost(context, deleted_windows(context))
-    chosen = of_windows(source_rows, source, there)
+    if files is not None and not files.keys_are_unique(there, spec.source.key):
+        files, source_rows = None, read_rows(spark, source, snapshot)
+    chosen = of_windows(source_rows, source, there) if files is None else source_rows
     rows = transformed(spark, context.file, chosen)
     context.file.check_columns(_types(source_rows), None if spec.transform is None else _types(rows))
     if not todo:
@@ -317,16 +321,22 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     most = max(rows_of.get(name, 0) for name in todo)
     before: Mapping[str, int] | None = None
     if spec.transform is not None:
-        before = rows_of if snapshot.windows is None else counted(chosen)
+        before = rows_of if snapshot.windows is None else _counted(source, snapshot, there, chosen)
         if not source.rows_may_change and spec.source.when is not None:
             source.check_within({name: windows[name] for name in there}, fingerprints(chosen)[0])
-    done = _ingest(spark, context, rows, todo, most, before, version)
+    done = _ingest(spark, context, rows, todo, most, before, version, files)
     if snapshot.windows is None:
         read = {books.window: books.fingerprint for books in done.done if books.window in windows}
         keep_source_windows(context, {**windows, **read})
     if removed := [name for name in todo if name not in windows]:
         context.record.windows["removed"] = removed
     return done
+
+
+def _counted(source: Source, snapshot: SourceSnapshot, windows: Collection[str], rows: DataFrame) -> dict[str, int]:
+    """The rows of these windows, from the source's files where they tell, else counted by Spark."""
+    told = source.rows_by_window(snapshot)
+    return counted(rows) if told is None else {name: count for name, count in told.items() if name in windows}
 
 
 def check_columns(spark: SparkSession, context: Context) -> None:
@@ -363,6 +373,7 @@ def _ingest(
     most: int,
     before: Mapping[str, int] | None,
     version: int,
+    files: ParquetRows | None,
 ) -> Ingested:
     """Judge, write and count the rows of the windows that are due.
 
@@ -374,6 +385,7 @@ def _ingest(
         most: rows of the largest window, about.
         before: rows of the windows before the transform; None without one.
         version: of the table of clean rows when it was decided what is due; -1 without one.
+        files: that tasks read the rows from; None where Spark reads them.
     """
     spec = context.spec
     taken = sorted({OUTCOME, BROKEN, SALT} & set(prepared.columns))
@@ -383,15 +395,22 @@ def _ingest(
     entered = Entered()
     stored = context.snapshot.bytes
     small = stored is not None and stored <= _ONE_TASK and len(todo) <= _ONE_TASK_WINDOWS
-    rows = judged(_gathered(entered.observe(prepared), spec, most, small), spec.expect, spec.source.key, newest)
+    rows = prepared
+    if files is None:
+        rows = judged(_gathered(entered.observe(prepared), spec, most, small), spec.expect, spec.source.key, newest)
     clean, quarantine = _staged(spark, context, rows, todo, version)
     pending = {"quarantine": quarantine, "clean": clean}
     try:
         into = clean.task, quarantine.task
-        sound, refused, found = sift(rows, spec.label, *into) if any(todo.values()) else ([], [], {})
+        read = None if files is None else files.read_judged(todo)
+        sound, refused, found = sift(rows, spec.label, *into, read) if any(todo.values()) else ([], [], {})
         check_counts(todo, found, before or {})
         if any(todo.values()):  # else every window is emptied, and nothing was read
-            entered.check({name: each.total for name, each in found.items()}, prepared)
+            left = {name: outcomes.total for name, outcomes in found.items()}
+            if files is None:
+                entered.check(left, prepared)
+            else:
+                files.check(left, todo)
         if context.snapshot.windows is None and before is None:
             check_hashes(todo, found, alive=context.source.rows_may_change)
         check_unchanged(context.source, context.snapshot)

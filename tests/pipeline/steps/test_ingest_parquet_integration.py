@@ -1,0 +1,214 @@
+"""Parquet files that tasks read themselves become the rows, refusals, counts and hashes that the way through Spark gives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from sparkdl.errors import DataError
+from sparkdl.features.spec import Number
+from sparkdl.pipeline.file import PipelineFile
+from sparkdl.pipeline.rows.ledger import Tables
+from sparkdl.pipeline.rows.parquet_rows import parquet_rows
+from sparkdl.pipeline.sources import source_of
+from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.work import ingest as work_ingest
+
+NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
+ROWS = 60
+SCHEMA = pa.schema(
+    {
+        "order id": pa.int64(), "y": pa.int64(), "x": pa.float64(), "small": pa.float32(), "tiny": pa.int8(),
+        "price": pa.decimal128(20, 4), "at": pa.timestamp("us", "UTC"), "wall": pa.timestamp("us"),
+        "on": pa.date32(), "text": pa.string(), "yes": pa.bool_(),
+    }
+)  # fmt: skip
+ODD = {
+    "x": [0.0, -0.0, math.nan, math.inf, -math.inf, None, 1.5],
+    "small": [None, 0.1, -0.0, math.nan],
+    "tiny": [-128, 127, None, 0],
+    "price": [Decimal("-1.5000"), None, Decimal("9999999999999999.9999")],
+    "at": [datetime(2026, 3, 1, 5, tzinfo=UTC), None, datetime(1, 1, 1, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)],
+    "wall": [datetime(2026, 3, 1, 5), None, datetime(9999, 12, 31, 23, 59, 59)],
+    "on": [date(2026, 3, 1), None, date(1, 1, 1)],
+    "text": ["", None, "ä\u0000\n\"", "x" * 300, "NaN"],
+    "yes": [True, None, False],
+}  # fmt: skip
+
+
+def odd_rows(first=0):
+    columns = {"order id": [*range(first, first + ROWS - 1), None], "y": [place % 2 for place in range(ROWS)]}
+    columns |= {name: [values[place % len(values)] for place in range(ROWS)] for name, values in ODD.items()}
+    return pa.table(columns, SCHEMA)
+
+
+EXPECT = {
+    "has an id": Expectation(check="`order id` IS NOT NULL"),
+    "x is there": Expectation(check="x IS NOT NULL AND NOT isnan(x)", action="warn", above=1),
+    "not too large": Expectation(check="x <= 100", action="fail", above=1),
+    "tiny in range": Expectation(check="`tiny` BETWEEN -128 AND 100"),
+}
+
+
+def spec_of(folder, **source):
+    source = {"key": ("order id",), **source}
+    return PipelineSpec(
+        source=ParquetSource(path=str(folder), **source),
+        features={"x": Number()},
+        label={"y": Label(type="binary")},
+        expect=EXPECT,
+    )
+
+
+def run(spark, spec, tables):
+    context = Context(PipelineFile("pipeline.yaml", spec, {}), NOW, None)
+    context.tables, context.record.run_id = tables, "run"
+    return context, work_ingest.ingest(spark, context)
+
+
+def told(tables, done):
+    """What the tables hold, order aside, and the books."""
+    content = {}
+    for name in ("clean", "quarantine"):
+        table = tables.table(name)
+        content[name] = sorted(map(repr, table.rows().to_pylist()))
+        content[f"{name} columns"] = table.schema_json()
+    return content, msgspec.to_builtins(done)
+
+
+@pytest.fixture(params=[None, "partition"])
+def folder(request, tmp_path):
+    """Files in one folder, or by day, one of them in two parts."""
+    root = tmp_path / "orders"
+    for number, day in enumerate(("2026-03-01", "2026-03-02", "2026-03-02")):
+        place = root / f"day={day}" if request.param else root
+        place.mkdir(parents=True, exist_ok=True)
+        pq.write_table(odd_rows(number * ROWS), place / f"part {number}.parquet", row_group_size=25)
+    return root, {} if request.param is None else {"partition": "day"}
+
+
+def test_rows_refusals_counts_and_hashes_are_those_of_the_way_through_spark(spark, tmp_path, monkeypatch, folder):
+    root, source = folder
+    spec = spec_of(root, **source)
+    assert parquet_rows(spark, spec, source_of(spec.source), source_of(spec.source).snapshot()) is not None
+    direct = Tables(folder=str(tmp_path / "direct"))
+    _, done = run(spark, spec, direct)
+    assert done.done
+    assert run(spark, spec, direct)[1].done == (), "what was read is what is found again"
+    monkeypatch.setattr(work_ingest, "parquet_rows", lambda *_: None)
+    through = Tables(folder=str(tmp_path / "through"))
+    _, expected = run(spark, spec, through)
+    assert told(direct, done) == told(through, expected)
+    assert run(spark, spec, direct)[1].done == (), "the way through Spark finds nothing new either"
+
+
+def test_a_session_with_another_time_zone_refuses_rows_with_the_same_words(spark, tmp_path, monkeypatch, folder):
+    root, source = folder
+    spec, zone = spec_of(root, **source), spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        direct, through = (Tables(folder=str(tmp_path / name)) for name in ("direct", "through"))
+        _, done = run(spark, spec, direct)
+        monkeypatch.setattr(work_ingest, "parquet_rows", lambda *_: None)
+        _, expected = run(spark, spec, through)
+        assert told(direct, done) == told(through, expected)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_rows_with_one_key_are_left_to_spark(spark, tmp_path, monkeypatch, folder):
+    root, source = folder
+    place = next(root.rglob("part 1.parquet")).parent
+    pq.write_table(odd_rows(ROWS), place / "again.parquet")
+    spec = spec_of(root, **source)
+    direct = Tables(folder=str(tmp_path / "direct"))
+    _, done = run(spark, spec, direct)
+    assert sum(books.duplicates for books in done.done) == ROWS - 1, "those without an id are no duplicates"
+    monkeypatch.setattr(work_ingest, "parquet_rows", lambda *_: None)
+    through = Tables(folder=str(tmp_path / "through"))
+    _, expected = run(spark, spec, through)
+    assert told(direct, done) == told(through, expected)
+
+
+def test_a_file_with_other_rows_than_its_footer_told_is_refused(spark, tmp_path, monkeypatch, folder):
+    root, source = folder
+    spec = spec_of(root, **source)
+    found = work_ingest.parquet_rows
+
+    def with_stale_footers(*arguments):
+        files = found(*arguments)
+        first, *others = files.footers.files
+        return replace(files, footers=replace(files.footers, files=(first._replace(rows=first.rows + 1), *others)))
+
+    monkeypatch.setattr(work_ingest, "parquet_rows", with_stale_footers)
+    tables = Tables(folder=str(tmp_path / "tables"))
+    with pytest.raises(DataError, match="rows when it was looked at"):
+        run(spark, spec, tables)
+    assert not tables.windows()
+
+
+def left_to_spark(spark: SparkSession, spec):
+    source = source_of(spec.source)
+    return parquet_rows(spark, spec, source, source.snapshot()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("nested", pa.array([[1], None], pa.list_(pa.int64()))),
+        ("bytes", pa.array([b"1", None])),
+        ("labelled", pa.array(["a", "b"]).dictionary_encode()),
+        ("unsigned", pa.array([1, 2], pa.uint32())),
+        ("milliseconds", pa.array([1, 2], pa.timestamp("ms"))),
+        ("Y", pa.array([1, 2])),
+        ("_malformed", pa.array(["a", "b"])),
+    ],
+)
+def test_files_with_odd_columns_are_left_to_spark(spark, tmp_path, name, values):
+    table = pa.table({"order id": [1, 2], "y": [0, 1], "x": [0.5, 1.5], "tiny": [1, 2], name: values})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert left_to_spark(spark, spec_of(tmp_path / "rows.parquet"))
+    assert not left_to_spark(spark, spec_of_plain(tmp_path, table.drop_columns([name])))
+
+
+def spec_of_plain(folder, table):
+    pq.write_table(table, folder / "plain.parquet")
+    return spec_of(folder / "plain.parquet")
+
+
+def test_settings_and_layouts_that_only_spark_follows_are_left_to_it(spark, tmp_path):
+    root = tmp_path / "orders"
+    root.mkdir()
+    pq.write_table(odd_rows(), root / "a.parquet")
+    assert not left_to_spark(spark, spec_of(root))
+    assert left_to_spark(spark, spec_of(root, options={"pathGlobFilter": "b*"}))
+    assert left_to_spark(spark, spec_of(root, time="at"))
+    assert left_to_spark(spark, spec_of(root, key=("gone",)))
+    name = "spark.sql.parquet.inferTimestampNTZ.enabled"
+    spark.conf.set(name, "false")
+    try:
+        assert left_to_spark(spark, spec_of(root))
+    finally:
+        spark.conf.unset(name)
+    pq.write_table(odd_rows().drop_columns(["text"]), root / "b.parquet")
+    assert left_to_spark(spark, spec_of(root)), "files with other columns"
+
+
+def test_files_of_legacy_calendars_are_left_to_spark(spark, tmp_path):
+    spark.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY")
+    try:
+        rows = spark.sql("SELECT 1L AS `order id`, 1L AS y, 0.5D AS x, 1Y AS tiny, date'1200-01-01' AS day")
+        rows.coalesce(1).write.parquet(str(tmp_path / "old"))
+        rows.drop("day").coalesce(1).write.parquet(str(tmp_path / "timeless"))
+    finally:
+        spark.conf.unset("spark.sql.parquet.datetimeRebaseModeInWrite")
+    assert left_to_spark(spark, spec_of(tmp_path / "old"))
