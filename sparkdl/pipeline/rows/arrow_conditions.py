@@ -103,10 +103,9 @@ def _terms(match: re.Match[str], schema: pa.Schema) -> list[_Term] | None:
         return [_Term(name, "not null")]
     if parts.get("not_nan"):
         return [_Term(name, "not nan")] if pa.types.is_floating(kind) else None
-    if parts.get("low"):
-        tests = {">=": parts["low"], "<=": parts["high"]}
-    else:
-        tests = {parts["operator"]: parts["number"]}
+    between = {">=": parts.get("low"), "<=": parts.get("high")}
+    compared = {parts.get("operator"): parts.get("number")}
+    tests = {str(test): str(number) for test, number in (between if parts.get("low") else compared).items()}
     whole = all(re.fullmatch(r"[-+]?\d+", number) for number in tests.values())
     if pa.types.is_signed_integer(kind) and whole:
         return [_Term(name, test, int(number)) for test, number in tests.items()]

@@ -76,7 +76,7 @@ class ParquetRows:
         scan = self._scan([WINDOW, *key], windows, slots=1)
         batches = [batch for share in scan.shares for part in share for batch in scan.read(part)]
         keys = pa.Table.from_batches(batches, scan.schema).drop_null()
-        return keys.group_by(keys.column_names).aggregate([]).num_rows == keys.num_rows
+        return bool(keys.group_by(keys.column_names).aggregate([]).num_rows == keys.num_rows)
 
     def check(self, left: Mapping[str, int], windows: Collection[str]) -> None:
         """Refuse what left the tasks, rows by window, if it is not what the footers told.

@@ -1,4 +1,4 @@
-"""What the footers of local Parquet files tell, where they tell all: columns as Spark reads them, and rows by window."""
+"""What the footers of Parquet files tell: columns, if Arrow reads them as Spark does, and rows by window."""
 
 from __future__ import annotations
 

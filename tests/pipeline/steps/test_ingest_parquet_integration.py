@@ -1,4 +1,4 @@
-"""Parquet files that tasks read themselves become the rows, refusals, counts and hashes that the way through Spark gives."""
+"""Parquet files that tasks read themselves become the same rows, refusals, counts and hashes as through Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ODD = {
     "small": [None, 0.1, -0.0, math.nan],
     "tiny": [-128, 127, None, 0],
     "price": [Decimal("-1.5000"), None, Decimal("9999999999999999.9999")],
-    "at": [datetime(2026, 3, 1, 5, tzinfo=UTC), None, datetime(1, 1, 1, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)],
+    "at": [datetime(2026, 3, 1, 5, tzinfo=UTC), None, datetime(1, 1, 1, tzinfo=UTC)],
     "wall": [datetime(2026, 3, 1, 5), None, datetime(9999, 12, 31, 23, 59, 59)],
     "on": [date(2026, 3, 1), None, date(1, 1, 1)],
     "text": ["", None, "ä\u0000\n\"", "x" * 300, "NaN"],
