@@ -17,6 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from sparkdl.columns.names import quoted
+from sparkdl.compat.arrow_streams import read_stream
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.tables.delta import (
     check_same_schema,
@@ -57,7 +58,7 @@ def has_committed(table: DeltaTable, uri: str, transaction: AppTransaction | Non
 
 def active_files(table: DeltaTable) -> list[TableFile]:
     """The files of this version."""
-    return files_of(pa.table(table.get_add_actions()), table.metadata().partition_columns)
+    return files_of(read_stream(table.get_add_actions()), table.metadata().partition_columns)
 
 
 def files_of(actions: pa.Table, names: Sequence[str]) -> list[TableFile]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from sparkdl.compat.arrow_streams import read_stream
 from sparkdl.compat.column_names import named_columns
 from sparkdl.errors import DataError, StorageError
 from sparkdl.storage import Storage, check_places, sha256_hex
@@ -289,7 +290,7 @@ class DeltaRs:
         check_scannable(table, self.root, self.allow_folders)
         try:
             # to_pyarrow_table and to_pandas abort the interpreter at exit with pyarrow 25 and 26; scan does not
-            return pa.table(table.scan(columns, where))
+            return read_stream(table.scan(columns, where))
         except (DeltaError, OSError, pa.ArrowException) as cause:
             raise StorageError(
                 f"cannot read from the Delta table {self.uri}: {cause}; check columns, predicate, and its files"

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from sparkdl.compat.arrow_streams import read_stream
 from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 from sparkdl.tables.record import check_inside, path_in_log
@@ -82,7 +83,7 @@ def check_files(table: DeltaTable, root: Storage, allowed: Sequence[str] = ()) -
     """
     if "deletionVectors" in (table.protocol().reader_features or ()):
         check_inside(root.uri, _vector_files(table.version(), root.child("_delta_log")), allowed)
-    paths = pa.table(table.get_add_actions()).column("path")
+    paths = read_stream(table.get_add_actions()).column("path")
     odd = paths.filter(pc.match_substring_regex(paths, r"%|\.\.|:|^/"))  # of the others no reader leaves the folder
     check_inside(root.uri, odd.to_pylist(), allowed)
 
@@ -134,7 +135,7 @@ def check_names_by_id(table: DeltaTable, root: Storage) -> None:
         StorageError: names the file and the column.
     """
     ids = dict(_of_table(json.loads(table.schema().to_json())))
-    paths = sorted({path_in_log(path) for path in pa.table(table.get_add_actions()).column("path").to_pylist()})
+    paths = sorted({path_in_log(path) for path in read_stream(table.get_add_actions()).column("path").to_pylist()})
     with ThreadPoolExecutor(16) as pool:
         for path, wrong in zip(paths, pool.map(partial(_misnamed, root, ids), paths), strict=True):
             if wrong:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from sparkdl.compat.arrow_streams import read_stream
 from sparkdl.errors import StorageError
 from sparkdl.storage import Storage
 from sparkdl.tables.commit import PARTITION_TYPES, files_of
@@ -110,7 +111,7 @@ def scan_of(table: DeltaTable, root: Storage, where: Where, allowed: Sequence[st
     names = dict(zip(schema.names, physical, strict=True))
     layout = tuple(table.metadata().partition_columns)
     conditions = conditions_of(where, schema)
-    actions = pa.table(table.get_add_actions())
+    actions = read_stream(table.get_add_actions())
     files = files_of(actions, layout)
     _check_known(root.uri, logical, layout, conditions, files)
     needed = pa.array([True] * len(files))

@@ -1,0 +1,18 @@
+"""A table from a stream of Arrow's C interface, without pandas.
+
+``pa.table`` of pyarrow up to 26 asks whether its argument is a DataFrame, and imports pandas for that, which ``plan``
+and ``status`` need for nothing else. This can go when it asks for the stream first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+__all__ = ["read_stream"]
+
+
+def read_stream(stream: Any) -> pa.Table:
+    """All of a stream, as ``pa.table(stream)``."""
+    return pa.RecordBatchReader.from_stream(stream).read_all()
