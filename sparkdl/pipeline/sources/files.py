@@ -135,11 +135,11 @@ class ParquetFiles(_Files):
 
     def rows_by_window(self, snapshot: SourceSnapshot) -> dict[str, int] | None:
         """As the footers tell them."""
-        return rows_by_window(self.section, snapshot)
+        return rows_by_window(self.section, {name: size.files for name, size in snapshot.sizes.items()})
 
     def footers(self, snapshot: SourceSnapshot) -> ParquetFooters | None:
         """Of files of this machine, with columns of the plain types."""
-        return footers_of(self.section, snapshot)
+        return footers_of(self.section, {file: size for file, (size, _) in snapshot.files.items()})
 
     def count(self, size: Size) -> int | None:
         """The rows that the footers of not too many files say."""

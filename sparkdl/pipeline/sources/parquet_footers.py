@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
@@ -12,10 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.pipeline.sources.base import WINDOW, SourceSnapshot
 from sparkdl.pipeline.sources.window_column import window_of
 from sparkdl.pipeline.spec import ParquetSource
-from sparkdl.pipeline.windows import WHOLE
+from sparkdl.pipeline.windows import WHOLE, WINDOW
 from sparkdl.storage import Storage
 from sparkdl.tables.record import TableFile
 
@@ -61,11 +60,11 @@ class ParquetFooters:
         return counts
 
 
-def rows_by_window(section: ParquetSource, snapshot: SourceSnapshot) -> dict[str, int] | None:
-    """The rows of each window of a source with a partition; None where Spark has to count them."""
-    if section.options or section.partition is None or len(snapshot.files) > _MOST_FILES:
+def rows_by_window(section: ParquetSource, windows: Mapping[str, Sequence[str]]) -> dict[str, int] | None:
+    """The rows of each window of a source with a partition, of which these are the files; None where Spark counts."""
+    files = [(name, file) for name, addresses in windows.items() for file in addresses]
+    if section.options or section.partition is None or len(files) > _MOST_FILES:
         return None
-    files = [(name, file) for name, size in snapshot.sizes.items() for file in size.files]
     footers = _read([file for _, file in files])
     counts: dict[str, int] = {}
     for name, file in files:
@@ -76,13 +75,17 @@ def rows_by_window(section: ParquetSource, snapshot: SourceSnapshot) -> dict[str
     return counts
 
 
-def footers_of(section: ParquetSource, snapshot: SourceSnapshot) -> ParquetFooters | None:
+def footers_of(section: ParquetSource, sizes: Mapping[str, int]) -> ParquetFooters | None:
     """The footers of the files; None where Spark alone reads them right, or there are many of them.
 
     Files are of this machine, with the same columns of ``_SPARKS_NAMES`` or decimals, and no options for Spark's
     reader. The partition column, if there is one, holds dates, and no other folder is named as one.
+
+    Args:
+        section: of the source.
+        sizes: bytes of each file, by its address.
     """
-    by, files = section.partition, list(snapshot.files)
+    by, files = section.partition, list(sizes)
     if section.options or section.time is not None or (by is not None and section.every != "day"):
         return None
     if not files or len(files) > _MOST_FILES:
@@ -109,7 +112,7 @@ def footers_of(section: ParquetSource, snapshot: SourceSnapshot) -> ParquetFoote
         if partition is None or file.uri == name:
             return None
         path = f"{folder}/{name}" if folder else name
-        found.append(TableFile(path, snapshot.files[address][0], partition, footers[address].num_rows))
+        found.append(TableFile(path, sizes[address], partition, footers[address].num_rows))
     widths = [_row_bytes(footer) for footer in footers.values()]
     return ParquetFooters(schema=schema, root=root, files=tuple(found), row_bytes=max(widths))
 
