@@ -301,7 +301,9 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
     elif windows is not None:  # the source is as it was when its windows were last told
         rows_of = counted(source_rows) if files is None else files.rows
     elif spec.transform is None and source.rows_may_change and not _made_by(context, rules_of(context)):
-        rows_of = counted(source_rows) if files is None else files.rows  # every window is due, and the pass that writes them hashes what it reads
+        rows_of = (
+            counted(source_rows) if files is None else files.rows
+        )  # every window is due, and the pass that writes them hashes what it reads
         windows = dict.fromkeys(rows_of, AS_READ)
         context.looked = windows
     else:

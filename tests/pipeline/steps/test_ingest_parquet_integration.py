@@ -21,7 +21,7 @@ from sparkdl.pipeline.rows.parquet_rows import parquet_rows
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec
 from sparkdl.pipeline.state.context import Context
-from sparkdl.pipeline.work import ingest as work_ingest
+from sparkdl.pipeline.steps import ingest as ingestion
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
 ROWS = 60
@@ -72,7 +72,14 @@ def spec_of(folder, **source):
 def run(spark, spec, tables):
     context = Context(PipelineFile("pipeline.yaml", spec, {}), NOW, None)
     context.tables, context.record.run_id = tables, "run"
-    return context, work_ingest.ingest(spark, context)
+    return context, ingestion.ingest(spark, context)
+
+
+def windows_of(spec, tables):
+    """The windows that a run after these has read."""
+    context = Context(PipelineFile("pipeline.yaml", spec, {}), NOW, None)
+    context.tables = tables
+    return context.windows()
 
 
 def told(tables, done):
@@ -104,7 +111,7 @@ def test_rows_refusals_counts_and_hashes_are_those_of_the_way_through_spark(spar
     _, done = run(spark, spec, direct)
     assert done.done
     assert run(spark, spec, direct)[1].done == (), "what was read is what is found again"
-    monkeypatch.setattr(work_ingest, "parquet_rows", lambda *_: None)
+    monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
     through = Tables(folder=str(tmp_path / "through"))
     _, expected = run(spark, spec, through)
     assert told(direct, done) == told(through, expected)
@@ -118,7 +125,7 @@ def test_a_session_with_another_time_zone_refuses_rows_with_the_same_words(spark
     try:
         direct, through = (Tables(folder=str(tmp_path / name)) for name in ("direct", "through"))
         _, done = run(spark, spec, direct)
-        monkeypatch.setattr(work_ingest, "parquet_rows", lambda *_: None)
+        monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
         _, expected = run(spark, spec, through)
         assert told(direct, done) == told(through, expected)
     finally:
@@ -133,7 +140,7 @@ def test_rows_with_one_key_are_left_to_spark(spark, tmp_path, monkeypatch, folde
     direct = Tables(folder=str(tmp_path / "direct"))
     _, done = run(spark, spec, direct)
     assert sum(books.duplicates for books in done.done) == ROWS - 1, "those without an id are no duplicates"
-    monkeypatch.setattr(work_ingest, "parquet_rows", lambda *_: None)
+    monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
     through = Tables(folder=str(tmp_path / "through"))
     _, expected = run(spark, spec, through)
     assert told(direct, done) == told(through, expected)
@@ -142,18 +149,18 @@ def test_rows_with_one_key_are_left_to_spark(spark, tmp_path, monkeypatch, folde
 def test_a_file_with_other_rows_than_its_footer_told_is_refused(spark, tmp_path, monkeypatch, folder):
     root, source = folder
     spec = spec_of(root, **source)
-    found = work_ingest.parquet_rows
+    found = ingestion.parquet_rows
 
     def with_stale_footers(*arguments):
         files = found(*arguments)
         first, *others = files.footers.files
         return replace(files, footers=replace(files.footers, files=(first._replace(rows=first.rows + 1), *others)))
 
-    monkeypatch.setattr(work_ingest, "parquet_rows", with_stale_footers)
+    monkeypatch.setattr(ingestion, "parquet_rows", with_stale_footers)
     tables = Tables(folder=str(tmp_path / "tables"))
     with pytest.raises(DataError, match="rows when it was looked at"):
         run(spark, spec, tables)
-    assert not tables.windows()
+    assert not windows_of(spec, tables)
 
 
 def left_to_spark(spark: SparkSession, spec):
