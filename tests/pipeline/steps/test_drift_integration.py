@@ -75,9 +75,7 @@ class Shop:
         if stale := stale_of(step, context):
             step.make(context, None, stale)
         looked = [context.receipts.of("drift")[name].read(Looked) for name in stale_of(step, context).keys]
-        assert all(each.problem for each in looked), (
-            "what could not be compared alone is looked at by the next run again"
-        )
+        assert all(each.problem for each in looked), "only what could not be compared is looked at again"
         if decided(context).action == "fail":
             with pytest.raises(DataError, match=r"drift from version 1, .*: nothing was trained or scored"):
                 step.tell(context)
