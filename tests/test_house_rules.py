@@ -36,7 +36,7 @@ ALLOWED = {
     "scoring": {"columns", "features", "models", "tables"},
     "interchange": {
         *("columns", "documents", "features", "models", "scoring"),
-        *("estimator.outputs", "estimator.prediction_columns", "estimator.training"),  # which know no Spark
+        *("estimator.outputs", "estimator.summary"),  # which know no Spark
     },
     "worker": {"batches", "collective", "strategies", "train", "models"},
     "pipeline.spec": {"features", "estimator.params.spec", "train.objective.metric_names"},

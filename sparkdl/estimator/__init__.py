@@ -13,10 +13,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.estimator.data import prepare_data
     from sparkdl.estimator.estimator import TorchEstimator
     from sparkdl.estimator.model import TorchModel
     from sparkdl.estimator.params.backend import SparkBackend
-    from sparkdl.estimator.prepared_data import prepare_data
     from sparkdl.estimator.saving.persistence import save_atomically
     from sparkdl.estimator.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
     from sparkdl.estimator.tuning import CrossValidator
@@ -45,7 +45,7 @@ _HOMES = {
     "Store": "store",
     "TorchEstimator": "estimator",
     "TorchModel": "model",
-    "prepare_data": "prepared_data",
+    "prepare_data": "data",
     "save_atomically": "saving.persistence",
 }
 

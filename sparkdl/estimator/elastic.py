@@ -1,18 +1,25 @@
-"""Horovod's ``run_elastic``: a function that is run again where a rank fails, on the slots that are left by then.
-
-Enters: a function, as one writes it for Horovod. Leaves: every rank's value, in rank order.
-"""
+"""A fit's or a function's further attempts after a failure, and Horovod's ``run_elastic``."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
 
 from pyspark.sql import SparkSession
 
-from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.attempts import repeated, slots_left
+from sparkdl.errors import (
+    CheckpointError,
+    ConfigError,
+    IntegrityError,
+    LaunchTimeoutError,
+    PreflightError,
+    RankFailedError,
+    SparkdlError,
+    StorageError,
+    UnreachableError,
+)
 from sparkdl.launch.driver.slots import hold_slots, slots_of
 from sparkdl.observe import logger
 from sparkdl.runner import run
@@ -20,6 +27,12 @@ from sparkdl.runner import run
 __all__ = ["run_elastic"]
 
 T = TypeVar("T")
+
+_REPLACEMENT_SECONDS = 10.0
+"""How long a cluster has for a new executor before a fit goes on with fewer ranks."""
+
+_TRANSIENT = (RankFailedError, LaunchTimeoutError, UnreachableError, StorageError, CheckpointError)
+_USERS_BUGS = ("TypeError", "AttributeError", "NameError", "ImportError", "ModuleNotFoundError", "NotImplementedError")
 
 
 def run_elastic(
@@ -104,3 +117,45 @@ def run_elastic(
         return slots_left(spark, most, least, timeout)
 
     return repeated(attempt, ranks, 3 if reset_limit is None else reset_limit, ranks_left)[0]
+
+
+def repeated(attempt: Callable[[int], T], num_proc: int, failures: int, ranks_left: Callable[[], int]) -> tuple[T, int]:
+    """Call ``attempt(num_proc)``, and after a failure that may pass again, with as many ranks as are left.
+
+    Returns:
+        What the attempt that succeeded returned, and its number of ranks.
+
+    Raises:
+        SparkdlError: of attempt number ``failures + 1``, or of the first that would fail again.
+    """
+    ranks = num_proc
+    for number in range(failures):
+        try:
+            return attempt(ranks), ranks
+        except SparkdlError as error:
+            if not is_transient(error):
+                raise
+            headline = str(error).splitlines()[0]
+            logger.warning("attempt %d of %d failed (%s): trying again", number + 1, failures + 1, headline)
+            ranks = ranks_left()
+    return attempt(ranks), ranks
+
+
+def is_transient(error: SparkdlError) -> bool:
+    """Whether another attempt may go better: not where the rows, the settings or the user's code are at fault."""
+    if isinstance(error, RankFailedError):
+        return error.cause.partition(":")[0] not in _USERS_BUGS
+    return isinstance(error, _TRANSIENT) and not isinstance(error, IntegrityError)
+
+
+def slots_left(spark: SparkSession, wanted: int, least: int, timeout: float) -> int:
+    """Return how many ranks the next attempt can have; an executor that was lost gets a while to come back."""
+    began = time.monotonic()
+    while (slots := slots_of(spark)) < wanted and not str(spark.conf.get("spark.master", "")).startswith("local["):
+        waited = time.monotonic() - began
+        if waited > timeout or (slots >= least and waited > _REPLACEMENT_SECONDS):
+            break
+        time.sleep(0.5)
+    if slots < least:
+        raise PreflightError(f"{slots} slots are left for at least {least} ranks: add workers or lower min_num_proc")
+    return min(wanted, slots)

@@ -15,17 +15,15 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.errors import ConfigError, StorageError
-from sparkdl.estimator.fit.checks import check_frame
-from sparkdl.estimator.fit.data import Prepared
-from sparkdl.estimator.fit.fit import Fit
-from sparkdl.estimator.fit.grid import GridFits
-from sparkdl.estimator.fitted import model_of
+from sparkdl.estimator.checks import check_frame
+from sparkdl.estimator.data import Prepared
+from sparkdl.estimator.fit import Fit
 from sparkdl.estimator.model import TorchModel
-from sparkdl.estimator.params.callers_names import callers_names
-from sparkdl.estimator.params.params import CheckedParams, declare, set_defaults, value_of
+from sparkdl.estimator.params.params import CheckedParams, callers_names, declare, set_defaults, value_of
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.estimator.saving.persistence import EstimatorReader, EstimatorWriter
 from sparkdl.estimator.store import open_store
+from sparkdl.estimator.tuning import GridFits
 from sparkdl.shards.manifest import Manifest, Source
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Iterator[tuple[int, TorchModel]]:
         """Fit one model a param map; maps that differ in training alone share their shards. Thread-safe."""
-        return GridFits(dataset, [self.copy(dict(overrides)) for overrides in paramMaps], model_of)
+        return GridFits(dataset, [self.copy(dict(overrides)) for overrides in paramMaps])
 
     def fit_on_parquet(self, params: ParamMap | None = None, dataset_idx: int | None = None) -> TorchModel:
         """Fit to the Parquet files at the store's ``get_train_data_path()``, validating on ``get_val_data_path()``.
@@ -149,8 +147,7 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
 
     def _fitted(self, spark: SparkSession, shards: Callable[[Fit], Prepared]) -> TorchModel:
         with callers_names(), Fit(self, spark) as fit:
-            prepared = shards(fit)
-            return model_of(self, prepared, fit.train(prepared))
+            return fit.train(shards(fit))
 
     def write(self) -> MLWriter:
         """Return a writer: ``write().overwrite().save(path)``."""

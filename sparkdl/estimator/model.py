@@ -1,41 +1,42 @@
-"""TorchModel: a fitted PyTorch model as a Spark ML transformer.
-
-Enters: a DataFrame, a stream, or one of Spark Connect. Leaves: the same rows with prediction columns; the schema is
-known at once, no job runs before an action does.
-"""
+"""TorchModel: a fitted PyTorch model as a Spark ML transformer, whose schema is known before any job runs."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
 
+from sparkdl.columns.layout import plan_tensors
+from sparkdl.columns.names import tells_cases_apart
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.checks import check_frame
-from sparkdl.estimator.fit.rank import made_losses
-from sparkdl.estimator.inputs.signature import renamed, renaming, signature_for
-from sparkdl.estimator.outputs import OutputSpec
-from sparkdl.estimator.params.params import check_conflicts, declare, set_defaults
+from sparkdl.estimator.checks import check_frame
+from sparkdl.estimator.column_plan import Roles, plan_columns
+from sparkdl.estimator.model_call import check_forms, floating_dtype, probe, signature_of
+from sparkdl.estimator.outputs import OutputSpec, Wanted, meanings_of, wanted_columns
+from sparkdl.estimator.params.params import CheckedParams, check_conflicts, declare, set_defaults
 from sparkdl.estimator.params.spec import MODEL_SPECS
-from sparkdl.estimator.parts import TrainedParts, checked_module
-from sparkdl.estimator.prediction_columns import Wanted, meanings_of, wanted_columns
 from sparkdl.estimator.publishing import publish_bundle, write_bundle
+from sparkdl.estimator.rank import made_losses
+from sparkdl.estimator.saving.artifacts import Withheld
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
-from sparkdl.estimator.saving.saved import Withheld
-from sparkdl.estimator.summary import TrainingSummary, epoch_rows
-from sparkdl.estimator.training import COLUMNS, plain_epochs
+from sparkdl.estimator.summary import COLUMNS, TrainingSummary, epoch_rows, horovod_history, plain_epochs, plot_epochs
 from sparkdl.estimator.transform import Published, Weights, predict_rows, publish, score_frame, weights_of
 from sparkdl.features.fitted import Features
+from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.models.signature import Signature
 from sparkdl.observe import facts_table, metrics_text, shortened
+from sparkdl.shards.manifest import Manifest
+from sparkdl.shards.write import spark_arrow_schema
 from sparkdl.storage import Storage
 from sparkdl.train.objective.labels import Meaning
 
@@ -47,7 +48,7 @@ __all__ = ["TorchModel"]
 
 
 @declare(MODEL_SPECS)
-class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
+class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
     """A transformer that adds a model's predictions.
 
     Fitted by ``TorchEstimator``; or made around a model that was trained elsewhere, with ``feature_columns``,
@@ -263,7 +264,7 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
         return meanings_of(labels, made_losses(losses * len(labels) if len(losses) == 1 else losses))
 
     def _training(self) -> dict[str, Any]:
-        """What of the training travels in a bundle, as ``estimator.training`` has it."""
+        """What of the training travels in a bundle, as ``estimator.summary`` has it."""
         return {
             "history": plain_epochs(self.history.drop(columns="seconds", errors="ignore").to_dict("records")),
             "meanings": None if self._signature is None else self._known_meanings(self._signature),
@@ -320,6 +321,97 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
         self._model, self._published, self._summary = checked_module(value), {}, None
         return self.set_origin(self._meanings, {"columns": self._origin.get("columns", {})}).setHistory(())
 
+    @property
+    def history(self) -> Any:
+        """The epochs as a pandas DataFrame: losses, metrics, learning rate, seconds and rows."""
+        import pandas as pd
+
+        return pd.DataFrame(self._history)
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """The course of the fit.
+
+        Raises:
+            ConfigError: this model was not fitted by sparkdl.
+        """
+        if self._summary is None:
+            raise ConfigError("this model has no summary: it was made around a module, not fitted")
+        return self._summary
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether there is a summary."""
+        return self._summary is not None
+
+    def plot_history(self) -> Any:
+        """Draw losses and metrics over epochs; return the matplotlib figure."""
+        return plot_epochs(self._history)
+
+    def getModel(self) -> torch.nn.Module:
+        """Return the module, on the CPU, in evaluation mode.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self._model is None:
+            raise ConfigError("this TorchModel holds no model: give model=, or use TorchModel.load(path)")
+        return self._model
+
+    def getHistory(self) -> list[dict[str, Any]]:
+        """Return the epochs in Horovod's form: ``{"epoch", "train": {...}, "validation": {...}}``."""
+        return horovod_history(self._history)
+
+    def setHistory(self, value: Sequence[Any]) -> Self:
+        """Set the epochs: rows of the epoch table, or as ``getHistory()`` returns them."""
+        self._history = epoch_rows(value)
+        return self
+
+    def getOptimizer(self) -> Any:
+        """Return the optimizer with its state after the last step, bound to the parameters of ``getModel()``.
+
+        None where it was given as a function that only works on a rank.
+
+        Raises:
+            BundleError: it is saved as a pickle, and whoever loaded this model has not allowed any.
+        """
+        return _given(self._optimizer)
+
+    def setOptimizer(self, value: Any) -> Self:
+        """Set the optimizer."""
+        self._optimizer = value
+        return self
+
+    def getLoss(self) -> Any:
+        """Return the loss that the model was trained with.
+
+        Raises:
+            BundleError: it is saved as a pickle, and whoever loaded this model has not allowed any.
+        """
+        return _given(self._loss)
+
+    def setLoss(self, value: Any) -> Self:
+        """Set the loss."""
+        self._loss = value
+        return self
+
+    def getLossConstructors(self) -> Any:
+        """Return the functions that made the loss.
+
+        Raises:
+            BundleError: they are saved as a pickle, and whoever loaded this model has not allowed any.
+        """
+        return _given(self._loss_constructors)
+
+    def setLossConstructors(self, value: Any) -> Self:
+        """Set the functions that made the loss."""
+        self._loss_constructors = value
+        return self
+
+    def setLabelColoumns(self, value: list[str]) -> Self:
+        """Set label_columns, under the name that Horovod misspells."""
+        return self.setParams(label_columns=value)  # type: ignore[no-any-return]
+
     def getFeatures(self) -> Features | None:
         """Return the features that make the model's inputs of raw columns; None if it takes columns as they are."""
         return self._features
@@ -333,3 +425,135 @@ class TorchModel(TrainedParts, Model, MLReadable["TorchModel"], MLWritable):
         """Set the features that the model was trained with: ``transform`` reads their raw columns from now on."""
         self._features = value
         return self
+
+
+def checked_module(given: Any) -> torch.nn.Module | None:
+    """Return the module, which is one, and says of a row the same whatever lies beside it.
+
+    Raises:
+        ConfigError: it is something else, or has batch norm without running statistics.
+    """
+    if given is None:
+        return None
+    if isinstance(given, torch.nn.Module):
+        check_batch_norm(given)
+        return given
+    name = getattr(given, "__name__", type(given).__name__)
+    raise ConfigError(
+        f"model={name} is no torch.nn.Module: give the module itself, such as {name}(...), with its weights"
+    )
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, Withheld):
+        raise value.refusal()
+    return value
+
+
+def signature_for(params: CheckedParams, model: torch.nn.Module, df: DataFrame) -> Signature:
+    """Find out how a model that sparkdl did not fit is fed, from the frame's schema and two rows of zeros.
+
+    Raises:
+        ConfigError: feature_columns or label_columns are not set, or a column's size needs input_shapes.
+    """
+    features, labels = params.getOrDefault("feature_columns"), params.getOrDefault("label_columns")
+    if not features or not labels:
+        raise ConfigError("feature_columns and label_columns are not set: name the model's inputs and outputs")
+    shapes = params.getOrDefault("input_shapes")
+    roles = Roles(
+        features=tuple(features),
+        labels=(),
+        shapes=tuple(tuple(shape) for shape in shapes) if shapes else None,
+        float_dtype=floating_dtype(model),
+    )
+    plan = plan_columns(df.schema, roles, cases=tells_cases_apart(df))
+    check_forms(model, plan.varying)
+    schema = spark_arrow_schema(plan.select(df), plan.columns)
+    sizes = dict(zip(features, shapes or (), strict=False))
+    tensors = []
+    for spec in plan_tensors(schema, columns=plan.columns, layout=plan.layout):
+        if -1 in spec.shape:
+            if spec.columns[0] not in sizes or spec.ragged:
+                raise ConfigError(f"the size of {spec.columns[0]!r} is not known without input_shapes: set it")
+            spec = replace(spec, shape=(math.prod(sizes[spec.columns[0]][1:]),))
+        tensors.append(spec)
+    manifest = Manifest(rows=2, bytes=0, shards=(), tensors=tuple(tensors))
+    inputs, by_column = plan.inputs(manifest), plan.inputs(manifest, by_column=True)
+    return signature_of(probe(model, inputs, by_column, [manifest], labels), manifest)
+
+
+def renaming(
+    params: CheckedParams, signature: Signature, order: Sequence[str] | None, features: Features | None
+) -> dict[str, str]:
+    """Which columns feature_columns names in the place of those that a model was made for, by position.
+
+    Args:
+        params: of the model.
+        signature: as it was made.
+        order: feature_columns when it was made; if these are no columns of the signature, its own order counts.
+        features: that make the model's inputs of raw columns, which they know by name.
+
+    Returns:
+        by column of the signature, its other name; of those that keep theirs, nothing.
+
+    Raises:
+        ConfigError: feature_columns or input_shapes do not fit the signature.
+    """
+    own = signature.columns
+    before = list(order) if order and sorted(order) == sorted(own) else own
+    now = params.getOrDefault("feature_columns") or before
+    _check_shapes(signature, before, params.getOrDefault("input_shapes"))
+    if features is not None:
+        raw = list(features.columns)
+        if now not in (before, raw):
+            raise ConfigError(
+                f"feature_columns={now} cannot rename {raw}, which the model's features know by name: rename the "
+                "columns of the rows instead"
+            )
+        return {}
+    if len(now) != len(before):
+        raise ConfigError(
+            f"feature_columns={now} are {len(now)} names for the {len(before)} columns {before} that the model takes: "
+            "name one for each, in this order"
+        )
+    return {old: new for old, new in zip(before, now, strict=True) if old != new}
+
+
+def _check_shapes(signature: Signature, columns: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> None:
+    if shapes and len(shapes) != len(columns):
+        raise ConfigError(
+            f"input_shapes gives {len(shapes)} shapes for the {len(columns)} columns {list(columns)}: give one for each"
+        )
+    for column, shape in zip(columns, shapes or (), strict=False):
+        field = next(one for one in signature.inputs if column in one.columns)
+        wanted = [-1, -1] if None in field.shape else [-1, *field.shape]
+        if list(shape) != wanted or len(field.columns) > 1:
+            raise ConfigError(
+                f"input_shapes gives {list(shape)} for {column!r}, and the model was made to take {wanted} of "
+                f"{list(field.columns)}: leave it as it was, or fit again"
+            )
+
+
+def renamed(params: CheckedParams, signature: Signature, columns: Mapping[str, str]) -> Signature:
+    """The same model, fed from other columns, its outputs called as label_columns says.
+
+    What the model itself calls its inputs and outputs stays.
+
+    Args:
+        params: of the model.
+        signature: as it was made.
+        columns: by column, its other name.
+
+    Raises:
+        ConfigError: label_columns are not as many as the outputs.
+    """
+    labels = params.getOrDefault("label_columns") or signature.answers
+    if len(labels) != len(signature.outputs):
+        raise ConfigError(
+            f"label_columns={labels} are {len(labels)} names for the {len(signature.outputs)} outputs "
+            f"{signature.answers} of the model: name one for each, in this order"
+        )
+    inputs = tuple(
+        replace(field, columns=tuple(columns.get(name, name) for name in field.columns)) for field in signature.inputs
+    )
+    return replace(signature, inputs=inputs, labels=tuple(labels))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from sparkdl.errors import ConfigError, ConflictError
-from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.saving.persistence import example_of
-from sparkdl.estimator.training import TRAINING
+from sparkdl.estimator.summary import TRAINING
+from sparkdl.estimator.user_code import loose_by_value
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.folder import BundleInfo
 from sparkdl.models.recipe import repeats
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sparkdl.models.registry import Lineage, ModelRegistry, ModelVersion
     from sparkdl.storage import Storage
 
-__all__ = ["publish_bundle", "write_bundle"]
 
 _NO_METRICS = {"epoch", "step", "rows", "lr", "seconds"}
 

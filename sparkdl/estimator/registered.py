@@ -86,7 +86,7 @@ def load_model(
         >>> sparkdl.load_model("churn@champion", registry="s3://models").transform(df)
     """
     from sparkdl.estimator.model import TorchModel
-    from sparkdl.estimator.training import training_of
+    from sparkdl.estimator.summary import training_of
     from sparkdl.models.preprocessing import column_types, features_of
 
     where = registry if isinstance(registry, base.ModelRegistry) else base.ModelRegistry(registry)

@@ -21,9 +21,8 @@ from pyspark.sql import functions as F
 from sparkdl.columns.names import folded, quoted, tells_cases_apart
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import SchemaError
-from sparkdl.estimator.fit.shipping import is_loose, loose_by_value
-from sparkdl.estimator.outputs import OutputModule, OutputSpec, with_outputs
-from sparkdl.estimator.prediction_columns import Wanted
+from sparkdl.estimator.outputs import OutputModule, OutputSpec, Wanted, with_outputs
+from sparkdl.estimator.user_code import is_loose, loose_by_value
 from sparkdl.features.fitted import Features
 from sparkdl.launch.driver.session import is_connect
 from sparkdl.models.bundle import save_bundle
@@ -35,8 +34,6 @@ from sparkdl.scoring.rows import score_rows
 from sparkdl.scoring.score import Predictor, score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.storage import Storage
-
-__all__ = ["Published", "Weights", "predict_rows", "predictor_of", "publish", "score_frame", "weights_of"]
 
 Weights = tuple[tuple[str, int, int], ...]
 """Of each tensor of a model its name, which one it is, and how often it was changed in place."""

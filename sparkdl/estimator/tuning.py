@@ -1,21 +1,23 @@
-"""Spark's CrossValidator, which can be saved and loaded with a TorchEstimator in it.
-
-Enters: what Spark's own class takes. Leaves: Spark's ``CrossValidatorModel``. The search itself is Spark's:
-``parallelism`` fits of a fold run side by side, read the same shards (``TorchEstimator.fitMultiple``) and share the
-cluster's slots. Spark's own class and its ``TrainValidationSplit`` fit in the same way.
-"""
+"""Several fits of one frame: Spark's CrossValidator, and fits that differ in training alone and share their shards."""
 
 from __future__ import annotations
 
 import json
-from typing import cast
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 from pyspark.ml import tuning
 from pyspark.ml.util import DefaultParamsReader, MLWritable, MLWriter
 from pyspark.sql import DataFrame
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.checks import check_frame
+from sparkdl.estimator.checks import check_frame
+from sparkdl.estimator.data import Prepared
+from sparkdl.estimator.fit import Fit
+from sparkdl.estimator.fit_spec import sharing_key
+from sparkdl.estimator.model import TorchModel
+from sparkdl.estimator.params.params import CheckedParams, callers_names
 from sparkdl.estimator.saving.persistence import StageWriter
 from sparkdl.storage import Storage
 
@@ -85,3 +87,96 @@ class _SearchReader(tuning.CrossValidatorReader):
         search._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(search, metadata, skipParams=["estimatorParamMaps"])
         return search
+
+
+class _SharedShards:
+    """Shards of several fits, written by the first that needs them and deleted after the last.
+
+    Args:
+        key: of all that decides what lies in them but the transformation.
+        transformation: of the rows; the very same function for all these fits.
+    """
+
+    def __init__(self, key: tuple[Any, ...], transformation: Any) -> None:
+        self.key, self.transformation = key, transformation
+        self.fits_to_come = 0
+        self._running = 0
+        self._lock = threading.Lock()
+        self._prepared: Prepared | None = None
+        self._owner: Fit | None = None
+
+    def prepared(self, fit: Fit, frame: DataFrame) -> Prepared:
+        """The shards; ``fit`` writes them if nobody has."""
+        with self._lock:
+            self.fits_to_come, self._running = self.fits_to_come - 1, self._running + 1
+            if self._prepared is None:
+                self._owner = fit
+                self._prepared = fit.write(frame)
+            return self._prepared
+
+    def leave(self, fit: Fit) -> None:
+        """One fit is done; what it has written stays as long as others need it."""
+        with self._lock:
+            self._running -= 1
+            is_owner = fit is self._owner
+        if not is_owner:
+            fit.close()
+        self.close(self.fits_to_come)
+
+    def close(self, fits_to_come: int = 0) -> None:
+        """Expect so many fits more; without any, and with none at work, delete the shards."""
+        with self._lock:
+            self.fits_to_come = fits_to_come
+            if self.fits_to_come <= 0 and self._running == 0 and self._owner is not None:
+                self._owner.close()
+                self._owner = self._prepared = None
+
+
+class GridFits(Iterator[tuple[int, TorchModel]]):
+    """Fits of one frame, each started by whoever asks for the next; several threads may ask at once.
+
+    Args:
+        frame: the rows.
+        estimators: one a fit; those that differ in training alone share their shards.
+    """
+
+    def __init__(self, frame: DataFrame, estimators: Sequence[CheckedParams]) -> None:
+        self._frame = frame
+        self._lock = threading.Lock()
+        self._next = 0
+        self._shared: list[_SharedShards] = []
+        self._fits: list[tuple[CheckedParams, _SharedShards]] = []
+        for estimator in estimators:
+            key, transformation = sharing_key(estimator), estimator.getOrDefault("transformation_fn")
+            alike = (each for each in self._shared if each.key == key and each.transformation is transformation)
+            shards = next(alike, None)
+            if shards is None:
+                shards = _SharedShards(key, transformation)
+                self._shared.append(shards)
+            shards.fits_to_come += 1
+            self._fits.append((estimator, shards))
+
+    def __next__(self) -> tuple[int, TorchModel]:
+        with self._lock:
+            index = self._next
+            if index >= len(self._fits):
+                raise StopIteration
+            self._next += 1
+        try:
+            with callers_names():
+                return index, self._fitted(*self._fits[index])
+        except BaseException:
+            self.close()  # a search ends with its first error
+            raise
+
+    def _fitted(self, estimator: CheckedParams, shards: _SharedShards) -> TorchModel:
+        fit = Fit(estimator, self._frame.sparkSession)
+        try:
+            return fit.train(shards.prepared(fit, self._frame))
+        finally:
+            shards.leave(fit)
+
+    def close(self) -> None:
+        """Delete the shards of fits that nobody will ask for; idempotent."""
+        for shards in self._shared:
+            shards.close()

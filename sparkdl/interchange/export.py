@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from sparkdl.config import require
 from sparkdl.errors import BundleError
 from sparkdl.estimator.outputs import OutputModule, OutputSpec
-from sparkdl.estimator.training import training_of
+from sparkdl.estimator.summary import training_of
 from sparkdl.features.fitted import Features
 from sparkdl.interchange.served import signature_of
 from sparkdl.models.bundle import Bundle, load_bundle

@@ -255,7 +255,7 @@ def _run(client: Any, experiment: str, registry: str, version: ModelVersion, inf
 def _log(client: Any, run: Any, registry: str, version: ModelVersion, info: BundleInfo) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-    from sparkdl.estimator.training import training_of  # torch, which a plan of a pipeline needs not
+    from sparkdl.estimator.summary import training_of  # torch, which a plan of a pipeline needs not
 
     run_id, when = run.info.run_id, int(version.published.timestamp() * 1000)
     curves = curves_of(version, training_of(info).history)

@@ -12,9 +12,8 @@ from typing import Any
 
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.outputs import with_outputs
-from sparkdl.estimator.prediction_columns import Wanted, wanted_columns
-from sparkdl.estimator.training import Training, training_of
+from sparkdl.estimator.outputs import Wanted, wanted_columns, with_outputs
+from sparkdl.estimator.summary import Training, training_of
 from sparkdl.features.spec import DateParts
 from sparkdl.models.bundle import load_bundle
 from sparkdl.models.folder import BundleInfo, read_bundle

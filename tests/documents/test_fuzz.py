@@ -20,7 +20,7 @@ from torch import nn
 from sparkdl.config import CheckpointConfig
 from sparkdl.documents.typed import Source, convert, encode, parse
 from sparkdl.errors import IntegrityError, SparkdlError
-from sparkdl.estimator.saving.saved import Saved, load_named, save_named
+from sparkdl.estimator.saving.artifacts import Saved, load_named, save_named
 from sparkdl.features.fitted import Features, fit
 from sparkdl.features.spec import Category, DateParts, Ids, Number, Text, Vector
 from sparkdl.features.statistics import statistics_of

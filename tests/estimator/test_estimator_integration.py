@@ -96,7 +96,7 @@ def test_the_split_by_fraction_depends_on_seed_and_rows_and_on_no_partitioning(f
 
 
 def test_a_grid_gives_one_model_a_map_in_order_and_writes_shards_once(frame, tmp_path, monkeypatch):
-    from sparkdl.estimator.fit import data
+    from sparkdl.estimator import data
 
     written = []
     monkeypatch.setattr(data, "write_shards", lambda *a, **k: written.append(1) or write_shards(*a, **k))
@@ -171,9 +171,9 @@ def bad(frame, estimator, error, message):
 
 
 def test_what_cannot_work_is_refused_before_a_rank_starts(frame, monkeypatch):
-    from sparkdl.estimator.fit import attempts
+    from sparkdl.estimator import fit
 
-    monkeypatch.setattr(attempts, "run", lambda *a, **k: pytest.fail("ranks were started"))
+    monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
     bad(pd.DataFrame({"a": [1.0]}), regression(), SchemaError, r"not a pandas.*createDataFrame")
     other = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
     bad(frame, regression(optimizer=other), ConfigError, "2 parameters of the optimizer are not among the 2 of")

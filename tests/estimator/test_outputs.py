@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import TorchModel
-from sparkdl.estimator.inputs.probe import Output
-from sparkdl.estimator.outputs import OutputModule, OutputSpec
-from sparkdl.estimator.prediction_columns import check_columns, tell_of_own_loss, wanted_columns
+from sparkdl.estimator.checks import warn_of_own_loss
+from sparkdl.estimator.model_call import Output
+from sparkdl.estimator.outputs import OutputModule, OutputSpec, check_columns, wanted_columns
 from sparkdl.models.signature import Signature, TensorField
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.objective.labels import meaning_of
@@ -116,7 +116,7 @@ def test_the_log_says_that_a_loss_of_ones_own_gives_no_class(shape, dtype, meani
     train = Manifest(rows=1, bytes=0, shards=(), tensors=(TensorSpec(name="y", dtype=dtype, columns=("y",)),))
     found = SimpleNamespace(outputs=(Output("y", shape, "float32"),))
     with caplog.at_level("WARNING", logger="sparkdl"):
-        tell_of_own_loss(params(predictionCol="p"), found, {"y": meaning}, train)
-        tell_of_own_loss(params(), found, {"y": meaning}, train)
+        warn_of_own_loss(params(predictionCol="p"), found, {"y": meaning}, train)
+        warn_of_own_loss(params(), found, {"y": meaning}, train)
     assert len(caplog.records) == told
     assert ("predictionCol='p' will hold the 3 numbers of the output, no class" in caplog.text) == told

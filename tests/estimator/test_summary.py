@@ -2,7 +2,7 @@ import pytest
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import TorchModel
-from sparkdl.estimator.fitted import _plain
+from sparkdl.estimator.fit import _plain
 from sparkdl.estimator.summary import TrainingSummary, epoch_rows, horovod_history, plot_epochs
 
 ROWS = [

@@ -10,8 +10,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator import CrossValidator, TorchEstimator
-from sparkdl.estimator.fit import data
+from sparkdl.estimator import CrossValidator, TorchEstimator, data
 from sparkdl.shards.write import write_shards
 
 

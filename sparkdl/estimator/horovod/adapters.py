@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.inputs.views import Views
+from sparkdl.estimator.model_call import ModelCall
 from sparkdl.models.calling import parameters_of
 from sparkdl.models.signature import COMPANIONS
 from sparkdl.train.objective.labels import label_kind
 from sparkdl.train.objective.named_metrics import named_metric
-
-__all__ = ["LikeOutput", "MinibatchStep", "adapted_loss", "adapted_metrics", "inputs_by_position"]
 
 
 def adapted_loss(loss: Any) -> Any:
@@ -128,7 +126,7 @@ def _fresh(name: str, taken: Mapping[str, Any]) -> str:
     return next(f"{name}_{n}" for n in range(2, len(taken) + 3) if f"{name}_{n}" not in taken)
 
 
-def inputs_by_position(model: torch.nn.Module, views: Views) -> tuple[str, ...]:
+def inputs_by_position(model: torch.nn.Module, call: ModelCall) -> tuple[str, ...]:
     """In which order ``model(*inputs)`` takes inputs that go by keyword; empty where they go by position as they are.
 
     A ``train_minibatch_fn`` of Horovod's calls ``model(*inputs)``, whatever the names of the model's parameters. A
@@ -137,10 +135,10 @@ def inputs_by_position(model: torch.nn.Module, views: Views) -> tuple[str, ...]:
     Raises:
         ConfigError: it takes some of them by keyword alone.
     """
-    beside = any(view.form in COMPANIONS for view in views.inputs)
-    if views.style == "dict" or (views.style == "positional" and not beside):
+    beside = any(argument.form in COMPANIONS for argument in call.inputs)
+    if call.style == "dict" or (call.style == "positional" and not beside):
         return ()
-    names = {view.name for view in views.inputs}
+    names = {argument.name for argument in call.inputs}
     places = [p.name for p in parameters_of(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     first = tuple(places[: len(names)])
     if set(first) != names:
@@ -163,7 +161,7 @@ class MinibatchStep:
 
     Attributes:
         function: the user's.
-        views: from a batch to the model's inputs.
+        call: from a batch to the model's inputs.
         labels: names of the label tensors.
         sample_weight: name of the weights' tensor.
         passes: backward_passes_per_step.
@@ -171,7 +169,7 @@ class MinibatchStep:
     """
 
     function: Callable[..., Any]
-    views: Views
+    call: ModelCall
     labels: tuple[str, ...]
     sample_weight: str | None = None
     passes: int = 1
@@ -184,7 +182,7 @@ class MinibatchStep:
         return model(*self._inputs(batch))
 
     def _inputs(self, batch: Any) -> list[Any]:
-        positional, named = self.views.arguments(batch)
+        positional, named = self.call.arguments(batch)
         return [named[name] for name in self.order] if self.order else list(positional)
 
     def __call__(self, model: torch.nn.Module, optimizer: Any, batch: Any, loss: Callable[..., torch.Tensor]) -> Any:

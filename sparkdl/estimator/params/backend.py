@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 
-__all__ = ["Backend", "SparkBackend", "backend_of", "is_own"]
-
 
 class Backend(Protocol):
     """What Horovod asks of a backend: it runs the ranks, wherever it likes.

@@ -19,34 +19,6 @@ from sparkdl.estimator.store import Store
 from sparkdl.storage import Storage
 from sparkdl.train.objective.metric_names import check_metric_name
 
-__all__ = [
-    "Converter",
-    "anything_in",
-    "backend",
-    "boolean",
-    "callbacks",
-    "column",
-    "columns",
-    "compile_mode",
-    "compression",
-    "dtypes",
-    "edit_fields",
-    "function",
-    "functions",
-    "integer",
-    "loss_or_losses",
-    "metrics",
-    "model",
-    "number",
-    "numbers_list",
-    "only",
-    "optimizer",
-    "refused",
-    "shapes",
-    "store",
-    "validation",
-]
-
 Converter = Callable[[str, Any], Any]
 """``(name of the parameter, value) -> value``; None never reaches a converter: it means "the default"."""
 

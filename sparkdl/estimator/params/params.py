@@ -1,22 +1,18 @@
-"""Spark ``Param`` objects made from the table, with the getters and setters that Horovod's and Spark's users write.
-
-Enters: keyword arguments and param maps. Leaves: a ``Params`` whose every value was checked by its converter. None
-means the default, an unknown name or two names for one thing raise, and nothing is accepted and ignored.
-"""
+"""Spark ``Param`` objects made from the table of ``spec.py``, with checked values and advice on other names."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params
 
-from sparkdl.errors import ConfigError
-from sparkdl.estimator.params.renamed import advice
+from sparkdl.errors import ConfigError, LaunchTimeoutError, RankFailedError, SparkdlError
 from sparkdl.estimator.params.spec import ALIASES, ParamSpec
-
-__all__ = ["CheckedParams", "check_conflicts", "declare", "set_defaults", "value_of"]
 
 _T = TypeVar("_T", bound="type[CheckedParams]")
 
@@ -151,3 +147,124 @@ def _setter(spec: ParamSpec) -> Callable[..., Any]:
     set_value.__name__ = set_value.__qualname__ = f"set{spec.suffix}"
     set_value.__doc__ = f"Set {spec.name}: {spec.effect}"
     return set_value
+
+
+_RENAMED = {
+    "epochs": ("n_epochs", "nepochs", "num_epochs", "max_epochs", "max_iter"),
+    "batch_size": ("per_device_batch_size", "per_device_train_batch_size", "train_batch_size", "train_bs"),
+    "val_batch_size": ("eval_batch_size", "validation_batch_size", "per_device_eval_batch_size"),
+    "num_proc": ("np", "num_processes", "num_workers", "n_workers", "num_ranks", "world_size", "nproc_per_node"),
+    "use_gpu": ("num_gpus", "gpus", "device", "accelerator", "use_cuda"),
+    "random_seed": ("seed", "random_state"),
+    "loss": ("loss_fn", "criterion", "loss_function", "objective"),
+    "optimizer": ("lr", "learning_rate", "optimizer_fn", "optim", "weight_decay", "momentum"),
+    "lr_scheduler": ("scheduler", "lr_schedule", "lr_scheduler_fn"),
+    "feature_cols": ("features", "feature_columns", "features_cols", "input_cols", "inputs", "x_cols"),
+    "featuresCol": ("features_col", "feature_col", "input_col"),
+    "label_cols": ("labels", "label_columns", "labels_cols", "target_cols", "targets", "y_cols"),
+    "labelCol": ("label", "target", "target_col", "labels_col"),
+    "sample_weight_col": ("sample_weight", "weight_cols", "weights_col", "weight_column"),
+    "validation": ("validation_split", "val_split", "validation_fraction", "eval_fraction"),
+    "validationIndicatorCol": ("validation_col", "val_col"),
+    "outputCols": ("output_columns", "output_col", "prediction_cols"),
+    "train_minibatch_fn": ("training_step", "train_step", "train_fn"),
+    "max_grad_norm": ("gradient_clip_val", "clip_grad_norm", "grad_clip", "clip_norm"),
+    "backward_passes_per_step": ("accumulate_grad_batches", "gradient_accumulation_steps", "accumulate_steps"),
+    "precision": ("mixed_precision", "amp", "fp16", "bf16", "use_amp"),
+    "early_stopping_patience": ("patience", "early_stopping", "early_stopping_rounds"),
+    "store": ("checkpoint_dir", "log_dir", "logs_dir", "default_root_dir", "work_dir"),
+    "checkpoint_every": ("save_steps", "save_every", "checkpoint_interval"),
+    "max_failures": ("max_restarts", "max_retries", "reset_limit"),
+    "min_num_proc": ("min_np", "min_num_workers"),
+    "train_reader_num_workers": ("train_reader_num_worker", "dataloader_num_workers", "num_data_workers"),
+    "val_reader_num_workers": ("val_reader_num_worker",),
+    "shuffle_buffer_size": ("shuffling_buffer_size",),
+    "transform_batch_size": ("score_batch_size", "inference_batch_size", "predict_batch_size"),
+    "num_proc, epochs and the others": ("trainer_args", "training_args", "fit_params"),
+    "callbacks": ("callback", "logger", "loggers", "profiler", "log_every_n_steps"),
+    "verbose": ("enable_progress_bar", "progress", "quiet", "debug_data_loader"),
+    "timeout": ("start_timeout",),
+}
+_WITHOUT = {
+    "loader_num_epochs": "leave it out: rows are read as often as epochs says",
+    "terminate_on_nan": "leave it out: a loss that is not finite always ends the fit, with its step and rank",
+    "mp_start_methods": "leave it out: ranks start no process",
+    "inmemory_cache": "leave it out: local shards are mapped into memory",
+    "history": "leave it out: the fitted model brings its history",
+    "petastorm_reader": "leave it out: rows are read from sparkdl's own shards",
+}
+_NEAR = 0.8  # below it, similar spelling means nothing
+
+
+def advice(name: str, known: Iterable[str]) -> str:
+    """What to say of ``name``, which is none of the ``known`` parameters."""
+    names = list(known)
+    plain = {_plain(one): one for one in names}
+    if _plain(name) in plain:
+        return f"it is spelt {plain[_plain(name)]}"
+    for here, others in _RENAMED.items():
+        if _plain(name) in map(_plain, others) and (here in names or "," in here):
+            return f"use {here}"
+    for other, remedy in _WITHOUT.items():
+        if _plain(name) == _plain(other):
+            return remedy
+    near = difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
+    return f"did you mean {near[0]}?" if near else "see explainParams() for the names there are"
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+PARAMETER_OF = {
+    "accumulate_steps": "backward_passes_per_step",
+    "compression": "gradient_compression",
+    "every_steps": "checkpoint_every",
+    "keep_last": "keep_checkpoints",
+    "log_to_driver": "verbose",
+    "pool_bytes": "shuffle_buffer_size in bytes",
+    "repartition": "partitions_per_process",
+    "scheduler": "lr_scheduler",
+    "scheduler_interval": "per_step of lr_scheduler",
+    "seed": "random_seed",
+    "start_timeout": "timeout",
+    "start_timeout_seconds": "timeout",
+    "steps_per_epoch": "train_steps_per_epoch",
+    "tensorboard_dir": "logs of the store",
+    "threads": "train_reader_num_workers or val_reader_num_workers",
+    "uri": "store",
+    "validation_batch_size": "val_batch_size",
+    "validation_steps": "validation_steps_per_epoch",
+}
+"""The parameter that sets a field of a config, where they are called differently."""
+
+_QUOTED = r"'[^']*'|\"[^\"]*\"|`[^`]*`"
+_WORDS = {"compression", "repartition", "scheduler", "seed", "threads", "uri"}  # of English, too
+_SET = "|".join(sorted(PARAMETER_OF.keys() - {"start_timeout"}, key=len, reverse=True))  # which a backend has as well
+_MENTIONED = "|".join(sorted(PARAMETER_OF.keys() - _WORDS, key=len, reverse=True))
+_NAMED = re.compile(rf"{_QUOTED}|(?<![\w./-])(?:({_SET})(?==| is )|({_MENTIONED})(?![\w./(=-]))")
+
+
+def in_callers_names(text: str) -> str:
+    """Return a message with the estimator's parameters in the place of fields; what is quoted stays as it is."""
+
+    def renamed(found: re.Match[str]) -> str:
+        field = found[1] or found[2]
+        return PARAMETER_OF[field] if field else found[0]
+
+    return _NAMED.sub(renamed, text)
+
+
+@contextmanager
+def callers_names() -> Iterator[None]:
+    """Let errors of sparkdl leave the block in the names of the estimator's user."""
+    try:
+        yield
+    except RankFailedError:
+        raise  # quotes what the user's own code raised
+    except SparkdlError as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (in_callers_names(error.args[0]), *error.args[1:])
+        if isinstance(error, LaunchTimeoutError):
+            error.message = in_callers_names(error.message)
+        raise

@@ -1,17 +1,13 @@
-"""The parameters of the estimator as one table: the code, the help texts and the documentation are made from it.
-
-Enters: nothing. Leaves: ``SPECS``, one ``ParamSpec`` a parameter; ``params.py`` makes Spark ``Param`` objects of them,
-``parameter_table.py`` the page that users read.
-"""
+"""All parameters in one table; ``python -m sparkdl.estimator.params.spec`` writes ``PARAMETERS.md`` from it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sparkdl.estimator.params import converters as c
-
-__all__ = ["ALIASES", "MODEL_SPECS", "SPECS", "ParamSpec"]
 
 HOROVOD, SPARK, OURS = "Horovod", "Spark ML", "sparkdl"
 
@@ -285,3 +281,40 @@ MODEL_SPECS: tuple[ParamSpec, ...] = (
 )
 # fmt: on
 """Every parameter of ``TorchModel`` that is plain data; model, optimizer, loss and history are attributes."""
+
+
+PAGE = Path(__file__).parents[1] / "PARAMETERS.md"
+
+_INTRODUCTION = """# Parameters of TorchEstimator and TorchModel
+
+Written by `python -m sparkdl.estimator.params.spec`; do not edit. "Peer" says whose code uses the name:
+Horovod's TorchEstimator, Spark ML, or sparkdl itself. A value of None means the default. What is refused raises a
+`ConfigError` that names what to use instead.
+"""
+
+
+def render() -> str:
+    """Return the whole page."""
+    both = "\n".join(f"- `{ours}` or `{alias}`: giving both is an error." for ours, alias in ALIASES.items())
+    return (
+        f"{_INTRODUCTION}\n## TorchEstimator\n\n{_table(SPECS)}\n"
+        f"### Two names for one thing\n\n{both}\n\n## TorchModel\n\n{_table(MODEL_SPECS)}"
+    )
+
+
+def write() -> Path:
+    """Write the page beside this file; return its path."""
+    PAGE.write_text(render(), encoding="utf-8")
+    return PAGE
+
+
+def _table(specs: Iterable[ParamSpec]) -> str:
+    lines = ["| parameter | default | unit or kind | effect | peer |", "|---|---|---|---|---|"]
+    for spec in specs:
+        cells = (f"`{spec.name}`", f"`{spec.default!r}`", spec.unit, spec.effect, spec.peer)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(write())

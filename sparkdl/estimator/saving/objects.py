@@ -30,15 +30,12 @@ from sparkdl.documents import trees
 from sparkdl.documents.tensors import DTYPE_NAMES
 from sparkdl.documents.typed import Source, convert
 from sparkdl.errors import BundleError
-from sparkdl.estimator.fit.shipping import is_loose
 from sparkdl.estimator.params.backend import SparkBackend
-from sparkdl.estimator.saving.artifacts import is_plain_tensor
 from sparkdl.estimator.store import Store
 from sparkdl.estimator.summary import TrainingSummary
+from sparkdl.estimator.user_code import is_loose
 from sparkdl.models.importing import resolve
 from sparkdl.models.trust import REMEDY
-
-__all__ = ["INSTALLED", "Decoder", "Encoder", "NotPlain"]
 
 INSTALLED = ("torch.nn", "torch.optim", "torchmetrics")
 """What saved objects may name without a word: what sparkdl itself needs, and loads no files."""
@@ -242,6 +239,12 @@ class Decoder(trees.Decoder):
         if not (inspect.isclass(made) and _is_loss(made)):
             raise BundleError(f"torch.nn {torch.__version__} has no loss {kind!r}: load it with its torch")
         return cast(nn.Module, made(**self._any(arguments))).train(training)
+
+
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """Whether safetensors can hold it: dense, real, a leaf, without attributes of its own."""
+    dense = tensor.layout == torch.strided and not tensor.is_quantized and tensor.is_leaf
+    return dense and not vars(tensor) and not tensor.is_complex() and tensor.device.type != "meta"
 
 
 def _without_numpy(value: Any) -> Any:

@@ -27,17 +27,15 @@ from pyspark.ml.util import DefaultParamsWriter, MLReader, MLWritable, MLWriter
 from sparkdl.documents.atomic_folder import atomic_replace
 from sparkdl.documents.typed import Source, convert, parse
 from sparkdl.errors import BundleError, ConfigError, ConflictError, IntegrityError, StorageError
-from sparkdl.estimator.fit.shipping import loose_by_value
 from sparkdl.estimator.params.params import CheckedParams
-from sparkdl.estimator.saving.saved import Saved, Withheld, load_named, save_named
+from sparkdl.estimator.saving.artifacts import Saved, Withheld, load_named, save_named
+from sparkdl.estimator.user_code import loose_by_value
 from sparkdl.models.bundle import load_bundle, read_bundle, save_bundle
 from sparkdl.models.calling import Arguments, formed
 from sparkdl.models.preprocessing import features_of, preprocessing_of
 from sparkdl.models.signature import Signature
 from sparkdl.models.trust import REMEDY, allowed_imports, pickle_allowed
 from sparkdl.storage import Storage
-
-__all__ = ["EstimatorReader", "EstimatorWriter", "ModelReader", "ModelWriter", "StageWriter", "save_atomically"]
 
 _SECTION = "sparkdl"
 _METADATA_BYTES = 64 << 20

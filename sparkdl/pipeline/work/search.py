@@ -15,7 +15,7 @@ import msgspec
 from torch import nn
 
 from sparkdl.errors import ConfigError, DataError, NonFiniteLossError, RankFailedError, SchemaError, SparkdlError
-from sparkdl.estimator.fit.attempts import is_transient
+from sparkdl.estimator.elastic import is_transient
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.spec import PipelineSpec

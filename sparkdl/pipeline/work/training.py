@@ -21,7 +21,7 @@ from sparkdl.errors import BundleError, ConfigError, ConflictError
 from sparkdl.estimator.estimator import TorchEstimator
 from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.store import Store
-from sparkdl.estimator.training import plain_epochs
+from sparkdl.estimator.summary import plain_epochs
 from sparkdl.launch.driver.slots import slots_of
 from sparkdl.models.bundle import load_bundle, read_bundle
 from sparkdl.models.preprocessing import COLUMN_TYPES

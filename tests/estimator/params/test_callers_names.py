@@ -8,9 +8,9 @@ import torch
 
 from sparkdl import config
 from sparkdl.errors import ConfigError, LaunchTimeoutError, RankFailedError, SparkdlError
+from sparkdl.estimator import fit_spec
 from sparkdl.estimator.estimator import TorchEstimator
-from sparkdl.estimator.fit import settings
-from sparkdl.estimator.params.callers_names import PARAMETER_OF, callers_names, in_callers_names
+from sparkdl.estimator.params.params import PARAMETER_OF, callers_names, in_callers_names
 from sparkdl.train.checkpoint.identity import check_same, identity_of
 from sparkdl.train.task import Task
 
@@ -20,9 +20,9 @@ NEVER_THE_USERS = {"fit_id", "preload", "sync"}
 
 
 def set_by_the_estimator():
-    """(config, field) of every field that settings.py fills in."""
+    """(config, field) of every field that fit_spec.py fills in."""
     found = set()
-    for node in ast.walk(ast.parse(inspect.getsource(settings))):
+    for node in ast.walk(ast.parse(inspect.getsource(fit_spec))):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             name = "LoaderConfig" if called == "replace" else called

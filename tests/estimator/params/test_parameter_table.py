@@ -1,9 +1,8 @@
-from sparkdl.estimator.params.parameter_table import PAGE, render
-from sparkdl.estimator.params.spec import SPECS
+from sparkdl.estimator.params.spec import PAGE, SPECS, render
 
 
 def test_the_page_is_what_the_code_says():
-    assert PAGE.read_text(encoding="utf-8") == render(), "run python -m sparkdl.estimator.params.parameter_table"
+    assert PAGE.read_text(encoding="utf-8") == render(), "run python -m sparkdl.estimator.params.spec"
 
 
 def test_every_parameter_says_default_unit_effect_and_peer():

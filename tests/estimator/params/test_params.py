@@ -5,7 +5,7 @@ import torch
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import SparkBackend, TorchEstimator, TorchModel
-from sparkdl.estimator.params import renamed
+from sparkdl.estimator.params import params as advice
 from sparkdl.estimator.params.spec import ALIASES, SPECS
 
 HOROVOD = """
@@ -68,9 +68,9 @@ def test_an_unknown_name_is_refused_with_what_to_write_instead(name, hint):
 
 def test_the_table_of_other_names_leads_to_parameters_there_are():
     known = {spec.name for spec in SPECS}
-    others = [name for names in renamed._RENAMED.values() for name in names]
-    assert {here for here in renamed._RENAMED if "," not in here} <= known
-    assert not known & {*others, *renamed._WITHOUT}
+    others = [name for names in advice._RENAMED.values() for name in names]
+    assert {here for here in advice._RENAMED if "," not in here} <= known
+    assert not known & {*others, *advice._WITHOUT}
     assert len(set(others)) == len(others)
 
 

@@ -4,7 +4,7 @@ from pyspark.sql import types as T
 
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.inputs.column_plan import Roles, plan_columns, source_column
+from sparkdl.estimator.column_plan import Roles, plan_columns, source_column
 from sparkdl.shards.manifest import Manifest
 
 SCHEMA = (
@@ -92,13 +92,13 @@ def test_wrong_input_shapes_name_both_shapes():
         TensorSpec(name="features", dtype="float32", shape=(1,), columns=("f",)),
     )
     manifest = Manifest(rows=1, bytes=1, shards=(), tensors=tensors)
-    good = plan("v", "f", shapes=((-1, 1, 28, 28), (-1, 1))).views(manifest)
+    good = plan("v", "f", shapes=((-1, 1, 28, 28), (-1, 1))).inputs(manifest)
     assert [(view.tensor, view.index, view.shape) for view in good] == [
         ("v", None, (-1, 1, 28, 28)),
         ("features", 0, (-1, 1)),
     ]
     with pytest.raises(ConfigError, match=r"\[-1, 1, 28, 27\] for 'v', whose rows have shape \[784\]"):
-        plan("v", "f", shapes=((-1, 1, 28, 27), (-1, 1))).views(manifest)
+        plan("v", "f", shapes=((-1, 1, 28, 27), (-1, 1))).inputs(manifest)
 
 
 def test_a_feature_that_is_a_label_or_the_weight_as_well_is_packed_like_the_others():
@@ -108,8 +108,12 @@ def test_a_feature_that_is_a_label_or_the_weight_as_well_is_packed_like_the_othe
     assert found.layout.dtypes == {"f": "float32", "y__feature": "float32", "j__feature": "float32", "j": "float32"}
     packed = TensorSpec(name="features", dtype="float32", shape=(3,), columns=("f", "y__feature", "j__feature"))
     manifest = Manifest(rows=1, bytes=1, shards=(), tensors=(packed,))
-    assert [view.tensor for view in found.views(manifest)] == ["features"]
-    assert [(view.name, view.index) for view in found.views(manifest, by_column=True)] == [("f", 0), ("y", 1), ("j", 2)]
+    assert [view.tensor for view in found.inputs(manifest)] == ["features"]
+    assert [(view.name, view.index) for view in found.inputs(manifest, by_column=True)] == [
+        ("f", 0),
+        ("y", 1),
+        ("j", 2),
+    ]
     assert source_column("y__feature") == source_column("y") == "y"
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from sparkdl.errors import CheckpointError, ConfigError
-from sparkdl.estimator import TorchEstimator
-from sparkdl.estimator.fit import attempts
+from sparkdl.estimator import TorchEstimator, fit
 from sparkdl.train.callbacks import Callback
 
 
@@ -71,7 +70,7 @@ def store(trained, tmp_path):
 
 @pytest.fixture
 def no_ranks(monkeypatch):
-    monkeypatch.setattr(attempts, "run", lambda *a, **k: pytest.fail("ranks were started"))
+    monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
 
 
 def test_the_same_run_goes_on_bit_for_bit(frame, store, tmp_path):

@@ -1,36 +1,36 @@
-"""Packs what the user gave as objects, once, and sees to it that the ranks can open it.
-
-Enters: the user's model, optimizer, loss and callbacks. Leaves: a ``Payload``, one pickle, so that an optimizer stays
-bound to its model's parameters. Classes and functions of a script, a notebook or a loose module travel with it, since a
-worker could not import them; those of installed packages are imported there.
-"""
+"""The user's own objects and functions: how they travel to the ranks, and which line of them failed."""
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import pickletools
 import site
 import sys
 import sysconfig
 import threading
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import torch
 
 from sparkdl.documents.payload import Payload
-from sparkdl.errors import ConfigError
+from sparkdl.errors import LIBRARIES, ConfigError, SparkdlError
 from sparkdl.observe import logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_importable", "foreign_modules", "is_loose", "loose_by_value", "missing_modules", "pack"]
 
 _EXPECTED = {"sparkdl", "torch", "numpy", "pyspark", "pyarrow", "pandas", "cloudpickle", "torchmetrics", "horovod"}
 """Packages that every worker has, or sparkdl itself would not run there."""
@@ -174,3 +174,84 @@ def _by_value(names: list[str]) -> Iterator[None]:
                 stack.callback(cloudpickle.unregister_pickle_by_value, sys.modules[name])
         logger.debug("modules that travel by value: %s", loaded)
         yield
+
+
+_BY_ARGUMENTS = (RuntimeError, TypeError, ValueError, IndexError)
+"""What torch and its kin raise where tensors do not fit an operation or a signature."""
+
+
+def place_of_error(error: Exception) -> str | None:
+    """Return ``file:line`` where the user's code itself failed, None where its arguments plausibly do not fit.
+
+    An operation that refuses its tensors is no fault of the code that calls it; neither is a call with the wrong number
+    of arguments, which has run nothing yet. A name that does not exist is one, and so is what the user's own ``raise``
+    says.
+    """
+    frames = _frames(error)
+    own = _users_frames(frames)
+    explicit = bool(own) and own[-1] is frames[-1] and _raises(own[-1])
+    if isinstance(error, _BY_ARGUMENTS) and not isinstance(error, NotImplementedError) and not explicit:
+        return None
+    return _line(own or frames)
+
+
+@contextmanager
+def naming_errors(parameter: str) -> Iterator[None]:
+    """Let what the user's function raises, which makes the value of ``parameter``, be one sentence with its line.
+
+    Raises:
+        ConfigError: the block raised something untyped.
+    """
+    try:
+        yield
+    except SparkdlError:
+        raise
+    except Exception as error:
+        frames = _frames(error)
+        told, place = f"{type(error).__name__}: {error}", _line(_users_frames(frames) or frames)
+        raise ConfigError(f"the function given as {parameter} raised {told} at {place}: correct it there") from error
+
+
+def _users_frames(frames: list[TracebackType]) -> list[TracebackType]:
+    return [frame for frame in frames if not frame.tb_frame.f_code.co_filename.startswith(LIBRARIES)]
+
+
+def _line(frames: list[TracebackType]) -> str:
+    place = traceback.extract_tb(frames[-1], limit=1)[0]
+    return f"{place.filename}:{place.lineno}"
+
+
+def _frames(error: Exception) -> list[TracebackType]:
+    found, frame = [], error.__traceback__
+    while frame is not None:
+        found.append(frame)
+        frame = frame.tb_next
+    return found
+
+
+def _raises(frame: TracebackType) -> bool:
+    """Whether the frame stands at a ``raise`` or an ``assert``."""
+    code = frame.tb_frame.f_code
+    return any(one.offset == frame.tb_lasti and one.opname == "RAISE_VARARGS" for one in dis.get_instructions(code))
+
+
+def built(given: Any) -> torch.nn.Module:
+    """The module itself, made if a function was given.
+
+    Raises:
+        ConfigError: it is none, its class wants arguments, or its function fails.
+    """
+    if not isinstance(given, torch.nn.Module):
+        try:
+            inspect.signature(given).bind()
+        except TypeError as error:
+            name = getattr(given, "__name__", type(given).__name__)
+            raise ConfigError(
+                f"model={name} cannot be made without arguments ({error}): give the module itself, {name}(...), or "
+                f"functools.partial({name}, ...)"
+            ) from error
+    with naming_errors("model"):
+        model = given if isinstance(given, torch.nn.Module) else given()
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module, or a function that makes one")
+    return model

@@ -1,8 +1,4 @@
-"""From a DataFrame to the shards of one fit: training rows, and validation rows.
-
-Enters: a DataFrame (or a pinned table version, or shard sets that exist) and the estimator's parameters. Leaves:
-``Prepared``: the manifests and the plan by which the model finds its inputs in them.
-"""
+"""From a DataFrame, a table version or existing shard sets to the shards of one fit."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ import hashlib
 import inspect
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
 import numpy as np
-import torch
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -29,34 +25,18 @@ from sparkdl.columns.names import check_names, quoted, tells_cases_apart
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import ShardConfig
 from sparkdl.errors import ConfigError, ConflictError, NoRowsError, SchemaError
-from sparkdl.estimator.fit.checks import built
-from sparkdl.estimator.fit.settings import ranks_wanted, roles_of, seed_of, shard_config
-from sparkdl.estimator.inputs.column_plan import ColumnPlan, Roles, plan_columns
-from sparkdl.estimator.inputs.probe import Probe, floating_dtype, probe
-from sparkdl.estimator.inputs.row_lengths import check_forms
-from sparkdl.estimator.params.params import CheckedParams, value_of
+from sparkdl.estimator.column_plan import ColumnPlan, plan_columns
+from sparkdl.estimator.fit_spec import FitSpec, Transformation
+from sparkdl.estimator.model_call import check_forms
 from sparkdl.estimator.store import Store
+from sparkdl.estimator.user_code import built
 from sparkdl.observe import span
 from sparkdl.shards.manifest import WRITER_VERSION, Manifest, Source
 from sparkdl.shards.write import write_shards, write_split
 from sparkdl.storage import Storage
 
-__all__ = ["Prepared", "held_out_rows", "prepare", "prepare_existing", "sharing_key"]
-
 _BUCKETS = 1 << 30
 _HELD_OUT = "_sparkdl_validation"
-
-_DATA_PARAMS = (
-    *("continuous_cols", "categorical_cols", "input_shapes", "label_shapes", "feature_dtypes", "random_seed"),
-    *("transformation_edit_fields", "transformation_removed_fields", "partitions_per_process", "compress_sparse_cols"),
-    *("spread_rows", "shuffle", "shuffle_buffer_size"),
-)
-
-
-_WRITING_PARAMS = (
-    *("transformation_fn", "transformation_edit_fields", "transformation_removed_fields", "partitions_per_process"),
-    *("continuous_cols", "categorical_cols", "feature_dtypes", "label_shapes", "compress_sparse_cols", "spread_rows"),
-)
 
 
 @dataclass
@@ -71,7 +51,6 @@ class Prepared:
         pinned: whether they come from a pinned table version, and may serve the next fit.
         ours: whether this fit wrote them, and so may delete them.
         seconds: spent on writing.
-        probes: by ``id``, the models of fits on these shards, and how each is called; see ``probe``.
     """
 
     plan: ColumnPlan
@@ -81,7 +60,6 @@ class Prepared:
     pinned: bool = False
     ours: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
-    probes: dict[int, tuple[Any, Probe]] = field(default_factory=dict)
 
     def discard(self) -> None:
         """Delete what the store's policy does not keep."""
@@ -89,57 +67,15 @@ class Prepared:
             if self.ours and manifest is not None and manifest.folder is not None:
                 self.store.discard_shards(manifest.folder, pinned=self.pinned)
 
-    def probe(self, given: Any, model: torch.nn.Module) -> Probe:
-        """How ``model``, a copy of ``given``, is called on these shards; found out once for all fits of ``given``.
-
-        Raises:
-            ConfigError: it cannot be called with these inputs.
-            DataError: an id lies beyond an embedding's table.
-        """
-        known = self.probes.get(id(given))
-        if known is None or not isinstance(given, torch.nn.Module):
-            inputs, by_column = self.plan.views(self.train), self.plan.views(self.train, by_column=True)
-            manifests = [self.train, *([self.validation] if self.validation else [])]
-            known = given, probe(model, inputs, by_column, manifests, self.plan.roles.labels, written=self.ours)
-            self.probes[id(given)] = known  # which keeps ``given`` alive, and so its id its own
-        return known[1]
-
-
-def sharing_key(params: CheckedParams) -> tuple[Any, ...]:
-    """What the shards of an estimator depend on besides the frame: fits with equal keys share them."""
-    ranks = ranks_wanted(params) or 0
-    return (*_data_key(params, ranks), _float_dtype(params), repr(params.getOrDefault("store")))
-
-
-def _float_dtype(params: CheckedParams) -> str:
-    """The floating dtype of the model, which its features take."""
-    model = params.getOrDefault("model")
-    return floating_dtype(model) if isinstance(model, torch.nn.Module) else "float32"
-
-
-def _data_key(params: CheckedParams, num_proc: int) -> tuple[Any, ...]:
-    get = params.getOrDefault
-    named = [value_of(params, name) for name in ("feature_cols", "label_cols", "sample_weight_col", "validation")]
-    ranks = num_proc if get("partitions_per_process") else 0
-    return (repr(named), *(repr(get(name)) for name in _DATA_PARAMS), id(get("transformation_fn")), ranks)
-
 
 def prepare(
-    params: CheckedParams,
-    df: DataFrame,
-    store: Store,
-    *,
-    num_proc: int,
-    held_out: DataFrame | None = None,
-    source: Source | None = None,
+    spec: FitSpec, df: DataFrame, *, held_out: DataFrame | None = None, source: Source | None = None
 ) -> Prepared:
     """Write the shards of one fit.
 
     Args:
-        params: the estimator's parameters.
+        spec: of the fit.
         df: the rows, which are read once; those of a pinned table version once for training, once for validation.
-        store: where shards go.
-        num_proc: number of ranks.
         held_out: rows to validate on; None takes those of ``df`` that the parameter ``validation`` chooses.
         source: the pinned table version behind ``df``; shards of it that exist are taken.
 
@@ -148,30 +84,52 @@ def prepare(
         ConfigError: the model cannot tell elements from padding.
         DataError: there are no rows, or nulls.
     """
-    float_dtype = _float_dtype(params)
-    roles = roles_of(params, float_dtype)
-    rows = _transformed(params, df)
-    plan = _planned(params, rows, roles)
-    marks = held_out_rows(rows, value_of(params, "validation"), plan.sources, seed_of(params))
+    rows = _transformed(spec.transformation, df)
+    plan = plan_columns(rows.schema, spec.roles, cases=tells_cases_apart(rows))
+    if plan.varying and spec.roles.shapes is not None:  # without, the statistics of the shards tell what varies
+        check_forms(built(spec.objects.model), plan.varying)
+    marks = held_out_rows(rows, spec.validation, plan.sources, spec.seed)
     parts = {"all": rows} if marks is None else {"train": rows.filter(~marks), "validation": rows.filter(marks)}
     if held_out is not None:
-        parts["validation"] = _transformed(params, held_out)
-        plan_columns(parts["validation"].schema, roles, cases=tells_cases_apart(rows))
-    stem = uuid.uuid4().hex if source is None else _stem(source, params, num_proc, float_dtype)
-    config, uris = shard_config(params, num_proc), {part: store.shards(f"{stem}-{part}") for part in parts}
+        parts["validation"] = _transformed(spec.transformation, held_out)
+        plan_columns(parts["validation"].schema, spec.roles, cases=tells_cases_apart(rows))
+    stem = uuid.uuid4().hex if source is None else _stem(source, spec)
+    uris = {part: spec.store.shards(f"{stem}-{part}") for part in parts}
 
     def write(part: str) -> Manifest:
         pinned = source and replace(source, transformation=f"{source.transformation}|{part}")
-        return _written(plan, parts[part], uris[part], config, pinned)
+        return _written(plan, parts[part], uris[part], spec.shards, pinned)
 
     seconds: dict[str, float] = {}
     with span("shards", seconds):
         if marks is not None and held_out is None and source is None:  # who knows whether a second reading is the same
-            written = _divided(plan, rows, marks, (uris["train"], uris["validation"]), config)
+            written = _divided(plan, rows, marks, (uris["train"], uris["validation"]), spec.shards)
         else:
             written = _at_once(df, write, list(parts))
     validation = written[1] if len(written) > 1 else None
-    return Prepared(plan, written[0], validation, store, pinned=source is not None, seconds=seconds)
+    return Prepared(plan, written[0], validation, spec.store, pinned=source is not None, seconds=seconds)
+
+
+def prepare_existing(spec: FitSpec, train: Manifest, validation: Manifest | None) -> Prepared:
+    """Take shard sets that exist instead of writing any.
+
+    Raises:
+        SchemaError: they lack a column.
+    """
+    roles = spec.roles
+    held = {column for tensor in train.tensors for column in tensor.columns}
+    weight = (roles.weight,) if roles.weight else ()
+    for name in (*roles.features, *roles.labels, *weight):
+        if name not in held:
+            raise SchemaError(
+                f"shard set {train.uri} holds no column {name!r}, only {sorted(held)}: choose among these"
+            )
+    for name in (*roles.labels, *weight):
+        if name not in {tensor.name for tensor in train.tensors}:
+            raise SchemaError(f"shard set {train.uri} packs {name!r} with others: write it with labels=[{name!r}]")
+    if validation is not None and validation.schema_hash != train.schema_hash:
+        raise SchemaError(f"{train.uri} and {validation.uri} hold different tensors: write both with the same layout")
+    return Prepared(ColumnPlan(roles=roles, casts={}, layout=Layout()), train, validation, spec.store, ours=False)
 
 
 def _written(plan: ColumnPlan, rows: DataFrame, uri: Storage, config: ShardConfig, source: Source | None) -> Manifest:
@@ -207,44 +165,6 @@ def _divided(
         config=config,
     )
     return [_or_empty(one) for one in both]
-
-
-def _planned(params: CheckedParams, rows: DataFrame, roles: Roles) -> ColumnPlan:
-    """Plan the columns; refuse, before a shard is written, a model that cannot take what input_shapes says."""
-    plan = plan_columns(rows.schema, roles, cases=tells_cases_apart(rows))
-    if plan.varying and roles.shapes is not None:  # without, the statistics of the shards tell whether lengths vary
-        check_forms(built(params.getOrDefault("model")), plan.varying)
-    return plan
-
-
-def prepare_existing(params: CheckedParams, train: Manifest, validation: Manifest | None, store: Store) -> Prepared:
-    """Take shard sets that exist instead of writing any.
-
-    Raises:
-        SchemaError: they lack a column.
-        ConfigError: a parameter asks for something that only writing could do.
-    """
-    for name in _WRITING_PARAMS:
-        if params.isSet(name):
-            raise ConfigError(
-                f"{name} works while shards are written, and these exist already: drop it, or use fit(df)"
-            )
-    if value_of(params, "validation") is not None:
-        raise ConfigError("validation chooses rows of a DataFrame: give fit_on_shards a validation set instead")
-    roles = roles_of(params, _float_dtype(params))
-    held = {column for spec in train.tensors for column in spec.columns}
-    for name in (*roles.features, *roles.labels, *([roles.weight] if roles.weight else [])):
-        if name not in held:
-            raise SchemaError(
-                f"shard set {train.uri} holds no column {name!r}, only {sorted(held)}: choose among these"
-            )
-    for name in (*roles.labels, *([roles.weight] if roles.weight else [])):
-        if name not in {spec.name for spec in train.tensors}:
-            raise SchemaError(f"shard set {train.uri} packs {name!r} with others: write it with labels=[{name!r}]")
-    if validation is not None and validation.schema_hash != train.schema_hash:
-        raise SchemaError(f"{train.uri} and {validation.uri} hold different tensors: write both with the same layout")
-    plan = ColumnPlan(roles=roles, casts={}, layout=Layout())
-    return Prepared(plan, train, validation, store, ours=False)
 
 
 def _at_once(df: DataFrame, write: Callable[[str], Manifest], parts: list[str]) -> list[Manifest]:
@@ -299,12 +219,14 @@ def held_out_rows(df: DataFrame, validation: str | float | None, columns: Sequen
     return F.pmod(hashed, F.lit(_BUCKETS)) < F.lit(int(validation * _BUCKETS))
 
 
-def _stem(source: Source, params: CheckedParams, num_proc: int, float_dtype: str) -> str:
-    *described, _, ranks = _data_key(params, num_proc)
-    code = _code_of(params.getOrDefault("transformation_fn"))
-    known = (source.uri, source.version, source.table_id, source.transformation, described, code, ranks, float_dtype)
-    text = repr((WRITER_VERSION, *known))
-    return "pinned-" + hashlib.sha256(text.encode()).hexdigest()[:32]
+def _stem(source: Source, spec: FitSpec) -> str:
+    """The name of the shards of a pinned table version, by all that decides what lies in them."""
+    *described, ranks = spec.data_key
+    key = (
+        *(WRITER_VERSION, source.uri, source.version, source.table_id, source.transformation),
+        *(described, _code_of(spec.transformation.function), ranks, spec.roles.float_dtype),
+    )
+    return "pinned-" + hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 
 def _code_of(function: Any) -> str:
@@ -315,39 +237,32 @@ def _code_of(function: Any) -> str:
     return hashlib.sha256(cloudpickle.dumps(function) + source.encode()).hexdigest()
 
 
-def _transformed(params: CheckedParams, df: DataFrame) -> DataFrame:
+def _transformed(transformation: Transformation, df: DataFrame) -> DataFrame:
     """Apply transformation_fn, with the schema that its two companions describe."""
-    function = params.getOrDefault("transformation_fn")
-    edits = params.getOrDefault("transformation_edit_fields")
-    removed = params.getOrDefault("transformation_removed_fields") or []
+    function, removed = transformation.function, transformation.removed_fields
     if function is None:
-        if edits or removed:
-            raise ConfigError(
-                "transformation_edit_fields and _removed_fields describe a transformation_fn: give one, too"
-            )
         return df
     unknown = [name for name in removed if name not in df.columns]
     if unknown:
         raise SchemaError(
             f"transformation_removed_fields names {unknown}, the frame has {df.columns}: correct the name"
         )
-    fields = {one.name: one for one in df.schema.fields if one.name not in removed}
-    for edit in edits or ():
-        name, dtype, shape, nullable = edit
+    fields = {field.name: field for field in df.schema.fields if field.name not in removed}
+    for name, dtype, shape, nullable in transformation.edit_fields:
         fields[name] = T.StructField(name, _spark_type(name, dtype, tuple(shape or ())), bool(nullable))
-    given, names = df.columns, list(fields)
+    columns, names = df.columns, list(fields)
 
     def apply(frames: Any) -> Any:
         for frame in promptly(frames):
-            frame.columns = given
-            yield _made(function, frame, names)
+            frame.columns = columns
+            yield _applied(function, frame, names)
 
     # Spark's mapInPandas takes a dot in a name for a path into a struct.
-    plain = df.toDF(*(f"column_{n}" for n in range(len(given))))
+    plain = df.toDF(*(f"column_{n}" for n in range(len(columns))))
     return plain.mapInPandas(apply, T.StructType(list(fields.values())))
 
 
-def _made(function: Callable[[Any], Any], frame: Any, names: list[str]) -> Any:
+def _applied(function: Callable[[Any], Any], frame: Any, names: list[str]) -> Any:
     """What a user's transformation makes of some rows, on a worker.
 
     Raises:
@@ -391,3 +306,64 @@ def _spark_type(name: str, dtype: Any, shape: tuple[Any, ...]) -> T.DataType:
     for _ in shape:
         kind = T.ArrayType(kind)
     return kind
+
+
+@contextmanager
+def prepare_data(
+    num_processes: int,
+    store: Store,
+    df: DataFrame,
+    label_columns: Sequence[str],
+    feature_columns: Sequence[str] | None,
+    validation: str | float | None = None,
+    sample_weight_col: str | None = None,
+    compress_sparse: bool = False,
+    partitions_per_process: int = 10,
+    verbose: int = 0,
+) -> Iterator[int]:
+    """Write training and validation rows into a store, for ``fit_on_parquet(dataset_idx=...)``; they stay there.
+
+    Args:
+        num_processes: number of ranks.
+        store: where they go: ``get_train_data_path(idx)`` and ``get_val_data_path(idx)``.
+        df: the rows, read once for training and once for validation.
+        label_columns: at least one.
+        feature_columns: None takes all others.
+        validation: share of the rows by a hash of the row, or the column that marks them.
+        sample_weight_col: is kept, too.
+        compress_sparse: only False is taken: Parquet is compressed in any case.
+        partitions_per_process: files a rank at most.
+        verbose: above 0 says where the files lie.
+
+    Yields:
+        The number, which no earlier call on this store has had.
+
+    Raises:
+        SchemaError: a column is missing.
+        ConfigError: an argument cannot be meant.
+    """
+    if num_processes < 1 or partitions_per_process < 1:
+        raise ConfigError(
+            f"num_processes={num_processes}, partitions_per_process={partitions_per_process}: give at least 1 of each"
+        )
+    if not label_columns:
+        raise ConfigError("label_columns names no column: name at least one")
+    if compress_sparse:
+        raise ConfigError("compress_sparse=True has no effect on Parquet, which is compressed anyway: leave it out")
+    others = [name for name in df.columns if name not in (*label_columns, sample_weight_col, validation)]
+    columns = [*(others if feature_columns is None else feature_columns), *label_columns]
+    columns += [sample_weight_col] if sample_weight_col else []
+    missing = [name for name in columns if name not in df.columns]
+    if missing:
+        raise SchemaError(f"the frame has no column {missing[0]!r}, it has {df.columns}: correct the name")
+    marks = held_out_rows(df, validation, columns, seed=0)
+    idx = 0
+    while store.parquet("train_path", idx).exists() or store.parquet("val_path", idx).exists():
+        idx += 1
+    parts = {"train_path": df} if marks is None else {"train_path": df.filter(~marks), "val_path": df.filter(marks)}
+    for name, rows in parts.items():
+        place = store.parquet(name, idx)  # type: ignore[arg-type]
+        rows.select(*columns).coalesce(num_processes * partitions_per_process).write.parquet(place.spark_uri)
+        if verbose:
+            print(f"{name.removesuffix('_path')} rows lie in {place.spark_uri}", flush=True)
+    yield idx

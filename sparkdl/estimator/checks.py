@@ -1,50 +1,41 @@
-"""What is refused before any rank starts: by the shards' statistics, and by two made-up rows.
-
-Enters: manifests of the training and validation shards, roles of the columns, the task, what the model returned for
-two rows. Leaves: nothing, or a ``DataError`` or ``ConfigError`` with the numbers and the remedy. Nothing is read again:
-the writer counted while it wrote.
-"""
+"""What a fit refuses before any rank starts, by parameters, shard statistics and two made-up rows."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError, SchemaError, SparkdlError
-from sparkdl.estimator.fit.rank import FitJob, made_losses, opened
-from sparkdl.estimator.inputs.column_plan import Roles
-from sparkdl.estimator.inputs.faults import making, place_of_fault
-from sparkdl.estimator.inputs.probe import Output, Probe
-from sparkdl.estimator.params.params import CheckedParams, value_of
+from sparkdl.estimator.column_plan import Roles
+from sparkdl.estimator.fit_spec import FitSpec, losses_of, ranks_wanted, shuffles
+from sparkdl.estimator.horovod.adapters import adapted_metrics
+from sparkdl.estimator.model_call import Output, Probe
+from sparkdl.estimator.outputs import check_columns, meanings_of
+from sparkdl.estimator.params.backend import SparkBackend, is_own
+from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
+from sparkdl.estimator.rank import FitMessage, made_losses
+from sparkdl.estimator.user_code import naming_errors, place_of_error
+from sparkdl.launch.driver import barrier
+from sparkdl.observe import logger
 from sparkdl.shards.manifest import Manifest
+from sparkdl.storage import check_places
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_start
 from sparkdl.train.model_selection import monitor_of
-from sparkdl.train.objective.labels import label_kind
+from sparkdl.train.objective.labels import Meaning, label_kind
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.task import Task, check_optimizer
-from sparkdl.worker import RankJob, run_identity
+from sparkdl.worker import run_identity
 
-__all__ = [
-    "built",
-    "check_classes",
-    "check_frame",
-    "check_loss",
-    "check_losses",
-    "check_metrics",
-    "check_resume",
-    "check_rows",
-    "check_shards",
-    "check_steps",
-    "check_task",
-    "check_values",
-]
+_WRITING_PARAMS = (
+    *("transformation_fn", "transformation_edit_fields", "transformation_removed_fields", "partitions_per_process"),
+    *("continuous_cols", "categorical_cols", "feature_dtypes", "label_shapes", "compress_sparse_cols", "spread_rows"),
+)
 
 
 def check_frame(what: str, given: Any) -> None:
@@ -58,23 +49,131 @@ def check_frame(what: str, given: Any) -> None:
         raise SchemaError(f"{what} takes a Spark DataFrame, not a {kind}: make one with spark.createDataFrame(...)")
 
 
-def check_shards(
-    params: CheckedParams, train: Manifest, validation: Manifest | None, roles: Roles, num_proc: int
-) -> None:
+def check_parameters(params: CheckedParams) -> None:
+    """Refuse parameters that are missing, or do not fit each other, whatever the rows, store and cluster are.
+
+    Raises:
+        ConfigError: names them and says which to change.
+    """
+    check_conflicts(params)
+    get, is_set = params.getOrDefault, params.isSet
+    for name in ("model", "optimizer"):
+        if get(name) is None:
+            raise ConfigError(f"{name} is not given: set it before fit")
+    losses, labels = losses_of(params), value_of(params, "label_cols")
+    if get("loss_weights") and len(get("loss_weights")) != len(labels):
+        raise ConfigError(
+            f"loss_weights has {len(get('loss_weights'))} entries for {len(labels)} labels: give one a label"
+        )
+    with naming_errors("loss_constructors" if is_set("loss_constructors") else "loss"):
+        losses = made_losses(losses)
+    adapted_metrics(get("metrics"), labels, losses)  # which refuses names that do not fit the losses
+    check_columns(params, meanings_of(labels, losses))
+    if get("transformation_fn") is None and (get("transformation_edit_fields") or get("transformation_removed_fields")):
+        raise ConfigError("transformation_edit_fields and _removed_fields describe a transformation_fn: give one, too")
+    if get("shuffle_buffer_size") and not get("shuffle"):
+        raise ConfigError(
+            f"shuffle_buffer_size={get('shuffle_buffer_size')} and shuffle=False contradict each other: drop one"
+        )
+    if is_set("spread_rows") and get("spread_rows") and not shuffles(params):
+        off = "shuffle=False" if not get("shuffle") else "shuffle_buffer_size=0"
+        raise ConfigError(f"spread_rows=True and {off} contradict each other: drop one")
+    if get("partitions_per_process") and not shuffles(params):
+        raise ConfigError(
+            f"partitions_per_process={get('partitions_per_process')} deals the rows out anew, and shuffle=False keeps "
+            "them in the frame's order: drop one"
+        )
+    _check_ranks(params)
+
+
+def _check_ranks(params: CheckedParams) -> None:
+    """Refuse numbers of ranks, timeouts and attempts that contradict each other or the backend."""
+    get, is_set = params.getOrDefault, params.isSet
+    backend = get("backend")
+    if not isinstance(backend, str) and get("num_proc") is not None and backend.num_processes() is not None:
+        raise ConfigError(
+            f"num_proc={get('num_proc')} and a backend of {backend.num_processes()} processes: give one of them"
+        )
+    ranks, least = ranks_wanted(params), get("min_num_proc")
+    if ranks is not None and least is not None and least > ranks:
+        raise ConfigError(f"min_num_proc={least} exceeds num_proc={ranks}: lower min_num_proc")
+    if is_set("min_num_proc") and not get("max_failures"):
+        raise ConfigError(
+            f"min_num_proc={least} counts after a failure, and max_failures={get('max_failures')} allows none: raise "
+            "max_failures, or drop min_num_proc"
+        )
+    for name in ("timeout", "min_num_proc"):
+        if is_own(backend) and is_set(name):
+            raise ConfigError(
+                f"{name}={get(name)!r} has no effect on ranks that {type(backend).__name__}.run() starts: drop it"
+            )
+    started = backend.start_timeout if isinstance(backend, SparkBackend) else None
+    if is_set("timeout") and started:
+        raise ConfigError(
+            f"timeout={get('timeout'):g} and start_timeout={started:g} of the backend name the same thing: drop one"
+        )
+
+
+def check_checkpoints_used(params: CheckedParams, spec: FitSpec) -> None:
+    """Refuse what was set about checkpoints, where the store and the other parameters let none be written.
+
+    Raises:
+        ConfigError: names both and says which to change.
+    """
+    get, is_set = params.getOrDefault, params.isSet
+    if is_set("keep_checkpoints") and spec.checkpoints is None:
+        raise ConfigError(
+            f"keep_checkpoints={get('keep_checkpoints')}, and none are written without store, checkpoint_every or "
+            "max_failures: set one of them, or drop keep_checkpoints"
+        )
+    if is_set("resume") and (get("run_id") is None or spec.checkpoints is None):
+        raise ConfigError(
+            f"resume={get('resume')!r} is about the checkpoints of an earlier fit, which run_id names and store holds: "
+            "set both, or drop resume"
+        )
+
+
+def check_cluster(spec: FitSpec, spark: SparkSession) -> None:
+    """Refuse more ranks than the cluster can run, and places that it cannot write to.
+
+    Raises:
+        PreflightError: the cluster cannot run so many ranks.
+        StorageError: store, checkpoints or logs cannot be reached or written.
+    """
+    if spec.own_backend is None:
+        barrier.check(spark, spec.num_proc, spec.launch)
+    check_places(spec.places(), spark)
+
+
+def check_nothing_to_write(params: CheckedParams) -> None:
+    """Refuse parameters that work while shards are written, where these exist already.
+
+    Raises:
+        ConfigError: names the parameter.
+    """
+    for name in _WRITING_PARAMS:
+        if params.isSet(name):
+            raise ConfigError(
+                f"{name} works while shards are written, and these exist already: drop it, or use fit(df)"
+            )
+    if value_of(params, "validation") is not None:
+        raise ConfigError("validation chooses rows of a DataFrame: give fit_on_shards a validation set instead")
+
+
+def check_shards(spec: FitSpec, train: Manifest, validation: Manifest | None) -> None:
     """Refuse rows that cannot be dealt to the ranks or trained on, and more steps than they give.
 
     Raises:
         DataError: too few rows, or values that are no numbers.
         ConfigError: more steps than there are.
     """
-    get = params.getOrDefault
-    check_rows(train, validation, num_proc=num_proc, wanted=value_of(params, "validation"))
+    check_rows(train, validation, num_proc=spec.num_proc, wanted=spec.validation)
     for manifest in filter(None, (train, validation)):
-        check_values(manifest, roles)
-    rows = get("batch_size")
-    check_steps("train_steps_per_epoch", get("train_steps_per_epoch"), train, rows * num_proc)
-    held_out = (get("val_batch_size") or rows) * num_proc
-    check_steps("validation_steps_per_epoch", get("validation_steps_per_epoch"), validation, held_out)
+        check_values(manifest, spec.roles)
+    step_rows = spec.batch_size * spec.num_proc
+    check_steps("train_steps_per_epoch", spec.train.steps_per_epoch, train, step_rows)
+    step_rows = (spec.validation_batch_size or spec.batch_size) * spec.num_proc
+    check_steps("validation_steps_per_epoch", spec.train.validation_steps, validation, step_rows)
 
 
 def check_rows(train: Manifest, validation: Manifest | None, *, num_proc: int, wanted: Any) -> None:
@@ -138,35 +237,13 @@ def check_values(manifest: Manifest, roles: Roles) -> None:
             )
 
 
-def built(given: Any) -> torch.nn.Module:
-    """The module itself, made if a function was given.
-
-    Raises:
-        ConfigError: it is none, its class wants arguments, or its function fails.
-    """
-    if not isinstance(given, torch.nn.Module):
-        try:
-            inspect.signature(given).bind()
-        except TypeError as error:
-            name = getattr(given, "__name__", type(given).__name__)
-            raise ConfigError(
-                f"model={name} cannot be made without arguments ({error}): give the module itself, {name}(...), or "
-                f"functools.partial({name}, ...)"
-            ) from error
-    with making("model"):
-        model = given if isinstance(given, torch.nn.Module) else given()
-    if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module, or a function that makes one")
-    return model
-
-
-def check_task(task: Task, model: torch.nn.Module, job: Callable[..., RankJob]) -> None:
+def check_task(message: FitMessage, task: Task, model: torch.nn.Module) -> None:
     """Refuse a model with nothing to train, an optimizer that is not its own, a monitor that no epoch will have.
 
     Args:
+        message: to the ranks.
         task: of the driver's copy of the user's objects.
         model: its model, made.
-        job: what the ranks will run.
 
     Raises:
         ConfigError: names what is wrong.
@@ -177,19 +254,15 @@ def check_task(task: Task, model: torch.nn.Module, job: Callable[..., RankJob]) 
     if isinstance(task.optimizer, torch.optim.Optimizer):
         check_optimizer(task.optimizer, model, closures=task.manual_step is not None)
     metrics = MetricSet(task.metrics, task.labels, torch.device("cpu"))
-    whole = job(task=task)
-    monitor_of(whole.train, metrics, task, validates=whole.validation_uri is not None)
+    monitor_of(message.train, metrics, task, validates=message.validation_uri is not None)
 
 
-def check_resume(
-    fit: FitJob, job: RankJob, model: torch.nn.Module, train: Manifest, validation: Manifest | None
-) -> None:
+def check_resume(message: FitMessage, model: torch.nn.Module, train: Manifest, validation: Manifest | None) -> None:
     """Refuse to go on from the checkpoints that are there, where rank 0 would; their tensors are not read.
 
     Args:
-        fit: what the ranks will run.
-        job: the same with the driver's copies.
-        model: its model, made.
+        message: to the ranks.
+        model: the driver's copy.
         train: shards to train on.
         validation: shards to validate on.
 
@@ -197,12 +270,12 @@ def check_resume(
         ConfigError: the run is another one, is not to resume, or has nothing to start from.
         CheckpointError: no checkpoint can be read, or the weights do not fit the model.
     """
-    if job.checkpoints is None:
+    if message.checkpoints is None:
         return
-    checkpoints = Checkpointer(job.checkpoints)
+    checkpoints = Checkpointer(message.checkpoints)
     if checkpoints.steps():  # of new copies, since the driver's were called already
-        checkpoints.identity = run_identity(opened(fit), train, validation)
-    check_start(checkpoints, model, job.train.epochs)
+        checkpoints.identity = run_identity(message.job(), train, validation)
+    check_start(checkpoints, model, message.train.epochs)
 
 
 def check_losses(
@@ -295,7 +368,7 @@ def check_loss(compute: Callable[[], Any], outputs: Sequence[Output], *, written
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         shapes = ", ".join(f"{one.label!r} {(-1, *one.shape)} {one.dtype}" for one in outputs)
-        fault = place_of_fault(error)
+        fault = place_of_error(error)
         if fault is None:
             raise ConfigError(
                 f"the loss cannot be computed from the outputs for {shapes} and their labels ({told}): make their "
@@ -305,3 +378,17 @@ def check_loss(compute: Callable[[], Any], outputs: Sequence[Output], *, written
             f"the loss raised {told} at {fault}, called with the outputs for {shapes} and their labels: "
             "correct it there"
         ) from error
+
+
+def warn_of_own_loss(params: CheckedParams, probed: Probe, meanings: Mapping[str, Meaning], train: Manifest) -> None:
+    """Say in the log what predictionCol will hold, where it looks like a class and the loss does not make it one."""
+    name, (output, *_) = params.getOrDefault("predictionCol"), probed.outputs
+    label = train.tensor(output.label)
+    looks = len(output.shape) == 1 and output.shape[0] > 1 and label.shape == () and label.dtype.startswith("int")
+    if name and looks and meanings[output.label] == "value":
+        logger.warning(
+            "predictionCol=%r will hold the %d numbers of the output, no class, since the loss is none of torch's for "
+            "classes: train with CrossEntropyLoss or a class derived from it, or take the greatest one's index",
+            name,
+            output.shape[0],
+        )

@@ -232,7 +232,7 @@ def test_transformations_are_applied_before_rows_become_shards(frame):
 
 
 def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame, tmp_path, monkeypatch):
-    from sparkdl.estimator.fit import attempts, shipping
+    from sparkdl.estimator import fit, user_code
 
     (tmp_path / "driver_only_net.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
     facts = tmp_path / "driver_only_net-1.0.dist-info"
@@ -240,19 +240,19 @@ def test_a_package_that_only_the_driver_has_is_named_before_a_rank_starts(frame,
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: driver_only_net\nVersion: 1.0\n")
     (facts / "top_level.txt").write_text("driver_only_net\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    shipping._distributed.cache_clear()
-    monkeypatch.setattr(attempts, "run", lambda *a, **k: pytest.fail("ranks were started"))
+    user_code._distributed.cache_clear()
+    monkeypatch.setattr(fit, "run", lambda *a, **k: pytest.fail("ranks were started"))
     try:
         import driver_only_net
 
         with pytest.raises(ConfigError, match=r"needs 'driver_only_net', which workers cannot import: install it"):
             estimator(driver_only_net.Net(3, 1)).fit(frame)
     finally:
-        shipping._distributed.cache_clear()
+        user_code._distributed.cache_clear()
 
 
 def test_after_a_failure_as_many_ranks_go_on_as_there_are_slots_but_not_fewer_than_the_least(spark):
-    from sparkdl.estimator.fit.attempts import slots_left
+    from sparkdl.estimator.elastic import slots_left
 
     assert slots_left(spark, 1, 1, 5) == 1
     assert slots_left(spark, 4, 2, 5) == 2

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.fit.rank import UserParts
-from sparkdl.estimator.fit.shipping import foreign_modules, missing_modules, pack
+from sparkdl.estimator.rank import UserObjects
+from sparkdl.estimator.user_code import foreign_modules, missing_modules, pack
 from sparkdl.train.callbacks import Callback
 
 LOOSE = """
@@ -81,7 +81,7 @@ class Locked(Callback):
 def test_what_cannot_travel_is_named_with_the_remedy():
     with pytest.raises(ConfigError, match=r"^the object cannot travel to the ranks"):
         pack({"model": torch.nn.Linear(1, 1), "lock": threading.Lock()})
-    parts = UserParts(model=torch.nn.Linear(1, 1), optimizer=None, losses=[torch.nn.MSELoss()])
+    parts = UserObjects(model=torch.nn.Linear(1, 1), optimizer=None, losses=[torch.nn.MSELoss()])
     parts.callbacks = [Callback(), Locked()]
     with pytest.raises(ConfigError, match=r"^callbacks\[1\] cannot travel to the ranks .*keep locks, sessions"):
         pack(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.errors import ConfigError, IntegrityError, PreflightError, RankFailedError, UnreachableError
-from sparkdl.estimator.fit.attempts import is_transient
+from sparkdl.estimator.elastic import is_transient
 
 
 @pytest.mark.parametrize(

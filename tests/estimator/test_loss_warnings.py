@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkdl.columns.statistics import RunningStats
-from sparkdl.estimator.fit.losses import guess_loss, loss_warnings
+from sparkdl.estimator.summary import guess_loss, loss_warnings
 from sparkdl.shards.manifest import Manifest
 
 RANDOM = np.random.default_rng(0)

@@ -1,15 +1,15 @@
 """Each parameter of the estimator arrives where its stage reads it."""
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator import SparkBackend, Store, TorchEstimator
-from sparkdl.estimator.fit import settings as s
-from sparkdl.estimator.fit.data import sharing_key
-from sparkdl.estimator.inputs.views import Views
+from sparkdl.estimator.checks import check_checkpoints_used, check_parameters
+from sparkdl.estimator.fit_spec import ranks_wanted, resolve, sharing_key
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.callbacks import Callback
@@ -31,6 +31,15 @@ def store(tmp_path):
     return Store.create(str(tmp_path))
 
 
+def estimator(**given):
+    whole = {"model": print, "optimizer": print} | given
+    return TorchEstimator(**whole if "loss_constructors" in given else {"loss": torch.nn.MSELoss(), **whole})
+
+
+def resolved(store, /, *, num_proc=2, **given):
+    return resolve(estimator(**given), store=store, num_proc=num_proc)
+
+
 @pytest.mark.parametrize(
     ("given", "field", "value"),
     [
@@ -48,50 +57,52 @@ def store(tmp_path):
     ],
 )
 def test_how_a_model_is_trained(store, given, field, value):
-    before = s.train_config(TorchEstimator(), store, "r")
-    after = s.train_config(TorchEstimator(**given), store, "r")
+    before, after = resolved(store).train, resolved(store, **given).train
     assert getattr(after, field) == value != getattr(before, field)
 
 
 @pytest.mark.parametrize(("given", "sent"), [("fp16", "fp16"), ("bf16", "bf16"), ("none", None)])
 def test_how_gradients_travel(store, given, sent):
-    assert s.train_config(TorchEstimator(gradient_compression=given), store, "r").sync.compression == sent
+    assert resolved(store, gradient_compression=given).train.sync.compression == sent
 
 
-def test_how_shards_are_written_and_read():
-    config = s.shard_config(TorchEstimator(compress_sparse_cols=True, partitions_per_process=3, random_seed=4), 2)
+def test_how_shards_are_written_and_read(store):
+    config = resolved(store, compress_sparse_cols=True, partitions_per_process=3, random_seed=4).shards
     assert (config.compression, config.repartition, config.seed) == ("zstd", 6, 4)
-    given = {"train_reader_num_workers": 3, "val_reader_num_workers": 2, "shuffle_buffer_size": 10}
-    training, validation, shuffle = s.loader_configs(TorchEstimator(**given), ROWS)
-    assert (training.threads, validation.threads, training.pool_bytes, shuffle) == (3, 2, 400, True)
-    assert not s.loader_configs(TorchEstimator(shuffle=False), ROWS)[2]
-    assert not s.loader_configs(TorchEstimator(shuffle_buffer_size=0), ROWS)[2]
+    spec = resolved(store, train_reader_num_workers=3, val_reader_num_workers=2, shuffle_buffer_size=10)
+    training, validation = spec.loaders(ROWS)
+    assert (training.threads, validation.threads, spec.shuffle) == (3, 2, True)
+    assert (training.pool_bytes, validation.pool_bytes) == (400, 400)
+    assert not resolved(store, shuffle=False).shuffle
+    assert not resolved(store, shuffle_buffer_size=0).shuffle
 
 
 def test_when_checkpoints_are_written(tmp_path, store):
     temporary = Store(prefix_path=str(tmp_path), save_runs=False)
-    assert s.checkpoint_config(TorchEstimator(), temporary, "r") is None
-    assert s.checkpoint_config(TorchEstimator(max_failures=1), temporary, "r") is not None
-    config = s.checkpoint_config(TorchEstimator(checkpoint_every=5, keep_checkpoints=2), store, "r")
-    assert (config.every_steps, config.keep_last) == (5, 2)
-    assert config.uri == store.checkpoints("r")
+    assert resolved(temporary).checkpoints is None
+    assert resolved(temporary, max_failures=1).checkpoints is not None
+    spec = resolved(store, checkpoint_every=5, keep_checkpoints=2, run_id="r")
+    assert (spec.checkpoints.every_steps, spec.checkpoints.keep_last) == (5, 2)
+    assert spec.checkpoints.uri == spec.places()["checkpoints"] == store.checkpoints("r")
 
 
-def test_how_ranks_are_launched():
-    assert s.ranks_wanted(TorchEstimator()) is None
-    assert s.ranks_wanted(TorchEstimator(num_proc=3)) == s.ranks_wanted(TorchEstimator(backend=SparkBackend(3))) == 3
-    found = s.launch_settings(TorchEstimator(backend="torch", timeout=5, verbose=2, use_gpu=False))
-    assert (found["backend"], found["use_gpu"]) == ("torch", False)
-    assert (found["config"].start_timeout_seconds, found["config"].log_to_driver) == (5, True)
-    found = s.launch_settings(TorchEstimator(backend=SparkBackend(2, env={"A": "1"}, start_timeout=7)))
-    assert (found["config"].env, found["config"].start_timeout_seconds, found["use_gpu"]) == ({"A": "1"}, 7, None)
-    assert not found["config"].log_to_driver
+def test_how_ranks_are_launched(store):
+    assert ranks_wanted(TorchEstimator()) is None
+    assert ranks_wanted(TorchEstimator(num_proc=3)) == ranks_wanted(TorchEstimator(backend=SparkBackend(3))) == 3
+    spec = resolved(store, backend="torch", timeout=5, verbose=2, use_gpu=False)
+    assert (spec.backend, spec.use_gpu) == ("torch", False)
+    assert (spec.launch.start_timeout_seconds, spec.launch.log_to_driver) == (5, True)
+    spec = resolved(store, backend=SparkBackend(2, env={"A": "1"}, start_timeout=7))
+    assert (spec.launch.env, spec.launch.start_timeout_seconds, spec.use_gpu) == ({"A": "1"}, 7, None)
+    assert not spec.launch.log_to_driver
     stream = io.StringIO()
     backend = SparkBackend(2, stdout=stream, nics=["eth7"], prefix_output_with_timestamp=True)
-    config = s.launch_settings(TorchEstimator(backend=backend))["config"]
-    assert (config.stdout, config.interface, config.timestamps) == (stream, "eth7", True)
+    launch = resolved(store, backend=backend).launch
+    assert (launch.stdout, launch.interface, launch.timestamps) == (stream, "eth7", True)
+    own = OwnBackend()
+    assert (resolved(store, backend=own).own_backend, resolved(store).own_backend) == (own, None)
     with pytest.raises(ConfigError, match="min_num_proc=3 exceeds num_proc=2"):
-        s.ranks_wanted(TorchEstimator(num_proc=2, min_num_proc=3))
+        check_parameters(estimator(num_proc=2, min_num_proc=3, max_failures=1))
 
 
 @pytest.mark.parametrize(
@@ -109,16 +120,26 @@ def test_how_ranks_are_launched():
             "partitions_per_process=3 deals the rows out anew, and shuffle",
         ),
         ({"shuffle": False, "shuffle_buffer_size": 9}, "shuffle_buffer_size=9 and shuffle=False contradict"),
+        ({"shuffle": False, "spread_rows": True}, "spread_rows=True and shuffle=False contradict each other"),
         ({"timeout": 3, "backend": SparkBackend(1, start_timeout=4)}, "timeout=3 and start_timeout=4"),
         ({"timeout": 3, "backend": OwnBackend()}, r"timeout=3.0 has no effect on ranks that OwnBackend.run\(\) starts"),
+        ({"num_proc": 3, "backend": OwnBackend()}, "num_proc=3 and a backend of 1 processes: give one of them"),
+        ({"loss_weights": [1.0, 2.0]}, "loss_weights has 2 entries for 1 labels"),
+        ({"transformation_removed_fields": ["z"]}, "_removed_fields describe a transformation_fn: give one"),
     ],
 )
 def test_what_was_set_and_would_have_no_effect_is_refused(tmp_path, given, message):
     temporary = Store(prefix_path=str(tmp_path), save_runs=False)
-    s.check_used(TorchEstimator(), temporary)
+
+    def check(**given):
+        params = estimator(**given)
+        check_parameters(params)
+        check_checkpoints_used(params, resolve(params, store=temporary, num_proc=2))
+
+    check()
+    check(min_num_proc=1, max_failures=1, keep_checkpoints=2)
     with pytest.raises(ConfigError, match=message):
-        s.check_used(TorchEstimator(**given), temporary)
-    s.check_used(TorchEstimator(min_num_proc=1, max_failures=1, keep_checkpoints=2), temporary)
+        check(**given)
 
 
 VALUES = {
@@ -175,22 +196,17 @@ OF_THE_MODEL = {"outputCols", "predictionCol", "probabilityCol", "rawPredictionC
 AFTER_A_FAILURE = {"max_failures", "min_num_proc"}  # test_lost_slots_integration.py
 
 
-def decided(folder, /, **given):
+def decided(store, /, **given):
     """All that an estimator's parameters come to before a rank starts."""
-    whole = {"model": None, "optimizer": None, "loss": torch.nn.MSELoss()} | given
-    whole |= {name: print for name in ("model", "optimizer") if whole[name] is None}
-    if "loss_constructors" in given:
-        del whole["loss"]
-    params = TorchEstimator(**whole)
-    roles = s.roles_of(params, "float32")
-    found = (
-        s.user_parts(params),
-        roles,
-        s.shard_config(params, 2),
-        s.task_plan(params, roles, Views(()), torch.nn.Linear(1, 1)),
-    )
-    found += (s.rank_job(params, ROWS, ROWS, folder, "r").keywords, s.launch_settings(params), s.ranks_wanted(params))
-    return repr((*found, sharing_key(params), params.getOrDefault("run_id") and s.run_id_of(params)))
+    spec = resolved(store, **given)
+    fields = {name: value for name, value in vars(spec).items() if name not in ("checkpoints", "run_id", "train")}
+    if spec.checkpoints is not None:  # each fit and run has a name of its own
+        fields["checkpoints"] = replace(spec.checkpoints, uri="", fit_id="")
+    fields["train"] = replace(spec.train, tensorboard_dir=None)
+    named = spec.run_id if "run_id" in given else ""
+    params = estimator(**given)
+    wanted = ranks_wanted(params), sharing_key(params), params.getOrDefault("store")
+    return repr((named, wanted, spec.loaders(ROWS), fields))
 
 
 @pytest.mark.parametrize("spec", [one for one in SPECS if one.name not in REFUSED | OF_THE_MODEL | AFTER_A_FAILURE])
@@ -199,3 +215,4 @@ def test_every_parameter_decides_something(store, spec):
     if value is None:
         value = not spec.default if spec.unit.startswith("boolean") else spec.default + 1
     assert decided(store, **{spec.name: value}) != decided(store)
+    assert decided(store) == decided(store)

@@ -6,8 +6,7 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator.fit.checks import (
-    built,
+from sparkdl.estimator.checks import (
     check_classes,
     check_loss,
     check_metrics,
@@ -15,11 +14,10 @@ from sparkdl.estimator.fit.checks import (
     check_steps,
     check_values,
 )
+from sparkdl.estimator.column_plan import Roles
 from sparkdl.estimator.horovod.adapters import adapted_metrics
-from sparkdl.estimator.inputs.column_plan import Roles
-from sparkdl.estimator.inputs.faults import making
-from sparkdl.estimator.inputs.probe import Output, Probe
-from sparkdl.estimator.inputs.views import Views
+from sparkdl.estimator.model_call import ModelCall, Output, Probe
+from sparkdl.estimator.user_code import built, naming_errors
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.task import Task
 
@@ -91,7 +89,7 @@ def check_named(metrics, loss, returned, labels):
         labels=("y",),
         metrics=adapted_metrics(metrics, ["y"], [loss]),
     )
-    check_metrics(task, Probe(Views(()), (Output("y", tuple(returned.shape[1:]), "float32"),), batch, returned))
+    check_metrics(task, Probe(ModelCall(()), (Output("y", tuple(returned.shape[1:]), "float32"),), batch, returned))
 
 
 @pytest.mark.parametrize("name", ["accuracy", "auc", "log_loss", "f1"])
@@ -134,7 +132,7 @@ def test_a_function_that_fails_to_make_its_object_is_named_with_its_line():
     with pytest.raises(ConfigError, match=r"^the function given as model raised AttributeError: .*test_checks.py:\d+"):
         built(net)
     told = r"^the function given as loss raised KeyError: 'x' at .*test_checks.py:\d+: correct it there$"
-    with pytest.raises(ConfigError, match=told), making("loss"):
+    with pytest.raises(ConfigError, match=told), naming_errors("loss"):
         {}["x"]
 
 

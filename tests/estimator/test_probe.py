@@ -6,10 +6,8 @@ import torch
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.statistics import ColumnStats
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.estimator.inputs.probe import probe, two_rows
-from sparkdl.estimator.inputs.signature import signature_of
-from sparkdl.estimator.inputs.views import InputView
 from sparkdl.estimator.model import TorchModel
+from sparkdl.estimator.model_call import ModelInput, probe, signature_of, two_rows
 from sparkdl.shards.manifest import Manifest
 
 
@@ -28,8 +26,8 @@ SET = manifest(
     v=ColumnStats(count=30, min=0.0, max=2.0),
     y=ColumnStats(count=10, min=0, max=2),
 )
-FEATURES = (InputView("features", "features"),)
-COLUMNS = (InputView("a", "features", 0), InputView("b", "features", 1))
+FEATURES = (ModelInput("features", "features"),)
+COLUMNS = (ModelInput("a", "features", 0), ModelInput("b", "features", 1))
 
 
 def test_the_two_rows_hold_the_extremes_of_every_column():
@@ -44,7 +42,7 @@ def test_the_shape_of_each_output_is_known_before_training():
     found = probe(torch.nn.Linear(2, 4), FEATURES, COLUMNS, [SET], ["y"])
     assert found.outputs[0].shape == (4,)
     assert found.outputs[0].label == "y"
-    assert found.views.style == "positional"
+    assert found.call.style == "positional"
 
 
 class ByName(torch.nn.Module):
@@ -68,18 +66,18 @@ class Typed(torch.nn.Module):
 )
 def test_a_model_is_called_in_its_own_manner(model, style, answer):
     found = probe(model, FEATURES, COLUMNS, [SET], ["y"])
-    assert found.views.style == style
+    assert found.call.style == style
     assert found.returned.tolist() == answer
 
 
 def test_integers_become_floats_only_for_a_model_that_takes_them_no_other_way():
-    ids = (InputView("id", "id", shape=(-1, 1)),)
-    assert probe(torch.nn.Linear(1, 1), ids, ids, [SET], ["y"]).views.inputs[0].dtype == "float32"
-    assert probe(torch.nn.Embedding(10, 2), ids, ids, [SET], ["y"]).views.inputs[0].dtype is None
+    ids = (ModelInput("id", "id", shape=(-1, 1)),)
+    assert probe(torch.nn.Linear(1, 1), ids, ids, [SET], ["y"]).call.inputs[0].dtype == "float32"
+    assert probe(torch.nn.Embedding(10, 2), ids, ids, [SET], ["y"]).call.inputs[0].dtype is None
 
 
 def test_an_id_beyond_the_table_is_a_data_error_that_names_the_column_and_its_range():
-    ids = (InputView("id", "id"),)
+    ids = (ModelInput("id", "id"),)
     with pytest.raises(DataError, match=r"id in 0\.\.9"):
         probe(torch.nn.Embedding(9, 2), ids, ids, [SET], ["y"])
 
@@ -129,7 +127,7 @@ def test_too_many_inputs_and_wrong_sizes_are_told_apart_from_faults():
         def forward(self, x):
             return x @ torch.ones(3)
 
-    two = (InputView("a", "features", 0, shape=(-1, 1)), InputView("b", "features", 1, shape=(-1, 1)))
+    two = (ModelInput("a", "features", 0, shape=(-1, 1)), ModelInput("b", "features", 1, shape=(-1, 1)))
     hint = "set input_shapes, feature_dtypes or feature_cols$"
     with pytest.raises(ConfigError, match=f"takes 2 positional arguments but 3 were given.*{hint}"):
         probe(torch.nn.Sequential(torch.nn.Linear(2, 1)), two, COLUMNS, [SET], ["y"])
@@ -144,7 +142,7 @@ def test_an_index_error_of_forward_is_no_id_beyond_a_table():
         def forward(self, ids):
             return [ids.float()][1]
 
-    ids = (InputView("id", "id"),)
+    ids = (ModelInput("id", "id"),)
     with pytest.raises(ConfigError, match="list index out of range"):
         probe(Last(), ids, ids, [SET], ["y"])
 
@@ -178,7 +176,7 @@ RAGGED = manifest(
     a=ColumnStats(count=10, min=-1.0, max=1.0),
     b=ColumnStats(count=10, min=0.0, max=5.0),
 )
-TOKENS = (InputView("tokens", "tokens"),)
+TOKENS = (ModelInput("tokens", "tokens"),)
 
 
 class Masked(torch.nn.Module):
@@ -246,12 +244,12 @@ class Beside(Masked):
 
 
 def test_other_inputs_keep_their_places_beside_a_mask():
-    inputs = (InputView("features", "features"), *TOKENS)
+    inputs = (ModelInput("features", "features"), *TOKENS)
     torch.manual_seed(0)
     model = Beside()
     found = probe(model, inputs, (*COLUMNS, *TOKENS), [RAGGED], ["y"])
     batch = two_rows(RAGGED)
-    assert found.views.style == "keywords"
+    assert found.call.style == "keywords"
     expected = model.mean(batch["tokens"], batch["tokens__valid"]) + batch["features"].sum(1)
     assert torch.allclose(found.returned, expected)
 
@@ -291,12 +289,12 @@ def arrays(least, most, rows=10):
     return replace(held, rows=rows)
 
 
-ARRAY = (InputView("v", "v"),)
+ARRAY = (ModelInput("v", "v"),)
 
 
 def test_rows_that_all_have_one_length_are_fixed_at_it():
     found = probe(torch.nn.Linear(64, 10), ARRAY, ARRAY, [arrays(64, 64), arrays(64, 64)], ["y"])
-    assert found.views.inputs == (InputView("v", "v", shape=(-1, 64)),)
+    assert found.call.inputs == (ModelInput("v", "v", shape=(-1, 64)),)
     (field,) = signature_of(found, arrays(64, 64)).inputs
     assert field.shape == (64,)
 
@@ -307,7 +305,7 @@ def test_rows_of_another_length_in_the_validation_set_are_refused(other):
     with pytest.raises(ConfigError, match=rf"'v' have {least} to {most} elements, and forward\(input\) of Linear"):
         probe(torch.nn.Linear(2, 1), ARRAY, ARRAY, [arrays(2, 2), other], ["y"])
     empty = Manifest(rows=0, bytes=0, shards=(), tensors=())
-    assert probe(torch.nn.Linear(2, 1), ARRAY, ARRAY, [arrays(2, 2), empty], ["y"]).views.inputs[0].shape == (-1, 2)
+    assert probe(torch.nn.Linear(2, 1), ARRAY, ARRAY, [arrays(2, 2), empty], ["y"]).call.inputs[0].shape == (-1, 2)
 
 
 def test_rows_whose_lengths_nobody_counted_are_not_taken_for_even():
@@ -327,10 +325,10 @@ class MeanByMask(torch.nn.Module):
 
 
 def test_a_dict_that_is_read_without_its_mask_is_fixed_and_a_mask_keeps_other_lengths_open():
-    assert probe(SumsItsDict(), ARRAY, ARRAY, [arrays(3, 3)], ["y"]).views.inputs[0].shape == (-1, 3)
+    assert probe(SumsItsDict(), ARRAY, ARRAY, [arrays(3, 3)], ["y"]).call.inputs[0].shape == (-1, 3)
     with pytest.raises(ConfigError):
         probe(SumsItsDict(), ARRAY, ARRAY, [arrays(2, 3)], ["y"])
-    open_row, mask = probe(MeanByMask(), ARRAY, ARRAY, [arrays(3, 3)], ["y"]).views.inputs
+    open_row, mask = probe(MeanByMask(), ARRAY, ARRAY, [arrays(3, 3)], ["y"]).call.inputs
     assert (open_row.shape, open_row.form, mask.form) == (None, "padded", "mask")
 
 
@@ -373,7 +371,7 @@ def test_bytes_of_other_lengths_than_declared_are_refused():
         TensorSpec(name="y", dtype="float32", columns=("y",), role="label"),
         img=ColumnStats(count=10, min=3, max=4),
     )
-    view = (InputView("img", "img", shape=(-1, 2, 2)),)
+    view = (ModelInput("img", "img", shape=(-1, 2, 2)),)
     with pytest.raises(ConfigError, match="3 to 4 bytes: 4 bytes a row"):
         probe(torch.nn.Flatten(), view, view, [images], ["y"])
 
@@ -394,7 +392,7 @@ def test_a_vector_of_ids_may_hold_in_each_place_those_of_a_table_of_its_own():
         ids=ColumnStats(count=20, min=1, max=7),
         y=ColumnStats(count=10, min=0.0, max=2.0),
     )
-    view = (InputView("ids", "ids"),)
+    view = (ModelInput("ids", "ids"),)
     assert probe(TwoTables(4, 8), view, view, [ids], ["y"]).outputs[0].label == "y"
     with pytest.raises(DataError, match=r"beyond the model's table .* ids in 1\.\.7"):
         probe(TwoTables(4, 1), view, view, [ids], ["y"])

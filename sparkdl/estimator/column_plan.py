@@ -1,11 +1,4 @@
-"""From a DataFrame's schema and the estimator's parameters to what is written into shards.
-
-Enters: a Spark schema and the values of the column parameters. Leaves: a ``ColumnPlan``: the expressions to select, the
-``Layout`` of the shards, and, once the shards' manifest tells every size, the ``InputView`` of each model input.
-
-Number columns pack: one (batch, n) tensor of floats (of integers, if all are), so that a step reads one slice. Vectors,
-arrays and images keep a tensor of their own.
-"""
+"""Which columns of a DataFrame are written into shards as which tensors, and the model's inputs among them."""
 
 from __future__ import annotations
 
@@ -22,12 +15,8 @@ from sparkdl.columns.layout import Layout
 from sparkdl.columns.names import check_names, quoted
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.errors import ConfigError, SchemaError
-from sparkdl.estimator.inputs.views import InputView
+from sparkdl.estimator.model_call import COPY_SUFFIX, ModelInput, source_column
 from sparkdl.shards.manifest import Manifest
-
-__all__ = ["ColumnPlan", "Roles", "plan_columns", "source_column"]
-
-_COPY = "__feature"  # behind the name of a number column that is packed as a feature, and a label or weight as well
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FRACTIONS = (T.FloatType, T.DoubleType, T.DecimalType, T.BooleanType)
@@ -135,7 +124,7 @@ class ColumnPlan:
         column = F.col(quoted(source))
         return (column.cast(self.casts[source]) if source in self.casts else column).alias(name)
 
-    def views(self, manifest: Manifest, *, by_column: bool = False) -> tuple[InputView, ...]:
+    def inputs(self, manifest: Manifest, *, by_column: bool = False) -> tuple[ModelInput, ...]:
         """Return the model's inputs, as they lie in a shard set.
 
         Args:
@@ -155,7 +144,7 @@ class ColumnPlan:
         if by_column:
             return tuple(_own(name, *places[name]) for name in self.roles.features)
         whole = dict.fromkeys(spec.name for spec, _ in places.values())
-        return tuple(InputView(name=name, tensor=name) for name in whole)
+        return tuple(ModelInput(name=name, tensor=name) for name in whole)
 
 
 def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> ColumnPlan:
@@ -182,7 +171,7 @@ def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> 
             if isinstance(kind, T.DecimalType | T.BooleanType):
                 casts[name] = "double"
             if name in kept and roles.shapes is None:
-                copies[name] = name + _COPY
+                copies[name] = name + COPY_SUFFIX
             stored = copies.get(name, name)
             groups.setdefault(packs.get(name, f"features_{dtype}"), []).append(stored)
             dtypes[stored] = dtype
@@ -202,11 +191,6 @@ def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> 
     varying = [name for name in roles.features if name in loose or sizes.get(name) == "ragged"]
     types = {name: kind.simpleString() for name, kind in kinds.items()}
     return ColumnPlan(roles=roles, casts=casts, layout=layout, copies=copies, varying=tuple(varying), types=types)
-
-
-def source_column(name: str) -> str:
-    """The column of the frame that a column of the shards was made of."""
-    return name.removesuffix(_COPY)
 
 
 def _array_sizes(kinds: Mapping[str, T.DataType], roles: Roles) -> dict[str, tuple[int, ...] | str]:
@@ -313,18 +297,18 @@ def _place(manifest: Manifest, column: str) -> tuple[TensorSpec, int | None]:
     raise SchemaError(f"shard set {manifest.uri} holds no column {column!r}: write it anew with that column")
 
 
-def _own(name: str, spec: TensorSpec, index: int | None) -> InputView:
-    return InputView(name=name, tensor=spec.name, index=index)
+def _own(name: str, spec: TensorSpec, index: int | None) -> ModelInput:
+    return ModelInput(name=name, tensor=spec.name, index=index)
 
 
-def _shaped(name: str, spec: TensorSpec, index: int | None, shape: tuple[int, ...]) -> InputView:
+def _shaped(name: str, spec: TensorSpec, index: int | None, shape: tuple[int, ...]) -> ModelInput:
     row = () if index is not None else spec.shape
     ragged = spec.ragged or spec.dtype == "binary"
     if not _is_sized(shape):
-        return InputView(name=name, tensor=spec.name, index=index)
+        return ModelInput(name=name, tensor=spec.name, index=index)
     if not ragged and math.prod(shape[1:]) != math.prod(row):
         raise ConfigError(
             f"input_shapes gives {list(shape)} for {name!r}, whose rows have shape {list(row)}: "
             f"{math.prod(shape[1:])} numbers a row against {math.prod(row)}"
         )
-    return InputView(name=name, tensor=spec.name, index=index, shape=shape)
+    return ModelInput(name=name, tensor=spec.name, index=index, shape=shape)

@@ -1,0 +1,39 @@
+"""Which shards of a pinned table version a fit finds again."""
+
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.estimator import Store, TorchEstimator
+from sparkdl.estimator.data import _stem
+from sparkdl.estimator.fit_spec import resolve
+from sparkdl.shards.manifest import Source
+
+
+@pytest.fixture
+def spec(tmp_path):
+    def make(**params):
+        net = nn.Linear(1, 1)
+        given = {"model": net, "optimizer": torch.optim.SGD(net.parameters()), "loss": nn.MSELoss()}
+        return resolve(TorchEstimator(**given, **params), store=Store.create(str(tmp_path)), num_proc=2)
+
+    return make
+
+
+def test_shards_of_a_table_version_are_not_taken_for_those_of_another_transformation(spec):
+    def stem(function, **more):
+        fields = {"transformation_edit_fields": [("features", "float32", (), False)]}
+        return _stem(Source(uri="/table", version="3"), spec(transformation_fn=function, **fields, **more))
+
+    def double(rows):
+        return rows * 2
+
+    doubled = stem(double)
+    assert doubled == stem(double)
+    assert doubled != stem(lambda rows: rows * 3)
+    assert doubled != stem(double, random_seed=5)
+
+
+def test_shards_of_a_table_are_not_those_of_another_one_at_its_address(spec):
+    made, again = (_stem(Source(uri="/t", version="0", table_id=text), spec()) for text in ("a", "b"))
+    assert made != again
