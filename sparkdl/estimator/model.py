@@ -29,7 +29,7 @@ from sparkdl.estimator.rank import made_losses
 from sparkdl.estimator.saving.artifacts import Withheld
 from sparkdl.estimator.saving.persistence import ModelReader, ModelWriter
 from sparkdl.estimator.summary import COLUMNS, TrainingSummary, epoch_rows, horovod_history, plain_epochs, plot_epochs
-from sparkdl.estimator.transform import Published, Weights, predict_rows, publish, score_frame, weights_of
+from sparkdl.estimator.transform import Published, Weights, predict_rows, publish, score_frame
 from sparkdl.features.fitted import Features
 from sparkdl.models.calling import check_batch_norm
 from sparkdl.models.preprocessing import preprocessing_of
@@ -248,10 +248,11 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             wanted = wanted_columns(self, signature, self._known_meanings(signature))
             outputs = tuple(one.output for one in wanted)
             # The copies that a param map makes share this dict: each combination of inputs and outputs is written once.
-            key, weights = (signature, outputs), weights_of(self.getModel())
-            known, published = self._published.get(key, (None, None))
-            if published is None or known != weights:  # they can be changed in place
-                published = publish(self.getModel(), signature, outputs, dataset.sparkSession, self._home)
+            key, model = (signature, outputs), self.getModel()
+            weights, published = self._published.get(key, (None, None))
+            if weights is None or published is None or not weights.are_those_of(model):
+                weights = Weights(model)
+                published = publish(model, signature, outputs, dataset.sparkSession, self._home)
                 self._published[key] = weights, published
             return published, wanted, self.getOrDefault("transform_batch_size"), self._features
 

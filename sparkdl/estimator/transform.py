@@ -35,9 +35,6 @@ from sparkdl.scoring.score import Predictor, score
 from sparkdl.scoring.temporary_files import keep
 from sparkdl.storage import Storage
 
-Weights = tuple[tuple[str, int, int], ...]
-"""Of each tensor of a model its name, which one it is, and how often it was changed in place."""
-
 
 @dataclass(frozen=True)
 class Published:
@@ -54,10 +51,27 @@ class Published:
     trusted: tuple[str, ...] = ()
 
 
-def weights_of(model: torch.nn.Module) -> Weights:
-    """What differs once weights were changed: by a load_state_dict, a training step, another tensor."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return tuple((name, id(tensor), tensor._version) for name, tensor in tensors.items())
+class Weights:
+    """The weights of a model at one time, by which it is told whether they were changed since.
+
+    Args:
+        model: the model; its tensors are kept, not copied.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._tensors = [(name, tensor, tensor._version) for name, tensor in _tensors(model)]
+
+    def are_those_of(self, model: torch.nn.Module) -> bool:
+        """Whether ``model`` has the very same tensors, none of which was changed in place."""
+        now = _tensors(model)
+        return len(now) == len(self._tensors) and all(
+            (name, tensor._version) == (name_then, version_then) and tensor is tensor_then
+            for (name, tensor), (name_then, tensor_then, version_then) in zip(now, self._tensors, strict=True)
+        )
+
+
+def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def publish(
