@@ -20,7 +20,7 @@ import sparkdl
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.estimator import CrossValidator as OneQueue
 from sparkdl.estimator import TorchEstimator, TorchModel
-from sparkdl.estimator.model_call import signature_for
+from sparkdl.estimator.model import signature_for
 from sparkdl.scoring.temporary_files import process_folder
 from sparkdl.storage import Storage
 
