@@ -94,6 +94,11 @@ def _check_ranks(params: CheckedParams) -> None:
         raise ConfigError(
             f"num_proc={get('num_proc')} and a backend of {backend.num_processes()} processes: give one of them"
         )
+    if backend == "horovod" and get("strategy") == "zero1":
+        raise ConfigError(
+            "strategy='zero1' splits the optimizer by torch.distributed, and backend='horovod' opens no group of it: "
+            "choose backend='torch', or strategy='all_reduce'"
+        )
     ranks, least = ranks_wanted(params), get("min_num_proc")
     if ranks is not None and least is not None and least > ranks:
         raise ConfigError(f"min_num_proc={least} exceeds num_proc={ranks}: lower min_num_proc")

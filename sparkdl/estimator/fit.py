@@ -126,6 +126,7 @@ class Fit:
                 train=spec.train,
                 checkpoints=spec.checkpoints,
                 backend=spec.backend,
+                strategy=spec.strategy,
             )
             task = message.task(objects)
             checks.check_task(message, task, model)

@@ -77,6 +77,7 @@ class FitSpec:
         min_num_proc: least number of ranks of a later one.
         max_failures: failed attempts that another one follows.
         backend: name of the collective.
+        strategy: how the model is spread over the ranks.
         own_backend: what runs the ranks instead of Spark; None without.
         use_gpu: False keeps ranks on the CPU; None takes what Spark assigns.
         launch: how ranks are launched.
@@ -108,6 +109,7 @@ class FitSpec:
     min_num_proc: int
     max_failures: int
     backend: str
+    strategy: str
     own_backend: Backend | None
     use_gpu: bool | None
     launch: LaunchConfig
@@ -202,13 +204,16 @@ def resolve(params: CheckedParams, *, store: Store, num_proc: int) -> FitSpec:
             keep_last=get("keep_checkpoints"),
         )
 
-    backend = get("backend")
+    backend, strategy = get("backend"), get("strategy")
     launch = LaunchConfig(
         start_timeout_seconds=get("timeout") or start_timeout_of_environment() or DEFAULT_TIMEOUT,
         log_to_driver=get("verbose") >= 2,
     )
     if isinstance(backend, SparkBackend):
         launch = launch_config(launch, env=backend.env, **backend.options)
+    collective = backend if isinstance(backend, str) else "auto"
+    if collective == "auto" and strategy == "zero1" and num_proc > 1:
+        collective = "torch"  # the only one whose groups can split an optimizer
     return FitSpec(
         objects=objects,
         meanings=meanings,
@@ -235,7 +240,8 @@ def resolve(params: CheckedParams, *, store: Store, num_proc: int) -> FitSpec:
         num_proc=num_proc,
         min_num_proc=get("min_num_proc") or num_proc,
         max_failures=get("max_failures"),
-        backend=backend if isinstance(backend, str) else "auto",
+        backend=collective,
+        strategy=strategy,
         own_backend=backend if is_own(backend) else None,
         use_gpu=None if get("use_gpu") else False,
         launch=launch,

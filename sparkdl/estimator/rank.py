@@ -57,6 +57,7 @@ class FitMessage:
         train: epochs, precision, stopping and the like.
         checkpoints: where and how often to save.
         backend: of the collective.
+        strategy: how the model is spread over the ranks.
     """
 
     objects: Payload
@@ -77,6 +78,7 @@ class FitMessage:
     train: TrainConfig
     checkpoints: CheckpointConfig | None = None
     backend: str = "auto"
+    strategy: str = "all_reduce"
 
     def task(self, objects: UserObjects) -> Task:
         """What is to be trained; the model is called as it was given, with what ``call`` makes of a batch."""
@@ -124,6 +126,7 @@ class FitMessage:
             train=self.train,
             checkpoints=self.checkpoints,
             backend=self.backend,
+            strategy=self.strategy,
         )
 
 

@@ -25,9 +25,9 @@ def frame(spark):
 def fitted(frame, ranks, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    options.setdefault("optimizer", functools.partial(torch.optim.SGD, lr=0.05))
     estimator = TorchEstimator(
         model=model,
-        optimizer=functools.partial(torch.optim.SGD, lr=0.05),
         loss=torch.nn.MSELoss(),
         feature_cols=list("abc"),
         label_cols=["y"],
@@ -62,3 +62,17 @@ def test_batch_norm_that_is_not_synchronised_trains_another_model(frame):
     assert two.summary.backend == "torch"
     mean = one.getModel()[1].running_mean
     assert not torch.allclose(two.getModel()[1].running_mean, mean, rtol=1e-3, atol=1e-3)
+
+
+def test_two_ranks_with_the_optimizer_in_parts_train_the_very_weights_of_two_without(frame):
+    adam = functools.partial(torch.optim.AdamW, lr=0.05)
+    whole = fitted(frame, 2, backend="torch", optimizer=adam)
+    parts = fitted(frame, 2, strategy="zero1", optimizer=adam)
+    assert parts.summary.backend == whole.summary.backend
+    expected = whole.getModel().state_dict()
+    for name, tensor in parts.getModel().state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    theirs, ours = whole.getOptimizer().state_dict()["state"], parts.getOptimizer().state_dict()["state"]
+    assert theirs.keys() == ours.keys() != set()
+    for number, state in theirs.items():
+        assert torch.equal(state["exp_avg"], ours[number]["exp_avg"])

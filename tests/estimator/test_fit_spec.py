@@ -1,6 +1,7 @@
 """Each parameter of the estimator arrives where its stage reads it."""
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from sparkdl.estimator.checks import check_checkpoints_used, check_parameters
 from sparkdl.estimator.fit_spec import ranks_wanted, resolve, sharing_key
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.shards.manifest import Manifest
+from sparkdl.strategies.base import STRATEGIES
 from sparkdl.train.callbacks import Callback
 
 
@@ -99,6 +101,10 @@ def test_how_ranks_are_launched(store):
     backend = SparkBackend(2, stdout=stream, nics=["eth7"], prefix_output_with_timestamp=True)
     launch = resolved(store, backend=backend).launch
     assert (launch.stdout, launch.interface, launch.timestamps) == (stream, "eth7", True)
+    assert (resolved(store, strategy="zero1").backend, resolved(store, strategy="zero1", num_proc=1).backend) == (
+        "torch",
+        "auto",
+    )
     own = OwnBackend()
     assert (resolved(store, backend=own).own_backend, resolved(store).own_backend) == (own, None)
     with pytest.raises(ConfigError, match="min_num_proc=3 exceeds num_proc=2"):
@@ -124,6 +130,7 @@ def test_how_ranks_are_launched(store):
         ({"timeout": 3, "backend": SparkBackend(1, start_timeout=4)}, "timeout=3 and start_timeout=4"),
         ({"timeout": 3, "backend": OwnBackend()}, r"timeout=3.0 has no effect on ranks that OwnBackend.run\(\) starts"),
         ({"num_proc": 3, "backend": OwnBackend()}, "num_proc=3 and a backend of 1 processes: give one of them"),
+        ({"strategy": "zero1", "backend": "horovod"}, "strategy='zero1' splits the optimizer by torch.distributed"),
         ({"loss_weights": [1.0, 2.0]}, "loss_weights has 2 entries for 1 labels"),
         ({"transformation_removed_fields": ["z"]}, "_removed_fields describe a transformation_fn: give one"),
     ],
@@ -179,6 +186,7 @@ VALUES = {
     "num_proc": 7,
     "backend": "torch",
     "gradient_compression": "fp16",
+    "strategy": "zero1",
     "store": "/tmp/somewhere",
     "run_id": "mine",
     "resume": "warm",
@@ -216,3 +224,10 @@ def test_every_parameter_decides_something(store, spec):
         value = not spec.default if spec.unit.startswith("boolean") else spec.default + 1
     assert decided(store, **{spec.name: value}) != decided(store)
     assert decided(store) == decided(store)
+
+
+def test_every_strategy_there_is_can_be_chosen():
+    for name in STRATEGIES:
+        assert TorchEstimator(strategy=name).getStrategy() == name
+    with pytest.raises(ConfigError, match=f"is not one of {re.escape(str(list(STRATEGIES)))}"):
+        TorchEstimator(strategy="fsdp9")
