@@ -1,9 +1,10 @@
 """The driver's side of training: a Spark ML estimator and the model it fits.
 
-Enters: a DataFrame and a PyTorch model. Leaves: ``TorchModel``, a fitted Spark ML transformer. Start at
-``estimator.py``, and follow a fit into ``fit/fit.py``; ``model.py`` and ``transform.py`` make predictions; ``inputs/``
-says for both how a model is fed. ``params/`` holds the parameters, ``saving/`` writes and reads, ``horovod/`` has other
-libraries' names, ``store.py`` the places.
+A DataFrame and a PyTorch model enter; ``TorchModel``, a fitted Spark ML transformer, leaves. Read ``estimator.py``,
+then ``fit.py``, which tells a fit from top to bottom: ``fit_spec.py`` has what its parameters decide, ``data.py`` and
+``column_plan.py`` the shards, ``model_call.py`` how a model is called, ``checks.py`` what is refused, ``rank.py`` what
+travels to the ranks and runs there. ``model.py``, ``outputs.py`` and ``transform.py`` make predictions. ``params/``
+holds the parameters, ``saving/`` writes and reads, ``horovod/`` has other libraries' names, ``store.py`` the places.
 Public names are loaded when they are first used, since ranks open modules of this package without Spark.
 """
 

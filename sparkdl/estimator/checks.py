@@ -207,10 +207,10 @@ def check_steps(name: str, wanted: int | None, manifest: Manifest | None, rows_p
     Raises:
         ConfigError: names both numbers.
     """
-    there = 0 if manifest is None else -(-manifest.rows // rows_per_step)
-    if wanted is not None and wanted > there:
+    steps = 0 if manifest is None else -(-manifest.rows // rows_per_step)
+    if wanted is not None and wanted > steps:
         held = 0 if manifest is None else manifest.rows
-        raise ConfigError(f"{name}={wanted} exceeds the {there} steps of {held} rows, {rows_per_step} a step: lower it")
+        raise ConfigError(f"{name}={wanted} exceeds the {steps} steps of {held} rows, {rows_per_step} a step: lower it")
 
 
 def check_values(manifest: Manifest, roles: Roles) -> None:
@@ -371,16 +371,16 @@ def check_loss(compute: Callable[[], Any], outputs: Sequence[Output], *, written
     except SparkdlError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         shapes = ", ".join(f"{one.label!r} {(-1, *one.shape)} {one.dtype}" for one in outputs)
         fault = place_of_error(error)
         if fault is None:
             raise ConfigError(
-                f"the loss cannot be computed from the outputs for {shapes} and their labels ({told}): make their "
+                f"the loss cannot be computed from the outputs for {shapes} and their labels ({message}): make their "
                 f"shapes and dtypes fit{', for instance by label_shapes' if written else ''}"
             ) from error
         raise ConfigError(
-            f"the loss raised {told} at {fault}, called with the outputs for {shapes} and their labels: "
+            f"the loss raised {message} at {fault}, called with the outputs for {shapes} and their labels: "
             "correct it there"
         ) from error
 

@@ -1,4 +1,8 @@
-"""Which columns of a DataFrame are written into shards as which tensors, and the model's inputs among them."""
+"""Which columns of a DataFrame are written into shards as which tensors, and the model's inputs among them.
+
+Number columns pack: one (batch, n) tensor of floats (of integers, if all are), so that a step reads one slice. Vectors,
+arrays and images keep a tensor of their own.
+"""
 
 from __future__ import annotations
 
@@ -143,8 +147,8 @@ class ColumnPlan:
             )
         if by_column:
             return tuple(_own(name, *places[name]) for name in self.roles.features)
-        whole = dict.fromkeys(spec.name for spec, _ in places.values())
-        return tuple(ModelInput(name=name, tensor=name) for name in whole)
+        tensors = dict.fromkeys(spec.name for spec, _ in places.values())
+        return tuple(ModelInput(name=name, tensor=name) for name in tensors)
 
 
 def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> ColumnPlan:
@@ -186,8 +190,9 @@ def plan_columns(schema: T.StructType, roles: Roles, *, cases: bool = False) -> 
         dtypes[roles.weight] = "float32"
     sizes = _array_sizes(kinds, roles)
     layout = Layout(pack=pack, dtypes=dtypes, shapes=sizes | _label_shapes(schema, roles))
-    given = dict(zip(roles.features, roles.shapes or (), strict=False))
-    loose = [name for name, kind in kinds.items() if isinstance(kind, T.BinaryType) and not _is_sized(given.get(name))]
+    shape_of = dict(zip(roles.features, roles.shapes or (), strict=False))
+    images = [name for name, kind in kinds.items() if isinstance(kind, T.BinaryType)]
+    loose = [name for name in images if not _is_sized(shape_of.get(name))]
     varying = [name for name in roles.features if name in loose or sizes.get(name) == "ragged"]
     types = {name: kind.simpleString() for name, kind in kinds.items()}
     return ColumnPlan(roles=roles, casts=casts, layout=layout, copies=copies, varying=tuple(varying), types=types)
@@ -200,16 +205,16 @@ def _array_sizes(kinds: Mapping[str, T.DataType], roles: Roles) -> dict[str, tup
 
     Arrays of no given size count as rows that differ in length, even if none of these does: the next ones may.
     """
-    found: dict[str, tuple[int, ...] | str] = {}
-    given = dict(zip(roles.features, roles.shapes or (), strict=False))
+    sizes: dict[str, tuple[int, ...] | str] = {}
+    shape_of = dict(zip(roles.features, roles.shapes or (), strict=False))
     for name, kind in kinds.items():
         if isinstance(kind, T.ArrayType):
-            shape = given.get(name)
+            shape = shape_of.get(name)
             if shape is not None and _is_sized(shape):
-                found |= {name: (math.prod(shape[1:]),)} if _is_number(kind.elementType) else {}
+                sizes |= {name: (math.prod(shape[1:]),)} if _is_number(kind.elementType) else {}
             elif name not in roles.labels:  # whose rows a loss compares: they have one length
-                found[name] = "ragged"
-    return found
+                sizes[name] = "ragged"
+    return sizes
 
 
 def _is_sized(shape: Sequence[int] | None) -> bool:
@@ -219,14 +224,14 @@ def _is_sized(shape: Sequence[int] | None) -> bool:
 
 def _label_shapes(schema: T.StructType, roles: Roles) -> dict[str, tuple[int, ...] | str]:
     """Shapes of a row of array and vector labels, as label_shapes gives them."""
-    found: dict[str, tuple[int, ...] | str] = {}
+    row_shapes: dict[str, tuple[int, ...] | str] = {}
     for name, shape in zip(roles.labels, roles.label_shapes or (), strict=False):
         kind = _kind(schema, name, "label or weight column")
         if not _is_number(kind):
-            found[name] = shape[1:]
+            row_shapes[name] = shape[1:]
         elif math.prod(shape[1:]) != 1:
             raise ConfigError(f"label_shapes gives {list(shape)} for {name!r}, one number a row: give [-1] or [-1, 1]")
-    return found
+    return row_shapes
 
 
 def _named(groups: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:

@@ -277,9 +277,9 @@ def _applied(function: Callable[[Any], Any], frame: Any, names: list[str]) -> An
         raise ConfigError(f"transformation_fn raised {type(error).__name__}: {error}{place}: correct it") from error
     lacking = [name for name in names if name not in getattr(made, "columns", ())]
     if lacking:
-        found = list(made.columns) if hasattr(made, "columns") else f"a {type(made).__name__}"
+        returned = list(made.columns) if hasattr(made, "columns") else f"a {type(made).__name__}"
         raise SchemaError(
-            f"transformation_fn returned {found} without {lacking}: return them, or name in "
+            f"transformation_fn returned {returned} without {lacking}: return them, or name in "
             "transformation_removed_fields what it removes"
         )
     return made[names]

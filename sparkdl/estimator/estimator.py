@@ -1,8 +1,4 @@
-"""TorchEstimator: fits a PyTorch model to a DataFrame on the ranks of a Spark cluster.
-
-Enters: a DataFrame, or shards, or a table version. Leaves: a ``TorchModel``. Parameter names are those of Horovod's
-TorchEstimator and Spark ML's column parameters; ``PARAMETERS.md`` beside this file explains each.
-"""
+"""TorchEstimator: fits a PyTorch model to a DataFrame, shards or a table version on the ranks of a Spark cluster."""
 
 from __future__ import annotations
 
@@ -85,10 +81,10 @@ class TorchEstimator(CheckedParams, Estimator[TorchModel], MLReadable["TorchEsti
         """
         estimator = self.copy(dict(params)) if params else self
         spark = _session()
-        given = estimator.getOrDefault("store")
-        if given is None:
+        place = estimator.getOrDefault("store")
+        if place is None:
             raise ConfigError("fit_on_parquet reads from a store, and none is set: set store, or use fit(df)")
-        store = open_store(given, shared_disk=True)
+        store = open_store(place, shared_disk=True)
         training_rows = store.parquet("train_path", dataset_idx)
         if not training_rows.exists():
             raise StorageError(f"there is nothing at {training_rows.uri}: write Parquet files there, or use fit(df)")

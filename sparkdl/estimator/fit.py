@@ -307,12 +307,12 @@ def _optimizer_after(given: Any, model: torch.nn.Module, leader: RankReport) -> 
 
 def _parameters(estimator: CheckedParams, summary: TrainingSummary, optimizer: Any) -> dict[str, Any]:
     """What the fit was given, as JSON values; what is no such value by its name."""
-    given = {param.name: value for param, value in estimator._paramMap.items() if param.name not in _UNWORTHY}
-    found = {name: _plain(value) for name, value in sorted(given.items())}
+    values = {param.name: value for param, value in estimator._paramMap.items() if param.name not in _UNWORTHY}
+    parameters = {name: _plain(value) for name, value in sorted(values.items())}
     if isinstance(optimizer, torch.optim.Optimizer):
         plain = {name: value for name, value in optimizer.defaults.items() if isinstance(value, int | float | str)}
-        found["optimizer"] = {"name": type(optimizer).__name__, **plain}
-    return {**found, "num_proc": summary.num_proc, "backend": summary.backend, "epochs_trained": summary.epochs}
+        parameters["optimizer"] = {"name": type(optimizer).__name__, **plain}
+    return {**parameters, "num_proc": summary.num_proc, "backend": summary.backend, "epochs_trained": summary.epochs}
 
 
 def _plain(value: Any) -> Any:

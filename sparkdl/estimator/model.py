@@ -257,11 +257,11 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             return published, wanted, self.getOrDefault("transform_batch_size"), self._features
 
     def _known_meanings(self, signature: Signature) -> Mapping[str, Meaning] | None:
-        given = self._loss_constructors or self._loss
-        if self._meanings is not None or given is None or isinstance(given, Withheld):
+        losses_given = self._loss_constructors or self._loss
+        if self._meanings is not None or losses_given is None or isinstance(losses_given, Withheld):
             return self._meanings
         labels = [field.name for field in signature.outputs]
-        losses = list(given) if isinstance(given, Sequence) else [given] * len(labels)
+        losses = list(losses_given) if isinstance(losses_given, Sequence) else [losses_given] * len(labels)
         return meanings_of(labels, made_losses(losses * len(labels) if len(losses) == 1 else losses))
 
     def _training(self) -> dict[str, Any]:

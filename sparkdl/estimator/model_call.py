@@ -55,14 +55,14 @@ class ModelInput:
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Take the argument out of the tensors of a batch."""
-        found = tensors[self.tensor]
+        tensor = tensors[self.tensor]
         if self.index is not None:
-            found = found[:, self.index]
+            tensor = tensor[:, self.index]
         if self.dtype is not None:
-            found = found.to(getattr(torch, self.dtype))
+            tensor = tensor.to(getattr(torch, self.dtype))
         if self.shape is not None:
-            found = found.reshape(self.shape)
-        return cast(torch.Tensor, formed(self.form, found, tensors[self.valid] if self.valid else None))
+            tensor = tensor.reshape(self.shape)
+        return cast(torch.Tensor, formed(self.form, tensor, tensors[self.valid] if self.valid else None))
 
     @property
     def is_plain(self) -> bool:
@@ -203,8 +203,8 @@ def _extremes(spec: TensorSpec, manifest: Manifest, one_table: bool) -> torch.Te
     if spec.dtype == "binary":
         return torch.ones(ROWS, *length, dtype=torch.uint8)
     dtype = getattr(torch, spec.dtype)
-    found = [manifest.statistics.get(column) for column in spec.columns]
-    bounds = [[(getattr(one, end) or 0) if one else 0 for one in found] for end in ("min", "max")]
+    statistics = [manifest.statistics.get(column) for column in spec.columns]
+    bounds = [[(getattr(one, end) or 0) if one else 0 for one in statistics] for end in ("min", "max")]
     packed = len(spec.columns) > 1 or (spec.shape == (1,) and spec.name != spec.columns[0])
     if packed:
         return torch.tensor(bounds, dtype=dtype)
@@ -384,7 +384,7 @@ def _as_float(argument: ModelInput, batch: Mapping[str, torch.Tensor], model: to
 
 
 def _outputs(returned: Any, labels: Sequence[str]) -> tuple[Output, ...]:
-    found = []
+    outputs = []
     for label, output in zip(labels, split_outputs(returned, labels), strict=True):
         if not isinstance(output, torch.Tensor):
             raise ConfigError(f"the model returns a {type(output).__name__} for {label!r}: return one tensor a label")
@@ -392,8 +392,8 @@ def _outputs(returned: Any, labels: Sequence[str]) -> tuple[Output, ...]:
             raise ConfigError(
                 f"the model returns shape {tuple(output.shape)} for {ROWS} rows: return one row for each that comes in"
             )
-        found.append(Output(label, tuple(output.shape[1:]), str(output.dtype).removeprefix("torch.")))
-    return tuple(found)
+        outputs.append(Output(label, tuple(output.shape[1:]), str(output.dtype).removeprefix("torch.")))
+    return tuple(outputs)
 
 
 def _refusal(
@@ -416,18 +416,18 @@ def _refusal(
         f"{argument.name} {(-1, *tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
         for argument, tensor in ((argument, argument(batch)) for argument in call.inputs)
     )
-    name, told = type(model).__name__, f"{type(error).__name__}: {error}"
+    name, message = type(model).__name__, f"{type(error).__name__}: {error}"
     fault = place_of_error(error)
     if fault is not None:
-        return ConfigError(f"forward of {name} raised {told} at {fault}, called with {shapes}: correct it there")
-    return ConfigError(f"{name} cannot be called with {shapes} ({told}): set {settings}")
+        return ConfigError(f"forward of {name} raised {message} at {fault}, called with {shapes}: correct it there")
+    return ConfigError(f"{name} cannot be called with {shapes} ({message}): set {settings}")
 
 
 def _range(argument: ModelInput, manifest: Manifest) -> str:
     columns = manifest.tensor(argument.tensor).columns
     chosen = columns if argument.index is None else columns[argument.index : argument.index + 1]
-    found = [(column, manifest.statistics[column]) for column in chosen]
-    return ", ".join(f"{column} in {stats.min}..{stats.max}" for column, stats in found)
+    statistics = [(column, manifest.statistics[column]) for column in chosen]
+    return ", ".join(f"{column} in {stats.min}..{stats.max}" for column, stats in statistics)
 
 
 @contextmanager
@@ -452,20 +452,24 @@ def is_varying(spec: TensorSpec) -> bool:
 
 def lengths_of(spec: TensorSpec, manifests: Sequence[Manifest]) -> tuple[int, int] | None:
     """Elements, or bytes, of the shortest and of the longest row of some sets; None where nobody counted."""
-    found = [manifest.statistics.get(spec.columns[0]) for manifest in manifests if manifest.rows]
-    ends = [(one.min, one.max) if spec.dtype == "binary" else (one.min_length, one.max_length) for one in found if one]
-    known = [(int(least), int(most)) for least, most in ends if least is not None and most is not None]
-    if not known or len(known) < len(found):
+    statistics = [manifest.statistics.get(spec.columns[0]) for manifest in manifests if manifest.rows]
+    ends = [
+        (stats.min, stats.max) if spec.dtype == "binary" else (stats.min_length, stats.max_length)
+        for stats in statistics
+        if stats
+    ]
+    counted = [(int(least), int(most)) for least, most in ends if least is not None and most is not None]
+    if not counted or len(counted) < len(statistics):
         return None
-    return min(least for least, _ in known), max(most for _, most in known)
+    return min(least for least, _ in counted), max(most for _, most in counted)
 
 
 def wants_dict(parameters: Sequence[inspect.Parameter]) -> bool:
     """Whether a model takes one dict, in which it finds the masks and lengths of all columns."""
     if not parameters:
         return False
-    said = f"{parameters[0].annotation} {parameters[0].name}".lower()
-    return "dict" in said or "mapping" in said
+    declared = f"{parameters[0].annotation} {parameters[0].name}".lower()
+    return "dict" in declared or "mapping" in declared
 
 
 def sole(columns: Sequence[str]) -> str | None:
@@ -532,8 +536,8 @@ def _unasked(model: torch.nn.Module, varying: Sequence[str]) -> list[str]:
 
 def _check(model: torch.nn.Module, varying: Sequence[str], lengths: dict[str, tuple[int, int] | None]) -> None:
     for name in _unasked(model, varying):
-        found = lengths.get(name)
-        what = f"have {found[0]} to {found[1]} elements" if found else "may differ in length"
+        ends = lengths.get(name)
+        what = f"have {ends[0]} to {ends[1]} elements" if ends else "may differ in length"
         takes = ", ".join(p.name for p in parameters_of(model))
         raise ConfigError(
             f"rows of {name!r} {what}, and forward({takes}) of {type(model).__name__} cannot tell their elements from "
@@ -592,9 +596,9 @@ def _check_padding(
     try:
         alone = answers(row)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{name} cannot be called with a shorter row by itself ({told}): use the mask or lengths in forward"
+            f"{name} cannot be called with a shorter row by itself ({message}): use the mask or lengths in forward"
         ) from error
     for label, pair, single in zip(labels, together, alone, strict=True):
         one, two = pair[:1], single

@@ -131,11 +131,13 @@ def check_columns(params: Asked, meanings: Mapping[str, Meaning]) -> None:
         ConfigError: names the parameter and what it needs.
     """
     get = params.getOrDefault
-    special, given = [name for name in _SPARKS if get(name)], get("outputCols")
+    special, output_columns = [name for name in _SPARKS if get(name)], get("outputCols")
     if special and len(meanings) > 1:
         raise ConfigError(f"{special[0]} names one output of {len(meanings)}, {list(meanings)}: use outputCols")
-    if given is not None and len(given) != len(meanings):
-        raise ConfigError(f"outputCols names {len(given)} columns for {len(meanings)} outputs: name one an output")
+    if output_columns is not None and len(output_columns) != len(meanings):
+        raise ConfigError(
+            f"outputCols names {len(output_columns)} columns for {len(meanings)} outputs: name one an output"
+        )
     for name in special:
         if name != "predictionCol" and "value" in meanings.values():
             raise ConfigError(
@@ -178,17 +180,17 @@ def wanted_columns(params: Asked, signature: Signature, meanings: Mapping[str, M
             raise ConfigError(
                 f"{name} wants a vector with one number a class, {label!r} gives {shape} to its loss: drop it"
             )
-    found = []
+    wanted = []
     if get("predictionCol"):
         is_class = meaning != "value" and fits
-        found.append(
+        wanted.append(
             Wanted(get("predictionCol"), OutputSpec(label, "class", meaning) if is_class else OutputSpec(label))
         )
     else:
         names = get("outputCols") or [f"{one}__output" for one in signature.answers]
-        found += [Wanted(name, OutputSpec(one)) for name, one in zip(names, shapes, strict=True)]
+        wanted += [Wanted(name, OutputSpec(one)) for name, one in zip(names, shapes, strict=True)]
     if get("probabilityCol"):
-        found.append(Wanted(get("probabilityCol"), OutputSpec(label, "probability", meaning), vector=True))
+        wanted.append(Wanted(get("probabilityCol"), OutputSpec(label, "probability", meaning), vector=True))
     if get("rawPredictionCol"):
-        found.append(Wanted(get("rawPredictionCol"), OutputSpec(label, "raw", meaning), vector=True))
-    return found
+        wanted.append(Wanted(get("rawPredictionCol"), OutputSpec(label, "raw", meaning), vector=True))
+    return wanted

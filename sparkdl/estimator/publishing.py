@@ -1,9 +1,4 @@
-"""A fitted model as a bundle and as a version in a registry, and back.
-
-Enters: what a ``TorchModel`` is made of, and where it comes from. Leaves: a bundle, from which the same columns are
-predicted, and a version whose row says metrics, parameters, table, shards and software. The pipeline publishes through
-here, too.
-"""
+"""A fitted model as a bundle, and as a version in a registry; the pipeline publishes through here, too."""
 
 from __future__ import annotations
 
@@ -118,26 +113,26 @@ def publish_bundle(
     from sparkdl.interchange.mlflow import check_mirror, mirror_published
     from sparkdl.models.registry import Lineage, ModelRegistry  # tables, which a fit without publication needs not
 
-    noted, given = dict(origin.get("lineage", {})), asdict(lineage or Lineage())
-    software = {**noted.pop("versions", {}), **(given.pop("versions") or {})}
-    whole = {**noted, **{field: value for field, value in given.items() if value is not None}}
-    known = {field: value for field, value in origin.get("metrics", {}).items() if value is not None}
-    known = {field: value for field, value in known.items() if field not in _NO_METRICS}
-    where = registry if isinstance(registry, ModelRegistry) else ModelRegistry(registry)
+    noted, stated = dict(origin.get("lineage", {})), asdict(lineage or Lineage())
+    software = {**noted.pop("versions", {}), **(stated.pop("versions") or {})}
+    merged = {**noted, **{field: value for field, value in stated.items() if value is not None}}
+    noted_metrics = {field: value for field, value in origin.get("metrics", {}).items() if value is not None}
+    noted_metrics = {field: value for field, value in noted_metrics.items() if field not in _NO_METRICS}
+    target = registry if isinstance(registry, ModelRegistry) else ModelRegistry(registry)
     if mlflow is not None:
         check_mirror(bundle)
-    version = where.publish(
+    version = target.publish(
         name,
         str(getattr(bundle, "uri", bundle)),
-        metrics=known if metrics is None else metrics,
+        metrics=noted_metrics if metrics is None else metrics,
         parameters={**origin.get("parameters", {}), **(parameters or {})},
-        lineage=Lineage(**whole, versions=software),
+        lineage=Lineage(**merged, versions=software),
         publication=publication,
     )
     if first_alias is not None and version.version == 1:
         with contextlib.suppress(ConflictError):  # somebody has decided already where it points
-            where.set_alias(name, first_alias, 1, expected=None, reason=f"version 1 is the first {first_alias}")
-        version = where.get(name, 1)
+            target.set_alias(name, first_alias, 1, expected=None, reason=f"version 1 is the first {first_alias}")
+        version = target.get(name, 1)
     if mlflow is not None:
-        mirror_published(where, version, mlflow)
+        mirror_published(target, version, mlflow)
     return version

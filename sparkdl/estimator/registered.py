@@ -1,8 +1,4 @@
-"""Models of a registry as transformers, and a registry that scores with them.
-
-Enters: ``"churn@champion"`` or ``"churn@3"``, the address of a registry. Leaves: a ``TorchModel`` that reads the
-columns and makes the predictions of the one that was published. Spark and torch are loaded with the first model.
-"""
+"""Models of a registry as transformers, and a registry that scores; Spark and torch load with the first model."""
 
 from __future__ import annotations
 
@@ -89,10 +85,10 @@ def load_model(
     from sparkdl.estimator.summary import training_of
     from sparkdl.models.preprocessing import column_types, features_of
 
-    where = registry if isinstance(registry, base.ModelRegistry) else base.ModelRegistry(registry)
-    name, which = _parts(model, where)
-    found = where.get(name, which)
-    bundle = where.load(name, found.version, allow_pickle=allow_pickle, trusted=trusted)
+    source = registry if isinstance(registry, base.ModelRegistry) else base.ModelRegistry(registry)
+    name, which = _parts(model, source)
+    published = source.get(name, which)
+    bundle = source.load(name, published.version, allow_pickle=allow_pickle, trusted=trusted)
     signature, training = bundle.signature, training_of(bundle.info)
     if signature is None:
         raise ConfigError(f"{model} was published without a signature, so nobody can feed it: publish it with one")
@@ -100,9 +96,9 @@ def load_model(
     history = [{key: math.nan if one is None else one for key, one in row.items()} for row in training.history]
     columns: dict[str, Any] = {str(parameter): value for parameter, value in training.columns.items()}
     origin = {
-        "parameters": found.parameters,
-        "lineage": {name: value for name, value in found.lineage.items() if name != "parent"},  # a number of that model
-        "metrics": found.metrics,
+        "parameters": published.parameters,
+        "lineage": {field: value for field, value in published.lineage.items() if field != "parent"},  # of that model
+        "metrics": published.metrics,
         "columns": column_types(bundle.info),
     }
     made = TorchModel(
@@ -120,6 +116,6 @@ def _parts(model: str, registry: base.ModelRegistry) -> tuple[str, int | str]:
     """The name, and the version or alias."""
     name, which = reference(model)
     if which is None:
-        there = [f"{name}@{alias}" for alias in registry.aliases(name)] or [f"{name}@champion", f"{name}@3"]
-        raise ConfigError(f"{model!r} does not say which version: write {' or '.join(there[:3])}")
+        examples = [f"{name}@{alias}" for alias in registry.aliases(name)] or [f"{name}@champion", f"{name}@3"]
+        raise ConfigError(f"{model!r} does not say which version: write {' or '.join(examples[:3])}")
     return name, which

@@ -1,7 +1,4 @@
-"""Tables scored by their own log: ``sparkdl.score_table``.
-
-Enters: the addresses of two tables, a fitted, loaded or published model. Leaves: its predictions in one commit.
-"""
+"""Tables scored by their own log, into another table in one commit: ``sparkdl.score_table``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Where a fit keeps what outlives a process: shards, checkpoints, logs.
-
-Enters: a path or URI that driver and workers reach, or a ``Storage`` with credentials of its own. Leaves: a ``Store``
-that names the place of everything, under Horovod's names for these places, and removes what its policy says. What its
-paths mean is found out once, when it is made.
-"""
+"""Where a fit keeps what outlives a process: shards, checkpoints, logs, under Horovod's names for these places."""
 
 from __future__ import annotations
 
@@ -76,12 +71,12 @@ class Store:
     def _places(self) -> dict[str, Storage]:
         """What the given paths mean."""
         root = Storage.of(self.prefix_path)
-        found = {"prefix_path": root}
+        places = {"prefix_path": root}
         for name, below in _BELOW.items():
-            given = getattr(self, name)
-            elsewhere = os.path.isabs(given) or ":" in given
-            found[name] = Storage.of(_on_the_same_hdfs(root, given)) if elsewhere else root.child(given or below)
-        return found
+            path = getattr(self, name)
+            elsewhere = os.path.isabs(path) or ":" in path
+            places[name] = Storage.of(_on_the_same_hdfs(root, path)) if elsewhere else root.child(path or below)
+        return places
 
     @staticmethod
     def create(prefix_path: str | os.PathLike[str] | Storage, **options: Any) -> Store:

@@ -69,7 +69,7 @@ class TrainingSummary:
 def horovod_history(epochs: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
     """Return the epochs as Horovod's ``getHistory()`` does: ``{"epoch", "train": {...}, "validation": {...}}``."""
     passed_over = {"epoch", "step", "lr", "seconds", "rows", "loss", "val_loss"}
-    found = []
+    history = []
     for row in epochs:
         rest = {name: value for name, value in row.items() if name not in passed_over}
         held_out = {name.removeprefix("val_"): value for name, value in rest.items() if name.startswith("val_")}
@@ -80,8 +80,8 @@ def horovod_history(epochs: Sequence[Mapping[str, float]]) -> list[dict[str, Any
         }
         if "val_loss" in row:
             one["validation"] = {"loss": row["val_loss"], "all_metrics": [held_out] if held_out else []}
-        found.append(one)
-    return found
+        history.append(one)
+    return history
 
 
 def epoch_rows(epochs: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -90,12 +90,12 @@ def epoch_rows(epochs: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
 
 
 def _row(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"epoch": epoch["epoch"]}
+    row = {"epoch": epoch["epoch"]}
     for part, prefix in (("train", ""), ("validation", "val_")):
         values = epoch.get(part, {})
         named = {name: value for group in values.get("all_metrics", ()) for name, value in group.items()}
-        found |= {f"{prefix}{name}": value for name, value in {"loss": values.get("loss"), **named}.items()}
-    return {name: value for name, value in found.items() if value is not None}
+        row |= {f"{prefix}{name}": value for name, value in {"loss": values.get("loss"), **named}.items()}
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def plot_epochs(epochs: Sequence[Mapping[str, float]]) -> Any:
@@ -148,17 +148,17 @@ class Training:
 
 def plain_epochs(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, float | int | None]]:
     """Epochs as JSON takes them: None for what is not finite."""
-    found = []
+    plain = []
     for row in rows:
         numbers = {name: one.item() if hasattr(one, "item") else one for name, one in row.items()}
-        found.append(
+        plain.append(
             {
                 name: one if not isinstance(one, float) or math.isfinite(one) else None
                 for name, one in numbers.items()
                 if isinstance(one, float | int | None)
             }
         )
-    return found
+    return plain
 
 
 def training_of(info: BundleInfo) -> Training:
@@ -256,25 +256,25 @@ def loss_warnings(
         classes = label_kind(loss) == "classes"
         if not (classes and stats[1].count != rows.rows):  # one row's labels are chances, or a sequence
             guesses[label] = guess_loss(loss, *stats)
-    said = []
+    sentences = []
     prefix = "" if validation is None else "val_"
     if not weighted and (validation is not None or len(epochs) > 1):  # the first epoch's mean begins at random weights
         for label, guess in guesses.items():
             name = f"{prefix}{label}_loss" if len(losses) > 1 else f"{prefix}loss"
             value = kept.get(name)
             if guess is not None and value is not None and value >= guess[1] * (1 - 1e-6) > 0:
-                said.append(
+                sentences.append(
                     f"beats the baseline: no. {name} is {value:.4g} over {rows.rows:,} rows, and {guess[0]} costs "
                     f"{guess[1]:.4g}: the model has learned nothing that helps, or its training went wrong"
                 )
-    known = [guess[1] for guess in guesses.values() if guess is not None]
-    if validation is not None and len(known) == len(losses) == 1 and epochs[0].get("step", 0) >= _LEAST_STEPS:
+    costs = [guess[1] for guess in guesses.values() if guess is not None]
+    if validation is not None and len(costs) == len(losses) == 1 and epochs[0].get("step", 0) >= _LEAST_STEPS:
         first, last = ((row.get("loss", math.nan), row.get("val_loss", math.nan)) for row in (epochs[0], kept))
-        if all(held > _FAR * seen > 0 and held - seen > _OF_GUESS * known[0] for seen, held in (first, last)):
-            said.append(
+        if all(held > _FAR * seen > 0 and held - seen > _OF_GUESS * costs[0] for seen, held in (first, last)):
+            sentences.append(
                 f"the training loss lies far below the validation loss from the first epoch on ({first[0]:.4g} against "
                 f"{first[1]:.4g}): rows may train in an order that the optimizer follows (shuffle them), a feature may "
                 "know the label of training rows alone (a leak), validation rows may be of another kind (a later time, "
                 "other keys), or the network learns rows by heart (a smaller one, weight_decay, fewer epochs)"
             )
-    return said
+    return sentences

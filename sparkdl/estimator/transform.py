@@ -1,8 +1,4 @@
-"""From a fitted model to prediction columns.
-
-Enters: a model, how it is called, and which columns are wanted. Leaves: the model as a file that workers load once, and
-a DataFrame with the predictions, whose schema is known before anything runs.
-"""
+"""From a fitted model to prediction columns: the model as a file that workers load once, and the scored DataFrame."""
 
 from __future__ import annotations
 
@@ -129,8 +125,8 @@ def predict_rows(
     """
     _check_free(wanted, getattr(rows, "columns", ()), cases=True)
     chosen, answer = with_outputs(model, signature, [one.output for one in wanted])
-    given = chosen if features is None else WithFeatures(chosen, features)
-    table = score_rows(given, rows, signature=answer, config=ScoreConfig(batch_rows=batch_rows, device="cpu"))
+    scorer = chosen if features is None else WithFeatures(chosen, features)
+    table = score_rows(scorer, rows, signature=answer, config=ScoreConfig(batch_rows=batch_rows, device="cpu"))
     made = {one.column: table.column(place).to_pandas().to_numpy() for place, one in enumerate(wanted)}
     return rows.assign(**made)
 
@@ -190,8 +186,8 @@ def predictor_of(
 
 def _check_free(wanted: Sequence[Wanted], columns: Iterable[str], *, cases: bool) -> None:
     """Refuse prediction columns that are there already."""
-    there = {folded(name, cases=cases) for name in columns}
-    taken = [one.column for one in wanted if folded(one.column, cases=cases) in there]
+    existing = {folded(name, cases=cases) for name in columns}
+    taken = [one.column for one in wanted if folded(one.column, cases=cases) in existing]
     if taken:
         raise SchemaError(
             f"the columns {taken} would appear twice in the result: name others by outputCols, or by predictionCol and "

@@ -101,19 +101,19 @@ def _packed(value: Any) -> Payload:
 def _culprit(value: Any) -> str:
     """Which of the user's objects cannot be pickled, under the name of its parameter."""
     for one in fields(value) if is_dataclass(value) else ():
-        given = getattr(value, one.name)
+        value_of_field = getattr(value, one.name)
         name = one.metadata.get("parameter", one.name)
-        for place, part in enumerate(given) if isinstance(given, list) else [(-1, given)]:
+        for place, part in enumerate(value_of_field) if isinstance(value_of_field, list) else [(-1, value_of_field)]:
             try:
                 Payload.of(part)
             except Exception:
-                return name if place < 0 or len(given) == 1 else f"{name}[{place}]"
+                return name if place < 0 or len(value_of_field) == 1 else f"{name}[{place}]"
     return "the object"
 
 
 def foreign_modules(data: bytes) -> list[str]:
     """Modules, other than the standard library's, that opening a pickle imports."""
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     memo: list[str] = []
     pushed = ["", ""]  # the last two values that may be strings: what STACK_GLOBAL takes
     for opcode, argument, _ in pickletools.genops(data):
@@ -122,12 +122,12 @@ def foreign_modules(data: bytes) -> list[str]:
         elif opcode.name == "MEMOIZE":
             memo.append(pushed[1])
         elif opcode.name == "STACK_GLOBAL":
-            found[pushed[0]] = None
+            modules[pushed[0]] = None
             pushed = [pushed[1], ""]
         elif opcode.name != "FRAME":
             pushed = [pushed[1], argument if isinstance(argument, str) else ""]
-    found.pop("", None)
-    return [name for name in found if name.split(".")[0] not in sys.stdlib_module_names and name != "__main__"]
+    modules.pop("", None)
+    return [name for name in modules if name.split(".")[0] not in sys.stdlib_module_names and name != "__main__"]
 
 
 def missing_modules(names: tuple[str, ...]) -> list[str]:
@@ -165,8 +165,8 @@ _registry = threading.Lock()  # cloudpickle's registry is one for the process
 def _by_value(names: list[str]) -> Iterator[None]:
     """Let the packages of ``names`` travel by value, each with all its loaded modules."""
     tops = {name.split(".")[0] for name in names}
-    known = cloudpickle.list_registry_pickle_by_value()
-    loaded = [name for name in list(sys.modules) if name.split(".")[0] in tops and name not in known]
+    registered = cloudpickle.list_registry_pickle_by_value()
+    loaded = [name for name in list(sys.modules) if name.split(".")[0] in tops and name not in registered]
     with _registry, contextlib.ExitStack() as stack:
         for name in loaded:
             if str(getattr(sys.modules[name], "__file__", "")).endswith(".py"):

@@ -1,8 +1,4 @@
-"""Losses, metrics and training steps written for Horovod's estimator, as the training loop takes them.
-
-Enters: functions of (output, label), Horovod's lists of them, its ``train_minibatch_fn``. Leaves: the entries of a
-``train.Task``. It imports torch alone, since the ranks load it.
-"""
+"""Losses, metrics and training steps written for Horovod's estimator, as a ``train.Task`` takes them; no Spark."""
 
 from __future__ import annotations
 
@@ -104,8 +100,8 @@ def _with_names(given: Mapping[str, Any], loss_of: Mapping[str, Any]) -> dict[st
     if all(isinstance(entry, Mapping) for entry in given.values()):
         return {label: resolved(part, label) if label in loss_of else part for label, part in given.items()}
     if any(isinstance(entry, str) for entry in given.values()):
-        found = {label: resolved(given, label) for label in loss_of}
-        return found if len(found) > 1 else next(iter(found.values()))
+        by_label = {label: resolved(given, label) for label in loss_of}
+        return by_label if len(by_label) > 1 else next(iter(by_label.values()))
     return dict(given)
 
 
@@ -193,8 +189,8 @@ class MinibatchStep:
         labels = [batch[name] for name in self.labels]
         loss_fn = functools.partial(self._loss, loss)
         inputs = self._inputs(batch)
-        given = (model, optimizer, _transform_outputs, loss_fn, inputs, labels, weights, self.passes, batch.step)
-        returned = self.function(*given[: _positional_count(self.function, len(given))])
+        arguments = (model, optimizer, _transform_outputs, loss_fn, inputs, labels, weights, self.passes, batch.step)
+        returned = self.function(*arguments[: _positional_count(self.function, len(arguments))])
         if not isinstance(returned, tuple) or len(returned) != 2:
             return returned
         outputs = tuple(returned[0]) if isinstance(returned[0], list) else returned[0]
@@ -226,12 +222,12 @@ class _Rows(dict[str, torch.Tensor]):
 
 
 def _transform_outputs(outputs: Any, labels: Sequence[torch.Tensor]) -> tuple[list[Any], list[torch.Tensor]]:
-    found = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    listed = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
     shaped = [
         label.reshape(output.shape) if isinstance(output, torch.Tensor) and output.numel() == label.numel() else label
-        for output, label in zip(found, labels, strict=True)
+        for output, label in zip(listed, labels, strict=True)
     ]
-    return found, shaped
+    return listed, shaped
 
 
 def _positional_count(function: Callable[..., Any], most: int) -> int:

@@ -1,8 +1,4 @@
-"""The runners that other libraries' users know, on sparkdl's launcher: HorovodRunner, TorchDistributor, log_to_driver.
-
-Enters: a training function, as it was written for one of them. Leaves: rank 0's value, as theirs do. The function may
-call ``hvd.init()`` or ``init_process_group()`` itself.
-"""
+"""The runners that other libraries' users know: HorovodRunner, TorchDistributor, log_to_driver."""
 
 from __future__ import annotations
 
@@ -192,9 +188,9 @@ def _run_script(path: str, source: bytes, arguments: list[str]) -> None:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as end:
             if end.code not in (None, 0):
-                said = "" if isinstance(end.code, int) else f" ({end.code})"
+                message = "" if isinstance(end.code, int) else f" ({end.code})"
                 code = end.code if isinstance(end.code, int) else 1
-                raise RuntimeError(f"{os.path.basename(path)} ended with exit code {code}{said}") from None
+                raise RuntimeError(f"{os.path.basename(path)} ended with exit code {code}{message}") from None
         finally:
             home = sys.path[0]
             sys.argv, sys.path[:] = state[0], state[1]

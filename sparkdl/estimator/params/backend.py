@@ -1,8 +1,4 @@
-"""Where an estimator runs, under Horovod's names for it: its ``SparkBackend``, or a user's own ``Backend``.
-
-Enters: Horovod's arguments, or an object with Horovod's interface. Leaves: the number of ranks and what ``runner.run``
-takes; or the object itself, whose ``run`` a fit calls.
-"""
+"""Where an estimator runs, under Horovod's names for it: its ``SparkBackend``, or a user's own ``Backend``."""
 
 from __future__ import annotations
 
@@ -57,10 +53,10 @@ class SparkBackend:
             raise ConfigError(f"env of a SparkBackend is a {type(env).__name__}: give a dict of variables")
         from sparkdl.runner import launch_config  # which a file of settings does not need
 
-        known = [name for name in inspect.signature(launch_config).parameters if name not in ("config", "env")]
-        unknown = sorted(options.keys() - set(known))
+        names = [name for name in inspect.signature(launch_config).parameters if name not in ("config", "env")]
+        unknown = sorted(options.keys() - set(names))
         if unknown:
-            raise ConfigError(f"SparkBackend takes no {unknown[0]}: it takes num_proc, env, {', '.join(known)}")
+            raise ConfigError(f"SparkBackend takes no {unknown[0]}: it takes num_proc, env, {', '.join(names)}")
         self._num_proc = num_proc
         self.env = {name: value for name, value in (env or {}).items() if name != "CUDA_VISIBLE_DEVICES"}
         self.options = options

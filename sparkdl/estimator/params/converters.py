@@ -1,8 +1,4 @@
-"""What each parameter of the estimator accepts: one converter a kind of value.
-
-Enters: whatever a caller passed. Leaves: the value in the one form the rest of the room reads, or a ``ConfigError``
-that names the parameter, what came and what to give instead.
-"""
+"""What each parameter of the estimator accepts: one converter a kind of value."""
 
 from __future__ import annotations
 
@@ -137,7 +133,7 @@ def shapes(name: str, value: Any) -> list[list[int]]:
     """One shape a column, as Horovod writes them: ``[-1, 1, 28, 28]``, the batch first as -1; or a row's, ``[2]``."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise _wrong(name, value, "a list with one shape a column, such as [[-1, 1, 28, 28]]")
-    found: list[list[int]] = []
+    with_batch: list[list[int]] = []
     for shape in value:
         ints = isinstance(shape, Sequence) and all(isinstance(n, int) and not isinstance(n, bool) for n in shape)
         if not ints or not shape:
@@ -157,8 +153,8 @@ def shapes(name: str, value: Any) -> list[list[int]]:
                 f"{name} holds {list(shape)}: only the batch may be -1, the other sizes are 1 or more; [-1, -1] in "
                 "input_shapes is an array whose rows differ in length"
             )
-        found.append(list(shape))
-    return found
+        with_batch.append(list(shape))
+    return with_batch
 
 
 def edit_fields(name: str, value: Any) -> list[tuple[Any, ...]]:
@@ -181,10 +177,10 @@ def function(name: str, value: Any) -> Callable[..., Any]:
 
 def functions(name: str, value: Any) -> list[Callable[..., Any]]:
     """Functions, as a list; a bare one counts as a list of one."""
-    found = list(value) if isinstance(value, Sequence) and not callable(value) else [value]
-    if not found or not all(callable(one) for one in found):
+    listed = list(value) if isinstance(value, Sequence) and not callable(value) else [value]
+    if not listed or not all(callable(one) for one in listed):
         raise _wrong(name, value, "a function or a list of functions")
-    return found
+    return listed
 
 
 def model(name: str, value: Any) -> Any:
@@ -203,8 +199,8 @@ def optimizer(name: str, value: Any) -> Any:
 
 def loss_or_losses(name: str, value: Any) -> Any:
     """One loss for all labels, or a list with one a label."""
-    found = functions(name, value)
-    return found if isinstance(value, Sequence) else found[0]
+    listed = functions(name, value)
+    return listed if isinstance(value, Sequence) else listed[0]
 
 
 def callbacks(name: str, value: Any) -> list[Any]:
@@ -239,11 +235,11 @@ def backend(name: str, value: Any) -> str | SparkBackend | Backend:
 
 def compression(name: str, value: Any) -> str:
     """``"fp16"`` or ``"bf16"``; Horovod's ``Compression.fp16`` and ``Compression.none`` are understood by name."""
-    known = {"fp16": "fp16", "bf16": "bf16", "none": "none", "FP16Compressor": "fp16", "NoneCompressor": "none"}
+    names = {"fp16": "fp16", "bf16": "bf16", "none": "none", "FP16Compressor": "fp16", "NoneCompressor": "none"}
     called = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
-    if called not in known:
+    if called not in names:
         raise ConfigError(f"{name}={value!r} is not one of 'fp16', 'bf16', 'none': choose one of these")
-    return known[called]
+    return names[called]
 
 
 def validation(name: str, value: Any) -> float | str:
@@ -262,13 +258,13 @@ def dtypes(name: str, value: Any) -> dict[str, str]:
     allowed = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
     if not isinstance(value, Mapping):
         raise _wrong(name, value, "a dict from column name to dtype")
-    found = {}
+    names = {}
     for key, dtype in value.items():
         called = str(dtype).removeprefix("torch.")
         if called not in allowed:
             raise ConfigError(f"{name}[{key!r}]={dtype!r} is not one of {list(allowed)}: choose one of these")
-        found[column(name, key)] = called
-    return found
+        names[column(name, key)] = called
+    return names
 
 
 def compile_mode(name: str, value: Any) -> bool | str:

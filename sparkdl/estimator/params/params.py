@@ -57,10 +57,10 @@ class CheckedParams(Params):
         self._set(**{param.name: value})
 
     def _set(self: Any, **params: Any) -> Any:
-        known = [spec.name for spec in self.SPECS]
+        names = [spec.name for spec in self.SPECS]
         for name, value in params.items():
-            if name not in known:
-                raise ConfigError(f"{type(self).__name__} has no parameter {name!r}: {advice(name, known)}")
+            if name not in names:
+                raise ConfigError(f"{type(self).__name__} has no parameter {name!r}: {advice(name, names)}")
             if value is None:
                 self._paramMap.pop(self.getParam(name), None)
             else:
@@ -74,19 +74,19 @@ def check_conflicts(params: CheckedParams) -> None:
     Raises:
         ConfigError: names both and says which to drop.
     """
-    known = {spec.name for spec in params.SPECS}
+    names = {spec.name for spec in params.SPECS}
     for ours, alias in ALIASES.items():
-        if {ours, alias} <= known and params.isSet(ours) and params.isSet(alias):
+        if {ours, alias} <= names and params.isSet(ours) and params.isSet(alias):
             raise ConfigError(
                 f"{ours}={params.getOrDefault(ours)!r} and {alias}={params.getOrDefault(alias)!r} name the same thing: "
                 f"give one of the two"
             )
-    if {"loss", "loss_constructors"} <= known and params.isSet("loss") and params.isSet("loss_constructors"):
+    if {"loss", "loss_constructors"} <= names and params.isSet("loss") and params.isSet("loss_constructors"):
         raise ConfigError("loss and loss_constructors are both given: drop one of the two")
-    if {"outputCols", "predictionCol"} <= known and params.isSet("outputCols") and params.isSet("predictionCol"):
-        given = params.getOrDefault("outputCols"), params.getOrDefault("predictionCol")
+    if {"outputCols", "predictionCol"} <= names and params.isSet("outputCols") and params.isSet("predictionCol"):
+        both = params.getOrDefault("outputCols"), params.getOrDefault("predictionCol")
         raise ConfigError(
-            f"outputCols={given[0]} and predictionCol={given[1]!r} both name the output: give one of the two"
+            f"outputCols={both[0]} and predictionCol={both[1]!r} both name the output: give one of the two"
         )
 
 
@@ -111,8 +111,8 @@ def declare(specs: Iterable[ParamSpec]) -> Callable[[_T], _T]:
                 if accessor.__name__ not in cls.__dict__:
                     setattr(cls, accessor.__name__, accessor)
         keyword = inspect.Parameter.KEYWORD_ONLY
-        given = [inspect.Parameter(spec.name, keyword, default=spec.default) for spec in cls.SPECS]
-        cls.__signature__ = inspect.Signature(given)
+        parameters = [inspect.Parameter(spec.name, keyword, default=spec.default) for spec in cls.SPECS]
+        cls.__signature__ = inspect.Signature(parameters)
         return cls
 
     return decorate

@@ -131,12 +131,12 @@ def load_named(
     decoder = Decoder(tensors, known, trusted, allowed=allowed)
     source = Source(folder.child(_PLAIN).uri, "it was altered, save the model again")
     text = parse(check_file(folder.child(_PLAIN), plain), source, MAX_BYTES)
-    found = {name: decoder.decode(one) for name, one in convert(text, dict[str, Any], source).items()}
+    objects = {name: decoder.decode(one) for name, one in convert(text, dict[str, Any], source).items()}
     if allowed:
-        return found | (read_objects(folder, files, known) if files else {})
+        return objects | (read_objects(folder, files, known) if files else {})
     for name, fact in files.items():
         check_file(folder.child(name), fact)
-    return found | {name: Withheld(name, folder.uri) for name in section.pickled}
+    return objects | {name: Withheld(name, folder.uri) for name in section.pickled}
 
 
 TENSORS, CODE = "tensors.safetensors", "code.pkl"

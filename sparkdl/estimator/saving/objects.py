@@ -175,10 +175,10 @@ class Decoder(trees.Decoder):
 
     def _made(self, mark: str, content: Any) -> Any:
         if mark == "dtype":
-            found = vars(torch).get(content)  # torch's own __getattr__ would import modules
-            if not isinstance(found, torch.dtype):
+            dtype = vars(torch).get(content)  # torch's own __getattr__ would import modules
+            if not isinstance(dtype, torch.dtype):
                 raise BundleError(f"torch {torch.__version__} has no dtype {content!r}: load it with its torch")
-            return found
+            return dtype
         if mark == "numpy":
             kind, value = np.dtype(content[0]), content[1]
             if kind.kind not in _NUMBERS:
@@ -202,14 +202,14 @@ class Decoder(trees.Decoder):
             return replace(convert(content, Store, source), temporary=False)
         if mark == "TrainingSummary":
             return convert(content, TrainingSummary, source)
-        found = convert(content, _Backend, source)
-        if found.env and not self._code_allowed:
+        backend = convert(content, _Backend, source)
+        if backend.env and not self._code_allowed:
             raise BundleError(
-                f"the saved SparkBackend sets {', '.join(sorted(found.env))[:200]} in the environment of the ranks, "
+                f"the saved SparkBackend sets {', '.join(sorted(backend.env))[:200]} in the environment of the ranks, "
                 f"which can run any code there: {REMEDY}"
             )
-        options = {name: getattr(found, name) for name in _SAVED_OPTIONS}
-        return SparkBackend(found.num_proc, found.env, **options)
+        options = {name: getattr(backend, name) for name in _SAVED_OPTIONS}
+        return SparkBackend(backend.num_proc, backend.env, **options)
 
     def _parameter(self, name: str) -> torch.Tensor:
         if name not in self._known:
@@ -230,8 +230,8 @@ class Decoder(trees.Decoder):
         order = {name: place for place, name in enumerate(name for of in params for name in of)}
         places = iter(range(sum(map(len, params))))
         packed = [{**option, "params": [next(places) for _ in of]} for of, option in zip(params, options, strict=True)]
-        found = {order[name]: one for name, one in self._any(state).items()}
-        optimizer.load_state_dict({"state": found, "param_groups": packed})
+        state_by_place = {order[name]: one for name, one in self._any(state).items()}
+        optimizer.load_state_dict({"state": state_by_place, "param_groups": packed})
         return optimizer
 
     def _loss(self, *, kind: str, arguments: Any, training: bool) -> nn.Module:
@@ -260,8 +260,8 @@ def _fields(record: Any) -> dict[str, Any]:
         if "nics" in saved:
             saved["nics"] = [saved["nics"]] if isinstance(saved["nics"], str) else list(saved["nics"])
         return {"num_proc": record.num_processes(), "env": record.env, **saved}
-    found = {one.name: getattr(record, one.name) for one in fields(record)}
-    return {**found, **record.addresses()} if isinstance(record, Store) else found
+    values = {one.name: getattr(record, one.name) for one in fields(record)}
+    return {**values, **record.addresses()} if isinstance(record, Store) else values
 
 
 def _is_loss(kind: type[Any]) -> bool:
@@ -285,9 +285,9 @@ def _path_of(value: Any) -> str:
     if not module or module == "__main__" or "<" in name or is_loose(module):
         raise NotPlain(f"{path}, which another process cannot import")
     try:
-        found = resolve(path, (module,), "a saved object")
+        resolved = resolve(path, (module,), "a saved object")
     except BundleError as cause:
         raise NotPlain(path) from cause
-    if found is not value:
+    if resolved is not value:
         raise NotPlain(f"{path}, which is another object than the one given")
     return path

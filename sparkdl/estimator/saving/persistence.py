@@ -87,13 +87,13 @@ class StageWriter(MLWriter):
 
     def _metadata(self, instance: CheckedParams, root: Storage, extra: Mapping[str, Any]) -> None:
         """Write what Spark's own reader of pipelines looks for, as the other parts are written: to the same place."""
-        given = {param.name: value for param, value in instance._paramMap.items()}
+        values = {param.name: value for param, value in instance._paramMap.items()}
         plain = {spec.name for spec in instance.SPECS if spec.json}
         text = DefaultParamsWriter._get_metadata_to_save(
             instance,
             self.sparkSession,
             extraMetadata={_SECTION: {"stage": self._stage, "format": _FORMAT, **extra}},
-            paramMap={name: value for name, value in given.items() if name in plain},
+            paramMap={name: value for name, value in values.items() if name in plain},
         )
         root.child("metadata/part-00000").write_atomic(f"{text}\n".encode())
         root.child("metadata/_SUCCESS").write_atomic(b"")
@@ -142,8 +142,9 @@ class EstimatorWriter(StageWriter):
         self._instance = instance
 
     def _write(self, root: Storage) -> None:
-        given = {param.name: value for param, value in self._instance._paramMap.items()}
-        objects = {spec.name: given[spec.name] for spec in self._instance.SPECS if not spec.json and spec.name in given}
+        values = {param.name: value for param, value in self._instance._paramMap.items()}
+        names = [spec.name for spec in self._instance.SPECS if not spec.json]
+        objects = {name: values[name] for name in names if name in values}
         section: dict[str, Any] = {}
         known: dict[int, str] = {}
         model = objects.get("model")
@@ -267,9 +268,9 @@ def _read_metadata(path: str, stage: str) -> tuple[Storage, dict[str, Any], _Sec
     section = metadata.get(_SECTION)
     if not isinstance(section, dict):
         raise source.error("it names no artifacts")
-    found = section.get("stage", stage)
-    if found != stage:
-        raise ConfigError(f"{root.uri} holds a saved {found}, not a {stage}: call {found}.load(path)")
+    saved_stage = section.get("stage", stage)
+    if saved_stage != stage:
+        raise ConfigError(f"{root.uri} holds a saved {saved_stage}, not a {stage}: call {saved_stage}.load(path)")
     version = section.get("format", 1)
     if version != _FORMAT:
         raise BundleError(
