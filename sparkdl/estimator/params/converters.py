@@ -233,6 +233,13 @@ def backend(name: str, value: Any) -> str | SparkBackend | Backend:
     return backend_of(name, value)
 
 
+def strategy(name: str, value: Any) -> str:
+    """One of ``sparkdl.strategies``, by name."""
+    from sparkdl.strategies.base import STRATEGIES  # which loads torch, and who plans a pipeline does without
+
+    return str(anything_in(*STRATEGIES)(name, value))
+
+
 def compression(name: str, value: Any) -> str:
     """``"fp16"`` or ``"bf16"``; Horovod's ``Compression.fp16`` and ``Compression.none`` are understood by name."""
     names = {"fp16": "fp16", "bf16": "bf16", "none": "none", "FP16Compressor": "fp16", "NoneCompressor": "none"}

@@ -189,7 +189,7 @@ _RUN = (
           effect="Collective: horovod or torch, whose all-reduce then carries the gradients; auto takes what is there, "
           "and shared memory for gradients on one host; a SparkBackend with num_proc, env and the options of run; or a "
           "backend of your own, whose run() is called."),
-    _ours("strategy", "all_reduce", "all_reduce, zero1", c.anything_in("all_reduce", "zero1"),
+    _ours("strategy", "all_reduce", "name", c.strategy,
           effect="How the model is spread over the ranks. all_reduce: all of it on each. zero1: each rank keeps the "
           "optimizer's state of its part of the parameters; the weights are the same, bit for bit, with optimizers "
           "that step each parameter by itself; by torch.distributed, which backend=auto then takes."),
