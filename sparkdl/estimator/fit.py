@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import inspect
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -297,7 +299,10 @@ def _optimizer_after(given: Any, model: torch.nn.Module, leader: RankReport) -> 
     """The optimizer as the leader's last step left it, bound to ``model``."""
     try:
         with eager():
-            optimizer = given if isinstance(given, torch.optim.Optimizer) else given(model)
+            maker = given.func if isinstance(given, functools.partial) else given
+            is_class = inspect.isclass(maker) and issubclass(maker, torch.optim.Optimizer)
+            of = model.parameters() if is_class else model
+            optimizer = given if isinstance(given, torch.optim.Optimizer) else given(of)
             optimizer.load_state_dict(leader.optimizer or {})
     except Exception as error:  # a function that needs what only ranks have; the fit itself is whole
         logger.warning("getOptimizer() of the fitted model is None: the optimizer cannot be made here (%s)", error)
