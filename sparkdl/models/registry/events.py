@@ -97,7 +97,7 @@ class Event:
         row = {name: getattr(self, name) for name in SIGNED_EVENTS.names}
         return {
             **row,
-            **{name: encode(dict(sorted(row[name].items())), nan=name == "metrics").decode() for name in _JSON},
+            **{name: encode(dict(row[name]), nan=name == "metrics").decode() for name in _JSON},
         }
 
     def check_readable(self) -> None:
