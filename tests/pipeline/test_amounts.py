@@ -1,4 +1,4 @@
-"""What a plan says of rows, bytes and seconds: from logs, footers, ledger and earlier runs, and nothing made up."""
+"""What a plan says of rows, bytes and seconds: from logs, footers, receipts and earlier runs, and nothing made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of source answers: its snapshot without Spark, and the identity that ledgers are keyed by."""
+"""What every kind of source answers: its snapshot without Spark, and the identity that keys hold."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_kind_of_a_file_is_tried_here():
 
 
 @pytest.mark.parametrize(("section", "settings"), IDENTITIES)
-def test_an_identity_is_what_ledgers_hold_and_names_no_secret(section, settings):
+def test_an_identity_is_what_keys_hold_and_names_no_secret(section, settings):
     code = code_hash(FUNCTION) if settings["kind"] == "function" else ""
     wanted = [type(section).__name__, COMMON | settings, code]
     assert as_json(source_of(section)) == wanted
