@@ -256,7 +256,7 @@ class EventLog:
     def _read_table(self) -> _Snapshot:
         version, rows = self.table.snapshot()
         columns = tuple(rows.column_names) if rows is not None else ()
-        rows = EVENTS.empty_table() if rows is None else rows
+        rows = pa.Table.from_batches([], EVENTS) if rows is None else rows
         return _Snapshot(state=self._state_of(rows), version=version, columns=columns)
 
     def _state_of(self, rows: pa.Table) -> State:
