@@ -206,9 +206,15 @@ class ReceiptTable:
 
         Raises:
             StorageError: the table cannot be read.
+            IntegrityError: it is another table than this one.
         """
         if self._receipts is None:
             rows = self._table.rows().to_pylist() if self._table.exists() else []
+            if rows and set(rows[0]) != set(_SCHEMA.names):
+                raise IntegrityError(
+                    f"the receipts {self._table.uri} have the columns {', '.join(rows[0])}, and not "
+                    f"{', '.join(_SCHEMA.names)}: another sparkdl wrote them; delete the table, and all is made again"
+                )
             self._receipts = {}
             for row in sorted(rows, key=lambda row: (row["step"], row["partition"])):
                 del row["epoch"]

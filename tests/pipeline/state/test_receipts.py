@@ -107,6 +107,12 @@ def test_a_receipt_that_somebody_altered_is_refused(receipts_of, tmp_path):
         receipts_of().of("ingest")["a"].read(Made)
 
 
+def test_a_table_that_another_sparkdl_wrote_is_refused(receipts_of, tmp_path):
+    Table(str(tmp_path / "receipts")).append(pa.table({"step": ["run"], "document": ["{}"]}))
+    with pytest.raises(IntegrityError, match=r"have the columns step, document, and not step, partition, .*delete the"):
+        receipts_of().of("ingest")
+
+
 BOOKS = WindowBooks(
     window="2026-03-02", fingerprint="f1", rules="r1", read=10, kept=6, quarantined=3, duplicates=1, source_rows=12,
     outcomes={"fare: positive": 3}, content="c1", unlabelled="u1", version=0, run_id="run",
