@@ -260,7 +260,7 @@ def test_at_each_later_commit_a_run_that_was_taken_over_leaves_nothing(spark, tm
         assert len(shop.tables.table("predictions").rows()) == ROWS
         assert [(version.version, version.aliases) for version in shop.registry.list("shop")] == [(1, ("champion",))]
         assert run(shop.context(overrides=overrides), None).outcome == "nothing new"
-    assert tuple(seen) == (*INGESTING, *LATER)
+    assert sorted(seen) == sorted((*INGESTING, *LATER)), "which comes first depends on where runs before were lost"
 
 
 @contextmanager
