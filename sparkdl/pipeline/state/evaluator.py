@@ -57,6 +57,10 @@ class Step:
         """Whether a partition is made again whatever its receipt says."""
         return False
 
+    def asks_for_a_run(self, context: Context) -> bool:
+        """Whether a step that only looks has seen what a run is due for, and no run has done so yet."""
+        return False
+
     def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
         """Why a partition is stale, in words."""
         raise NotImplementedError
@@ -156,4 +160,6 @@ def nothing_new(steps: Sequence[Step], context: Context) -> bool:
     Raises:
         DataError: there is nothing that a step could begin with.
     """
-    return not any(walk([step for step in steps if not step.looks], context))
+    if any(walk([step for step in steps if not step.looks], context)):
+        return False
+    return not any(step.asks_for_a_run(context) for step in steps)

@@ -29,7 +29,7 @@ from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, Receipts, content_key, replacing
 from sparkdl.pipeline.state.results import Drifted, Trained
-from sparkdl.pipeline.steps.learning import learn_from_all
+from sparkdl.pipeline.steps.learning import learn_from_all, learns_from_all
 from sparkdl.pipeline.windows import NO_TIME
 
 if TYPE_CHECKING:
@@ -82,6 +82,11 @@ class DriftStep(Step):
     def exists(self, context: Context, receipt: Receipt) -> bool:
         """Whether it could be compared: a bundle that was damaged may be whole again."""
         return not receipt.read(Looked).problem
+
+    def asks_for_a_run(self, context: Context) -> bool:
+        """Whether the file asks, of drift that is known, for a refusal, or for a training that no run has begun."""
+        action = decided(context).action
+        return action == "fail" or (action == "retrain" and context.train and not learns_from_all(context))
 
     def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
         """That it was not compared with this champion."""
@@ -136,7 +141,10 @@ def decided(context: Context) -> Drifted:
         reason = f"version {champion.version} was trained on all windows that there are"
         return Drifted(against=champion.version, action="none", reason=reason)
     receipts = context.receipts.of("drift")
-    looked = {name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key}
+    wanted = DriftStep().wanted(context)
+    looked = {
+        name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key == wanted[name]
+    }
     windows = {name: each.drift for name, each in looked.items() if each.drift is not None}
     problem = next((each.problem for each in looked.values() if each.problem), "")
     action, reason = rule_of(context.spec.drift).decide(windows)

@@ -11,7 +11,7 @@ from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.work.labels import NoLabelsError
 
-__all__ = ["part_rows", "parts_to_learn", "unless_labels_are_missing"]
+__all__ = ["learn_from_all", "learns_from_all", "part_rows", "parts_to_learn", "unless_labels_are_missing"]
 
 
 def parts_to_learn(context: Context) -> tuple[Parts | None, str]:
@@ -29,7 +29,7 @@ def parts_to_learn(context: Context) -> tuple[Parts | None, str]:
     if waits:
         return None, waits
     choices = [parts]
-    if context.spec.drift.action == "retrain" and _retrain_key(context) in context.receipts.of("retrain"):
+    if context.spec.drift.action == "retrain" and learns_from_all(context):
         choices.insert(0, parts_of(context.spec, windows, hold_back=False))
     for chosen in choices:
         receipt = context.receipts.of("waits").get(_waits_key(context, chosen) or "")
@@ -39,10 +39,15 @@ def parts_to_learn(context: Context) -> tuple[Parts | None, str]:
     return None, waits
 
 
+def learns_from_all(context: Context) -> bool:
+    """Whether drift has asked for it, of the rows that there are now."""
+    return _retrain_key(context) in context.receipts.of("retrain")
+
+
 def learn_from_all(context: Context) -> None:
     """Let the newest windows train and validate, too, as drift asks for; so it stays until a window changes."""
     key = _retrain_key(context)
-    if key and key not in context.receipts.of("retrain"):
+    if key and not learns_from_all(context):
         context.receipts.write([Receipt(step="retrain", partition=key, key=key)])
 
 

@@ -8,15 +8,18 @@ from torch import nn
 from sparkdl.documents.typed import encode
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.judging.drift import Drift
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Published, Scored
 from sparkdl.pipeline.steps import STEPS, evaluate, features, score, shards, train
+from sparkdl.pipeline.steps.drift import DriftStep, Looked
 from sparkdl.pipeline.steps.evaluate import judged_against, publish_inputs
 from sparkdl.pipeline.steps.features import features_key
 from sparkdl.pipeline.steps.ingest import rules_of
+from sparkdl.pipeline.steps.learning import learn_from_all
 from sparkdl.pipeline.steps.score import windows_to_score
 from sparkdl.pipeline.steps.shards import shards_key
 from sparkdl.pipeline.steps.train import trial_key
@@ -28,7 +31,7 @@ PARTS = Parts(train=(D1, D2, D3), validate=(D4,), score=(D5, D6))
 
 @pytest.fixture
 def context_of(tmp_path):
-    def make(*overrides):
+    def make(*overrides, **asked):
         text = f"""
         name: shop
         root: {tmp_path}
@@ -37,7 +40,7 @@ def context_of(tmp_path):
         label: {{y: regression}}
         split: {{by: time, train: 3 days, validate: 1 day, score: 2 days}}
         """
-        return Context(loads(text, overrides))
+        return Context(loads(text, overrides), **asked)
 
     return make
 
@@ -231,3 +234,21 @@ def test_who_must_beat_the_baseline_decides_a_publication_only_where_it_is_not_a
     ]
     assert "baseline" not in gates[0]
     assert [gate["baseline"] for gate in gates[1:]] == ["always", "never"]
+
+
+def test_drift_that_is_known_asks_for_a_run_once_the_file_asks_for_a_training_or_a_refusal(context_of, published):
+    context = ingested(context_of(), CONTENT)
+    context.registry.set_alias("shop", "champion", published(context, "one").version, expected=None)
+    with replacing(context.receipts, "drift", []) as made:
+        alarm = Drift(reason="it drifts", alarm=True, judged=True, rows=1, features={})
+        for name, key in DriftStep().wanted(context).items():
+            made[name] = (key, Looked(drift=alarm))
+
+    def asks(action, **asked):
+        return DriftStep().asks_for_a_run(context_of(f"drift.action={action}", **asked))
+
+    assert [asks(action) for action in ("warn", "retrain", "fail")] == [False, True, True]
+    assert not asks("retrain", train=False)
+    learn_from_all(context)
+    assert [asks(action) for action in ("warn", "retrain", "fail")] == [False, False, True]
+    assert not DriftStep().asks_for_a_run(context_of("drift.action=fail", "drift.psi=0.9")), "not compared by that yet"
