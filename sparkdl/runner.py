@@ -24,7 +24,7 @@ from sparkdl.config import BACKENDS, LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
-from sparkdl.launch.services import Service
+from sparkdl.launch.preload import Service
 from sparkdl.observe import Event, logger
 from sparkdl.storage import Configuration, Storage, check_places
 from sparkdl.world import World

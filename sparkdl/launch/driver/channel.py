@@ -15,8 +15,8 @@ from typing import Any
 
 from sparkdl.errors import ClusterError
 from sparkdl.launch.listener import Listener
+from sparkdl.launch.preload import Service
 from sparkdl.launch.rank.link import ConnectionInfo
-from sparkdl.launch.services import Service
 from sparkdl.launch.store import KeyValueStore
 from sparkdl.launch.wire import Connection, WireError
 

@@ -34,10 +34,10 @@ from sparkdl.errors import ClusterError, LaunchTimeoutError, RankFailedError
 from sparkdl.launch.driver.launch_plan import check_size, make_plan
 from sparkdl.launch.driver.supervisor import is_follow_up, is_waiting, load_or_name, print_lines
 from sparkdl.launch.listener import Listener
+from sparkdl.launch.preload import Service
 from sparkdl.launch.rank.capture import TAIL_LINES
 from sparkdl.launch.rank.link import Stopped, stack_of
 from sparkdl.launch.rank.rank import Assignment, Slot, perform, preload, registration
-from sparkdl.launch.services import Service
 from sparkdl.launch.store import KeyValueStore, StoreClient
 from sparkdl.observe import Event
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import WorldSizeError
-from sparkdl.launch import rendezvous
+from sparkdl.launch import network
 from sparkdl.launch.driver import preflight
 from sparkdl.launch.rank import resources
 from sparkdl.observe import logger
@@ -56,7 +56,7 @@ def make_plan(
     for warning in preflight.crowded_hosts(registered, threads):
         logger.warning("%s", warning)
     hosts = [str(one["host"]) for one in registered]
-    everybody = rendezvous.worlds(hosts)
+    everybody = network.worlds(hosts)
     gpus: list[list[str]] = [[] if config.gpus_per_rank == 0 else list(one["gpus"]) for one in registered]
     by_rank = sorted(range(len(hosts)), key=lambda slot: everybody[slot].rank)
     return {

@@ -6,7 +6,7 @@ import sys
 
 import cloudpickle
 
-from sparkdl.launch.services import likely
+from sparkdl.launch.preload import likely
 
 
 def pickled(function):
