@@ -16,15 +16,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TextIO, TypedDict, TypeVar, Unpack, cast
 
-from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
-from sparkdl.collective.rendezvous.store import TorchRendezvous
+from sparkdl.collective.rendezvous.horovod_store import horovod_rendezvous
 from sparkdl.compat.first_process_group import before_first_group
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import BACKENDS, LaunchConfig, LoaderConfig
 from sparkdl.errors import ConfigError
 from sparkdl.launch import local
 from sparkdl.launch.driver import barrier
-from sparkdl.launch.preload import Service
+from sparkdl.launch.store import Service
 from sparkdl.observe import Event, logger
 from sparkdl.storage import Configuration, Storage, check_places
 from sparkdl.world import World
@@ -360,17 +359,17 @@ def _check_call(fn: Any, args: Any, kwargs: Any, num_proc: Any) -> None:
 
 
 def _services(backend: str) -> tuple[list[Service], list[str]]:
-    """Return the ways to the store of the run that ranks get, and the modules they will import if they use them."""
+    """Return what ranks enter beside the store of their run, and the modules they will import if they use them."""
     if backend not in BACKENDS:
         raise ConfigError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}: choose one of these")
-    services: list[Service] = [TorchRendezvous()]  # nothing listens for it, so every run has it
+    services: list[Service] = []
     preload: list[str] = []
     if backend in ("auto", "torch"):
         preload += ["torch", "torch.distributed"]
     if backend == "horovod" and find_spec("horovod") is None:
         raise ConfigError("backend='horovod', but horovod is not installed here: install it, or choose 'torch'")
     if backend in ("auto", "horovod") and find_spec("horovod") is not None:
-        services.append(HorovodRendezvous())
+        services.append(horovod_rendezvous)
         preload.append("horovod.torch")
     return services, preload
 

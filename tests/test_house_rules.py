@@ -26,7 +26,7 @@ ALLOWED = {
     "documents": set(),
     "features": {"columns", "documents"},
     "shards": {"columns", "documents"},
-    "collective": set(),
+    "collective": {"launch.store", "launch.wire"},
     "launch": set(),
     "tables": {"columns.names"},
     "batches": {"columns", "shards.manifest"},

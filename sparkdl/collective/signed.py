@@ -14,8 +14,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from sparkdl.collective.rendezvous.store import store_of_this_run
 from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.launch.store import store_of_this_run
 from sparkdl.world import World
 
 __all__ = ["SECRET", "SignedObjects"]

@@ -21,10 +21,11 @@ from sparkdl.config import LaunchConfig
 from sparkdl.errors import PreflightError, RankFailedError
 from sparkdl.launch.driver.channel import Channel, Report
 from sparkdl.launch.driver.supervisor import Supervisor
-from sparkdl.launch.preload import Service, likely
+from sparkdl.launch.preload import likely
 from sparkdl.launch.rank.link import ConnectionInfo
 from sparkdl.launch.rank.rank import Slot, run_rank
 from sparkdl.launch.rank.resources import host_gpus
+from sparkdl.launch.store import Service
 from sparkdl.launch.wire import dump_function
 from sparkdl.observe import Event
 from sparkdl.world import World

@@ -1,31 +1,15 @@
-"""What ranks use beside their function: a backend's way to the store of the run, and modules worth loading early.
-
-Enters: the services that a collective names, and the function. Leaves: what each rank enters while its function runs,
-and a guess which modules it will need, to be loaded while the ranks wait for each other.
-"""
+"""A guess which modules a function will need, to be loaded while the ranks wait for each other."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from types import FunctionType, ModuleType
-from typing import Protocol
 
-from sparkdl.launch.store import StoreClient
-
-__all__ = ["Service", "likely"]
+__all__ = ["likely"]
 
 _LARGEST_GUESS_BYTES = 1 << 20
-
-
-class Service(Protocol):
-    """Something that each rank has while its function runs, such as Horovod's way to the store of the run."""
-
-    def join(self, store: StoreClient) -> AbstractContextManager[Mapping[str, str]]:
-        """Hold it for a block; the value of the block are the variables that the function finds it by."""
-        ...
 
 
 def likely(preload: Sequence[str], pickled: memoryview) -> tuple[str, ...]:

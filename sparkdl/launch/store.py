@@ -1,26 +1,35 @@
 """The key-value store that the ranks of a run meet at, over authenticated connections.
 
-Enters: requests of ranks, one JSON message each. Leaves: their answers. One process holds a ``KeyValueStore`` (the
-driver, or the task of slot 0 where executors do not reach it), every rank a ``StoreClient``; both sides speak through
-``wire.Connection``, so nobody without the secret of the run reads or writes a key. It is bounded in keys and bytes, and
-gone with the run.
+One process holds a ``KeyValueStore`` (the driver, or the task of slot 0 where executors do not reach it), every rank a
+``StoreClient``; both sides speak through ``wire.Connection``, so nobody without the secret of the run reads or writes a
+key. It is bounded in keys and bytes, and gone with the run.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hmac
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from sparkdl.errors import ClusterError, UnreachableError
 from sparkdl.launch.wire import Connection, WireError, connect
 
-__all__ = ["MAX_BYTES", "MAX_KEYS", "MAX_VALUE_BYTES", "KeyValueStore", "StoreClient"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_KEYS",
+    "MAX_VALUE_BYTES",
+    "KeyValueStore",
+    "Service",
+    "StoreClient",
+    "offered",
+    "store_of_this_run",
+]
 
 MAX_KEYS = 100_000
 MAX_BYTES = 64 << 20
@@ -37,17 +46,6 @@ class KeyValueStore:
         self._changed = threading.Condition()
         self._bytes = 0
         self._closed = False
-        self._operations: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "set": lambda request: self._put(request["key"], _bytes(request["value"])),
-            "get": self._get,
-            "add": self._add,
-            "append": self._append,
-            "compare_set": self._compare_set,
-            "delete": self._delete,
-            "wait": self._wait,
-            "check": lambda request: all(key in self._values for key in request["keys"]),
-            "count": lambda _: len(self._values),
-        }
 
     def serve(self, connection: Connection, first: Mapping[str, Any] | None = None) -> None:
         """Answer what comes over ``connection`` until its other end hangs up; ``first`` has come already."""
@@ -57,8 +55,8 @@ class KeyValueStore:
                 first = None
                 try:
                     with self._changed:
-                        answer = {"value": self._operations[request["op"]](request)}
-                except (ClusterError, KeyError, TypeError, ValueError) as error:
+                        answer = {"value": self._perform(**request)}
+                except (ClusterError, TypeError, ValueError) as error:
                     answer = {"error": str(error) if isinstance(error, ClusterError) else repr(error)}
                 connection.send(answer)
 
@@ -70,10 +68,50 @@ class KeyValueStore:
             self._bytes = 0
             self._changed.notify_all()
 
+    def _perform(
+        self,
+        op: str,
+        key: str = "",
+        keys: Sequence[str] = (),
+        value: str = "",
+        expected: str = "",
+        number: int = 0,
+        seconds: float = 0.0,
+        kind: str = "store",
+    ) -> Any:
+        """Do what a client asks for; values travel as base64."""
+        current, desired = self._values.get(key), b64decode(value)
+        if op in ("get", "wait"):
+            if not self._wait(keys, seconds):
+                return None
+            return True if op == "wait" else _text(self._values[keys[0]])
+        if op == "set":
+            return self._put(key, desired)
+        if op == "append":
+            return self._put(key, (current or b"") + desired)
+        if op == "add":
+            total = int(current or 0) + number
+            self._put(key, str(total).encode())
+            return total
+        if op == "compare_set":  # a key that is not there counts as empty, as in torch's TCPStore
+            if (current or b"") != b64decode(expected):
+                return expected if current is None else _text(current)
+            self._put(key, desired)
+            return value
+        if op == "delete":
+            if current is not None:
+                del self._values[key]
+                self._bytes -= len(current) + len(key) + _KEY_OVERHEAD_BYTES
+            return current is not None
+        if op == "count":
+            return len(self._values)
+        raise ClusterError(f"the store of a run has no operation {op!r}: every rank needs the driver's version of it")
+
     def _put(self, key: str, value: bytes) -> None:
-        before = self._values.get(key)
-        held = self._bytes + len(value) - (len(before) if before is not None else -_cost(key))
-        if len(value) > MAX_VALUE_BYTES or held > MAX_BYTES or (before is None and len(self._values) >= MAX_KEYS):
+        current = self._values.get(key)
+        freed = len(current) if current is not None else -len(key) - _KEY_OVERHEAD_BYTES
+        held = self._bytes + len(value) - freed
+        if len(value) > MAX_VALUE_BYTES or held > MAX_BYTES or (current is None and len(self._values) >= MAX_KEYS):
             raise ClusterError(
                 f"the store of this run has {len(self._values):,} keys and {self._bytes:,} bytes and does not take "
                 f"{len(value):,} more: it holds {MAX_KEYS:,} keys, {MAX_BYTES:,} bytes, {MAX_VALUE_BYTES:,} a value; "
@@ -84,43 +122,14 @@ class KeyValueStore:
         self._values[key], self._bytes = value, held
         self._changed.notify_all()
 
-    def _get(self, request: Mapping[str, Any]) -> str | None:
-        value = self._values.get(request["key"]) if self._wait({**request, "keys": [request["key"]]}) else None
-        return None if value is None else _text(value)
-
-    def _wait(self, request: Mapping[str, Any]) -> bool:
-        keys = request["keys"]
-
-        def there() -> bool:
-            return all(key in self._values for key in keys)
-
-        self._changed.wait_for(lambda: self._closed or there(), min(float(request["seconds"]), _HOLD_SECONDS))
+    def _wait(self, keys: Sequence[str], seconds: float) -> bool:
+        """Whether every one of ``keys`` is set before long; a client that wants to wait longer asks again."""
+        self._changed.wait_for(
+            lambda: self._closed or all(key in self._values for key in keys), min(seconds, _HOLD_SECONDS)
+        )
         if self._closed:
             raise ClusterError("the run is over: nothing more comes to its store")
-        return there()
-
-    def _add(self, request: Mapping[str, Any]) -> int:
-        total = int(self._values.get(request["key"], b"0")) + int(request["number"])
-        self._put(request["key"], str(total).encode())
-        return total
-
-    def _append(self, request: Mapping[str, Any]) -> None:
-        self._put(request["key"], self._values.get(request["key"], b"") + _bytes(request["value"]))
-
-    def _compare_set(self, request: Mapping[str, Any]) -> str:
-        """Replace the value if it is ``expected``; a key that is not there counts as empty (as in torch's TCPStore)."""
-        key, expected, desired = request["key"], _bytes(request["expected"]), _bytes(request["value"])
-        current = self._values.get(key)
-        if current == expected or (current is None and not expected):
-            self._put(key, desired)
-            return _text(desired)
-        return _text(expected if current is None else current)
-
-    def _delete(self, request: Mapping[str, Any]) -> bool:
-        value = self._values.pop(request["key"], None)
-        if value is not None:
-            self._bytes -= len(value) + _cost(request["key"])
-        return value is not None
+        return all(key in self._values for key in keys)
 
 
 class StoreClient:
@@ -149,7 +158,19 @@ class StoreClient:
         Raises:
             ClusterError: the store is full, or the run is over.
         """
-        self._ask(op="set", key=key, value=_small(value))
+        self._ask(op="set", key=key, value=_text(value))
+
+    def append(self, key: str, value: bytes) -> None:
+        """Put ``value`` behind what ``key`` has."""
+        self._ask(op="append", key=key, value=_text(value))
+
+    def add(self, key: str, number: int) -> int:
+        """Add ``number`` to the count under ``key``, which begins at 0; return the sum."""
+        return int(self._ask(op="add", key=key, number=number))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set ``key`` to ``desired`` if it is ``expected``, or not there and ``expected`` empty; return what it is."""
+        return b64decode(self._ask(op="compare_set", key=key, expected=_text(expected), value=_text(desired)))
 
     def get(self, key: str, seconds: float) -> bytes:
         """Return the value of ``key``; wait for it at most ``seconds``.
@@ -157,35 +178,14 @@ class StoreClient:
         Raises:
             TimeoutError: nobody has set it.
         """
-        deadline = time.monotonic() + seconds
-        while (value := self._ask(op="get", key=key, seconds=deadline - time.monotonic())) is None:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"nobody has set {key!r} within {seconds:g} s")
-        return _bytes(value)
+        value = self._await("get", [key], seconds)
+        if value is None:
+            raise TimeoutError(f"nobody has set {key!r} within {seconds:g} s")
+        return b64decode(value)
 
     def wait(self, keys: Sequence[str], seconds: float) -> bool:
         """Wait at most ``seconds`` until every one of ``keys`` is set; return whether they are."""
-        deadline = time.monotonic() + seconds
-        while not self._ask(op="wait", keys=list(keys), seconds=deadline - time.monotonic()):
-            if time.monotonic() >= deadline:
-                return False
-        return True
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether every one of ``keys`` is set now."""
-        return bool(self._ask(op="check", keys=list(keys)))
-
-    def add(self, key: str, number: int) -> int:
-        """Add ``number`` to the count under ``key``, which begins at 0; return the sum."""
-        return int(self._ask(op="add", key=key, number=number))
-
-    def append(self, key: str, value: bytes) -> None:
-        """Put ``value`` behind what ``key`` has."""
-        self._ask(op="append", key=key, value=_small(value))
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Set ``key`` to ``desired`` if it is ``expected``, or not there and ``expected`` empty; return what it is."""
-        return _bytes(self._ask(op="compare_set", key=key, expected=_small(expected), value=_small(desired)))
+        return self._await("wait", list(keys), seconds) is not None
 
     def delete(self, key: str) -> bool:
         """Remove ``key``; return whether it was there."""
@@ -200,9 +200,22 @@ class StoreClient:
         while self._idle:
             self._idle.pop().close()
 
+    def _await(self, op: str, keys: list[str], seconds: float) -> Any:
+        deadline = time.monotonic() + seconds
+        while (answer := self._ask(op=op, keys=keys, seconds=deadline - time.monotonic())) is None:
+            if time.monotonic() >= deadline:
+                break
+        return answer
+
     def _ask(self, **request: Any) -> Any:
+        """Send a request over a connection that no other thread uses, nor the process that this one was forked from."""
+        if self._process != os.getpid():
+            self._idle, self._process = [], os.getpid()
         try:
-            connection = self._connection()
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = connect(self._address, self._secret)
             try:
                 connection.send({"kind": "store", **request})
                 answer, _ = connection.receive()
@@ -220,31 +233,34 @@ class StoreClient:
             raise ClusterError(str(answer["error"]))
         return answer["value"]
 
-    def _connection(self) -> Connection:
-        """Return a connection that no other thread uses, nor the process that this one was forked from."""
-        if self._process != os.getpid():
-            self._idle, self._process = [], os.getpid()
-        with contextlib.suppress(IndexError):
-            return self._idle.pop()
-        return connect(self._address, self._secret)
 
-
-def _cost(key: str) -> int:
-    return len(key) + _KEY_OVERHEAD_BYTES
-
-
-def _small(value: bytes) -> str:
+def _text(value: bytes) -> str:
     if len(value) > MAX_VALUE_BYTES:
         raise ClusterError(
             f"a value of {len(value):,} bytes exceeds the {MAX_VALUE_BYTES:,} that the store of a run takes: send data "
             f"through the collective"
         )
-    return _text(value)
+    return b64encode(value).decode()
 
 
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+Service = Callable[[StoreClient], AbstractContextManager[Mapping[str, str]]]
+"""What each rank enters while its function runs, such as Horovod's way to the store of the run; its value are the
+variables that the function finds it by.
+"""
+
+_offered: list[StoreClient] = []
 
 
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
+@contextmanager
+def offered(store: StoreClient) -> Iterator[None]:
+    """Make ``store`` the one that ranks meet at inside the block."""
+    _offered.append(store)
+    try:
+        yield
+    finally:
+        _offered.remove(store)
+
+
+def store_of_this_run() -> StoreClient | None:
+    """The store that the launcher offers; None in a process that it did not start."""
+    return _offered[-1] if _offered else None

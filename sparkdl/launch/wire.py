@@ -1,10 +1,9 @@
-"""The wire between the driver and its ranks: authenticated frames over TCP.
+"""The wire between the driver and its ranks: a port, and authenticated frames over TCP.
 
-Enters: a connected socket and the secret of the run. Leaves: small JSON messages and values of any size.
-
-Both ends prove that they hold the secret before either reads anything else (HMAC-SHA256 over fresh nonces, within one
-deadline for the whole handshake), and every frame after that carries a tag over its position, header and body, so
-nothing can be slipped in, replayed or altered. Frames are not encrypted: ``docs/threat-model.md`` says what does that.
+Both ends prove that they hold the secret of the run before either reads anything else (HMAC-SHA256 over fresh nonces,
+within one deadline for the whole handshake), and every frame after that carries a tag over its position, header and
+body, so nothing can be slipped in, replayed or altered. Frames are not encrypted: ``docs/threat-model.md`` says what
+does that.
 
 A frame is ``kind (1 byte) | length (4 bytes) | body | tag (16 bytes)``. Values are pickled with out-of-band buffers
 (PEP 574) and sent in chunks of at most 4 MiB, so that an array larger than memory's half still arrives, without a copy.
@@ -13,7 +12,7 @@ A frame is ``kind (1 byte) | length (4 bytes) | body | tag (16 bytes)``. Values 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import hmac
 import json
 import os
@@ -23,14 +22,27 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
 
 from sparkdl.errors import ClusterError, ConfigError
 
-__all__ = ["Connection", "WireError", "connect", "dump_function", "dump_value", "load_value"]
+__all__ = [
+    "MAX_UNPROVEN",
+    "Connection",
+    "Listener",
+    "WireError",
+    "authenticated",
+    "connect",
+    "dump_function",
+    "dump_value",
+    "load_value",
+]
+
+MAX_UNPROVEN = 64
+"""Connections to a ``Listener`` that may be open at once without having proved anything."""
 
 _HEADER = struct.Struct("!BI")
 _TAG_BYTES = 16
@@ -41,6 +53,7 @@ _MAX_MESSAGE_BYTES = 4 << 20
 _HANDSHAKE_SECONDS = 10.0
 _CONNECT_SECONDS = 20.0
 _RETRY_SECONDS = (0.02, 0.1)
+_ACCEPT_AGAIN_SECONDS = 0.05
 _REFUSAL = bytes(32)
 
 
@@ -82,52 +95,60 @@ class Connection:
         sock: a connected socket, owned from now on.
         secret: the secret of the run, the same at both ends.
         server: whether this is the end that listened.
+        send_seconds: after which a send to an end that takes nothing in fails with BlockingIOError; 0 waits for ever.
 
     Raises:
         WireError: the other end does not hold the secret.
     """
 
-    def __init__(self, sock: socket.socket, secret: bytes, *, server: bool) -> None:
+    def __init__(self, sock: socket.socket, secret: bytes, *, server: bool, send_seconds: float = 0.0) -> None:
         self._sock = sock
-        self._sending = threading.Lock()
-        self._sending_value = threading.Lock()
-        self._incoming: _Arriving | None = None
+        self._sending, self._sending_value = threading.Lock(), threading.Lock()
+        self._sent = self._received = 0
+        self._arriving: tuple[dict[str, Any], list[bytearray]] | None = None
+        self._awaited: list[memoryview] = []  # where the chunks go that are to come of the value that is arriving
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _keep_alive(sock)
+        # An end that is frozen fills its buffers: without a limit, whoever sends to it would wait with it.
+        limit = struct.pack("ll", int(send_seconds), int(send_seconds % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        # The kernel notices within half a minute that the host at the other end has vanished.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         # One deadline for all of the handshake: who sends a byte now and then does not move it.
         self._deadline: float | None = time.monotonic() + _HANDSHAKE_SECONDS
         sock.settimeout(_HANDSHAKE_SECONDS)
         self._send_key, self._receive_key = self._shake_hands(secret, server)
-        self._sent = self._received = 0
         self._deadline = None
         sock.settimeout(None)
 
     def _shake_hands(self, secret: bytes, server: bool) -> tuple[bytes, bytes]:
-        mine = os.urandom(_NONCE_BYTES)
-        self._sock.sendall(mine)
-        theirs = bytes(self._read(bytearray(_NONCE_BYTES)))
-        both = mine + theirs if server else theirs + mine
-        proofs = [hmac.digest(secret, role + both, "sha256") for role in (b"server", b"client")]
-        own, other = proofs if server else reversed(proofs)
+        own_nonce = os.urandom(_NONCE_BYTES)
+        self._sock.sendall(own_nonce)
+        other_nonce = bytes(self._read(bytearray(_NONCE_BYTES)))
+        nonces = own_nonce + other_nonce if server else other_nonce + own_nonce
+        roles = (b"server", b"client") if server else (b"client", b"server")
+        own_proof, other_proof = (hmac.digest(secret, role + nonces, "sha256") for role in roles)
         # The client proves itself first: an unknown end learns nothing about the secret.
         if not server:
-            self._sock.sendall(own)
-        if not hmac.compare_digest(other, bytes(self._read(bytearray(len(other))))):
+            self._sock.sendall(own_proof)
+        if not hmac.compare_digest(other_proof, bytes(self._read(bytearray(len(other_proof))))):
             if server:
                 self._sock.sendall(_REFUSAL)  # An end that was only dropped may come again; this one need not.
             raise WireError("the other end of a connection does not hold this run's secret: it was turned away")
         if server:
-            self._sock.sendall(own)
-        keys = [hmac.digest(secret, role + both, "sha256") for role in (b"to client", b"to server")]
-        return (keys[0], keys[1]) if server else (keys[1], keys[0])
+            self._sock.sendall(own_proof)
+        ways = (b"to client", b"to server") if server else (b"to server", b"to client")
+        send_key, receive_key = (hmac.digest(secret, way + nonces, "sha256") for way in ways)
+        return send_key, receive_key
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one JSON-able message of at most 4 MiB."""
         body = json.dumps(message, separators=(",", ":"), default=str).encode()
         if len(body) > _MAX_MESSAGE_BYTES:
             raise WireError(f"a message of {len(body):,} bytes exceeds {_MAX_MESSAGE_BYTES:,}: send it as a value")
-        with self._sending:
-            self._send_frame(_MESSAGE, memoryview(body))
+        self._send_frame(_MESSAGE, memoryview(body))
 
     def send_value(self, message: Mapping[str, Any], parts: list[memoryview]) -> None:
         """Send ``message`` with a value that ``dump_value`` took apart; other messages may pass between the chunks."""
@@ -136,8 +157,7 @@ class Connection:
             for part in parts:
                 flat = part.cast("B")
                 for start in range(0, flat.nbytes, _CHUNK_BYTES):
-                    with self._sending:
-                        self._send_frame(_DATA, flat[start : start + _CHUNK_BYTES])
+                    self._send_frame(_DATA, flat[start : start + _CHUNK_BYTES])
 
     def receive(self) -> tuple[dict[str, Any], list[bytearray]]:
         """Wait for the next message; return it with the parts of its value, none for a plain message.
@@ -147,25 +167,29 @@ class Connection:
             WireError: a frame is not what the other end would send.
         """
         while True:
-            header = bytearray(_HEADER.size)
-            self._read(header)
+            header = self._read(bytearray(_HEADER.size))
             kind, length = _HEADER.unpack(header)
-            if kind == _DATA and self._incoming is not None:
-                body = self._incoming.room(length)
-            elif kind == _MESSAGE and length <= _MAX_MESSAGE_BYTES:
+            if kind == _MESSAGE and length <= _MAX_MESSAGE_BYTES:
                 body = memoryview(bytearray(length))
+            elif kind == _DATA and self._awaited and 0 < length <= min(self._awaited[0].nbytes, _CHUNK_BYTES):
+                body, rest = self._awaited[0][:length], self._awaited[0][length:]
+                self._awaited[:1] = [rest] if rest.nbytes else []
             else:
                 raise WireError(f"a frame of kind {kind} and {length:,} bytes was not expected: the stream is damaged")
             self._read(body)
-            self._check(header, body)
+            tag = _tag(self._receive_key, self._received, header, body)
+            self._received += 1
+            if not hmac.compare_digest(tag, bytes(self._read(bytearray(_TAG_BYTES)))):
+                raise WireError("a frame does not carry this run's tag: somebody else wrote into the connection")
             if kind == _MESSAGE:
                 message: dict[str, Any] = json.loads(bytes(body))
                 if "bytes" not in message:
                     return message, []
-                self._incoming = _Arriving(message)
-            if self._incoming is not None and self._incoming.complete:
-                arrived, self._incoming = self._incoming, None
-                return arrived.message, arrived.parts
+                parts = [bytearray(size) for size in message.pop("bytes")]
+                self._arriving, self._awaited = (message, parts), [memoryview(part) for part in parts if part]
+            if self._arriving is not None and not self._awaited:
+                arrived, self._arriving = self._arriving, None
+                return arrived
 
     def close(self) -> None:
         """Close the connection; a thread that waits in ``receive`` at either end is woken. Idempotent."""
@@ -174,21 +198,12 @@ class Connection:
         self._sock.close()
 
     def _send_frame(self, kind: int, body: memoryview) -> None:
-        header = _HEADER.pack(kind, body.nbytes)
-        tag = _tag(self._send_key, self._sent, header, body)
-        self._sent += 1
-        if body.nbytes < 65536:
-            self._sock.sendall(b"".join((header, body, tag)))
-        else:
-            self._sock.sendall(header)
-            self._sock.sendall(body)
-            self._sock.sendall(tag)
-
-    def _check(self, header: bytes | bytearray, body: memoryview) -> None:
-        expected = _tag(self._receive_key, self._received, header, body)
-        self._received += 1
-        if not hmac.compare_digest(expected, bytes(self._read(bytearray(_TAG_BYTES)))):
-            raise WireError("a frame does not carry this run's tag: somebody else wrote into the connection")
+        with self._sending:
+            header = _HEADER.pack(kind, body.nbytes)
+            tag = _tag(self._send_key, self._sent, header, body)
+            self._sent += 1
+            for piece in (b"".join((header, body, tag)),) if body.nbytes < 65536 else (header, body, tag):
+                self._sock.sendall(piece)
 
     def _read(self, into: bytearray | memoryview) -> bytearray | memoryview:
         view = memoryview(into)
@@ -200,6 +215,13 @@ class Connection:
                 raise ConnectionResetError("the other end closed the connection")
             view = view[count:]
         return into
+
+
+def _tag(key: bytes, position: int, header: bytes | bytearray | memoryview, body: memoryview) -> bytes:
+    mac = hmac.new(key, position.to_bytes(8, "big"), "sha256")
+    mac.update(header)
+    mac.update(body)
+    return mac.digest()[:_TAG_BYTES]
 
 
 def connect(address: tuple[str, int], secret: bytes, timeout_seconds: float = _CONNECT_SECONDS) -> Connection:
@@ -226,40 +248,103 @@ def connect(address: tuple[str, int], secret: bytes, timeout_seconds: float = _C
             raise
 
 
-def _keep_alive(sock: socket.socket) -> None:
-    """Let the kernel notice within half a minute that the host at the other end has vanished."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+def authenticated(secret: bytes, send_seconds: float = 60.0) -> Callable[[socket.socket], Connection]:
+    """Return what a ``Listener`` admits by: whoever proves to hold ``secret``; ``send_seconds`` as ``Connection``."""
+    return functools.partial(Connection, secret=secret, server=True, send_seconds=send_seconds)
 
 
-class _Arriving:
-    """A value whose chunks are still coming, received in place."""
+class Listener:
+    """A port on one interface that lets in who proves itself, and is not filled by those who do not.
 
-    def __init__(self, message: dict[str, Any]) -> None:
-        sizes = message.pop("bytes")
-        self.message = message
-        self.parts = [bytearray(size) for size in sizes]
-        self._rest = [memoryview(part) for part in self.parts if part]
+    Sockets that have proved nothing yet are counted apart: at most 64, the oldest dropped for a new one.
 
-    @property
-    def complete(self) -> bool:
-        return not self._rest
+    Args:
+        bind_host: address to listen on.
+        admit: called on a thread of its own with every socket; returns the ``Connection`` of an end that has proved
+            itself, None for one that is done with. What it raises of OSError and ClusterError turns the end away.
+        serve: called on that thread with the connection, which is closed when it returns.
+        backlog: connections that the kernel may hold until they are accepted.
 
-    def room(self, length: int) -> memoryview:
-        """Where the next ``length`` bytes belong."""
-        current = self._rest[0]
-        if not 0 < length <= min(current.nbytes, _CHUNK_BYTES):
-            raise WireError(f"a chunk of {length:,} bytes does not fit the value announced: the stream is damaged")
-        self._rest[0] = current[length:]
-        if not self._rest[0]:
-            del self._rest[0]
-        return current[:length]
+    Attributes:
+        address: host and port.
+
+    Raises:
+        ClusterError: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        bind_host: str,
+        admit: Callable[[socket.socket], Connection | None],
+        serve: Callable[[Connection], None] = Connection.close,
+        *,
+        backlog: int = 128,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((bind_host, 0), family=family, backlog=max(128, backlog))
+        except OSError as error:
+            raise ClusterError(
+                f"the driver cannot listen on {bind_host} ({error}): set driver_host to one of this host's addresses"
+            ) from error
+        self.address = (bind_host, int(self._socket.getsockname()[1]))
+        self._admit, self._serve = admit, serve
+        self._lock = threading.Lock()
+        self._closing = False
+        self._unproven: dict[socket.socket, None] = {}  # in the order of their arrival
+        self._sockets: set[socket.socket] = set()
+        self._threads = [threading.Thread(target=self._accept, name="sparkdl-channel", daemon=True)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        """Hang up on everybody and wait for the threads; idempotent."""
+        with self._lock:
+            self._closing = True
+            for sock in (self._socket, *self._sockets):
+                _drop(sock)
+        self._socket.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=15)
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:  # closed; or out of descriptors, which passes
+                time.sleep(0 if self._closing else _ACCEPT_AGAIN_SECONDS)
+                continue
+            with self._lock:
+                if len(self._unproven) >= MAX_UNPROVEN:
+                    oldest = next(iter(self._unproven))
+                    del self._unproven[oldest]
+                    _drop(oldest)
+                self._unproven[sock] = None
+                self._sockets.add(sock)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            thread = threading.Thread(target=self._attend, args=(sock,), name="sparkdl-channel-end", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _attend(self, sock: socket.socket) -> None:
+        try:
+            try:
+                connection = None if self._closing else self._admit(sock)
+            finally:
+                with self._lock:
+                    self._unproven.pop(sock, None)
+            if connection is not None:
+                self._serve(connection)
+        except (OSError, ClusterError):
+            pass  # It was turned away, and nothing of what it sent was used; or it is gone.
+        finally:
+            with self._lock:
+                self._sockets.discard(sock)
+            _drop(sock)
+            sock.close()
 
 
-def _tag(key: bytes, position: int, header: bytes | bytearray, body: memoryview) -> bytes:
-    mac = hmac.new(key, position.to_bytes(8, "big"), hashlib.sha256)
-    mac.update(header)
-    mac.update(body)
-    return mac.digest()[:_TAG_BYTES]
+def _drop(sock: socket.socket) -> None:
+    """End the connection of ``sock``; the thread that waits for it wakes, and closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

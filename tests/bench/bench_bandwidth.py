@@ -38,7 +38,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = "SPARKDL_BENCH_STORE"
-sys.path.insert(0, str(ROOT / "tests" / "collective"))  # for run_store
+sys.path.insert(0, str(ROOT / "tests" / "ranks"))  # for run_store
 RESULTS = ROOT / "bench-results"
 PREFIX = "sparkdl-bw"
 HOSTS = ("10.231.7.1", "10.231.7.2")
@@ -138,13 +138,16 @@ def serve(names, links, rates, sweeps):
 
 def at_store(main):
     """Run ``main()`` as a rank of the run whose store the environment names."""
-    from sparkdl.collective.backends.horovod import HorovodRendezvous, is_installed
-    from sparkdl.collective.backends.torch_distributed import TorchRendezvous, use_run_store
+    from sparkdl.collective.backends.horovod import is_installed
+    from sparkdl.collective.backends.torch_distributed import use_run_store
+    from sparkdl.collective.rendezvous.horovod_store import horovod_rendezvous
+    from sparkdl.launch.store import offered
 
     store = pickle.loads(bytes.fromhex(os.environ[STORE]))
     with ExitStack() as stack:
-        for service in [TorchRendezvous(), *([HorovodRendezvous()] if is_installed() else [])]:
-            os.environ.update(stack.enter_context(service.join(store)))
+        stack.enter_context(offered(store))
+        if is_installed():
+            os.environ.update(stack.enter_context(horovod_rendezvous(store)))
         use_run_store()
         main()
 

@@ -195,8 +195,8 @@ def compare(workload, ways=WAYS):
     """Run both ranks; return one row per way."""
     import cloudpickle
 
-    from sparkdl.collective.backends.horovod import HorovodRendezvous, is_installed
-    from sparkdl.collective.backends.torch_distributed import TorchRendezvous
+    from sparkdl.collective.backends.horovod import is_installed
+    from sparkdl.collective.rendezvous.horovod_store import horovod_rendezvous
     from sparkdl.config import LaunchConfig
     from sparkdl.launch.local import launch
 
@@ -204,7 +204,7 @@ def compare(workload, ways=WAYS):
     usable = [way for way in ways if is_installed() or ("horovod" not in way and "hvd" not in way)]
     if workload != "resnet18":
         usable = [way for way in usable if "batch norm" not in way]
-    services = [TorchRendezvous(), *([HorovodRendezvous()] if is_installed() else [])]
+    services = [horovod_rendezvous] if is_installed() else []
     given = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
     config = LaunchConfig(cpus_per_rank=1, env=given)
     by_rank = launch(partial(measure, workload, usable), num_proc=RANKS, config=config, services=services)

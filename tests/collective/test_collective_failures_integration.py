@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from rank_pool import services
 
 from sparkdl.collective import open_collective
 from sparkdl.config import SyncConfig
@@ -69,18 +70,13 @@ def test_a_rank_that_leaves_ends_the_others(run_collective, backend, way, how, t
 
 
 def test_ranks_that_never_come(ranks):
-    from sparkdl.collective.backends.torch_distributed import TorchRendezvous
-
-    (value,) = ranks.run_at_store([TorchRendezvous()], partial(alone, "torch"), 1, {"WORLD_SIZE": "2"})
+    (value,) = ranks.run_at_store([], partial(alone, "torch"), 1, {"WORLD_SIZE": "2"})
     assert isinstance(value, ClusterError)
     assert "rank 1 of 2 did not join rank 0" in str(value)
 
 
 def test_ranks_that_never_come_to_horovod(ranks):
-    pytest.importorskip("horovod.torch")
-    from sparkdl.collective.backends.horovod import HorovodRendezvous
-
-    (value,) = ranks.run_at_store([HorovodRendezvous()], partial(alone, "horovod"), 1)
+    (value,) = ranks.run_at_store(services("horovod"), partial(alone, "horovod"), 1)
     assert isinstance(value, ClusterError)
     assert "rank 1 of 2 did not join rank 0" in str(value)
 
@@ -103,19 +99,8 @@ def again(world, *, backend):
     return sums
 
 
-def hosted(backend):
-    if backend == "torch":
-        from sparkdl.collective.backends.torch_distributed import TorchRendezvous
-
-        return TorchRendezvous()
-    pytest.importorskip("horovod.torch")
-    from sparkdl.collective.backends.horovod import HorovodRendezvous
-
-    return HorovodRendezvous()
-
-
 def run_hosted(ranks, backend, job, size=2):
-    return ranks.run_at_store([hosted(backend)], job, size)
+    return ranks.run_at_store(services(backend), job, size)
 
 
 @BOTH

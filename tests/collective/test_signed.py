@@ -7,9 +7,9 @@ import pytest
 import torch
 from run_store import held_store
 
-from sparkdl.collective.rendezvous.store import TorchRendezvous
 from sparkdl.collective.signed import SECRET, SignedObjects
 from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.launch.store import offered
 from sparkdl.world import SOLO, World
 
 RANKS = [World(rank=rank, size=2, local_rank=rank, local_size=2) for rank in range(2)]
@@ -22,7 +22,7 @@ class Bomb:
 
 @pytest.fixture
 def objects():
-    with held_store() as store, TorchRendezvous().join(store):
+    with held_store() as store, offered(store):
         yield [SignedObjects(world) for world in RANKS]
 
 
@@ -36,7 +36,7 @@ def test_a_value_arrives_at_the_other_rank(objects):
 
 def test_nothing_is_opened_that_no_rank_has_signed(objects):
     plain = torch.frombuffer(bytearray(cloudpickle.dumps(Bomb())), dtype=torch.uint8)
-    with held_store() as other, TorchRendezvous().join(other):
+    with held_store() as other, offered(other):
         foreign = SignedObjects(RANKS[0]).pack(Bomb())
     altered = objects[0].pack(1).clone()
     altered[-2] ^= 1

@@ -80,8 +80,7 @@ def hosts(count):
 
 DRIVER = """
 import pickle, resource, sys
-from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
-from sparkdl.collective.rendezvous.store import TorchRendezvous
+from sparkdl.collective.rendezvous.horovod_store import horovod_rendezvous
 from sparkdl.config import LaunchConfig
 from sparkdl.launch.driver.channel import Channel
 from sparkdl.launch.driver.supervisor import Supervisor
@@ -104,7 +103,7 @@ def rank(world):
 
 config = LaunchConfig(start_timeout_seconds=240, timeout_seconds=240, interface=interface or None)
 with Channel(
-    address, 2, services=[TorchRendezvous(), HorovodRendezvous()], interface=config.interface
+    address, 2, services=[horovod_rendezvous], interface=config.interface
 ) as channel:
     with open(file, "wb") as out:
         out.write(pickle.dumps(channel.connection_info))

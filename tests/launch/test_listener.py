@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from sparkdl.launch import wire
-from sparkdl.launch.listener import MAX_UNPROVEN, Listener
-from sparkdl.launch.wire import WireError, connect
+from sparkdl.launch.wire import MAX_UNPROVEN, Listener, WireError, authenticated, connect
 
 SECRET = b"s" * 32
 
@@ -27,7 +26,7 @@ def listener():
             pass
 
     before = set(threading.enumerate())
-    opened = Listener("127.0.0.1", SECRET, echo)
+    opened = Listener("127.0.0.1", authenticated(SECRET), echo)
     yield opened
     opened.close()
     assert set(threading.enumerate()) <= before

@@ -10,9 +10,8 @@ import pytest
 
 from sparkdl.errors import ClusterError, UnreachableError
 from sparkdl.launch import store as store_module
-from sparkdl.launch.listener import Listener
-from sparkdl.launch.store import KeyValueStore, StoreClient
-from sparkdl.launch.wire import WireError, connect
+from sparkdl.launch.store import KeyValueStore, StoreClient, offered, store_of_this_run
+from sparkdl.launch.wire import Listener, WireError, authenticated, connect
 
 SECRET = b"s" * 32
 
@@ -21,7 +20,7 @@ SECRET = b"s" * 32
 def held():
     before = set(threading.enumerate())
     store = KeyValueStore()
-    listener = Listener("127.0.0.1", SECRET, store.serve)
+    listener = Listener("127.0.0.1", authenticated(SECRET), store.serve)
     yield listener
     store.close()
     listener.close()
@@ -42,14 +41,14 @@ def test_what_one_rank_sets_another_reads(held, store):
     assert [other.add("n", step) for step in (2, -5, 0)] == [2, -3, -3]
     other.append("a/ä", b"!")
     assert store.get("a/ä", 5) == b"\0\xff!"
-    assert (store.check(["a/ä", "n"]), store.check(["a/ä", "m"]), store.count()) == (True, False, 2)
+    assert (store.wait(["a/ä", "n"], 0), store.wait(["a/ä", "m"], 0), store.count()) == (True, False, 2)
     assert (store.delete("n"), store.delete("n"), store.count()) == (True, False, 1)
     other.close()
 
 
 def test_a_value_is_replaced_where_it_is_as_expected(store):
     assert store.compare_set("k", b"x", b"y") == b"x"
-    assert not store.check(["k"])
+    assert not store.wait(["k"], 0)
     assert store.compare_set("k", b"", b"first") == b"first"
     assert store.compare_set("k", b"other", b"second") == b"first"
     assert store.compare_set("k", b"first", b"second") == b"second"
@@ -99,7 +98,7 @@ def test_who_does_not_hold_the_secret_is_turned_away(held, store):
 
 def test_nobody_waits_for_a_store_that_is_closed():
     store = KeyValueStore()
-    listener = Listener("127.0.0.1", SECRET, store.serve)
+    listener = Listener("127.0.0.1", authenticated(SECRET), store.serve)
     client = StoreClient(listener.address, SECRET)
     client.set("k", b"v")
     with ThreadPoolExecutor(1) as threads:
@@ -131,3 +130,10 @@ def test_a_forked_process_does_not_speak_into_its_parents_connection(store):
             os._exit(0)
     os.waitpid(child, 0)
     assert store.get("child", 5) == b"v"
+
+
+def test_a_store_is_offered_for_the_block(store):
+    assert store_of_this_run() is None
+    with offered(store):
+        assert store_of_this_run() is store
+    assert store_of_this_run() is None

@@ -21,16 +21,12 @@ WORKER = Path(__file__).with_name("rank_worker.py")
 
 
 def services(backend):
-    if backend == "solo":
+    if backend != "horovod":
         return []
-    if backend == "torch":
-        from sparkdl.collective.backends.torch_distributed import TorchRendezvous
-
-        return [TorchRendezvous()]
     pytest.importorskip("horovod.torch", reason="Horovod is not installed")
-    from sparkdl.collective.backends.horovod import HorovodRendezvous
+    from sparkdl.collective.rendezvous.horovod_store import horovod_rendezvous
 
-    return [HorovodRendezvous()]
+    return [horovod_rendezvous]
 
 
 class Died(Exception):

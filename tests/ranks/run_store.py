@@ -5,15 +5,15 @@ from __future__ import annotations
 import secrets
 from contextlib import contextmanager
 
-from sparkdl.launch.listener import Listener
-from sparkdl.launch.store import KeyValueStore, StoreClient
+from sparkdl.launch.store import KeyValueStore, StoreClient, offered
+from sparkdl.launch.wire import Listener, authenticated
 
 
 @contextmanager
 def held_store(host="127.0.0.1"):
     """Hold a store for the block; yield a client of it, which may travel to other processes."""
     secret, store = secrets.token_bytes(32), KeyValueStore()
-    listener = Listener(host, secret, store.serve)
+    listener = Listener(host, authenticated(secret), store.serve)
     client = StoreClient(listener.address, secret)
     try:
         yield client
@@ -30,6 +30,7 @@ def at_store(services, store, job, world):
 
     with ExitStack() as stack:
         stack.callback(store.close)
+        stack.enter_context(offered(store))
         for service in services:
-            os.environ.update(stack.enter_context(service.join(store)))
+            os.environ.update(stack.enter_context(service(store)))
         return job(world)

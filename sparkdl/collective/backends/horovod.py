@@ -1,6 +1,6 @@
 """The collective over Horovod: gloo between CPUs, NCCL between GPUs where Horovod was built with it.
 
-Enters: a world, and the way to the store of the run (``HorovodRendezvous``). Leaves: a
+Enters: a world, and the way to the store of the run (``horovod_rendezvous``). Leaves: a
 ``Collective``. Where user code called ``hvd.init()`` already, that Horovod is used as it is, and left running.
 """
 
@@ -21,12 +21,12 @@ from sparkdl import observe
 from sparkdl.collective.backends.group import GroupCollective
 from sparkdl.collective.backends.horovod_join import await_everyone, init_variables
 from sparkdl.collective.base import Pending, as_bytes
-from sparkdl.collective.rendezvous.horovod_store import CYCLE_MS, HorovodRendezvous
+from sparkdl.collective.rendezvous.horovod_store import CYCLE_MS
 from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["HorovodCollective", "HorovodRendezvous", "built_with", "cycle_ms", "is_installed"]
+__all__ = ["HorovodCollective", "built_with", "cycle_ms", "is_installed"]
 
 SHORT_CYCLE_MS = 1.0
 SMALL_GRADIENT_BYTES = 2**20

@@ -13,8 +13,9 @@ from datetime import timedelta
 import psutil
 
 from sparkdl.collective.backends.group import never_came
-from sparkdl.collective.rendezvous.store import call_roll, store_of_this_run
+from sparkdl.collective.rendezvous.horovod_store import call_roll
 from sparkdl.errors import ClusterError, ConfigError
+from sparkdl.launch.store import store_of_this_run
 from sparkdl.world import World
 
 __all__ = ["HostNameError", "await_everyone", "init_variables"]

@@ -20,13 +20,12 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from sparkdl.collective.backends.group import GroupCollective, never_came
 from sparkdl.collective.base import Pending
-from sparkdl.collective.rendezvous.store import TorchRendezvous
 from sparkdl.collective.rendezvous.torch_store import run_store
 from sparkdl.compat.environment import environment
 from sparkdl.errors import ClusterError, ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["TorchCollective", "TorchRendezvous", "kept_groups", "use_run_store"]
+__all__ = ["TorchCollective", "kept_groups", "use_run_store"]
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 

@@ -1,18 +1,15 @@
-"""The store of the run as torch.distributed takes it: no server of torch's own, which would accept anybody.
-
-Enters: the store that the launcher offers. Leaves: a ``torch.distributed.Store`` for process groups.
-"""
+"""The store of the run as torch.distributed takes it: no server of torch's own, which would accept anybody."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]
 
-from sparkdl.collective.rendezvous.store import Store, store_of_this_run
+from sparkdl.launch.store import StoreClient, store_of_this_run
 
 __all__ = ["RunStore", "run_store"]
 
@@ -22,7 +19,7 @@ class RunStore(TorchStore):
 
     timeout: timedelta  # torch keeps it
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreClient) -> None:
         super().__init__()
         self._store = store
 
@@ -32,9 +29,8 @@ class RunStore(TorchStore):
 
     def get(self, key: str) -> bytes:
         """Return the value of ``key``, waiting for it."""
-        seconds = self.timeout.total_seconds()
         try:
-            return self._store.get(key, seconds)
+            return self._store.get(key, self.timeout.total_seconds())
         except TimeoutError as error:
             raise dist.DistStoreError(str(error)) from error
 
@@ -48,13 +44,13 @@ class RunStore(TorchStore):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether every one of ``keys`` is set."""
-        return self._store.check(keys)
+        return self._store.wait(keys, 0)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until every one of ``keys`` is set."""
         seconds = (timeout or self.timeout).total_seconds()
         if not self._store.wait(keys, seconds):
-            missing = [key for key in keys if not self._store.check([key])]
+            missing = [key for key in keys if not self.check([key])]
             raise dist.DistStoreError(f"nobody has set {', '.join(missing[:5])} within {seconds:g} s")
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
@@ -84,19 +80,15 @@ class RunStore(TorchStore):
 
 def run_store() -> RunStore | None:
     """The store of this run for torch, the same object each time; None in a process that was not launched."""
-    store: Any = store_of_this_run()
-    if store is None:
-        return None
-    for known in _kept:
-        if known._store is store:
-            return known
-    _kept.append(RunStore(store))
-    return _kept[-1]
+    store = store_of_this_run()
+    return None if store is None else _for_torch(store)
+
+
+@functools.cache
+def _for_torch(store: StoreClient) -> RunStore:
+    # C++ holds a store without keeping its Python half alive, and may ask it late: none is ever dropped.
+    return RunStore(store)
 
 
 def _bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
-
-
-# C++ holds a store without keeping its Python half alive, and may ask it late: none is ever dropped.
-_kept: list[RunStore] = []

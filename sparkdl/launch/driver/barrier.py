@@ -25,9 +25,10 @@ from sparkdl.launch.driver.gather import ROW_SCHEMA, GatherJob, StartWatch, fail
 from sparkdl.launch.driver.preflight import job_problems
 from sparkdl.launch.driver.session import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
 from sparkdl.launch.driver.supervisor import Supervisor
-from sparkdl.launch.preload import Service, likely
+from sparkdl.launch.preload import likely
 from sparkdl.launch.rank.link import ConnectionInfo
 from sparkdl.launch.rank.rank import RETIRED, Slot, facts, run_rank
+from sparkdl.launch.store import Service
 from sparkdl.launch.wire import dump_function
 from sparkdl.observe import Event, logger
 from sparkdl.world import World

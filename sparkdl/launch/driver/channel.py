@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.errors import ClusterError
-from sparkdl.launch.listener import Listener
-from sparkdl.launch.preload import Service
 from sparkdl.launch.rank.link import ConnectionInfo
-from sparkdl.launch.store import KeyValueStore
-from sparkdl.launch.wire import Connection, WireError
+from sparkdl.launch.store import KeyValueStore, Service
+from sparkdl.launch.wire import Connection, Listener, WireError, authenticated
 
 __all__ = ["Channel", "Report"]
 
@@ -79,7 +77,7 @@ class Channel:
         self._lock = threading.Lock()
         self._closing = False
         self._store = KeyValueStore()
-        self._listener = Listener(bind_host, secret, self._serve, backlog=num_proc, send_seconds=silence_seconds)
+        self._listener = Listener(bind_host, authenticated(secret, silence_seconds), self._serve, backlog=num_proc)
         self.connection_info = ConnectionInfo(
             address=self._listener.address,
             secret=secret,

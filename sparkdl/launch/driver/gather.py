@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import re
 import secrets
 import signal
@@ -33,12 +34,11 @@ from sparkdl.config import LaunchConfig
 from sparkdl.errors import ClusterError, LaunchTimeoutError, RankFailedError
 from sparkdl.launch.driver.launch_plan import check_size, make_plan
 from sparkdl.launch.driver.supervisor import is_follow_up, is_waiting, load_or_name, print_lines
-from sparkdl.launch.listener import Listener
-from sparkdl.launch.preload import Service
 from sparkdl.launch.rank.capture import TAIL_LINES
 from sparkdl.launch.rank.link import Stopped, stack_of
 from sparkdl.launch.rank.rank import Assignment, Slot, perform, preload, registration
-from sparkdl.launch.store import KeyValueStore, StoreClient
+from sparkdl.launch.store import KeyValueStore, Service, StoreClient
+from sparkdl.launch.wire import Listener, authenticated
 from sparkdl.observe import Event
 
 __all__ = ["ROW_SCHEMA", "GatherJob", "StartWatch", "run_gathered_rank", "failure_in", "values_of"]
@@ -59,10 +59,6 @@ class Gathering(Protocol):
 
     def allGather(self, message: str = "") -> list[str]:
         """Exchange a message with every task."""
-        ...
-
-    def barrier(self) -> None:
-        """Wait for every task."""
         ...
 
 
@@ -186,8 +182,12 @@ def run_gathered_rank(job: GatherJob, slot: Slot, context: Gathering) -> Iterato
         store = StoreClient((host, port), job.secret)
         stack.callback(store.close)
         _run(rows, rank, Assignment(slot, plan, store, job.services), job)
-        if job.services:
-            context.barrier()  # Slot 0 holds the store until the last rank is done with it.
+        # Slot 0 holds the store until the last rank is done with it; Spark's own barrier would cost a second more.
+        finished = [f"sparkdl/finished/{number}" for number in range(job.num_proc)]
+        with contextlib.suppress(ClusterError):  # Where slot 0 has failed, its own error is the one to tell.
+            store.set(finished[slot.number], b"")
+            if slot.number == 0:
+                store.wait(finished, math.inf)
     for message in rows.messages:
         yield _batch(rank, str(message["kind"]), 0, json.dumps(message, default=str).encode())
     for number, part in enumerate(rows.parts):
@@ -198,7 +198,7 @@ def run_gathered_rank(job: GatherJob, slot: Slot, context: Gathering) -> Iterato
 
 def _hold_store(job: GatherJob, address: str, stack: ExitStack) -> tuple[str, int]:
     store = KeyValueStore()
-    listener = Listener(address, job.secret, store.serve, backlog=job.num_proc)
+    listener = Listener(address, authenticated(job.secret), store.serve, backlog=job.num_proc)
     stack.callback(listener.close)
     stack.callback(store.close)
     return listener.address

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 
 from sparkdl.errors import ClusterError, UnreachableError
-from sparkdl.launch.preload import Service
 from sparkdl.launch.rank.process_memory import look
+from sparkdl.launch.store import Service
 from sparkdl.launch.wire import connect
 
 __all__ = ["ConnectionInfo", "EXIT_DRIVER_GONE", "EXIT_STOPPED", "Link", "Stopped", "stack_of"]

@@ -22,12 +22,11 @@ from typing import Any, Protocol
 from sparkdl import observe
 from sparkdl.compat.environment import environment
 from sparkdl.launch import network
-from sparkdl.launch.preload import Service
 from sparkdl.launch.rank import resources
 from sparkdl.launch.rank.capture import Capture, RateLimit
 from sparkdl.launch.rank.link import ConnectionInfo, Link, Stopped
 from sparkdl.launch.rank.process_memory import look
-from sparkdl.launch.store import StoreClient
+from sparkdl.launch.store import Service, StoreClient, offered
 from sparkdl.launch.wire import dump_value, load_value
 from sparkdl.world import World
 
@@ -200,8 +199,9 @@ def perform(link: Reporter, assigned: Assignment, function: list[bytearray]) -> 
             capture = stack.enter_context(
                 Capture(lines, keep=assigned.slot.keep_output, limit=limit, apart=bool(settings["tell_streams_apart"]))
             )
+            stack.enter_context(offered(assigned.store))
             for service in assigned.services:
-                variables = {**stack.enter_context(service.join(assigned.store)), **variables}
+                variables = {**stack.enter_context(service(assigned.store)), **variables}
             stack.enter_context(environment(variables))
             stack.enter_context(resources.intra_op_threads(int(variables["OMP_NUM_THREADS"])))
             stack.enter_context(_events_to(link, world.rank))

@@ -1,4 +1,4 @@
-"""The store of a run as Horovod's ranks see it, over real HTTP from a process to itself."""
+"""The store of a run as Horovod's ranks see it, over real HTTP from a process to itself; the roll call before that."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 from run_store import held_store
 
-from sparkdl.collective.rendezvous.horovod_store import HorovodRendezvous
+from sparkdl.collective.rendezvous.horovod_store import call_roll, horovod_rendezvous
+from sparkdl.errors import UnreachableError
 
 
 @pytest.fixture
 def served():
-    with held_store() as store, HorovodRendezvous().join(store) as variables:
+    with held_store() as store, horovod_rendezvous(store) as variables:
         yield variables
 
 
@@ -87,9 +89,39 @@ def test_silent_connections_keep_nobody_out(served):
 
 def test_it_listens_on_the_loopback_interface_until_the_block_ends():
     with held_store() as store:
-        with HorovodRendezvous().join(store) as variables:
+        with horovod_rendezvous(store) as variables:
             port = port_of(variables)
             listening = [c for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
             assert [c.laddr.ip for c in listening if c.laddr.port == port] == ["127.0.0.1"]
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.fixture
+def store():
+    with held_store() as client:
+        yield client
+
+
+def call(store, rank, seconds=0.1, refusal=""):
+    return call_roll(store, "here", rank, 3, seconds, refusal)
+
+
+def test_missing_ranks_are_named_round_by_round(store):
+    assert call(store, 1).missing == [0, 2]
+    with ThreadPoolExecutor(2) as threads:
+        assert [called.missing for called in threads.map(lambda rank: call(store, rank, 10.0), (0, 2))] == [[], []]
+    assert call(store, 1).missing == [0, 2], "the second round of rank 1"
+
+
+def test_every_rank_hears_the_refusal_of_one(store):
+    with ThreadPoolExecutor(3) as threads:
+        called = list(threads.map(lambda rank: call(store, rank, 10.0, "no name" if rank == 2 else ""), range(3)))
+    assert called == [([], {2: "no name"})] * 3
+
+
+def test_a_store_that_is_gone_is_told_apart():
+    with held_store() as store:
+        pass
+    with pytest.raises(UnreachableError, match="does not answer"):
+        call(store, 0)
