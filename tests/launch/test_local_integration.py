@@ -374,12 +374,11 @@ def test_classes_and_functions_of_a_script_or_notebook_go_both_ways(tmp_path):
 
 
 def test_a_service_that_does_not_start_leaves_no_process():
-    class Broken:
-        def join(self, store):
-            raise ClusterError("no")
+    def broken(store):
+        raise ClusterError("no")
 
     with pytest.raises(RankFailedError, match="ClusterError: no"):
-        local.launch(lambda world: None, num_proc=2, services=[Broken()], config=QUICK)
+        local.launch(lambda world: None, num_proc=2, services=[broken], config=QUICK)
 
 
 @pytest.mark.slow
