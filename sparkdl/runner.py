@@ -127,8 +127,8 @@ def run(
     """
     unknown = sorted(set(settings) - set(RunSettings.__annotations__))
     if unknown:
-        known = ", ".join([*[*inspect.signature(run).parameters][1:-1], *RunSettings.__annotations__])
-        raise ConfigError(f"run() has no keyword {', '.join(unknown)}: it has {known}")
+        keywords = ", ".join([*[*inspect.signature(run).parameters][1:-1], *RunSettings.__annotations__])
+        raise ConfigError(f"run() has no keyword {', '.join(unknown)}: it has {keywords}")
     _check_call(fn, args, kwargs, num_proc)
     config = launch_config(
         settings.get("config"),
@@ -313,8 +313,8 @@ def run_on_dataframe(
 
     unknown = sorted(set(settings) - set(FrameSettings.__annotations__))
     if unknown:
-        known = ", ".join(FrameSettings.__annotations__)
-        raise ConfigError(f"run_on_dataframe() has no keyword {', '.join(unknown)}: it has {known}")
+        keywords = ", ".join(FrameSettings.__annotations__)
+        raise ConfigError(f"run_on_dataframe() has no keyword {', '.join(unknown)}: it has {keywords}")
     options = dict(cast("Mapping[str, Any]", settings))
     reading: dict[str, Any] = {name: options.pop(name) for name in ("shuffle", "seed") if name in options}
     reading["batch_size"] = batch_size

@@ -31,42 +31,51 @@ def lineage(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     require(options.name is not None, "neither a model nor --table is given: say NAME@WHICH, or --table TABLE")
     narrowed = options.version is not None or options.file is not None
     require(not narrowed, "--version and --file say which models of a --table: give --table, too")
-    found = registry.lineage(*version_named(options.name, options.which))
-    return Answer(value=found, view=_view(found))
+    origin = registry.lineage(*version_named(options.name, options.which))
+    return Answer(value=origin, view=_view(origin))
 
 
-def _view(found: ModelLineage) -> Table:
+def _view(origin: ModelLineage) -> Table:
     view = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name, text in (
-        ("model", f"{found.name} version {found.version}"),
-        ("table", f"{found.table} version {shown(found.table_version) or 'unknown'}" if found.table else ""),
-        ("files", "" if found.files is None else str(len(found.files))),
-        ("note", found.note),
-        ("shards", found.shard_key or ""),
-        ("code", found.code_version or ""),
-        ("parent", "" if found.parent is None else f"version {found.parent}"),
-        ("software", ", ".join(f"{name} {version}" for name, version in sorted(found.software.items()))),
+        ("model", f"{origin.name} version {origin.version}"),
+        (
+            "table",
+            f"{origin.table} version {shown(origin.table_version) or 'unknown'}" if origin.table else "",
+        ),
+        ("files", "" if origin.files is None else str(len(origin.files))),
+        ("note", origin.note),
+        ("shards", origin.shard_key or ""),
+        ("code", origin.code_version or ""),
+        ("parent", "" if origin.parent is None else f"version {origin.parent}"),
+        ("software", ", ".join(f"{name} {version}" for name, version in sorted(origin.software.items()))),
     ):
         if text:
             view.add_row(f"[bold]{name}[/bold]", plain_text(text))
-    files = found.files or ()
+    files = origin.files or ()
     for file in files[:_SHOWN_FILES]:
-        view.add_row("", plain_text(f"{file}{' (gone)' if file in found.missing else ''}"))
+        view.add_row("", plain_text(f"{file}{' (gone)' if file in origin.missing else ''}"))
     if len(files) > _SHOWN_FILES:
         view.add_row("", f"and {len(files) - _SHOWN_FILES} more, --json names them all")
     return view
 
 
 def _models_of(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
-    found = registry.models_of(options.table, options.version, file=options.file)
+    readers = registry.models_of(options.table, options.version, file=options.file)
     rows = [
-        (each.name, str(each.version), ", ".join(each.aliases), shown(each.lineage.get("source_version")), told)
-        for told, versions in (("yes", found.versions), ("cannot be told", found.unknown))
-        for each in versions
+        (
+            version.name,
+            str(version.version),
+            ", ".join(version.aliases),
+            shown(version.lineage.get("source_version")),
+            read,
+        )
+        for read, versions in (("yes", readers.versions), ("cannot be told", readers.unknown))
+        for version in versions
     ]
     where = options.table if options.version is None else f"{options.table} version {options.version}"
     titles = ("model", "version", "aliases", "table version", "trained on it")
-    return Answer(value=found, view=table_of(titles, rows, f"no model was trained on {options.file or where}"))
+    return Answer(value=readers, view=table_of(titles, rows, f"no model was trained on {options.file or where}"))
 
 
 def collect(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
@@ -77,9 +86,9 @@ def collect(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     )
     age = timedelta(hours=hours)
     removed = registry.gc(age, keep_last=options.keep_last, name=options.name, dry_run=options.dry_run)
-    lines = [f"{each.kind} {each.what}: {each.reason}" for each in removed]
+    lines = [f"{removal.kind} {removal.what}: {removal.reason}" for removal in removed]
     verb = "would be removed" if options.dry_run else "removed"
-    size = sum(each.bytes for each in removed)
+    size = sum(removal.bytes for removal in removed)
     lines.append(f"{len(removed)} {verb}" + (f", {size_text(size)}" if size else ""))
     return Answer(value={"dry_run": options.dry_run, "removed": removed}, view=plain_text("\n".join(lines)))
 

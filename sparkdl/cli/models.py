@@ -78,9 +78,9 @@ def _command(action: _Action) -> Callable[[argparse.Namespace, Console], int]:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(member) for member in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -89,18 +89,24 @@ def _list(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
         models = registry.summaries()
         rows = [
             (
-                each.name,
-                str(each.versions),
-                ", ".join(f"{alias} → {version}" for alias, version in each.aliases.items()),
+                model.name,
+                str(model.versions),
+                ", ".join(f"{alias} → {version}" for alias, version in model.aliases.items()),
             )
-            for each in models
+            for model in models
         ]
         view = table_of(("model", "versions", "aliases"), rows, f"no models in {registry.uri}")
         return Answer(value=models, view=view)
     versions = registry.list(options.name)
     described = [
-        (str(each.version), time_text(each.published), ", ".join(each.aliases), _metrics(each.metrics), _source(each))
-        for each in versions
+        (
+            str(model.version),
+            time_text(model.published),
+            ", ".join(model.aliases),
+            _metrics(model.metrics),
+            _source(model),
+        )
+        for model in versions
     ]
     names = ("version", "published", "aliases", "metrics", "trained on")
     return Answer(value=versions, view=table_of(names, described, f"no versions of {options.name} in {registry.uri}"))
@@ -116,17 +122,19 @@ def _source(version: ModelVersion) -> str:
 
 
 def _show(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
-    found = registry.get(*version_named(options.name, options.which))
+    model_version = registry.get(*version_named(options.name, options.which))
     view = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name in ("name", "version", "aliases", "published", "uri", "artifact"):
-        value = getattr(found, name)
+        value = getattr(model_version, name)
         text = ", ".join(value) if name == "aliases" else time_text(value) if name == "published" else str(value)
         view.add_row(f"[bold]{name}[/bold]", plain_text(text))
-    view.add_row("[bold]signed[/bold]", "no" if found.signature is None else plain_text(found.signature[:40]))
+    view.add_row(
+        "[bold]signed[/bold]", "no" if model_version.signature is None else plain_text(model_version.signature[:40])
+    )
     for name in ("metrics", "parameters", "lineage"):
-        for number, (key, value) in enumerate(_flat(getattr(found, name)).items()):
+        for number, (key, value) in enumerate(_flat(getattr(model_version, name)).items()):
             view.add_row("" if number else f"[bold]{name}[/bold]", plain_text(f"{key} = {shown(value)}"))
-    return Answer(value=found, view=view)
+    return Answer(value=model_version, view=view)
 
 
 def _compare(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
@@ -153,13 +161,13 @@ def _gain(one: Any, other: Any) -> str:
     return f"{other - one:+.4g}" if numbers and other != one else ""
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted names."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
-        inner = _flat(value, f"{before}{name}.") if isinstance(value, Mapping) and value else {f"{before}{name}": value}
-        found |= inner
-    return found
+        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {f"{prefix}{name}": value}
+        flat |= inner
+    return flat
 
 
 def _history(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
@@ -184,9 +192,9 @@ def _promote(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
             min_delta=options.min_delta or 0.0, dry_run=options.dry_run,
         )  # fmt: skip
     else:
-        for word, given in (("--mode", options.mode), ("--min-delta", options.min_delta)):
+        for word, option in (("--mode", options.mode), ("--min-delta", options.min_delta)):
             require(
-                given is None, f"{word} {given} has no meaning without --if-better, which names a metric: give both"
+                option is None, f"{word} {option} has no meaning without --if-better, which names a metric: give both"
             )
         now = registry.aliases(name).get(alias) if options.expected is None else options.expected
         why = options.reason or "sparkdl models promote"

@@ -162,16 +162,16 @@ def _status(options: argparse.Namespace, console: Console) -> int:
 def _report(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline import Pipeline
 
-    place = Pipeline.load(options.file, options.overrides).report(options.run_id)
-    console.print(place, markup=False, highlight=False, soft_wrap=True)
+    address = Pipeline.load(options.file, options.overrides).report(options.run_id)
+    console.print(address, markup=False, highlight=False, soft_wrap=True)
     if options.open:
         import webbrowser
 
         from sparkdl.storage import Storage
 
-        local = Storage.of(place).local_path()
-        require(local is not None, f"no browser opens {place}: copy it from there")
-        require(local is not None and webbrowser.open(local.as_uri()), f"there is no browser here: open {place}")
+        local = Storage.of(address).local_path()
+        require(local is not None, f"no browser opens {address}: copy it from there")
+        require(local is not None and webbrowser.open(local.as_uri()), f"there is no browser here: open {address}")
     return 0
 
 

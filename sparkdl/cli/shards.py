@@ -34,15 +34,15 @@ def _list(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.shards.sets import list_sets
 
     table = Table("set", "rows", "shards", "size", "written", "source", "orphans")
-    for found in list_sets(options.uri):
-        orphans = f"{found.orphan_files} ({size_text(found.orphan_bytes)})" if found.orphan_files else ""
-        if found.manifest is None:
-            table.add_row(found.uri, found.problem or "not committed", "", "", "", "", orphans)
+    for shard_set in list_sets(options.uri):
+        orphans = f"{shard_set.orphan_files} ({size_text(shard_set.orphan_bytes)})" if shard_set.orphan_files else ""
+        if shard_set.manifest is None:
+            table.add_row(shard_set.uri, shard_set.problem or "not committed", "", "", "", "", orphans)
             continue
-        m = found.manifest
+        m = shard_set.manifest
         source = f"{m.source.uri} version {m.source.version}" if m.source else ""
         table.add_row(
-            found.uri, f"{m.rows:,}", str(len(m.shards)), size_text(m.bytes), time_text(m.created), source, orphans
+            shard_set.uri, f"{m.rows:,}", str(len(m.shards)), size_text(m.bytes), time_text(m.created), source, orphans
         )  # fmt: skip
     console.print(table if table.row_count else f"no shard sets in {options.uri}")
     return 0
@@ -57,8 +57,8 @@ def _gc(options: argparse.Namespace, console: Console) -> int:
         set_seconds=None if options.set_days is None else options.set_days * DAY,
         dry_run=options.dry_run,
     )
-    for each in removed:
-        console.print(f"{each.uri}  {size_text(each.bytes)}  {each.reason}", soft_wrap=True)
+    for folder in removed:
+        console.print(f"{folder.uri}  {size_text(folder.bytes)}  {folder.reason}", soft_wrap=True)
     verb = "would be freed" if options.dry_run else "freed"
-    console.print(f"{len(removed)} removed, {size_text(sum(each.bytes for each in removed))} {verb}")
+    console.print(f"{len(removed)} removed, {size_text(sum(folder.bytes for folder in removed))} {verb}")
     return 0

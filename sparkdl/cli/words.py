@@ -70,8 +70,8 @@ def with_exit_codes(
                 traceback.print_exception(error)
             text = str(error) if isinstance(error, SparkdlError) else " ".join(str(error).split())
             kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
-            said = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{kind}{text}"
-            print(f"sparkdl: {said}", file=sys.stderr)
+            sentence = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{kind}{text}"
+            print(f"sparkdl: {sentence}", file=sys.stderr)
             return code
 
     return run
@@ -86,7 +86,7 @@ def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
 
 def plain_text(text: str) -> Text:
     """A text from elsewhere as it is: no markup, and what would steer a terminal as its escape."""
-    return Text("".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text))
+    return Text("".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text))
 
 
 def table_of(titles: Sequence[str], rows: Sequence[Sequence[str]], empty: str) -> RenderableType:

@@ -65,13 +65,13 @@ def launch(
 def _slots(num_proc: int, config: LaunchConfig) -> list[Slot]:
     if num_proc < 1:
         raise PreflightError(f"num_proc={num_proc} must be at least 1: ask for one rank or more")
-    each = config.gpus_per_rank or 0
+    gpus_per_rank = config.gpus_per_rank or 0
     # Positions, not names: a rank translates them by its own CUDA_VISIBLE_DEVICES, as Spark's addresses are.
     gpus = [str(position) for position, _ in enumerate(host_gpus())]
-    if each * num_proc > len(gpus):
+    if gpus_per_rank * num_proc > len(gpus):
         raise PreflightError(
-            f"{num_proc} ranks with {each} GPUs each need {each * num_proc}, but this host has {len(gpus)}: lower "
-            f"num_proc, or leave use_gpu out"
+            f"{num_proc} ranks with {gpus_per_rank} GPUs each need {gpus_per_rank * num_proc}, but this host has "
+            f"{len(gpus)}: lower num_proc, or leave use_gpu out"
         )
     cpus = config.cpus_per_rank or max(1, len(os.sched_getaffinity(0)) // num_proc)
     return [
@@ -79,7 +79,7 @@ def _slots(num_proc: int, config: LaunchConfig) -> list[Slot]:
             number=number,
             host="localhost",
             found_size=num_proc,
-            gpus=tuple(gpus[number * each : (number + 1) * each]),
+            gpus=tuple(gpus[number * gpus_per_rank : (number + 1) * gpus_per_rank]),
             cpus=cpus,
         )
         for number in range(num_proc)

@@ -105,7 +105,7 @@ def interface_to(host: str) -> str:
     """Return the name of the network interface whose address packets to ``host`` carry (``"lo"`` for 127.0.0.1)."""
     address = own_address_to(host)
     for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.split("%")[0] == address for known in addresses):
+        if any(entry.address.split("%")[0] == address for entry in addresses):
             return name
     raise ClusterError(f"no network interface has the address {address}: name one with LaunchConfig(interface=...)")
 
@@ -124,8 +124,8 @@ def meeting_address(here: str, peers: Sequence[str], interface: str | None) -> s
         away = next((host for host in peers if host != here), None)
         return "127.0.0.1" if away is None else own_address_to(away)
     _check_interface(interface)
-    found = {known.family: known.address for known in reversed(psutil.net_if_addrs()[interface])}
-    address = found.get(socket.AF_INET) or found.get(socket.AF_INET6)
+    address_by_family = {entry.family: entry.address for entry in reversed(psutil.net_if_addrs()[interface])}
+    address = address_by_family.get(socket.AF_INET) or address_by_family.get(socket.AF_INET6)
     if address is None:
         raise ConfigError(f"interface={interface!r} has no IP address here: name one that has")
     return address.partition("%")[0]
@@ -145,7 +145,7 @@ def _check_interface(name: str) -> None:
         raise ConfigError(f"interface={name!r} is not one of this host's ({have}): name one of these")
 
 
-def interface_variables(name: str, known: Mapping[str, str]) -> dict[str, str]:
+def interface_variables(name: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Bind gloo, NCCL and Horovod to interface ``name``, where the user has not bound them already.
 
     Raises:
@@ -153,4 +153,4 @@ def interface_variables(name: str, known: Mapping[str, str]) -> dict[str, str]:
     """
     _check_interface(name)
     wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-    return {variable: name for variable in wanted if not known.get(variable)}
+    return {variable: name for variable in wanted if not environment.get(variable)}

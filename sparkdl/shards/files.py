@@ -58,9 +58,9 @@ def write_table_shards(
     tensors = plan_tensors(schema, columns=columns, labels=labels, layout=layout)
     key = content_key(source, rows.schema, tensors, layout, config)
     transaction = Transaction(uri, layout=layout, source=source, config=config, key=key, overwrite=overwrite)
-    found = transaction.existing()
-    if found is not None:
-        return found
+    existing = transaction.existing()
+    if existing is not None:
+        return existing
     missing = [spec.name for spec in tensors if spec.logical == "string" and spec.name not in layout.dictionaries]
     if missing and not isinstance(rows, pa.Table):
         raise SchemaError(f"column {missing[0]!r} is a string in a stream: give its values in Layout.dictionaries")

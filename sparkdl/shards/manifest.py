@@ -209,10 +209,10 @@ class Manifest:
         if envelope.hash != xxh3_hex(body):
             raise source.error("it differs from its own hash")
         fields = documents.parse(body, source, MAX_BYTES, nan=True)
-        found = fields.get("writer_version") if isinstance(fields, dict) else None
+        writer_version = fields.get("writer_version") if isinstance(fields, dict) else None
         for what, version, mine in (
             ("format", envelope.sparkdl_shards, _FORMAT),
-            ("layout", found, WRITER_VERSION),
+            ("layout", writer_version, WRITER_VERSION),
         ):
             if isinstance(version, int) and version != mine:
                 remedy = "upgrade sparkdl" if version > mine else "write the set again"
@@ -225,17 +225,20 @@ class Manifest:
         if not isinstance(stored, list):
             raise source.error("it lists no shards", "$.shards")
         shards = tuple(shard_from_json(shard, source, f"$.shards[{n}]") for n, shard in enumerate(stored))
-        found = documents.convert({**fields, "shards": (), "folder": None}, cls, source)
-        _check_settings(found, source)
-        _check_tensors(found.tensors, source)
-        _check_statistics(found.statistics, source)
+        manifest = documents.convert({**fields, "shards": (), "folder": None}, cls, source)
+        _check_settings(manifest, source)
+        _check_tensors(manifest.tensors, source)
+        _check_statistics(manifest.statistics, source)
         paths = [shard.path for shard in shards]
         if len(set(paths)) < len(paths):
             raise source.error("it names a file twice", "$.shards")
-        for name, total in (("rows", sum(one.rows for one in shards)), ("bytes", sum(one.bytes for one in shards))):
-            if getattr(found, name) != total:
-                raise source.error(f"{getattr(found, name)} is not the sum over its shards, {total}", f"$.{name}")
-        return dataclasses.replace(found, shards=shards, folder=folder)
+        for name, total in (
+            ("rows", sum(shard_info.rows for shard_info in shards)),
+            ("bytes", sum(shard_info.bytes for shard_info in shards)),
+        ):
+            if getattr(manifest, name) != total:
+                raise source.error(f"{getattr(manifest, name)} is not the sum over its shards, {total}", f"$.{name}")
+        return dataclasses.replace(manifest, shards=shards, folder=folder)
 
     @classmethod
     def load(cls, uri: str | Storage) -> Manifest:
@@ -300,33 +303,33 @@ def shard_from_json(shard: Any, source: documents.Source = _REPORT, root: str = 
     Raises:
         IntegrityError: they are no shard, or its blocks do not fit into one file of its size.
     """
-    found = documents.convert(shard, _StoredShard, source, root)
-    plain_name(found.path, source.name)
-    rows, sizes, offsets, hashes = found.blocks
+    stored = documents.convert(shard, _StoredShard, source, root)
+    plain_name(stored.path, source.name)
+    rows, sizes, offsets, hashes = stored.blocks
     if not len(rows) == len(sizes) == len(offsets) == len(hashes):
         raise source.error("its columns have different lengths", f"{root}.blocks")
-    if sum(rows) != found.rows or 0 in rows:
+    if sum(rows) != stored.rows or 0 in rows:
         raise source.error(
-            f"{found.rows} is not the sum over its blocks, {sum(rows)}, of at least a row", f"{root}.rows"
+            f"{stored.rows} is not the sum over its blocks, {sum(rows)}, of at least a row", f"{root}.rows"
         )
     if max(rows, default=0) > MAX_BLOCK_ROWS:
         raise source.error(f"a block of {max(rows)} rows exceeds {MAX_BLOCK_ROWS}", f"{root}.blocks[0]")
     ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
-    if any(end > start for end, start in zip(ends, [*offsets[1:], found.bytes], strict=True)) or 0 in sizes:
-        raise source.error(f"its blocks overlap, or end behind its {found.bytes} bytes", f"{root}.blocks")
-    return ShardInfo(found.path, found.rows, found.bytes, tuple(map(BlockInfo, rows, sizes, offsets, hashes)))
+    if any(end > start for end, start in zip(ends, [*offsets[1:], stored.bytes], strict=True)) or 0 in sizes:
+        raise source.error(f"its blocks overlap, or end behind its {stored.bytes} bytes", f"{root}.blocks")
+    return ShardInfo(stored.path, stored.rows, stored.bytes, tuple(map(BlockInfo, rows, sizes, offsets, hashes)))
 
 
-def _check_settings(found: Manifest, source: documents.Source) -> None:
+def _check_settings(manifest: Manifest, source: documents.Source) -> None:
     wrong = {
-        "format": found.format not in ("ipc", "parquet"),
-        "compression": found.compression not in (None, "zstd"),
-        "seed": not -(2**63) <= found.seed < 2**64,
-        "writer_version": found.writer_version < 0,
-        "created": not 0 <= found.created < 2**40,
+        "format": manifest.format not in ("ipc", "parquet"),
+        "compression": manifest.compression not in (None, "zstd"),
+        "seed": not -(2**63) <= manifest.seed < 2**64,
+        "writer_version": manifest.writer_version < 0,
+        "created": not 0 <= manifest.created < 2**40,
     }
     for name in (name for name, is_wrong in wrong.items() if is_wrong):
-        raise source.error(f"{getattr(found, name)!r} is nothing it can be", f"$.{name}")
+        raise source.error(f"{getattr(manifest, name)!r} is nothing it can be", f"$.{name}")
 
 
 def _check_tensors(tensors: tuple[TensorSpec, ...], source: documents.Source) -> None:

@@ -104,8 +104,8 @@ class Common:
     def share(self, bucket: int, buckets: int) -> Counts:
         """Copies of each row that one bucket gets: equally many, one more in some that the key chooses."""
         least, rest = np.divmod(self.copies, buckets)
-        place = (np.int64(bucket) - (mixed(self.keys) % np.uint64(buckets)).astype(np.int64)) % buckets
-        return least + (place < rest)
+        offsets = (np.int64(bucket) - (mixed(self.keys) % np.uint64(buckets)).astype(np.int64)) % buckets
+        return least + (offsets < rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +164,8 @@ class Spreading:
         if not keys.size:
             return report
         parts = [_kept(part, np.isin(part[1], keys)) for part in (self._read(run, bucket) for run in self.runs)]
-        found = [part for part in parts if part[1].size]
-        rows, every = concatenate([rows for rows, _, _ in found]), np.concatenate([keys for _, keys, _ in found])
+        counted = [part for part in parts if part[1].size]
+        rows, every = concatenate([rows for rows, _, _ in counted]), np.concatenate([keys for _, keys, _ in counted])
         order = np.argsort(every, kind="stable")
         rows, every = permuted(rows, order), every[order]
         first = np.flatnonzero(~_equal_neighbours(rows, every))
@@ -209,11 +209,11 @@ class Spreading:
         return _kept(part, part[1] >> np.uint64(64 - self.buckets.bit_length() + 1) == np.uint64(bucket))
 
     def _read_file(self, path: str, batches: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> Part:
-        place = self.root.child(path)
+        file = self.root.child(path)
         tensors = self.tensors if columns is None else ()
-        with storage_errors(place.uri, "read"):
-            local = place.local_path()
-            source = pa.memory_map(str(local)) if local is not None else pa.PythonFile(place.open_input(), mode="r")
+        with storage_errors(file.uri, "read"):
+            local = file.local_path()
+            source = pa.memory_map(str(local)) if local is not None else pa.PythonFile(file.open_input(), mode="r")
             with source:
                 schema = _run_schema(self.tensors)
                 wanted = None if columns is None else [len(schema) - 2, len(schema) - 1]
@@ -332,9 +332,9 @@ def _hash_of_lists(array: pa.Array) -> Words:
         for start in range(0, len(rows), step):
             sums[start : start + step] = mixed(rows[start : start + step] + of_place).sum(axis=1, dtype=np.uint64)
     else:
-        place = np.arange(len(words), dtype=np.int64) - np.repeat(offsets[:-1] - offsets[0], lengths)
+        positions = np.arange(len(words), dtype=np.int64) - np.repeat(offsets[:-1] - offsets[0], lengths)
         totals = np.zeros(len(words) + 1, np.uint64)
-        np.cumsum(mixed(words + of_place[place]), out=totals[1:])
+        np.cumsum(mixed(words + of_place[positions]), out=totals[1:])
         ends = offsets - offsets[0]
         sums = totals[ends[1:]] - totals[ends[:-1]]
     sums += mixed(lengths.astype(np.uint64))
@@ -369,8 +369,8 @@ def _bits(array: pa.Array) -> pa.Array:
     """Lists of floats as lists of whole numbers: NaN equals itself then, and zero is not minus zero."""
     array = _of_numbers(array)
     if isinstance(array, pa.ListArray) and pa.types.is_floating(array.type.value_type):
-        whole = getattr(pa, f"uint{array.type.value_type.bit_width}")()
-        return pa.ListArray.from_arrays(array.offsets, array.values.view(whole))
+        unsigned = getattr(pa, f"uint{array.type.value_type.bit_width}")()
+        return pa.ListArray.from_arrays(array.offsets, array.values.view(unsigned))
     return array
 
 
@@ -431,7 +431,7 @@ class RunWriter:
 
 
 def _write_run(
-    place: Storage, rows: Rows, keys: Words, copies: Counts, tensors: Sequence[TensorSpec]
+    file: Storage, rows: Rows, keys: Words, copies: Counts, tensors: Sequence[TensorSpec]
 ) -> tuple[int, ...]:
     """Write a file of rows that are sorted by key; the 64th of the range of keys that each record batch holds."""
     batch = to_batch(rows, tensors)
@@ -440,8 +440,8 @@ def _write_run(
     slices = []
     edges = np.searchsorted(keys, np.arange(_SLICES, dtype=np.uint64) << np.uint64(58)).tolist()
     with (
-        storage_errors(place.uri, "write"),
-        place.open_output(durable=False) as stream,
+        storage_errors(file.uri, "write"),
+        file.open_output(durable=False) as stream,
         pa.ipc.new_file(pa.PythonFile(stream, mode="w"), batch.schema) as writer,
     ):
         for number, (start, stop) in enumerate(zip(edges, [*edges[1:], len(keys)], strict=True)):

@@ -140,19 +140,20 @@ class Transaction:
         if not self.root.child(MANIFEST_NAME).exists():
             return None
         try:
-            found = Manifest.load(self.root)
+            manifest = Manifest.load(self.root)
         except (IntegrityError, SchemaError):
             if not self._overwrite:
                 raise
             return None
-        if self._key and found.content_key == self._key:
-            if _is_whole(self.root, found):
-                return found
+        if self._key and manifest.content_key == self._key:
+            if _is_whole(self.root, manifest):
+                return manifest
             logger.warning("shard set %s has lost files: it is written again", self.root.uri)
             self._overwrite = True
         elif not self._overwrite:
             raise ConflictError(
-                f"{self.root.uri} holds another shard set of {found.rows} rows: pass overwrite=True, or write elsewhere"
+                f"{self.root.uri} holds another shard set of {manifest.rows} rows: pass overwrite=True, or "
+                "write elsewhere"
             )
         return None
 
@@ -164,11 +165,11 @@ class Transaction:
         Raises:
             DataError, NoRowsError: as ``commit``.
         """
-        known, _, _ = self._checked(reports, tensors, found)
+        shaped, _, _ = self._checked(reports, tensors, found)
         runs = [run for report in reports for run in report.runs]
         if self.root.local_path() is not None and not all(self.root.child(run.path).exists() for run in runs):
             raise self._not_here()
-        return Spreading.of(self.root, self.tag, self._config, known, runs)
+        return Spreading.of(self.root, self.tag, self._config, shaped, runs)
 
     def commit(
         self,
@@ -191,7 +192,7 @@ class Transaction:
             ConflictError: another writer committed first.
             StorageError: the files lie on disks of other machines, or the manifest cannot be written.
         """
-        known, statistics, rows = self._checked(reports, tensors, found)
+        shaped, statistics, rows = self._checked(reports, tensors, found)
         ordered = sorted(reports, key=lambda report: report.partition)
         shards = [shard for report in ordered for shard in report.shards] if shards is None else shards
         written = sum(shard.rows for shard in shards)
@@ -201,9 +202,9 @@ class Transaction:
             rows=rows,
             bytes=sum(shard.bytes for shard in shards),
             shards=tuple(shards),
-            tensors=known,
+            tensors=shaped,
             statistics=statistics,
-            schema_hash=schema_hash(known),
+            schema_hash=schema_hash(shaped),
             content_key=self._key,
             source=self._source,
             spread=self._config.spread_rows,
@@ -264,15 +265,15 @@ def orphans(root: Storage, manifest: Manifest | None) -> list[tuple[str, int, fl
     """Files of a set's directory that its manifest does not name: path, bytes, and age in seconds."""
     named = {shard.path for shard in manifest.shards} if manifest else set()
     now = time.time()
-    found = []
+    folders = []
     for entry in root.child("shards").list():
         path = f"shards/{entry.name}"
         if path not in named and not entry.is_dir:
-            found.append((path, entry.bytes, now - entry.modified if entry.modified else 0.0))
+            folders.append((path, entry.bytes, now - entry.modified if entry.modified else 0.0))
     for entry in root.list():
         if entry.name.startswith(TEMPORARY):
-            found.append((entry.name, entry.bytes, now - entry.modified if entry.modified else 0.0))
-    return found
+            folders.append((entry.name, entry.bytes, now - entry.modified if entry.modified else 0.0))
+    return folders
 
 
 def _is_whole(root: Storage, manifest: Manifest) -> bool:
@@ -324,7 +325,7 @@ def _with_known_shapes(
     tensors: Sequence[TensorSpec], reports: Sequence[PartReport], statistics: dict[str, ColumnStats], layout: Layout
 ) -> tuple[TensorSpec, ...]:
     """Fill in the shapes that the rows told, and find arrays that are ragged by type but not by content."""
-    known = []
+    shaped = []
     for position, spec in enumerate(tensors):
         if UNKNOWN in spec.shape:
             shapes = {
@@ -341,5 +342,5 @@ def _with_known_shapes(
             lengths = statistics[spec.name]
             if lengths.min_length == lengths.max_length and lengths.min_length:
                 spec = replace(spec, ragged=False, stored_as_list=True, shape=(lengths.min_length,))
-        known.append(spec)
-    return tuple(known)
+        shaped.append(spec)
+    return tuple(shaped)

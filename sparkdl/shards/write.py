@@ -89,9 +89,9 @@ def write_shards(
     transaction = Transaction(
         uri, layout=layout, source=source, config=config, key=key, overwrite=overwrite, before_commit=before_commit
     )
-    found = transaction.existing()
-    if found is not None:
-        return found
+    existing = transaction.existing()
+    if existing is not None:
+        return existing
     (written,) = _written(df, [transaction], (schema, tensors), labels, config)
     if isinstance(written, NoRowsError):
         raise written
@@ -164,7 +164,10 @@ def _written(
         targets = tuple((transaction.root, transaction.tag) for transaction in transactions)
         task = _WriteTask(targets, tensors, config, packed, layout.prepare)
         tasks = _run(rows, task)
-        by_set = [[PartReport.from_json(one["sets"][number]) for one in tasks] for number in range(len(transactions))]
+        by_set = [
+            [PartReport.from_json(task_report["sets"][number]) for task_report in tasks]
+            for number in range(len(transactions))
+        ]
         shards: dict[Transaction, Sequence[ShardInfo]] = {}
         if config.spread_rows:
             plans = {}
@@ -209,9 +212,9 @@ def spark_arrow_schema(df: DataFrame, columns: Sequence[str] | None = None, labe
         used = columns is None or column.name in columns or column.name in labels
         kind = pa.null()
         try:
-            found = to_arrow_type(column.dataType, timezone="UTC")
-            tensor_kind(column.name, found, None)
-            kind = found
+            arrow_type = to_arrow_type(column.dataType, timezone="UTC")
+            tensor_kind(column.name, arrow_type, None)
+            kind = arrow_type
         except (PySparkTypeError, SchemaError) as cause:
             if used:
                 name = column.dataType.simpleString()
@@ -360,9 +363,9 @@ class _DistinctTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         values: dict[str, set[str]] = {column: set() for column in self.columns}
         for batch in batches:
-            for column, known in values.items():
-                known.update(batch.column(column).unique().drop_null().to_pylist())
-                if len(known) > self.most:
+            for column, distinct in values.items():
+                distinct.update(batch.column(column).unique().drop_null().to_pylist())
+                if len(distinct) > self.most:
                     yield _report({name: sorted(part) for name, part in values.items()})
                     return
         yield _report({name: sorted(part) for name, part in values.items()})

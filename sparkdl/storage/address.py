@@ -43,12 +43,12 @@ def resolved_address(text: str) -> str:
             f"{text} looks like the name of a table in a catalog, and a path is needed here: write ./{text} if it is a "
             "file or folder"
         )
-    whole = qualified_by_session(text)
-    if whole is None:
+    qualified = qualified_by_session(text)
+    if qualified is None:
         return os.path.abspath(os.path.expanduser(text))
-    if whole.startswith("dbfs:/"):
-        return f"file:///dbfs/{whole.removeprefix('dbfs:/').lstrip('/')}"
-    return _named_as_s3(whole)
+    if qualified.startswith("dbfs:/"):
+        return f"file:///dbfs/{qualified.removeprefix('dbfs:/').lstrip('/')}"
+    return _named_as_s3(qualified)
 
 
 def looks_like_a_table(text: str) -> bool:
@@ -89,5 +89,5 @@ def _named_as_s3(address: str) -> str:
 
 def _local(path: str) -> str:
     """A path of this machine, with its scheme where a plain path would be taken for another filesystem's."""
-    whole = os.path.abspath(os.path.expanduser(path))
-    return whole if default_filesystem() == LOCAL else f"file://{whole}"
+    absolute = os.path.abspath(os.path.expanduser(path))
+    return absolute if default_filesystem() == LOCAL else f"file://{absolute}"

@@ -48,18 +48,18 @@ class Configuration:
     def here(cls) -> Configuration:
         """Those of this process."""
         module: Any = sys.modules.get("fsspec.config")  # nobody has set anything before it is imported
-        known = {name: dict(options) for name, options in (module.conf if module else {}).items()}
+        fsspec_options = {name: dict(options) for name, options in (module.conf if module else {}).items()}
         hdfs = hadoop_settings()
         if hdfs:
-            known["hdfs"] = {**hdfs, **known.get("hdfs", {})}
-        return cls(known, s3a_settings())
+            fsspec_options["hdfs"] = {**hdfs, **fsspec_options.get("hdfs", {})}
+        return cls(fsspec_options, s3a_settings())
 
     @classmethod
     def to_come(cls, settings: Mapping[str, str]) -> Configuration:
         """What a session with these settings will say of S3, HDFS and plain paths, for the time until it is there."""
-        whole = {**configured_on_disk(), **settings}
-        hdfs = hadoop_client_settings_of(whole)
-        default = default_filesystem_of(whole)
+        merged = {**configured_on_disk(), **settings}
+        hdfs = hadoop_client_settings_of(merged)
+        default = default_filesystem_of(merged)
         s3a = {**s3a_settings(), **s3a_settings_of({name: text for name, text in settings.items() if "${" not in text})}
         return cls({"hdfs": hdfs} if hdfs and default != LOCAL else {}, s3a, default)
 
@@ -83,12 +83,12 @@ class Configuration:
             return
         from fsspec.config import conf
 
-        before = {name: conf.get(name) for name in self.settings}
+        previous = {name: conf.get(name) for name in self.settings}
         conf.update({name: {**conf.get(name, {}), **options} for name, options in self.settings.items()})
         try:
             yield
         finally:
-            for name, options in before.items():
+            for name, options in previous.items():
                 if options is None:
                     conf.pop(name, None)
                 else:

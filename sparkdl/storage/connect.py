@@ -78,14 +78,14 @@ def options_for(protocol: str, uri: str, given: Mapping[str, Any] | None = None)
         ConfigError: the session's credentials for S3 come from where only Spark can ask.
     """
     if protocol == "s3":
-        known = {**_configured(), **(given or {})}
-        return _s3_access(uri, S3Access.of_fsspec(given or {})).to_fsspec(known)
+        options = {**_configured(), **(given or {})}
+        return _s3_access(uri, S3Access.of_fsspec(given or {})).to_fsspec(options)
     if given is not None:
         return dict(given)
     import fsspec.config
 
-    known = dict(fsspec.config.conf.get(protocol, {}))
-    return {**hadoop_settings(), **known} if protocol in HADOOP else known
+    options = dict(fsspec.config.conf.get(protocol, {}))
+    return {**hadoop_settings(), **options} if protocol in HADOOP else options
 
 
 def delta_s3_options(uri: str, given: Mapping[str, str] | None) -> dict[str, str]:
@@ -130,15 +130,15 @@ def check_answers(access: S3Access, uri: str) -> None:
         StoreUnavailableError: three tries of 5 s each failed.
     """
     parts = urlsplit(access.endpoint)
-    place = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
-    if not place[0] or place in _answered:
+    host_and_port = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
+    if not host_and_port[0] or host_and_port in _answered:
         return
-    if access.proxied or (parts.scheme in getproxies() and not proxy_bypass(place[0])):
+    if access.proxied or (parts.scheme in getproxies() and not proxy_bypass(host_and_port[0])):
         return
     for tried in range(_CONNECT_TRIES):
         try:
-            socket.create_connection(place, _CONNECT_SECONDS).close()
-            _answered.add(place)
+            socket.create_connection(host_and_port, _CONNECT_SECONDS).close()
+            _answered.add(host_and_port)
             return
         except OSError as cause:
             if tried + 1 == _CONNECT_TRIES:

@@ -43,13 +43,13 @@ def problems_on_executors(
     Raises:
         ClusterError: the executors' Python lacks a module.
     """
-    known = _known.setdefault(spark, set())
-    new = {name: place for name, place in places.items() if not _covered(place, known)}
+    reached = _known.setdefault(spark, set())
+    new = {name: storage for name, storage in places.items() if not _covered(storage, reached)}
     if not new or _all_here(spark):
         return {}
     with ExitStack() as stack:
-        marks = {name: _marked(place, stack) for name, place in new.items()}
-        look = _Look({name: (place, marks[name]) for name, place in new.items()}, problem_of)
+        marks = {name: _marked(storage, stack) for name, storage in new.items()}
+        look = _Look({name: (storage, marks[name]) for name, storage in new.items()}, problem_of)
         try:
             rows = _frame(spark).mapInArrow(look, "name string, problem string").collect()
         except Exception as error:
@@ -57,11 +57,11 @@ def problems_on_executors(
             if lacking is not None:
                 raise lacking from error
             return {}  # the work itself says why, in its own words
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for name, problem in sorted(tuple(row) for row in rows):
-        found.setdefault(name, problem)
-    known |= {place.uri for name, place in new.items() if name not in found}
-    return found
+        problems.setdefault(name, problem)
+    reached |= {storage.uri for name, storage in new.items() if name not in problems}
+    return problems
 
 
 def nearest_folder(path: Path) -> Path:
@@ -83,24 +83,24 @@ class _Look:
 
         for _ in batches:
             pass
-        found = {name: self.problem(place, mark) for name, (place, mark) in self.places.items()}
-        rows = [{"name": name, "problem": problem} for name, problem in found.items() if problem]
+        problems = {name: self.problem(storage, mark) for name, (storage, mark) in self.places.items()}
+        rows = [{"name": name, "problem": problem} for name, problem in problems.items() if problem]
         yield pa.RecordBatch.from_pylist(rows, pa.schema([("name", pa.string()), ("problem", pa.string())]))
 
-    def problem(self, place: Storage, mark: str | None) -> str:
+    def problem(self, storage: Storage, mark: str | None) -> str:
         """What is wrong with one place here."""
         if mark is not None and not os.path.exists(mark):
             return (
-                f"the executor on {socket.gethostname()} has another disk at {place.uri} than the driver: give a "
+                f"the executor on {socket.gethostname()} has another disk at {storage.uri} than the driver: give a "
                 "folder that all machines share, or a URI such as s3://bucket/data or hdfs://host/data"
             )
-        problem = self.problem_of(place)
+        problem = self.problem_of(storage)
         return f"the executor on {socket.gethostname()} {problem}" if problem else ""
 
 
-def _marked(place: Storage, stack: ExitStack) -> str | None:
+def _marked(storage: Storage, stack: ExitStack) -> str | None:
     """Put a file where a local place will be, for as long as the stack is open."""
-    path = place.local_path()
+    path = storage.local_path()
     if path is None:
         return None
     folder = nearest_folder(path)
@@ -114,10 +114,10 @@ def _all_here(spark: Any) -> bool:
     return (master == "local" or master.startswith("local[")) and (not connect or is_here(spark.client.host))
 
 
-def _covered(place: Storage, known: set[str]) -> bool:
+def _covered(storage: Storage, reached: set[str]) -> bool:
     """Whether a place, or a folder that it lies in, has been tried."""
-    uri = place.uri
-    return any(uri == one or uri.startswith(f"{one.rstrip('/')}/") for one in known)
+    uri = storage.uri
+    return any(uri == parent or uri.startswith(f"{parent.rstrip('/')}/") for parent in reached)
 
 
 def _frame(spark: Any) -> Any:

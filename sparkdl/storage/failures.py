@@ -127,8 +127,8 @@ def _outage(cause: BaseException) -> str:
         return ""
     nameless = re.sub(r"'[^'\n]*/[^'\n]*'", "", _ADDRESS.sub("", text))  # a folder may be called SlowDown
     for words, meaning, remedy in _OUTAGES:
-        if found := re.search(words, nameless):
-            return f"{meaning} ({found[0].strip('()')}): {remedy}"
+        if match := re.search(words, nameless):
+            return f"{meaning} ({match[0].strip('()')}): {remedy}"
     if http_status(cause) in _NO_ANSWER or isinstance(cause, TimeoutError | ConnectionError):
         return f"{_OUTAGES[1][1]} ({one_line(cause) or type(cause).__name__}): {_OUTAGES[1][2]}"
     return ""
@@ -148,9 +148,9 @@ def store_refuses(cause: BaseException, uri: str) -> str:
     """
     text = _said_by(cause) if uri.startswith(("s3://", "s3a://")) else ""
     for words, meaning, remedy in _REFUSALS:
-        if found := re.search(words, text):
+        if match := re.search(words, text):
             hidden = "; of Spark Connect's server only what spark.conf shows is known here" if connected() else ""
-            return f"{meaning} ({found[0].strip('()')}): {remedy}{hidden}"
+            return f"{meaning} ({match[0].strip('()')}): {remedy}{hidden}"
     return _outage(cause)
 
 
@@ -161,17 +161,17 @@ def _said_by(cause: BaseException) -> str:
 
 
 def _explain(cause: Exception) -> str:
-    said = one_line(cause)
+    cause_line = one_line(cause)
     code = getattr(cause, "errno", None)
     if code in _FULL:
-        return f"the device or quota is full ({said}): free space there or choose another target"
+        return f"the device or quota is full ({cause_line}): free space there or choose another target"
     if isinstance(cause, PermissionError) or code in _DENIED:
-        return f"access is denied ({said}): grant this user the right or choose another place"
+        return f"access is denied ({cause_line}): grant this user the right or choose another place"
     if isinstance(cause, FileNotFoundError):
         return "it does not exist: check the path, or write it first"
     if isinstance(cause, NotADirectoryError | FileExistsError):
-        return f"a file stands where a directory is needed ({said}): choose another path"
-    return f"{type(cause).__name__}: {said}: check the address, the network and the credentials"
+        return f"a file stands where a directory is needed ({cause_line}): choose another path"
+    return f"{type(cause).__name__}: {cause_line}: check the address, the network and the credentials"
 
 
 def one_line(cause: BaseException) -> str:

@@ -212,7 +212,7 @@ class LocalStorage(Storage):
             return os.path.exists(resolved(self._path, self._home))
 
     def list(self) -> list[Entry]:
-        found = []
+        listing = []
         with (
             storage_errors(self.uri, "list"),
             suppress(FileNotFoundError),
@@ -223,8 +223,8 @@ class LocalStorage(Storage):
                     continue
                 with suppress(FileNotFoundError):  # removed since the scan
                     facts, is_dir = entry.stat(), entry.is_dir()
-                    found.append(Entry(entry.name, 0 if is_dir else facts.st_size, facts.st_mtime, is_dir))
-        return sorted(found, key=lambda entry: entry.name)
+                    listing.append(Entry(entry.name, 0 if is_dir else facts.st_size, facts.st_mtime, is_dir))
+        return sorted(listing, key=lambda entry: entry.name)
 
     def delete(self, recursive: bool = False) -> None:
         with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):
@@ -256,9 +256,9 @@ class LocalStorage(Storage):
 
     def move_to(self, target: Storage) -> None:
         with storage_errors(target.uri, "write"):
-            if (there := target.local_path()) is None:
+            if (target_path := target.local_path()) is None:
                 raise StorageError(f"{self.uri} cannot be moved to {target.uri}: they are of different filesystems")
-            os.rename(self._itself(), there)
+            os.rename(self._itself(), target_path)
 
     def write_if_absent(self, data: bytes) -> None:
         with self._temporary(data) as temporary:
@@ -336,8 +336,8 @@ class RemoteStorage(Storage):
 
     def list(self) -> list[Entry]:
         with storage_errors(self.uri, "list"):
-            found = [entry_of(info) for info in listed(self._fs, self._path)]
-        return sorted((entry for entry in found if entry.name), key=lambda entry: entry.name)
+            entries = [entry_of(info) for info in listed(self._fs, self._path)]
+        return sorted((entry for entry in entries if entry.name), key=lambda entry: entry.name)
 
     def delete(self, recursive: bool = False) -> None:
         with storage_errors(self.uri, "delete"), suppress(FileNotFoundError):

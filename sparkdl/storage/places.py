@@ -39,7 +39,7 @@ def check_places(places: Mapping[str, Storage], spark: Any = None) -> None:
         errors = dict(zip(places, pool.map(_error, places.values()), strict=True))
     problems = {name: str(error) for name, error in errors.items() if error is not None}
     if spark is not None:
-        fine = {name: place for name, place in places.items() if name not in problems}
+        fine = {name: storage for name, storage in places.items() if name not in problems}
         problems |= problems_on_executors(fine, spark, _problem)
     if problems:
         # what one of them refuses no second try mends
@@ -47,32 +47,32 @@ def check_places(places: Mapping[str, Storage], spark: Any = None) -> None:
         raise (StoreUnavailableError if out else StorageError)("; ".join(map(": ".join, problems.items())))
 
 
-def _problem(place: Storage) -> str:
-    return str(_error(place) or "")
+def _problem(storage: Storage) -> str:
+    return str(_error(storage) or "")
 
 
-def _error(place: Storage) -> StorageError | None:
+def _error(storage: Storage) -> StorageError | None:
     try:
-        _try(place)
+        _try(storage)
     except StorageError as error:
         return error
     return None
 
 
-def _try(place: Storage) -> None:
-    path = place.local_path()
+def _try(storage: Storage) -> None:
+    path = storage.local_path()
     if path is not None:
-        with storage_errors(place.uri, "write"), tempfile.TemporaryFile(dir=nearest_folder(path)) as file:
+        with storage_errors(storage.uri, "write"), tempfile.TemporaryFile(dir=nearest_folder(path)) as file:
             file.write(_BLOCK)
         return
-    folder = place
+    folder = storage
     while folder.renames and not folder.exists():  # an object store has no folders that must be there first
         folder = folder.parent()
     probe = folder.child(f"{TEMPORARY}{uuid.uuid4().hex}")
     try:
         probe.write_atomic(_BLOCK)
     except StorageError as error:
-        raise type(error)(str(error).replace(probe.uri, place.uri)) from error
+        raise type(error)(str(error).replace(probe.uri, storage.uri)) from error
     finally:
         with suppress(StorageError):
             probe.delete()

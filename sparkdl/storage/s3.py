@@ -110,14 +110,19 @@ class S3Access:
         Raises:
             ConfigError: credentials are to come from a provider that only Spark can ask.
         """
-        said = {name: settings.get(f"bucket.{bucket}.{name}") or settings.get(name) or "" for name in S3A_SETTINGS}
-        said = {name: value.strip() for name, value in said.items()}
-        found, env = _where(said, bucket), os.environ
-        if env.get("AWS_ENDPOINT_URL_S3", env.get("AWS_ENDPOINT_URL", found.endpoint)).rstrip("/") != found.endpoint:
-            found = replace(found, endpoint="", style="")
-        found = replace(found, region=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or found.region)
-        elsewhere = env.get("AWS_ACCESS_KEY_ID", said["access.key"]) != said["access.key"] or "AWS_PROFILE" in env
-        return self.over(found if self.says_who or elsewhere else _who(said, bucket).over(found))
+        bucket_settings = {
+            name: settings.get(f"bucket.{bucket}.{name}") or settings.get(name) or "" for name in S3A_SETTINGS
+        }
+        bucket_settings = {name: value.strip() for name, value in bucket_settings.items()}
+        access, env = _where(bucket_settings, bucket), os.environ
+        if env.get("AWS_ENDPOINT_URL_S3", env.get("AWS_ENDPOINT_URL", access.endpoint)).rstrip("/") != access.endpoint:
+            access = replace(access, endpoint="", style="")
+        access = replace(access, region=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or access.region)
+        elsewhere = (
+            env.get("AWS_ACCESS_KEY_ID", bucket_settings["access.key"]) != bucket_settings["access.key"]
+            or "AWS_PROFILE" in env
+        )
+        return self.over(access if self.says_who or elsewhere else _who(bucket_settings, bucket).over(access))
 
     @classmethod
     def of_fsspec(cls, options: Mapping[str, Any]) -> S3Access:
@@ -171,57 +176,60 @@ class S3Access:
         Raises:
             ConfigError: there is no such profile of AWS's files.
         """
-        known = _of_profile(self.profile) if self.profile else self
+        access = _of_profile(self.profile) if self.profile else self
         virtual = self.style == "virtual" and bool(self.endpoint)
         endpoint = self.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-        found = {
+        options_found = {
             "AWS_ENDPOINT_URL": self.endpoint.replace("://", f"://{bucket}.", 1) if virtual else self.endpoint,
             "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": str(virtual).lower() if self.style else "",
             "AWS_ALLOW_HTTP": "true" if endpoint.startswith("http://") else "",
             "AWS_REGION": self.region,
-            "AWS_ACCESS_KEY_ID": known.key,
-            "AWS_SECRET_ACCESS_KEY": known.secret,
-            "AWS_SESSION_TOKEN": known.token,
+            "AWS_ACCESS_KEY_ID": access.key,
+            "AWS_SECRET_ACCESS_KEY": access.secret,
+            "AWS_SESSION_TOKEN": access.token,
             "AWS_SKIP_SIGNATURE": "true" if self.anonymous else "",
             # of a store that is not AWS's it takes what else AWS's own clients would find for no credentials at all
-            "AWS_FORCE_CREDENTIAL_LOAD": "" if known.key or self.anonymous or not self.endpoint else "true",
+            "AWS_FORCE_CREDENTIAL_LOAD": "" if access.key or self.anonymous or not self.endpoint else "true",
         }
-        given = {_delta_name(name) for name in options}
-        return {**{name: value for name, value in found.items() if value and name not in given}, **options}
+        users_names = {_delta_name(name) for name in options}
+        return {
+            **{name: value for name, value in options_found.items() if value and name not in users_names},
+            **options,
+        }
 
 
 def _delta_name(name: str) -> str:
     """One spelling of those that delta-rs takes for an option."""
-    whole = f"AWS_{name.upper().removeprefix('AWS_')}"
+    prefixed = f"AWS_{name.upper().removeprefix('AWS_')}"
     same = {"AWS_ENDPOINT": "AWS_ENDPOINT_URL", "AWS_TOKEN": "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION": "AWS_REGION"}
-    return same.get(whole, whole)
+    return same.get(prefixed, prefixed)
 
 
-def _where(said: Mapping[str, str], bucket: str) -> S3Access:
+def _where(bucket_settings: Mapping[str, str], bucket: str) -> S3Access:
     """Endpoint, addressing and region as S3A understands its settings."""
-    endpoint, region = said["endpoint"].rstrip("/"), said["endpoint.region"]
+    endpoint, region = bucket_settings["endpoint"].rstrip("/"), bucket_settings["endpoint.region"]
     if endpoint and "://" not in endpoint:
-        endpoint = f"{'http' if said['connection.ssl.enabled'].lower() == 'false' else 'https'}://{endpoint}"
+        endpoint = f"{'http' if bucket_settings['connection.ssl.enabled'].lower() == 'false' else 'https'}://{endpoint}"
     host = (urlsplit(endpoint).hostname or "").lower()
     if host == "s3.amazonaws.com":  # any region's
         endpoint = host = ""
     named = _AWS_REGION.fullmatch(host)
     region = "" if region in ("sdk", "ec2") else region or (named[1] if named else "")
     virtual = host and not re.fullmatch(r"[\d.]+|.*:.*", host) and _IN_A_HOST.fullmatch(bucket)
-    style = "path" if said["path.style.access"].lower() == "true" else "virtual" if virtual else ""
-    return S3Access(endpoint=endpoint, style=style, region=region, proxied=bool(said["proxy.host"]))
+    style = "path" if bucket_settings["path.style.access"].lower() == "true" else "virtual" if virtual else ""
+    return S3Access(endpoint=endpoint, style=style, region=region, proxied=bool(bucket_settings["proxy.host"]))
 
 
-def _who(said: Mapping[str, str], bucket: str) -> S3Access:
+def _who(bucket_settings: Mapping[str, str], bucket: str) -> S3Access:
     """What the first provider has that has anything; nothing where it is one that Python's clients ask as well.
 
     Raises:
         ConfigError: it is one that only Spark can ask, or none has anything.
     """
-    key, secret, token = (said[name] for name in ("access.key", "secret.key", "session.token"))
-    providers = re.split(r"[\s,]+", said["aws.credentials.provider"] or _DEFAULT)
+    key, secret, token = (bucket_settings[name] for name in ("access.key", "secret.key", "session.token"))
+    providers = re.split(r"[\s,]+", bucket_settings["aws.credentials.provider"] or _DEFAULT)
     for provider in providers:
-        maker = next((one for one in _MAKERS if provider.startswith(one)), provider)
+        maker = next((known_maker for known_maker in _MAKERS if provider.startswith(known_maker)), provider)
         name = provider.removeprefix(maker)
         temporary = name == "TemporaryAWSCredentialsProvider"
         if name in _KEYS:
@@ -229,8 +237,8 @@ def _who(said: Mapping[str, str], bucket: str) -> S3Access:
                 return S3Access(key=key, secret=secret, token=token if temporary else "")
         elif name in _NOBODY:
             return S3Access(anonymous=True)
-        elif name in _PROFILE and not said["auth.profile.file"]:
-            return S3Access(profile=said["auth.profile.name"] or "default")
+        elif name in _PROFILE and not bucket_settings["auth.profile.file"]:
+            return S3Access(profile=bucket_settings["auth.profile.name"] or "default")
         elif name in _FOUND:
             return S3Access()
         else:
@@ -256,10 +264,10 @@ def _of_profile(profile: str) -> S3Access:
     from botocore.session import Session
 
     try:
-        found = Session(profile=profile).get_credentials()
+        credentials = Session(profile=profile).get_credentials()
     except BotoCoreError as cause:
         raise ConfigError(f"{cause}: name a profile that AWS's files have, or give keys") from cause
-    if found is None:
+    if credentials is None:
         raise ConfigError(f"the profile {profile!r} of AWS's files has no credentials: write them there, or give keys")
-    keys = found.get_frozen_credentials()
+    keys = credentials.get_frozen_credentials()
     return S3Access(key=keys.access_key, secret=keys.secret_key, token=keys.token or "")

@@ -132,31 +132,32 @@ def s3a_settings() -> dict[str, str]:
     session = _connect_session()
     if session is not None:
         return s3a_settings_of(_shown_by_server(session))
-    known = {name: value for name, value in configured_on_disk().items() if "${" not in value}  # which Hadoop fills in
-    return dict(_lent) or s3a_settings_of(known)
+    # Hadoop alone fills in what stands in ${...}.
+    configured = {name: value for name, value in configured_on_disk().items() if "${" not in value}
+    return dict(_lent) or s3a_settings_of(configured)
 
 
 @contextmanager
 def s3a_settings_lent(settings: Mapping[str, str]) -> Iterator[None]:
     """Let this process, while it has no session, take these for its session's during the block."""
-    before = dict(_lent)
+    previous = dict(_lent)
     _lent.update(settings)
     try:
         yield
     finally:
         _lent.clear()
-        _lent.update(before)
+        _lent.update(previous)
 
 
 @contextmanager
 def default_filesystem_lent(default: str | None) -> Iterator[None]:
     """Let plain paths of this process, while it has no session, belong to this filesystem during the block."""
     global _lent_default
-    before, _lent_default = _lent_default, _lent_default if default is None else default
+    previous, _lent_default = _lent_default, _lent_default if default is None else default
     try:
         yield
     finally:
-        _lent_default = before
+        _lent_default = previous
 
 
 def connected() -> bool:
@@ -226,17 +227,17 @@ class _Hadoop:
         with suppress(Exception), _not_logged():  # there is a context, and no session yet
             conf = self._sessions.active().sessionState().newHadoopConf()  # with what was set on the session alone
         with _not_logged():
-            found = conf.getPropsWithPrefix(_S3A)
-            if self._s3a[0] is None or not found.equals(self._s3a[0]):
-                text = self._jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(found)
-                known = {f"{_S3A}{name}": value for name, value in json.loads(text).items()}
-                self._s3a = found, s3a_settings_of({**known, **self._from_files(conf, known)})
+            properties = conf.getPropsWithPrefix(_S3A)
+            if self._s3a[0] is None or not properties.equals(self._s3a[0]):
+                text = self._jvm.com.fasterxml.jackson.databind.ObjectMapper().writeValueAsString(properties)
+                settings = {f"{_S3A}{name}": value for name, value in json.loads(text).items()}
+                self._s3a = properties, s3a_settings_of({**settings, **self._from_files(conf, settings)})
         return self._s3a[1]
 
-    def _from_files(self, conf: Any, known: Mapping[str, str]) -> dict[str, str]:
+    def _from_files(self, conf: Any, settings: Mapping[str, str]) -> dict[str, str]:
         """Secrets that lie in Hadoop's files of credentials (JCEKS)."""
         general = "hadoop.security.credential.provider.path"
-        paths = [known.get(f"{_S3A}security.credential.provider.path"), conf.get(general)]
+        paths = [settings.get(f"{_S3A}security.credential.provider.path"), conf.get(general)]
         if not any(paths):
             return {}
         conf = self._jvm.org.apache.hadoop.conf.Configuration(conf)
@@ -248,23 +249,23 @@ class _Hadoop:
     def _dumped(self) -> dict[str, str]:
         text = self._jvm.java.io.StringWriter()
         self._jvm.org.apache.hadoop.conf.Configuration.dumpConfiguration(self._conf, text)
-        found = json.loads(text.toString())["properties"]
+        properties = json.loads(text.toString())["properties"]
         return {
-            one["key"]: str(one["value"])
-            for one in found
-            if one["key"].startswith(_CLIENT) and not str(one["resource"]).endswith("-default.xml")
+            entry["key"]: str(entry["value"])
+            for entry in properties
+            if entry["key"].startswith(_CLIENT) and not str(entry["resource"]).endswith("-default.xml")
         }
 
 
 def s3a_settings_of(settings: Mapping[str, str]) -> dict[str, str]:
     """Those of a session's settings that say how S3 is reached; what it was started with has a longer name."""
-    found: dict[str, str] = {}
+    s3a: dict[str, str] = {}
     for prefix in (f"spark.hadoop.{_S3A}", _S3A):
         for name, value in settings.items():
             setting = name.removeprefix(prefix)
             if name != setting and re.fullmatch(_COUNTS, setting):
-                found[setting] = value
-    return found
+                s3a[setting] = value
+    return s3a
 
 
 def default_filesystem_of(settings: Mapping[str, str]) -> str:
@@ -281,8 +282,8 @@ def default_filesystem_of(settings: Mapping[str, str]) -> str:
 
 def hadoop_client_settings_of(settings: Mapping[str, str]) -> dict[str, str]:
     """Those of a session's settings that a client of HDFS needs, see ``hadoop_settings``."""
-    known = {name.removeprefix("spark.hadoop."): value for name, value in settings.items()}
-    return {name: value for name, value in known.items() if name.startswith(_CLIENT) and "${" not in value}
+    hadoop = {name.removeprefix("spark.hadoop."): value for name, value in settings.items()}
+    return {name: value for name, value in hadoop.items() if name.startswith(_CLIENT) and "${" not in value}
 
 
 def configured_on_disk() -> dict[str, str]:
@@ -290,7 +291,7 @@ def configured_on_disk() -> dict[str, str]:
 
     Of files of one name in ``SPARK_CONF_DIR``, ``HADOOP_CONF_DIR`` and ``YARN_CONF_DIR`` Java takes the first.
     """
-    found: dict[str, str] = {}
+    configured: dict[str, str] = {}
     folders = [
         _spark_conf(),
         *(Path(os.environ.get(name) or "/nowhere") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")),
@@ -298,9 +299,9 @@ def configured_on_disk() -> dict[str, str]:
     for name in ("core-site.xml", "hdfs-site.xml"):
         file = next((folder / name for folder in folders if (folder / name).is_file()), None)
         with suppress(OSError, ElementTree.ParseError):
-            for one in ElementTree.parse(file).iter("property") if file else ():
-                found[(one.findtext("name") or "").strip()] = (one.findtext("value") or "").strip()
-    return {**found, **spark_defaults()[1]}
+            for element in ElementTree.parse(file).iter("property") if file else ():
+                configured[(element.findtext("name") or "").strip()] = (element.findtext("value") or "").strip()
+    return {**configured, **spark_defaults()[1]}
 
 
 def spark_defaults() -> tuple[str, dict[str, str]]:
@@ -311,8 +312,8 @@ def spark_defaults() -> tuple[str, dict[str, str]]:
     except (OSError, UnicodeDecodeError):
         return "", {}
     split = (re.split(r"\s*[=:]\s*|\s+", line.strip(), maxsplit=1) for line in text.splitlines())
-    known = {name: value for name, value in (parts for parts in split if len(parts) == 2) if name[:1] not in "#!"}
-    return str(file), known
+    defaults = {name: value for name, value in (parts for parts in split if len(parts) == 2) if name[:1] not in "#!"}
+    return str(file), defaults
 
 
 def _spark_conf() -> Path:
@@ -390,15 +391,15 @@ def _default_of_server(session: Any) -> str:
     """The default filesystem of a Spark Connect server: it names the whole address of a path that is not there."""
     if session not in _connect:
         probe = f"/sparkdl-{uuid.uuid4().hex}"
-        whole = ""
+        answer = ""
         try:
             session.read.text(probe).schema  # noqa: B018
         except Exception as absent:
             parameters: dict[str, Any] = getattr(absent, "getMessageParameters", dict)() or {}
-            whole = str(parameters.get("path", ""))
-        if not whole.endswith(probe):
+            answer = str(parameters.get("path", ""))
+        if not answer.endswith(probe):
             return ""
-        _connect[session] = whole.removesuffix(probe) or LOCAL
+        _connect[session] = answer.removesuffix(probe) or LOCAL
     return _connect[session]
 
 

@@ -64,8 +64,8 @@ def active_files(table: DeltaTable) -> list[TableFile]:
 def files_of(actions: pa.Table, names: Sequence[str]) -> list[TableFile]:
     """The files of a version's actions, in their order; ``names`` are the table's partition columns."""
     partitions = actions.column("partition").to_pylist() if names else [{}] * actions.num_rows
-    told = "num_records" in actions.schema.names
-    rows = actions.column("num_records").to_pylist() if told else [None] * actions.num_rows
+    has_statistics = "num_records" in actions.schema.names
+    rows = actions.column("num_records").to_pylist() if has_statistics else [None] * actions.num_rows
     paths, sizes = (actions.column(name).to_pylist() for name in ("path", "size_bytes"))
     return [
         TableFile(path_in_log(path), size, {name: partition_text(values[name]) for name in names}, count)
@@ -159,8 +159,8 @@ class WritePlan:
 
     def _add_columns(self, table: DeltaTable) -> bool:
         """Give the table the columns that it lacks, in a commit of its own; whether there were any."""
-        known = {field.name for field in table.schema().fields}
-        added = [field for field in self.schema.fields if field.name not in known]
+        column_names = {field.name for field in table.schema().fields}
+        added = [field for field in self.schema.fields if field.name not in column_names]
         if added and self.request.new_columns:
             table.alter.add_columns(added, commit_properties=commit_properties())
         return bool(added) and self.request.new_columns
@@ -179,7 +179,7 @@ class WritePlan:
 
     def _replaces(self, file: TableFile, replaced: Sequence[Partition]) -> bool:
         if self.request.mode == "replace":
-            return any(_inside(file.partition, one) for one in replaced)
+            return any(_inside(file.partition, partition) for partition in replaced)
         return self.request.mode == "overwrite"
 
     def _recorded_as(
@@ -228,9 +228,9 @@ class WritePlan:
     def _check_inside(self, written: Sequence[Partition]) -> None:
         for partition in written:
             if self.request.partitions is not None and not any(
-                _inside(partition, one) for one in self.request.partitions
+                _inside(partition, allowed) for allowed in self.request.partitions
             ):
-                wanted = [dict(one) for one in self.request.partitions]
+                wanted = [dict(allowed) for allowed in self.request.partitions]
                 raise DataError(
                     f"rows lie in the partition {dict(partition)}, only {wanted} are to be replaced: "
                     "filter the rows, or name that partition too"
@@ -238,10 +238,10 @@ class WritePlan:
 
     def _check_nulls(self, table: DeltaTable, files: Sequence[FileRow]) -> None:
         for file in () if self.request.overwrite_schema else files:
-            whole = {name: file.rows for name, value in json.loads(file.partition).items() if value is None}
-            counts = json.loads(file.statistics)["nullCount"] | whole
-            found = {quoted(name): nulls for name, nulls in counts.items()} | json.loads(file.nulls)
-            check_nulls(self.uri, table.schema().to_json(), found)
+            null_partitions = {name: file.rows for name, value in json.loads(file.partition).items() if value is None}
+            counts = json.loads(file.statistics)["nullCount"] | null_partitions
+            null_counts = {quoted(name): nulls for name, nulls in counts.items()} | json.loads(file.nulls)
+            check_nulls(self.uri, table.schema().to_json(), null_counts)
 
     def _result(self, version: int, files: Sequence[FileRow], *, committed: bool = False) -> WriteResult:
         distinct = {file.partition: json.loads(file.partition) for file in files}

@@ -81,10 +81,10 @@ def storage_of(uri: str, options: Mapping[str, str] | None) -> Storage:
     """What a user's text means: the files of a table as ``Storage``, reached with the same rights as its log."""
     if options is not None and uri.startswith(_S3):
         return Storage.of(uri, options_of_delta(uri, options))
-    place = Storage.of(uri)
-    if options is None or not isinstance(place, RemoteStorage) or place.protocol not in ("hdfs", "s3"):
-        return place
-    return replace(place, options=dict(options)) if place.protocol == "hdfs" else storage_of(place.uri, options)
+    storage = Storage.of(uri)
+    if options is None or not isinstance(storage, RemoteStorage) or storage.protocol not in ("hdfs", "s3"):
+        return storage
+    return replace(storage, options=dict(options)) if storage.protocol == "hdfs" else storage_of(storage.uri, options)
 
 
 def delta_address(uri: str) -> str:
@@ -110,11 +110,11 @@ def open_table(uri: str, options: Mapping[str, str] | None, version: int | None 
         ConfigError: delta-rs would look for the table at another address.
         StorageError: the table cannot be read, or has no such version.
     """
-    known, address = delta_options(uri, options), delta_address(uri)
+    table_options, address = delta_options(uri, options), delta_address(uri)
     if version is not None and version < 0:
         raise StorageError(f"version {version} of the Delta table {uri} does not exist: versions begin at 0")
     try:
-        return DeltaTable(address, version=version, storage_options=known)
+        return DeltaTable(address, version=version, storage_options=table_options)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError, ValueError) as cause:
@@ -231,17 +231,18 @@ def check_same_schema(uri: str, table: str, data: str, *, shared: bool = False) 
     Raises:
         SchemaError: names the first column that differs, with both types.
     """
-    there = {field["name"]: field["type"] for field in json.loads(table)["fields"]}
+    table_types = {field["name"]: field["type"] for field in json.loads(table)["fields"]}
     here = {field["name"]: field["type"] for field in json.loads(data)["fields"]}
-    for name in [name for name in here if name in there] if shared else [*here, *there]:
+    for name in [name for name in here if name in table_types] if shared else [*here, *table_types]:
         remedy = "change the data, or overwrite with overwrite_schema=True"
-        if name not in there:
+        if name not in table_types:
             raise SchemaError(f"column {name!r} ({here[name]}) is not in the Delta table {uri}: {remedy}")
         if name not in here:
-            raise SchemaError(f"column {name!r} ({there[name]}) of the Delta table {uri} is missing: {remedy}")
-        if _loose(here[name]) != _loose(there[name]):
+            raise SchemaError(f"column {name!r} ({table_types[name]}) of the Delta table {uri} is missing: {remedy}")
+        if _loose(here[name]) != _loose(table_types[name]):
             raise SchemaError(
-                f"column {name!r} has the type {here[name]}, in the Delta table {uri} it is {there[name]}: {remedy}"
+                f"column {name!r} has the type {here[name]}, in the Delta table {uri} it is {table_types[name]}: "
+                f"{remedy}"
             )
 
 
@@ -257,25 +258,30 @@ def merged_schema(uri: str, table: str, data: str, remedy: str = "change the dat
     Raises:
         SchemaError: a column has another type in each, differs in case alone, or is missing and may not be null.
     """
-    there, here = (json.loads(schema)["fields"] for schema in (table, data))
-    known, given = ({field["name"]: field for field in fields} for fields in (there, here))
-    alike = {name.lower(): name for name in known}
-    for name, field in given.items():
-        if name in known and _loose(field["type"]) != _loose(known[name]["type"]):
+    table_fields, here = (json.loads(schema)["fields"] for schema in (table, data))
+    table_by_name, data_by_name = ({field["name"]: field for field in fields} for fields in (table_fields, here))
+    alike = {name.lower(): name for name in table_by_name}
+    for name, field in data_by_name.items():
+        if name in table_by_name and _loose(field["type"]) != _loose(table_by_name[name]["type"]):
             raise SchemaError(
-                f"column {name!r} is {_shown(field['type'])} now, and {_shown(known[name]['type'])} in the Delta table "
-                f"{uri}: {remedy}"
+                f"column {name!r} is {_shown(field['type'])} now, and {_shown(table_by_name[name]['type'])} in the "
+                f"Delta table {uri}: {remedy}"
             )
-        if name not in known and name.lower() in alike:
+        if name not in table_by_name and name.lower() in alike:
             raise SchemaError(
                 f"column {name!r} is called {alike[name.lower()]!r} in the Delta table {uri}, which knows no capitals: "
                 f"{remedy}"
             )
-    for name, field in known.items():
-        if name not in given and not field["nullable"]:
+    for name, field in table_by_name.items():
+        if name not in data_by_name and not field["nullable"]:
             raise SchemaError(f"column {name!r} of the Delta table {uri} forbids nulls, and is missing: {remedy}")
     return Schema.from_json(
-        json.dumps({"type": "struct", "fields": [*there, *(field for field in here if field["name"] not in known)]})
+        json.dumps(
+            {
+                "type": "struct",
+                "fields": [*table_fields, *(field for field in here if field["name"] not in table_by_name)],
+            }
+        )
     )
 
 

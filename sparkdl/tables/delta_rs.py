@@ -124,9 +124,9 @@ class DeltaRs:
 
     def write(self, frame: DataFrame, request: WriteRequest) -> WriteResult:
         """One commit of files that Spark's tasks write; nothing is left of one that fails."""
-        before = open_table(self.uri, self.options)
-        if before is not None and has_committed(before, self.uri, request.transaction):
-            return WriteResult(version=before.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
+        previous = open_table(self.uri, self.options)
+        if previous is not None and has_committed(previous, self.uri, request.transaction):
+            return WriteResult(version=previous.version(), rows=0, files=0, bytes=0, partitions=(), committed=False)
         staged = self.stage(frame.schema.json(), request)
         check_places({"table": self.root}, frame.sparkSession)
         return staged.run(*named_columns(frame, staged.task))

@@ -51,8 +51,8 @@ def refused_at_opening(cause: Exception, uri: str) -> StorageError | None:
             f"the Delta table {uri} is managed by a catalog (feature catalogManaged), which alone knows its newest "
             "version: open it by its catalog name (catalog.schema.table) in a Spark session with that catalog"
         )
-    found = re.findall(r"[Ff]eature '([^']+)' is not supported", text)
-    return _refusal(uri, "readers", found) if found else None
+    feature_names = re.findall(r"[Ff]eature '([^']+)' is not supported", text)
+    return _refusal(uri, "readers", feature_names) if feature_names else None
 
 
 def check_readable(table: DeltaTable, root: Storage, allowed: Sequence[str] = ()) -> None:
@@ -117,9 +117,9 @@ def _actions(file: Storage) -> list[dict[str, Any]]:
         return list(pq.ParquetFile(stream).read(columns=columns).to_pylist())
 
 
-def _check_readers(table: DeltaTable, root: Storage, allowed: Sequence[str], known: set[str]) -> None:
+def _check_readers(table: DeltaTable, root: Storage, allowed: Sequence[str], understood: set[str]) -> None:
     check_files(table, root, allowed)
-    lacking = set(table.protocol().reader_features or ()) - known
+    lacking = set(table.protocol().reader_features or ()) - understood
     if lacking:
         raise _refusal(root.uri, "readers", lacking)
     if maps_columns(table) == "id":
@@ -149,9 +149,9 @@ def _misnamed(root: Storage, ids: dict[str, int], path: str) -> str:
     """What in a file contradicts the table's names and ids; empty where nothing does."""
     file = Storage.of(path) if "://" in path else root.child(path)
     with file.open_input() as stream:
-        found = dict(_of_file(pq.read_schema(stream)))
+        file_names = dict(_of_file(pq.read_schema(stream)))
     names = {number: name for name, number in ids.items()}
-    for name, number in found.items():
+    for name, number in file_names.items():
         if number is None:
             return f"has no id for its column {name!r}"
         if ids.get(name, number) != number or names.get(number, name) != name:
@@ -239,15 +239,15 @@ def maps_columns(table: DeltaTable) -> str | None:
 
 def _promises(table: DeltaTable) -> list[str]:
     configuration = table.metadata().configuration
-    found = [key for key in configuration if key.startswith("delta.constraints.")]
+    constraints = [key for key in configuration if key.startswith("delta.constraints.")]
     switches = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
-    found += [key for key in switches if configuration.get(key) == "true"]
+    constraints += [key for key in switches if configuration.get(key) == "true"]
     if maps_columns(table):
-        found.append("delta.columnMapping.mode")
+        constraints.append("delta.columnMapping.mode")
     for field in json.loads(table.schema().to_json())["fields"]:
         kept = ("delta.generation", "delta.identity", "delta.invariants")
-        found += [f"{key} of {field['name']}" for key in field.get("metadata", {}) if key.startswith(kept)]
-    return found
+        constraints += [f"{key} of {field['name']}" for key in field.get("metadata", {}) if key.startswith(kept)]
+    return constraints
 
 
 def _refusal(uri: str, who: str, features: Iterable[str]) -> StorageError:

@@ -91,18 +91,18 @@ class Journal:
             least = self._checkpointed()  # first: what is committed later may have a checkpoint, too
             if self.proof(version) != proof:
                 return None
-            found = list(self._commits(version + 1))
+            commits = list(self._commits(version + 1))
         except (SparkdlError, pa.ArrowException, ValueError, KeyError, TypeError, AttributeError):
             return None
-        newest = version + len(found)
+        newest = version + len(commits)
         if newest < least:  # entries before a checkpoint of the log may be removed
             return None
         rows: list[pa.Table] = []
-        for commit in found:
+        for commit in commits:
             if commit.rows is None:
                 return None
             rows += commit.rows
-        return Tail(version=newest, proof=found[-1].proof if found else proof, rows=tuple(rows))
+        return Tail(version=newest, proof=commits[-1].proof if commits else proof, rows=tuple(rows))
 
     def append(self, rows: pa.Table, version: int) -> str:
         """Commit rows as ``version + 1``; return the hash of its entry.

@@ -37,50 +37,50 @@ def forbids_nulls(kind: Any, above: str = "") -> list[str]:
         for name, allowed in _INSIDE.items()
         if name in kind
     ]
-    found = []
+    columns = []
     for name, nullable, inner in inside:
         path = above + quoted(name)
-        found += [*([] if nullable else [path]), *forbids_nulls(inner, f"{path}.")]
-    return found
+        columns += [*([] if nullable else [path]), *forbids_nulls(inner, f"{path}.")]
+    return columns
 
 
-def check_nulls(uri: str, schema: str, found: Mapping[str, int]) -> None:
+def check_nulls(uri: str, schema: str, null_counts: Mapping[str, int]) -> None:
     """Refuse nulls where a table forbids them.
 
     Args:
         uri: the table, for the message.
         schema: of it, as JSON.
-        found: nulls by column, and by what is inside of one.
+        null_counts: nulls by column, and by what is inside of one.
 
     Raises:
         DataError: names the column.
     """
     for path in forbids_nulls(json.loads(schema)):
-        if found.get(path):
+        if null_counts.get(path):
             raise DataError(
-                f"column {path} of the Delta table {uri} forbids nulls, and {found[path]} are in these rows: "
+                f"column {path} of the Delta table {uri} forbids nulls, and {null_counts[path]} are in these rows: "
                 "drop or fill them"
             )
 
 
 def all_nulls(rows: pa.Table) -> Counter[str]:
     """Nulls of the columns of a small table, and of what is inside of them."""
-    found: Counter[str] = Counter()
+    null_counts: Counter[str] = Counter()
     for batch in rows.to_batches():
         plain = {
             quoted(name): column.null_count for name, column in zip(batch.schema.names, batch.columns, strict=True)
         }
-        found.update(Counter(plain | nested_nulls(batch)))
-    return found
+        null_counts.update(Counter(plain | nested_nulls(batch)))
+    return null_counts
 
 
 def nested_nulls(batch: pa.RecordBatch) -> Counter[str]:
     """Nulls of the nested columns of a batch, and of what is inside of them."""
-    found: Counter[str] = Counter()
+    null_counts: Counter[str] = Counter()
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_nested(column.type):
-            found.update(dict(_nulls(column, quoted(name))))
-    return found
+            null_counts.update(dict(_nulls(column, quoted(name))))
+    return null_counts
 
 
 def _nulls(column: pa.Array, path: str) -> Iterator[tuple[str, int]]:
@@ -88,14 +88,14 @@ def _nulls(column: pa.Array, path: str) -> Iterator[tuple[str, int]]:
     kind = column.type
     yield path, column.null_count
     if pa.types.is_struct(kind):
-        whole = column.drop_null()
+        present = column.drop_null()
         for number, inner in enumerate(kind):
-            yield from _nulls(whole.field(number), f"{path}.{quoted(inner.name)}")
+            yield from _nulls(present.field(number), f"{path}.{quoted(inner.name)}")
     elif pa.types.is_map(kind):
-        whole = column.drop_null()
-        offsets = whole.offsets  # keys and items are those of the buffers, not of a slice
-        start, end = (offsets[0].as_py(), offsets[-1].as_py()) if len(whole) else (0, 0)
-        for name, part in (("key", whole.keys), ("value", whole.items)):
+        present = column.drop_null()
+        offsets = present.offsets  # keys and items are those of the buffers, not of a slice
+        start, end = (offsets[0].as_py(), offsets[-1].as_py()) if len(present) else (0, 0)
+        for name, part in (("key", present.keys), ("value", present.items)):
             yield from _nulls(part.slice(start, end - start), f"{path}.{quoted(name)}")
     elif pa.types.is_nested(kind):
         yield from _nulls(column.flatten(), f"{path}.{quoted('element')}")

@@ -245,8 +245,8 @@ class Files:
         file.nested.update(nested_nulls(batch))
         if file.held_bytes >= min(_ROW_GROUP_BYTES, self._task.file_bytes):
             self._flush(file)
-        elif sum(one.held_bytes for one in self._open.values()) >= _HELD_BYTES:
-            self._flush(max(self._open.values(), key=lambda one: one.held_bytes))
+        elif sum(file_writer.held_bytes for file_writer in self._open.values()) >= _HELD_BYTES:
+            self._flush(max(self._open.values(), key=lambda file_writer: file_writer.held_bytes))
         if file.sink.bytes >= self._task.file_bytes:
             self._close(partition)
 
@@ -280,13 +280,13 @@ class Files:
             file.stack.close()
         del self._open[partition]
         values = dict(zip(self._task.partition_by, partition, strict=True))
-        found = statistics(file.collected[0], file.writer.schema, file.nulls)
+        stats = statistics(file.collected[0], file.writer.schema, file.nulls)
         row = FileRow(
             path=file.path,
             bytes=file.sink.bytes,
             rows=file.rows,
             partition=json.dumps(values),
-            statistics=json.dumps(found, ensure_ascii=False),  # of escaped letters delta-rs misreads some
+            statistics=json.dumps(stats, ensure_ascii=False),  # of escaped letters delta-rs misreads some
             nulls=json.dumps(file.nested),
             modified=int(time.time() * 1000),
         )
@@ -308,7 +308,11 @@ def with_statistics(schema: pa.Schema) -> list[str]:
     Arrow and delta-rs leave NaN out of the bounds that they write, and Spark takes NaN for greater than any number: by
     bounds of floats its filters would lose rows.
     """
-    return [one.name for one in schema if not pa.types.is_floating(one.type) and not pa.types.is_nested(one.type)]
+    return [
+        arrow_field.name
+        for arrow_field in schema
+        if not pa.types.is_floating(arrow_field.type) and not pa.types.is_nested(arrow_field.type)
+    ]
 
 
 def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -363,20 +367,20 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[st
     """
     nulls, lows, highs = dict(counted), dict[str, Any](), dict[str, Any]()
     bounded = {name for name in schema.names[:_STATISTICS_COLUMNS] if _ordered(schema.field(name).type)}
-    leaves = [one.name for one in schema for _ in range(_leaves(one.type))]
+    leaves = [arrow_field.name for arrow_field in schema for _ in range(_leaves(arrow_field.type))]
     for index, name in enumerate(leaves):  # by place: a column `a.b` has the path of what is inside of a struct `a`
         if pa.types.is_nested(schema.field(name).type):
             continue
-        found = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
-        if any(one is None or not one.has_null_count for one in found):
+        chunks = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
+        if any(arrow_field is None or not arrow_field.has_null_count for arrow_field in chunks):
             continue
-        nulls[name] = sum(one.null_count for one in found)
-        filled = [one for one in found if one.num_values]
-        if name in bounded and filled and all(one.has_min_max for one in filled):
+        nulls[name] = sum(arrow_field.null_count for arrow_field in chunks)
+        filled = [arrow_field for arrow_field in chunks if arrow_field.num_values]
+        if name in bounded and filled and all(arrow_field.has_min_max for arrow_field in filled):
             with suppress(OverflowError):  # Python knows no year before 1 or after 9999
-                lows[name] = _bound(min(one.min for one in filled), upper=False)
+                lows[name] = _bound(min(arrow_field.min for arrow_field in filled), upper=False)
             with suppress(OverflowError):
-                highs[name] = _bound(max(one.max for one in filled), upper=True)
+                highs[name] = _bound(max(arrow_field.max for arrow_field in filled), upper=True)
     return {"numRecords": metadata.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
 
 

@@ -65,8 +65,8 @@ def frame_of_files(spark: SparkSession, table: DeltaTable, root: str) -> DataFra
         and address == f"{root}/{_folder(file, names)}{address.rpartition('/')[2]}"
         and HIVE_NULL not in file.partition.values()  # which Spark takes for null
     ]
-    known = set(plain)
-    odd = {address: file for address, file in files.items() if address not in known}
+    column_names = set(plain)
+    odd = {address: file for address, file in files.items() if address not in column_names}
     frames = []
     if plain:
         frame = spark.read.schema(stored).option("basePath", root).parquet(*plain)
@@ -133,7 +133,7 @@ def deletion_vectors(table: DeltaTable) -> dict[str, Words]:
     home = unquote(str(table.table_uri)).removeprefix("file://").rstrip("/") + "/"
     if not holds_deletion_vectors(table):
         return {}
-    found = {}
+    vectors = {}
     for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
         for uri, kept in zip(batch["filepath"], batch["selection_vector"], strict=True):
             bits = np.packbits(~kept.values.to_numpy(zero_copy_only=False), bitorder="little")
@@ -141,17 +141,17 @@ def deletion_vectors(table: DeltaTable) -> dict[str, Words]:
             words.view(np.uint8)[: len(bits)] = bits
             address = unquote(uri.as_py())
             inside = address.removeprefix("file://").startswith(home)
-            found[address.removeprefix("file://").removeprefix(home) if inside else address] = words
-    return found
+            vectors[address.removeprefix("file://").removeprefix(home) if inside else address] = words
+    return vectors
 
 
 def physical_names(kind: Any) -> Any:
     """A type with the names that files have: where the table maps none, its own."""
     if not isinstance(kind, dict):
         return kind
-    found = {name: physical_names(value) for name, value in kind.items()}
+    names = {name: physical_names(value) for name, value in kind.items()}
     if kind["type"] == "struct":
-        found["fields"] = [
+        names["fields"] = [
             {
                 "name": field.get("metadata", {}).get("delta.columnMapping.physicalName", field["name"]),
                 "type": physical_names(field["type"]),
@@ -160,12 +160,12 @@ def physical_names(kind: Any) -> Any:
             }
             for field in kind["fields"]
         ]
-    return found
+    return names
 
 
 def _folder(file: TableFile, names: Mapping[str, str]) -> str:
-    found = directory({names[name]: value for name, value in file.partition.items()})
-    return f"{found}/" if found else ""
+    folder = directory({names[name]: value for name, value in file.partition.items()})
+    return f"{folder}/" if folder else ""
 
 
 def _address(root: str, path: str) -> str:

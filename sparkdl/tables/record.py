@@ -97,23 +97,23 @@ def spelled(column: str, text: str | None, kind: str | None) -> str | None:
     Raises:
         ConfigError: it is no value of that type.
     """
-    found: str | None = text
+    spelling: str | None = text
     if text is None:
         return None
     if kind == "date":
         day = _DAY.fullmatch(text)
         try:
-            found = day and date(*(int(part) for part in day.groups())).isoformat()
+            spelling = day and date(*(int(part) for part in day.groups())).isoformat()
         except ValueError:  # the 31st of June
-            found = None
+            spelling = None
     elif kind in ("long", "integer", "short", "byte"):
-        whole = _WHOLE.fullmatch(text)
-        found = whole and str(int(whole[1]))
+        number = _WHOLE.fullmatch(text)
+        spelling = number and str(int(number[1]))
     elif kind == "boolean":
-        found = _TRUTH.get(text.lower())
-    if found is None:
+        spelling = _TRUTH.get(text.lower())
+    if spelling is None:
         raise ConfigError(f"partitions name {column}={text!r}, and that column is a {kind}: give a value of this type")
-    return found
+    return spelling
 
 
 def partition_predicate(partitions: Collection[Partition]) -> str:
@@ -148,21 +148,21 @@ def removal_filter(active: Sequence[TableFile], removed: Sequence[TableFile], la
     delta-rs records a commit as an overwrite only where it finds the files to remove itself, by a conjunction of
     columns; None where no conjunction tells the two kinds apart.
     """
-    found: Filter = []
+    terms: Filter = []
     for name in layout:
         values = {file.partition[name] for file in removed}
         if values == {None}:
-            found.append((name, "=", ""))
+            terms.append((name, "=", ""))
         elif None in values:  # a list of delta-rs never finds null
             return None
         else:
-            found.append((name, "in", sorted(str(value) for value in values)))
+            terms.append((name, "in", sorted(str(value) for value in values)))
     meant, wanted = {file.path for file in removed}, [{file.partition[name] for file in removed} for name in layout]
     for file in active:
         inside = all(file.partition[name] in values for name, values in zip(layout, wanted, strict=True))
         if inside and file.path not in meant:
             return None
-    return found
+    return terms
 
 
 def commit_facts(

@@ -277,7 +277,7 @@ class SparkDelta:
         with task_errors(), self._errors("write"):
             outside = frame.where(~inside).select(*(quoted(name) for name in layout)).head(1)
         if outside:
-            wanted = [dict(one) for one in request.partitions]
+            wanted = [dict(partition) for partition in request.partitions]
             raise DataError(
                 f"rows lie in the partition {outside[0].asDict()}, only {wanted} are to be replaced: "
                 "filter the rows, or name that partition too"
@@ -308,12 +308,12 @@ class SparkDelta:
 
     def _result(self, write_id: str, *, created: bool = False) -> WriteResult:
         """What the history says of a write; nothing, where its transaction had committed before."""
-        found = self.history(50)
-        mine = next((row for row in found if row.get("sparkdl.write") == write_id), None)
+        history = self.history(50)
+        mine = next((row for row in history if row.get("sparkdl.write") == write_id), None)
         if mine is None and created:
-            mine = found[-1]  # a catalog's creation of a table keeps no metadata of the writer's
+            mine = history[-1]  # a catalog's creation of a table keeps no metadata of the writer's
         if mine is None:
-            return WriteResult(version=found[0]["version"], rows=0, files=0, bytes=0, partitions=(), committed=False)
+            return WriteResult(version=history[0]["version"], rows=0, files=0, bytes=0, partitions=(), committed=False)
         numbers = mine.get("operationMetrics") or {}
         rows, files, size = (int(numbers.get(f"num{what}", 0)) for what in ("OutputRows", "Files", "OutputBytes"))
         return WriteResult(version=mine["version"], rows=rows, files=files, bytes=size, partitions=(), committed=True)
@@ -342,9 +342,9 @@ class SparkDelta:
     def _ours(self, error: Exception, action: str) -> Exception | None:
         """What Spark says of Delta as an error of ours; None for what a task of the user raised."""
         text = told_by_java(error) or str(error)
-        found = _CONDITION.search(text)
-        condition = found[1] if found else ""
-        first = text[found.start() :].partition("\n")[0] if found else text.partition("\n")[0]
+        match = _CONDITION.search(text)
+        condition = match[1] if match else ""
+        first = text[match.start() :].partition("\n")[0] if match else text.partition("\n")[0]
         if "CONCURRENT" in condition or condition in _CREATED or "delta.exceptions.Concurrent" in text:
             return CommitFailedError(first)
         if condition in _MISSING:
@@ -396,7 +396,9 @@ def _options(request: WriteRequest) -> dict[str, str]:
 def _added(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a writer kept in a commit's metadata; what the log says of the commit itself is not for him to say."""
     try:
-        found = json.loads(row.get("userMetadata") or "{}")
+        metadata = json.loads(row.get("userMetadata") or "{}")
     except ValueError:
         return {}
-    return {name: fact for name, fact in found.items() if row.get(name) is None} if isinstance(found, dict) else {}
+    return (
+        {name: fact for name, fact in metadata.items() if row.get(name) is None} if isinstance(metadata, dict) else {}
+    )

@@ -170,8 +170,8 @@ class Table:
         Raises:
             ConfigError: the table has a name only.
         """
-        found = {tuple(sorted(file.partition.items())) for file in self.files(version)}
-        return [dict(values) for values in sorted(found, key=str)]
+        partitions = {tuple(sorted(file.partition.items())) for file in self.files(version)}
+        return [dict(values) for values in sorted(partitions, key=str)]
 
     def files(self, version: int | None = None) -> list[TableFile]:
         """The files that a version is made of; of a table with an address.

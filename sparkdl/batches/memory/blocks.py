@@ -206,8 +206,8 @@ class Blocks(ABC):
             row_ends = np.frombuffer(offsets, dtype, min(rows + 1, offsets.size // dtype.itemsize))
         elements = (values.size if values is not None else 0) // item_size(spec)
         width = math.prod(spec.shape)
-        whole = row_ends.size == rows + 1 and row_ends[0] >= 0 and bool((row_ends[1:] >= row_ends[:-1]).all())
-        if not whole or int(row_ends[-1]) * width > elements:
+        offsets_ascend = row_ends.size == rows + 1 and row_ends[0] >= 0 and bool((row_ends[1:] >= row_ends[:-1]).all())
+        if not offsets_ascend or int(row_ends[-1]) * width > elements:
             raise IntegrityError(
                 f"the row offsets of tensor {spec.name!r} in a block of {self.manifest.uri} lead out of its "
                 f"{elements} elements: write the set again"
@@ -218,11 +218,12 @@ class Blocks(ABC):
         if is_ragged(spec):
             return
         due = rows * math.prod(spec.shape) * item_size(spec)
-        found = buffer.size if buffer is not None else 0
-        if not due <= found < due + _PADDING:
+        stored_bytes = buffer.size if buffer is not None else 0
+        if not due <= stored_bytes < due + _PADDING:
             raise IntegrityError(
-                f"tensor {spec.name!r} takes {found} bytes in a block of {self.manifest.uri}, {due} are due for {rows} "
-                f"rows of {spec.dtype} {spec.shape}: the files are not those of the manifest, write the set again"
+                f"tensor {spec.name!r} takes {stored_bytes} bytes in a block of {self.manifest.uri}, {due} are due for "
+                f"{rows} rows of {spec.dtype} {spec.shape}: the files are not those of the manifest, write the "
+                "set again"
             )
 
     def _element(self, buffer: pa.Buffer | None, item: int, start: int, size: int) -> int:
@@ -232,9 +233,9 @@ class Blocks(ABC):
         """
         if buffer is None or not buffer.size:
             return 0
-        place = int(buffer.address) - self.space.address
-        element, rest = divmod(place, item)
-        if rest or place < start or place + buffer.size > start + size:
+        offset = int(buffer.address) - self.space.address
+        element, rest = divmod(offset, item)
+        if rest or offset < start or offset + buffer.size > start + size:
             raise IntegrityError(
                 f"a buffer of {buffer.size} bytes of a block of {self.manifest.uri} lies outside of its block, or off "
                 "the grid of its dtype: write the set again"
@@ -244,10 +245,10 @@ class Blocks(ABC):
     def _name(self, shard: ShardInfo, info: BlockInfo) -> str:
         return f"the block at byte {info.offset} of {self.manifest.uri}/{shard.path}"
 
-    def _mismatch(self, shard: ShardInfo, info: BlockInfo, found: str) -> IntegrityError:
+    def _mismatch(self, shard: ShardInfo, info: BlockInfo, actual_hash: str) -> IntegrityError:
         return IntegrityError(
-            f"{self._name(shard, info)} has hash {found}, the manifest says {info.hash}: restore the file, write the "
-            "set again, or read with on_damage='substitute'"
+            f"{self._name(shard, info)} has hash {actual_hash}, the manifest says {info.hash}: restore the file, write "
+            "the set again, or read with on_damage='substitute'"
         )
 
     def rest(self) -> None:  # noqa: B027 (not every way of reading has threads)

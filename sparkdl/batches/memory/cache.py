@@ -77,13 +77,13 @@ class BlockCache:
             an open file descriptor, which the caller closes, and the length of the bytes.
         """
         with storage_errors(str(self.folder), "write"):
-            found = self._look(key)
-            if found is not None:
-                return found
+            opened = self._look(key)
+            if opened is not None:
+                return opened
             with self._lock(f"stripe-{xxhash.xxh32_intdigest(key.encode()) % _STRIPES}"):
-                found = self._look(key)  # made by another while this one waited
-                if found is not None:
-                    return found
+                opened = self._look(key)  # made by another while this one waited
+                if opened is not None:
+                    return opened
                 return self._store(key, make())
 
     def discard(self, key: str) -> None:

@@ -56,8 +56,8 @@ class MappedBlocks(Blocks):
         pass  # the first touch brings it
 
     def _leave(self, block: int) -> bool:
-        info, known = self._where[block][1], self._mapped.get(self._shard_of[block])
-        if known is not None and info.offset + info.bytes <= known.size:
+        info, mapping = self._where[block][1], self._mapped.get(self._shard_of[block])
+        if mapping is not None and info.offset + info.bytes <= mapping.size:
             self.space.forget(*self._place(block))
             self._forgotten.add(block)
         return True
@@ -109,22 +109,22 @@ class MappedBlocks(Blocks):
             )
         start, count = self._place(block)
         self.space.populate(start, count)
-        found = xxh3_hex(self.space.bytes[start : start + count])
+        actual_hash = xxh3_hex(self.space.bytes[start : start + count])
         if block in self._forgotten:  # nobody reads it now
             self.space.forget(start, count)
-        if found != info.hash:
-            raise self._mismatch(shard, info, found)
+        if actual_hash != info.hash:
+            raise self._mismatch(shard, info, actual_hash)
 
     def _suspects(self) -> list[int]:
         changed = set()
-        for number, known in self._mapped.items():
+        for number, mapping in self._mapped.items():
             path = self._root.child(self.manifest.shards[number].path).local_path()
             assert path is not None
             try:
                 now = _FileState.of(path.stat())
             except OSError:  # removed, or out of reach: what is mapped stays as it was
                 continue
-            if now != known:
+            if now != mapping:
                 changed.add(number)
         for number in changed:
             del self._mapped[number]

@@ -55,9 +55,9 @@ class CachedBlocks(Blocks):
         if coming is not None and not coming.cancel() and not coming.done():
             return False
         self._coming.pop(block, None)
-        place = self._places.pop(block, None)
-        if place is not None:
-            self.space.unmap(*place)
+        extent = self._places.pop(block, None)
+        if extent is not None:
+            self.space.unmap(*extent)
         return True
 
     def _present(self, block: int) -> bool:
@@ -139,9 +139,9 @@ class CachedBlocks(Blocks):
                 "the set again"
             )
         data = file.read_bytes(info.offset, info.bytes)
-        found = xxh3_hex(data)
-        if found != info.hash:
-            raise self._mismatch(shard, info, found)
+        actual_hash = xxh3_hex(data)
+        if actual_hash != info.hash:
+            raise self._mismatch(shard, info, actual_hash)
         if self.manifest.format == "ipc" and self.manifest.compression is None:
             return data
         try:

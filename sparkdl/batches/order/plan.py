@@ -108,8 +108,8 @@ class Order:
 
     def lane_start(self, lane: int) -> int:
         """Where a lane starts in the laid-out rows."""
-        each, extra = divmod(self.rows, self.lanes)
-        return lane * each + min(lane, extra)
+        lane_rows, extra = divmod(self.rows, self.lanes)
+        return lane * lane_rows + min(lane, extra)
 
     def lane_blocks(self, lane: int) -> Ints:
         """The blocks of which a lane has rows, in the order of the lane."""
@@ -124,24 +124,24 @@ class Order:
     def _extents(self, lanes: range, window: int) -> tuple[Ints, Ints]:
         """Where one window of each lane starts in the laid-out rows, and its rows, ``(lanes,)`` each."""
         lane = np.arange(lanes.start, lanes.stop, dtype=np.int64)
-        each, extra = divmod(self.rows, self.lanes)
-        rows = each + (lane < extra)
+        lane_rows, extra = divmod(self.rows, self.lanes)
+        rows = lane_rows + (lane < extra)
         first = np.minimum(window * self.window, rows)
-        return lane * each + np.minimum(lane, extra) + first, np.minimum(self.window, rows - first)
+        return lane * lane_rows + np.minimum(lane, extra) + first, np.minimum(self.window, rows - first)
 
     def row_ranges(self, lanes: range, window: int) -> tuple[Ints, Ints, Ints]:
         """The runs of rows that one window of each lane takes from blocks: ``(block, first row, rows)``."""
         extents = zip(*(values.tolist() for values in self._extents(lanes, window)), strict=True)
-        found = []
+        ranges = []
         for start, size in extents:
-            place = bisect_right(self._begins, start) - 1
+            position = bisect_right(self._begins, start) - 1
             while size:
-                block_start, block_stop = self._begins[place : place + 2]
+                block_start, block_stop = self._begins[position : position + 2]
                 count = min(block_stop - start, size)
                 if count:
-                    found.append((self._blocks[place], start - block_start, count))
-                start, size, place = start + count, size - count, place + 1
-        block, first, count = np.array(found, dtype=np.int64).reshape(-1, 3).T
+                    ranges.append((self._blocks[position], start - block_start, count))
+                start, size, position = start + count, size - count, position + 1
+        block, first, count = np.array(ranges, dtype=np.int64).reshape(-1, 3).T
         return block, first, count
 
     @cached_property
@@ -215,12 +215,12 @@ class Order:
 
     def positions(self, block: int, row: npt.ArrayLike) -> Ints:
         """The position of each given row of one block: the inverse of ``locate``."""
-        place = int(np.flatnonzero(self.sequence == block)[0])
-        laid = self._starts[place] + np.asarray(row, dtype=np.int64)
-        each, extra = divmod(self.rows, self.lanes)
-        wide = extra * (each + 1)  # the first `extra` lanes hold one row more
-        lane = np.where(laid < wide, laid // (each + 1), extra + (laid - wide) // max(1, each))
-        inside = laid - (lane * each + np.minimum(lane, extra))
+        position = int(np.flatnonzero(self.sequence == block)[0])
+        laid = self._starts[position] + np.asarray(row, dtype=np.int64)
+        lane_rows, extra = divmod(self.rows, self.lanes)
+        wide = extra * (lane_rows + 1)  # the first `extra` lanes hold one row more
+        lane = np.where(laid < wide, laid // (lane_rows + 1), extra + (laid - wide) // max(1, lane_rows))
+        inside = laid - (lane * lane_rows + np.minimum(lane, extra))
         result: Ints = np.empty_like(laid)
         keys = lane * (self.rows + 1) + inside // self.window
         for key in np.unique(keys):
@@ -274,8 +274,8 @@ class Steps:
                 f"a global batch of {self.global_batch} rows exceeds the {self.rows} rows of the set, so tail='drop' "
                 "leaves 0 steps: lower the batch size, or use tail='exact' or 'pad'"
             )
-        whole = self.rows // self.global_batch
-        object.__setattr__(self, "count", whole if self.tail == "drop" else -(-self.rows // self.global_batch))
+        full_steps = self.rows // self.global_batch
+        object.__setattr__(self, "count", full_steps if self.tail == "drop" else -(-self.rows // self.global_batch))
 
     def ranges(self, step: int) -> list[tuple[int, int]]:
         """The positions of one step as ``[start, stop)`` ranges: one, unless padding repeats a small set."""
@@ -327,17 +327,25 @@ class Segments:
 def _cuts(steps: Steps, rank: int, first: int, last: int) -> Ints:
     """What a rank takes of the position ranges of some steps: step, start, size, low, high, ``(5, ranges)``."""
     batch, size = steps.global_batch, steps.world_size
-    whole = np.arange(first, max(first, min(last, steps.rows // batch)), dtype=np.int64)
-    same = np.ones_like(whole)
-    full = (whole, whole * batch, same * batch, same * (rank * batch // size), same * ((rank + 1) * batch // size))
+    full_steps = np.arange(first, max(first, min(last, steps.rows // batch)), dtype=np.int64)
+    same = np.ones_like(full_steps)
+    full = (
+        full_steps,
+        full_steps * batch,
+        same * batch,
+        same * (rank * batch // size),
+        same * ((rank + 1) * batch // size),
+    )
     rest: list[tuple[int, int, int, int, int]] = []
-    for step in range(first + whole.size, last):
+    for step in range(first + full_steps.size, last):
         low, high = steps.share(step, rank)
-        before = 0
+        rows_before = 0
         for start, stop in steps.ranges(step):
             length = stop - start
-            rest.append((step, start, length, min(max(low - before, 0), length), min(max(high - before, 0), length)))
-            before += length
+            rest.append(
+                (step, start, length, min(max(low - rows_before, 0), length), min(max(high - rows_before, 0), length))
+            )
+            rows_before += length
     return np.concatenate([np.stack(full), np.array(rest, dtype=np.int64).reshape(-1, 5).T], axis=1)
 
 

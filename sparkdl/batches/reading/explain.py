@@ -138,27 +138,27 @@ def _bytes_read(sizes: npt.NDArray[np.int64], order: Order, steps: Steps, rank: 
 def _warnings(
     manifest: Manifest, geometry: Geometry, order: Order, steps: Steps, quality: ShuffleQuality, amplification: float
 ) -> tuple[str, ...]:
-    found = []
+    warnings = []
     left_out = order.rows - steps.count * steps.global_batch
     if left_out > 0:
         which = "other ones each epoch" if order.shuffle else "the same ones in every epoch, since nothing is shuffled"
-        found.append(f"tail='drop' leaves out {left_out:,} rows of an epoch, {which}")
+        warnings.append(f"tail='drop' leaves out {left_out:,} rows of an epoch, {which}")
     if left_out < 0 and steps.tail == "pad":
-        found.append(f"tail='pad' repeats {-left_out:,} rows in the last step")
+        warnings.append(f"tail='pad' repeats {-left_out:,} rows in the last step")
     if steps.global_rows(steps.count - 1) < steps.world_size:
-        found.append(
+        warnings.append(
             f"the last step has {steps.global_rows(steps.count - 1)} rows for {steps.world_size} ranks: some get none"
         )
     if order.shuffle and order.lanes < steps.world_size:
-        found.append(
+        warnings.append(
             f"{order.lanes} lanes for {steps.world_size} ranks: some ranks read the same blocks; write smaller "
             "blocks or raise pool_bytes"
         )
     elif amplification > 1.5:
-        found.append(f"the ranks together read {amplification:.1f} x the set, which matters if it is remote")
+        warnings.append(f"the ranks together read {amplification:.1f} x the set, which matters if it is remote")
     if order.shuffle and quality.excess > 10 and not manifest.spread:
-        found.append(
+        warnings.append(
             f"file neighbours share a batch {quality.excess:.0f} x as often as under a uniform shuffle: write the set "
             f"with spread_rows=True, or raise pool_bytes above {geometry.config.pool_bytes:,}"
         )
-    return tuple(found)
+    return tuple(warnings)

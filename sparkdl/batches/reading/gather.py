@@ -152,9 +152,9 @@ class RaggedColumn:
         if not block.size:
             return starts, starts
         offsets = self._views.array(self._blocks.offset_dtype[name])
-        place = self._blocks.offsets[name].take(block) + row
-        starts = offsets.take(place).astype(np.int64)
-        lengths = offsets.take(place + 1) - starts
+        positions = self._blocks.offsets[name].take(block) + row
+        starts = offsets.take(positions).astype(np.int64)
+        lengths = offsets.take(positions + 1) - starts
         starts *= self._width
         starts += self._blocks.base[name].take(block)
         if self._config.max_length is not None and self.spec.dtype != "binary":
@@ -194,8 +194,8 @@ class RaggedColumn:
     def _elements(self, starts: Ints, lengths: Ints, allocate: Allocate) -> torch.Tensor:
         """The elements of all rows behind each other, ``(elements,)``."""
         sizes = lengths * self._width
-        before = np.cumsum(sizes) - sizes
-        index = np.repeat(starts - before, sizes)
+        sizes_before = np.cumsum(sizes) - sizes
+        index = np.repeat(starts - sizes_before, sizes)
         index += np.arange(index.size)
         return _gather(self._views.rows(self._stored, 1), index, 1, allocate)
 

@@ -114,15 +114,15 @@ class Geometry:
         """Work out the geometry; the order it gives does not depend on which tensors are read."""
         counts = [block.rows for shard in manifest.shards for block in shard.blocks]
         block_rows = np.array(counts, dtype=np.int64)
-        each = row_bytes(manifest, manifest.tensors)
-        pool_rows = max(1, int(config.pool_bytes / max(each, _NUMBERED_AS)))
+        bytes_per_row = row_bytes(manifest, manifest.tensors)
+        pool_rows = max(1, int(config.pool_bytes / max(bytes_per_row, _NUMBERED_AS)))
         pool_blocks = int(pool_rows / max(1.0, manifest.rows / max(1, len(counts))))
         lanes = config.lanes or choose_lanes(len(counts), pool_blocks)
         return cls(
             block_rows=block_rows,
             lanes=lanes,
             window=max(1, pool_rows // lanes),
-            row_bytes=each,
+            row_bytes=bytes_per_row,
             read_bytes=row_bytes(manifest, tensors),
             config=config,
             indices=sum(2 if is_ragged(spec) else 1 for spec in tensors),

@@ -322,11 +322,11 @@ class ShardLoader:
         if self._options.decode:
             executor = ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-decode")
         reader = self._reader(epoch, step, self._columns(executor, threads))
-        count, whole = self._steps.count, self._steps.rows // self.global_batch_rows
+        count, full_steps = self._steps.count, self._steps.rows // self.global_batch_rows
         rows, total = self._extent(step)
         try:
             for number, tensors in enumerate(reader, start=step):
-                if number >= whole:
+                if number >= full_steps:
                     rows, total = self._extent(number)
                 weight = rows * self.world.size / total
                 batch = Batch(tensors, step=number, epoch=epoch, rows=rows, global_rows=total, weight=weight)

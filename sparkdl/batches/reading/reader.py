@@ -170,8 +170,8 @@ class Reader:
 
     def _begin_index_batch(self) -> None:
         """Start to find the rows of the next steps, and the windows they lie in, and cut them into chunks."""
-        first, whole = self._next_step, self._steps.rows // self._steps.global_batch
-        last = min(first + self._next_size, whole if first < whole else self._steps.count)
+        first, full_steps = self._next_step, self._steps.rows // self._steps.global_batch
+        last = min(first + self._next_size, full_steps if first < full_steps else self._steps.count)
         self._next_step = last
         self._next_size = min(4 * self._next_size, self._index_batch_steps)
         pattern = self._patterns.of(range(first, last))

@@ -136,10 +136,10 @@ def slots(spark: SparkSession, config: LaunchConfig | None = None) -> int:
     Raises:
         PreflightError: the session does not tell.
     """
-    known = cluster_facts(spark, _java(spark, _profile(spark, config or LaunchConfig())))
-    if known.slots is None:
+    cluster = cluster_facts(spark, _java(spark, _profile(spark, config or LaunchConfig())))
+    if cluster.slots is None:
         raise PreflightError("this Spark Connect session does not tell how many slots it has: pass num_proc")
-    return known.slots
+    return cluster.slots
 
 
 def _preflight(spark: SparkSession, num_proc: int, config: LaunchConfig, profile: Any) -> None:
@@ -148,17 +148,17 @@ def _preflight(spark: SparkSession, num_proc: int, config: LaunchConfig, profile
     started, timeout = time.monotonic(), config.start_timeout_seconds
     replacing, waiting = False, False
     while True:
-        known = cluster_facts(spark, _java(spark, profile), timeout)
-        granted = float(config.gpus_per_rank or 0) if profile is not None else known.task_gpus
-        known = replace(known, task_gpus=granted)
-        problems = job_problems(num_proc, config.gpus_per_rank, known)
+        cluster = cluster_facts(spark, _java(spark, profile), timeout)
+        granted = float(config.gpus_per_rank or 0) if profile is not None else cluster.task_gpus
+        cluster = replace(cluster, task_gpus=granted)
+        problems = job_problems(num_proc, config.gpus_per_rank, cluster)
         if not problems:
             return
         waited = time.monotonic() - started
-        replacing = replacing or (known.slots or 0) + known.lost_slots >= num_proc
+        replacing = replacing or (cluster.slots or 0) + cluster.lost_slots >= num_proc
         # Spark says that an executor is gone a moment after its slots are.
-        may_grow = known.may_grow or replacing or (not is_local(spark) and waited < _SECOND_LOOK_SECONDS)
-        lacks_slots_alone = not job_problems(num_proc, config.gpus_per_rank, replace(known, slots=None))
+        may_grow = cluster.may_grow or replacing or (not is_local(spark) and waited < _SECOND_LOOK_SECONDS)
+        lacks_slots_alone = not job_problems(num_proc, config.gpus_per_rank, replace(cluster, slots=None))
         if not (may_grow and lacks_slots_alone) or waited > timeout:
             raise PreflightError(problems[0])
         if not waiting and waited > _SECOND_LOOK_SECONDS:

@@ -172,7 +172,7 @@ def run_gathered_rank(job: GatherJob, slot: Slot, context: Gathering) -> Iterato
             mine["store"] = _hold_store(job, mine["address"], stack)
         preload(job.preload, slot)
         registered = [json.loads(text) for text in context.allGather(json.dumps(mine))]
-        problem = next((one["problem"] for one in registered if "problem" in one), None)
+        problem = next((rank_facts["problem"] for rank_facts in registered if "problem" in rank_facts), None)
         if problem:
             raise ClusterError(problem)
         plan = make_plan(registered, job.versions, job.config)
@@ -241,10 +241,10 @@ def _marked(rank: int, error: Mapping[str, Any]) -> str:
 
 def failure_in(text: str) -> ClusterError | None:
     """Return the failure that a task's exception carries in its ``text``, if it carries one."""
-    found = _MARK.search(text)
-    if found is None:
+    mark = _MARK.search(text)
+    if mark is None:
         return None
-    report = json.loads(zlib.decompress(base64.b64decode(found[1])))
+    report = json.loads(zlib.decompress(base64.b64decode(mark[1])))
     rank, details = report["rank"], (report["traceback"], tuple(report["tail"]))
     if "limit" not in report:
         return RankFailedError(rank, report["cause"], *details)

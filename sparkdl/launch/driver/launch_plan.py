@@ -50,14 +50,14 @@ def make_plan(
         PreflightError: a worker has other versions than the driver.
         ClusterError: two ranks were given the same GPU.
     """
-    preflight.check_versions(versions, [(one["host"], one["facts"]) for one in registered])
-    told = config.env.get("OMP_NUM_THREADS", "")
-    threads = int(told) if told.isdigit() else config.cpus_per_rank
+    preflight.check_versions(versions, [(rank_facts["host"], rank_facts["facts"]) for rank_facts in registered])
+    users_threads = config.env.get("OMP_NUM_THREADS", "")
+    threads = int(users_threads) if users_threads.isdigit() else config.cpus_per_rank
     for warning in preflight.crowded_hosts(registered, threads):
         logger.warning("%s", warning)
-    hosts = [str(one["host"]) for one in registered]
+    hosts = [str(rank_facts["host"]) for rank_facts in registered]
     everybody = network.worlds(hosts)
-    gpus: list[list[str]] = [[] if config.gpus_per_rank == 0 else list(one["gpus"]) for one in registered]
+    gpus: list[list[str]] = [[] if config.gpus_per_rank == 0 else list(rank_facts["gpus"]) for rank_facts in registered]
     by_rank = sorted(range(len(hosts)), key=lambda slot: everybody[slot].rank)
     return {
         "kind": "go",

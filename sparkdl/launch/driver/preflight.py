@@ -96,11 +96,12 @@ def version_problems(driver: Mapping[str, str], workers: Sequence[tuple[str, Map
     problems = []
     for host, versions in workers:
         for name, version in driver.items():
-            found = versions.get(name, "")
-            if found != version:
+            installed = versions.get(name, "")
+            if installed != version:
                 problems.append(
-                    f"{name} is {found or 'not installed'} on {host} but {version or 'not installed'} on the driver: "
-                    f"install the same version everywhere, or point PYSPARK_PYTHON at an environment that has it"
+                    f"{name} is {installed or 'not installed'} on {host} but {version or 'not installed'} on the "
+                    f"driver: install the same version everywhere, or point PYSPARK_PYTHON at an environment that "
+                    f"has it"
                 )
     return list(dict.fromkeys(problems))
 

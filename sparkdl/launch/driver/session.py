@@ -91,12 +91,16 @@ def _lost_slots(scheduler: Any, within: float) -> int:
     summaries = scheduler.statusStore().executorList(False)
     executors = [summaries.apply(index) for index in range(summaries.size())]
     since = (time.time() - within) * 1000
-    lost = [each for each in executors if not each.isActive() and each.removeTime().get().getTime() >= since]
+    lost = [
+        executor for executor in executors if not executor.isActive() and executor.removeTime().get().getTime() >= since
+    ]
     if not lost:
         return 0
-    first = min(each.removeTime().get().getTime() for each in lost)
-    new = [each for each in executors if each.isActive() and each.addTime().getTime() >= first]
-    return max(0, sum(int(each.maxTasks()) for each in lost) - sum(int(each.maxTasks()) for each in new))
+    first = min(executor.removeTime().get().getTime() for executor in lost)
+    new = [executor for executor in executors if executor.isActive() and executor.addTime().getTime() >= first]
+    return max(
+        0, sum(int(executor.maxTasks()) for executor in lost) - sum(int(executor.maxTasks()) for executor in new)
+    )
 
 
 def _setting(spark: Session, name: str, default: str) -> str:
@@ -111,30 +115,34 @@ def as_cluster_error(error: BaseException) -> BaseException:
     if not isinstance(error, Exception) or isinstance(error, ClusterError):
         return error
     text = str(error)
-    found: ClusterError | None = None
+    translated: ClusterError | None = None
     if "SPARK-24819" in text or "more slots than the total number of slots" in text:
-        found = PreflightError(
+        translated = PreflightError(
             "the barrier stage needs more task slots than the cluster has: lower num_proc, or add executors"
         )
     elif "SPARK-24942" in text:
-        found = PreflightError("a barrier stage cannot run with spark.dynamicAllocation.enabled=true: set it to false")
+        translated = PreflightError(
+            "a barrier stage cannot run with spark.dynamicAllocation.enabled=true: set it to false"
+        )
     elif "PYTHON_VERSION_MISMATCH" in text or ("different version" in text and "PYSPARK_PYTHON" in text):
-        found = PreflightError(OTHER_PYTHON)
+        translated = PreflightError(OTHER_PYTHON)
     elif unreached := re.search(r"sparkdl\.errors\.UnreachableError: (.+)", text):
-        found = UnreachableError(unreached[1].strip())
+        translated = UnreachableError(unreached[1].strip())
     elif missing := lacking_module(error):
-        found = missing
+        translated = missing
     elif "cancelled" in text.lower() or "OPERATION_CANCELED" in text:
-        found = CancelledError("the Spark job of the ranks was cancelled, and every rank was ended")
+        translated = CancelledError("the Spark job of the ranks was cancelled, and every rank was ended")
     elif "maxResultSize" in text or "OutOfMemoryError" in text:
-        found = ClusterError(
+        translated = ClusterError(
             "the ranks' values exceed Spark's memory or spark.driver.maxResultSize: raise them, return less, or set "
             "driver_host, so that values do not pass through Spark"
         )
     elif type(error).__module__.startswith(("pyspark", "py4j")):
         first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-        found = ClusterError(f"Spark could not run the ranks ({first.strip()[:500]}): its own error is the cause below")
-    if found is None:
+        translated = ClusterError(
+            f"Spark could not run the ranks ({first.strip()[:500]}): its own error is the cause below"
+        )
+    if translated is None:
         return error
-    found.__cause__ = error
-    return found
+    translated.__cause__ = error
+    return translated

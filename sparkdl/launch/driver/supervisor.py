@@ -131,36 +131,36 @@ class Supervisor:
     def _begin(self, parts: list[memoryview]) -> None:
         """Check what the ranks said of themselves, tell each its place, and let them start."""
         slots = [self._ranks[slot] for slot in range(self._num_proc)]
-        plan = make_plan([one.registration for one in slots], facts(), self._config)
-        for slot, one in enumerate(slots):
-            one.rank = plan["worlds"][slot]["rank"]
+        plan = make_plan([rank.registration for rank in slots], facts(), self._config)
+        for slot, rank in enumerate(slots):
+            rank.rank = plan["worlds"][slot]["rank"]
             self._channel.send(slot, plan, parts)
 
     def _watch(self) -> None:
         """Wait until every rank has returned its value."""
         start = time.monotonic()
-        while any(one.value is None for one in self._ranks.values()):
+        while any(rank.value is None for rank in self._ranks.values()):
             self._take(self._channel.next(_TICK_SECONDS))
             self._raise_failure()
             now = time.monotonic()
             limit = self._config.timeout_seconds
-            waiting = any(one.value is None for one in self._ranks.values())
+            waiting = any(rank.value is None for rank in self._ranks.values())
             if limit is not None and now - start > limit and waiting:
                 raise self._overdue(limit)
-            for slot, one in self._ranks.items():
-                if one.value is None and self._channel.silence(slot) > self._config.silence_seconds:
+            for slot, rank in self._ranks.items():
+                if rank.value is None and self._channel.silence(slot) > self._config.silence_seconds:
                     why = f"gave no sign of life for {self._config.silence_seconds:g} s"
-                    one.failure = Report(kind="silent", message={"why": why})
-                    raise self._error(one)
+                    rank.failure = Report(kind="silent", message={"why": why})
+                    raise self._error(rank)
 
     def _overdue(self, limit: float) -> LaunchTimeoutError:
         """Ask the ranks that are still at work where they are; name the first that does not wait for another one."""
-        slots = [slot for slot, one in self._ranks.items() if one.value is None]
+        slots = [slot for slot, rank in self._ranks.items() if rank.value is None]
         self._ask(slots)
-        late = sorted((self._ranks[slot] for slot in slots), key=lambda one: one.rank)
-        first = min(late, key=lambda one: (is_waiting(one.where), one.rank))
+        late = sorted((self._ranks[slot] for slot in slots), key=lambda rank: rank.rank)
+        first = min(late, key=lambda rank: (is_waiting(rank.where), rank.rank))
         ranks = "rank " if len(late) == 1 else "ranks "
-        ranks += ", ".join(str(one.rank) for one in late)
+        ranks += ", ".join(str(rank.rank) for rank in late)
         return LaunchTimeoutError(
             f"{ranks} of {self._num_proc} did not return within {limit:g} s and had to be ended: raise timeout, or "
             f"find out what rank {first.rank} waits for",
@@ -189,22 +189,22 @@ class Supervisor:
             return
         if report.kind == "registration":
             self._register(report)
-        one = self._ranks.get(report.slot)
-        if one is None:
+        rank = self._ranks.get(report.slot)
+        if rank is None:
             return
         if report.kind == "log":
-            self._print(one, report.message)
+            self._print(rank, report.message)
         elif report.kind == "event":
             if self._on_event is not None:
                 self._on_event(report.message["event"])
         elif report.kind == "result":
-            one.value = report.parts
+            rank.value = report.parts
         elif report.kind == "beat":
-            one.beat = report
+            rank.beat = report
         elif report.kind == "where":
-            one.where, one.memory = str(report.message["traceback"]), report.message["memory"]
-        elif report.kind == "error" or (report.kind in ("lost", "silent", "stopped") and one.value is None):
-            one.failure = one.failure or report
+            rank.where, rank.memory = str(report.message["traceback"]), report.message["memory"]
+        elif report.kind == "error" or (report.kind in ("lost", "silent", "stopped") and rank.value is None):
+            rank.failure = rank.failure or report
 
     def _register(self, report: Report) -> None:
         slot = -1 if report.slot is None else report.slot
@@ -215,26 +215,28 @@ class Supervisor:
             raise WorldSizeError(f"two ranks say that they are slot {slot} of {self._num_proc}: the stage ran twice")
         self._ranks[slot] = _Rank(registration=report.message, rank=slot)
 
-    def _print(self, one: _Rank, message: Mapping[str, Any]) -> None:
-        one.tail.extend(message["lines"])
-        print_lines(one.rank, message, self._config)
+    def _print(self, rank: _Rank, message: Mapping[str, Any]) -> None:
+        rank.tail.extend(message["lines"])
+        print_lines(rank.rank, message, self._config)
 
     def _raise_failure(self) -> None:
         """Raise what went wrong, if anything did; look twice where it may be the echo of another rank's failure."""
-        failed = [one for one in self._ranks.values() if one.failure is not None]
+        failed = [rank for rank in self._ranks.values() if rank.failure is not None]
         if not failed and self._ended is None:
             return
         why = self._ended.message.get("error") if self._ended is not None else None
         if isinstance(why, CancelledError):
             raise why
         until = time.monotonic() + _SECOND_LOOK_SECONDS
-        while not any(_is_cause(one.failure) for one in failed) and time.monotonic() < until:
+        while not any(_is_cause(rank.failure) for rank in failed) and time.monotonic() < until:
             self._take(self._channel.next(0.05))
-            failed = [one for one in self._ranks.values() if one.failure is not None]
+            failed = [rank for rank in self._ranks.values() if rank.failure is not None]
             if len(failed) == self._num_proc or (not failed and not self._open()):
                 break
         if failed:
-            first = min(failed, key=lambda one: (not _is_cause(one.failure), one.failure.time if one.failure else 0))
+            first = min(
+                failed, key=lambda rank: (not _is_cause(rank.failure), rank.failure.time if rank.failure else 0)
+            )
             raise self._error(first)
         if self._ended is not None and self._open():
             why = self._ended.message.get("error")
@@ -243,54 +245,54 @@ class Supervisor:
             raise ClusterError("the job that hosted the ranks ended before they did: look at its log")
 
     def _open(self) -> bool:
-        return len(self._ranks) < self._num_proc or any(one.value is None for one in self._ranks.values())
+        return len(self._ranks) < self._num_proc or any(rank.value is None for rank in self._ranks.values())
 
-    def _error(self, one: _Rank) -> ClusterError:
-        report = one.failure
+    def _error(self, rank: _Rank) -> ClusterError:
+        report = rank.failure
         if report is None:
             raise AssertionError("only a rank with a failure is asked for its error")
         if report.kind == "error":
-            tail = report.message["tail"] or list(one.tail)
+            tail = report.message["tail"] or list(rank.tail)
             trace = str(report.message["traceback"])
-            if "\n  File " not in trace and one.beat is not None:  # no memory was left to note where it happened
-                trace += f"(at its last sign of life it was here)\n{one.beat.message['where']}"
-            error = RankFailedError(one.rank, report.message["cause"], trace, tuple(tail))
+            if "\n  File " not in trace and rank.beat is not None:  # no memory was left to note where it happened
+                trace += f"(at its last sign of life it was here)\n{rank.beat.message['where']}"
+            error = RankFailedError(rank.rank, report.message["cause"], trace, tuple(tail))
             original = _original(report.parts)
             if original is not None:
                 original.__cause__, error.__cause__ = error.__cause__, original
             return error
-        process = f"the process (pid {one.registration['pid']} on {one.registration['host']})"
+        process = f"the process (pid {rank.registration['pid']} on {rank.registration['host']})"
         why = str(report.message.get("why", "its process ended"))
         if report.kind == "silent":
             cause = (
                 f"{process} {why}: it is stopped, starved of CPU or memory, or cut off; silence_seconds sets the limit"
             )
         else:
-            slot = next(number for number, other in self._ranks.items() if other is one)
+            slot = next(number for number, other in self._ranks.items() if other is rank)
             cause = f"{process} died without an exception: {self._host.post_mortem(slot) or why}"
-        known, where = self._last_words(one, report.time)
-        return RankFailedError(one.rank, f"{cause}; {known}" if known else cause, where, tuple(one.tail))
+        memory, where = self._last_words(rank, report.time)
+        return RankFailedError(rank.rank, f"{cause}; {memory}" if memory else cause, where, tuple(rank.tail))
 
-    def _last_words(self, one: _Rank, time_of_end: float) -> tuple[str, str]:
+    def _last_words(self, rank: _Rank, time_of_end: float) -> tuple[str, str]:
         """Return what is known of the memory of a rank that cannot say it any more, and where it was."""
-        if one.beat is None:
+        if rank.beat is None:
             return "", ""
-        host = one.registration["host"]
+        host = rank.registration["host"]
         beside = [
-            slot for slot, other in self._ranks.items() if other is not one and other.registration["host"] == host
+            slot for slot, other in self._ranks.items() if other is not rank and other.registration["host"] == host
         ]
         self._ask(beside)
         looks = [memory for slot in beside if (memory := self._ranks[slot].memory)]
         after = max(looks, key=lambda memory: memory["kills"], default={})
-        age = max(time_of_end - one.beat.time, 0.0)
-        where = str(one.beat.message["where"])
-        known = explain(one.registration.get("memory", {}), one.beat.message["memory"], after, age)
-        return known, f"(where it was {age:.1f} s before)\n{where}" if where else ""
+        age = max(time_of_end - rank.beat.time, 0.0)
+        where = str(rank.beat.message["where"])
+        explanation = explain(rank.registration.get("memory", {}), rank.beat.message["memory"], after, age)
+        return explanation, f"(where it was {age:.1f} s before)\n{where}" if where else ""
 
     def _end(self) -> None:
         """End every rank, gently for the length of the grace, then for good."""
-        for slot, one in self._ranks.items():
-            if one.failure is not None and one.failure.kind == "silent":
+        for slot, rank in self._ranks.items():
+            if rank.failure is not None and rank.failure.kind == "silent":
                 self._channel.hang_up(slot)  # It would not hear it.
         grace = self._config.stop_grace_seconds
         self._channel.stop_all(grace)
@@ -303,9 +305,9 @@ class Supervisor:
 
     def _values(self) -> list[Any]:
         values: list[Any] = []
-        for one in sorted(self._ranks.values(), key=lambda one: one.rank):
-            values.append(load_or_name(one.rank, one.value or []))
-            one.value = []
+        for rank in sorted(self._ranks.values(), key=lambda rank: rank.rank):
+            values.append(load_or_name(rank.rank, rank.value or []))
+            rank.value = []
         return values
 
 
@@ -315,12 +317,12 @@ def print_lines(rank: int, message: Mapping[str, Any], config: LaunchConfig) -> 
     target = {"stdout": config.stdout, "stderr": config.stderr}.get(stream)
     now = time.asctime() if config.timestamps else ""
     if target is not None:
-        before = f"{now}[{rank}]<{stream}>:"  # as Horovod writes it (safe_shell_exec.prefix_connection)
+        prefix = f"{now}[{rank}]<{stream}>:"  # as Horovod writes it (safe_shell_exec.prefix_connection)
     elif config.log_to_driver:
-        target, before = sys.stdout, f"{now} [rank {rank}] ".lstrip()
+        target, prefix = sys.stdout, f"{now} [rank {rank}] ".lstrip()
     else:
         return
-    target.write("".join(f"{before}{line}\n" for line in message["lines"]))
+    target.write("".join(f"{prefix}{line}\n" for line in message["lines"]))
     target.flush()
 
 

@@ -154,7 +154,9 @@ class Capture:
             ready = {descriptor for descriptor, _ in poll.poll(None if silent else _PATIENCE_SECONDS * 1000)}
             ending = ending or self._wake in ready
             silent = True
-            for source in self._sources if ending or not ready else [one for one in self._sources if one in ready]:
+            for source in (
+                self._sources if ending or not ready else [stream for stream in self._sources if stream in ready]
+            ):
                 try:
                     data = os.read(source, 1 << 16) if ready else b""
                 except BlockingIOError:

@@ -176,14 +176,14 @@ class Link:
 
     def _beat(self) -> None:
         """Give signs of life, more often while memory comes and goes: the last one before a kill should say why."""
-        told: dict[str, int] = {}
+        reported: dict[str, int] = {}
         next_beat = 0.0
         while not self._released.wait(min(self._beat_seconds, _LOOK_SECONDS)):
             memory = look()
-            moved = abs(memory.get("free", 0) - told.get("free", 0)) > memory.get("limit", 0) * _TOLD_SHARE
+            moved = abs(memory.get("free", 0) - reported.get("free", 0)) > memory.get("limit", 0) * _TOLD_SHARE
             if moved or time.monotonic() >= next_beat:
                 self.send({"kind": "beat", "time": time.time(), "memory": memory, "where": stack_of(self._at_work)})
-                told, next_beat = memory, time.monotonic() + self._beat_seconds
+                reported, next_beat = memory, time.monotonic() + self._beat_seconds
 
 
 def _leave_now(code: int) -> None:

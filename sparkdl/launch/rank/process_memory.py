@@ -64,15 +64,15 @@ def explain(before: Mapping[str, int], last: Mapping[str, int], after: Mapping[s
 
 def _groups() -> list[tuple[Path, tuple[str, str, str]]]:
     """Return the folders in which the kernel accounts for the memory of this process's container, and their files."""
-    found = []
+    groups = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers or "memory" in controllers.split(","):
                 top, files = (_CGROUPS / "memory", _OLD_FILES) if controllers else (_CGROUPS, _NEW_FILES)
                 own = top / path.lstrip("/")  # Inside of a container the path may be the host's, and the top its own.
-                found.append((own if own.is_dir() else top, files))
-    return found
+                groups.append((own if own.is_dir() else top, files))
+    return groups
 
 
 def _container(folder: Path, limit: str, usage: str, cache: str) -> tuple[int, int]:

@@ -139,7 +139,7 @@ def registration(slot: Slot, interface: str | None) -> dict[str, Any]:
 
     Where the rank cannot take part, ``problem`` says why.
     """
-    known: dict[str, Any] = {
+    message: dict[str, Any] = {
         "kind": "registration",
         "slot": slot.number,
         "host": slot.host,
@@ -150,18 +150,18 @@ def registration(slot: Slot, interface: str | None) -> dict[str, Any]:
     }
     try:
         gpus = resources.physical_gpus(slot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        known |= {"gpus": gpus, "cores": len(os.sched_getaffinity(0)), "threads": _threads(slot)}
+        message |= {"gpus": gpus, "cores": len(os.sched_getaffinity(0)), "threads": _threads(slot)}
         if slot.number == 0:
-            known["address"] = network.meeting_address(slot.host, slot.peers, interface)
-            known["port"] = network.free_port(known["address"])
+            message["address"] = network.meeting_address(slot.host, slot.peers, interface)
+            message["port"] = network.free_port(message["address"])
     except Exception as error:
-        known["problem"] = f"the rank on {slot.host} cannot take part ({type(error).__name__}): {error}"
-    return known
+        message["problem"] = f"the rank on {slot.host} cannot take part ({type(error).__name__}): {error}"
+    return message
 
 
 def _threads(slot: Slot) -> int:
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return int(told) if told.isdigit() and slot.cpus == 1 else slot.cpus
+    users_threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(users_threads) if users_threads.isdigit() and slot.cpus == 1 else slot.cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +244,11 @@ def _variables(assigned: Assignment) -> dict[str, str]:
 
 @contextmanager
 def _events_to(link: Reporter, rank: int) -> Iterator[None]:
-    before = observe.set_sink(lambda event: link.send({"kind": "event", "event": {**event, "rank": rank}}))
+    previous_sink = observe.set_sink(lambda event: link.send({"kind": "event", "event": {**event, "rank": rank}}))
     try:
         yield
     finally:
-        observe.set_sink(before)
+        observe.set_sink(previous_sink)
 
 
 def _send_lines(link: Reporter, lines: list[str], stream: str) -> None:

@@ -104,9 +104,9 @@ def host_gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(listed.iterdir())] if listed.is_dir() else []
 
 
-def thread_variables(threads: int, known: Mapping[str, str]) -> dict[str, str]:
+def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that hold math libraries to ``threads``, where the user has not set them (``known``)."""
-    return {name: str(threads) for name in _THREAD_VARIABLES if name not in known}
+    return {name: str(threads) for name in _THREAD_VARIABLES if name not in environment}
 
 
 @contextmanager
@@ -116,9 +116,9 @@ def intra_op_threads(threads: int) -> Iterator[None]:
     if torch is None:
         yield
         return
-    before = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_threads)

@@ -62,8 +62,8 @@ class Condition:
             return pc.is_null(values) if self.operator == "is" else pc.is_valid(values)
         values = _comparable(values, self.kind)
         if self.operator in _LISTS:
-            found = pc.is_in(values, value_set=self.value)
-            met = found if self.operator == "in" else pc.and_(pc.invert(found), pc.is_valid(values))
+            matches = pc.is_in(values, value_set=self.value)
+            met = matches if self.operator == "in" else pc.and_(pc.invert(matches), pc.is_valid(values))
         else:
             met = _COMPARE[self.operator](values, self.value)
             if self.operator in (">", ">=") and pa.types.is_floating(self.kind):
@@ -94,11 +94,11 @@ class Condition:
         """Whether a file's range holds one of a list's values."""
         if len(self.value) > _MOST_VALUES:
             return pa.array([True] * len(least))
-        found = pa.array([False] * len(least))
+        possible = pa.array([False] * len(least))
         for value in self.value:
             inside = pc.and_kleene(pc.less_equal(least, value), pc.greater_equal(greatest, value))
-            found = pc.or_(found, inside.fill_null(True))
-        return found
+            possible = pc.or_(possible, inside.fill_null(True))
+        return possible
 
 
 def conditions_of(where: Sequence[tuple[str, str, Any]], schema: pa.Schema) -> tuple[Condition, ...]:
@@ -112,9 +112,9 @@ def conditions_of(where: Sequence[tuple[str, str, Any]], schema: pa.Schema) -> t
         ConfigError: one is no such triple, or compares a column with a value of another type.
         SchemaError: the table has no such column, or one of a type that has no order.
     """
-    if not all(isinstance(one, tuple | list) and len(one) == 3 for one in where):
+    if not all(isinstance(term, tuple | list) and len(term) == 3 for term in where):
         raise ConfigError(f"where={where!r} is no list of conditions: give [('day', '>=', '2026-03-01'), ...]")
-    return tuple(_condition(*one, schema) for one in where)
+    return tuple(_condition(*term, schema) for term in where)
 
 
 def _condition(column: str, operator: str, value: Any, schema: pa.Schema) -> Condition:
@@ -132,7 +132,7 @@ def _condition(column: str, operator: str, value: Any, schema: pa.Schema) -> Con
         return Condition(column, operator, _literal(value, kind, column))
     if isinstance(value, str) or not isinstance(value, Sequence | set | frozenset):
         raise ConfigError(f"where compares {column!r} by {operator!r} with {value!r}: give a list of values")
-    return Condition(column, operator, pa.array([_literal(one, kind, column).as_py() for one in value], kind))
+    return Condition(column, operator, pa.array([_literal(member, kind, column).as_py() for member in value], kind))
 
 
 def _compared_as(column: str, kind: pa.DataType) -> pa.DataType:
@@ -167,10 +167,10 @@ def _literal(value: Any, kind: pa.DataType, column: str) -> pa.Scalar:
     try:
         if isinstance(value, str) and pa.types.is_temporal(kind):
             return pa.scalar(value).cast(kind)
-        found = pa.scalar(Decimal(str(value)) if pa.types.is_decimal(kind) else value, kind)
-        if pa.types.is_integer(kind) and found.as_py() != value:  # Arrow takes 5.7 for 5
+        scalar = pa.scalar(Decimal(str(value)) if pa.types.is_decimal(kind) else value, kind)
+        if pa.types.is_integer(kind) and scalar.as_py() != value:  # Arrow takes 5.7 for 5
             raise wrong
-        return _comparable(found, kind)
+        return _comparable(scalar, kind)
     except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as cause:
         raise wrong from cause
 

@@ -106,8 +106,8 @@ def scan_of(table: DeltaTable, root: Storage, where: Where, allowed: Sequence[st
     check_readable(table, root, allowed)
     logical = json.loads(table.schema().to_json())
     arrow = pa.schema(table.schema().to_arrow())
-    schema = pa.schema([(one.name, one.type) for one in arrow])
-    physical = [one["name"] for one in physical_names(logical)["fields"]]
+    schema = pa.schema([(arrow_field.name, arrow_field.type) for arrow_field in arrow])
+    physical = [arrow_field["name"] for arrow_field in physical_names(logical)["fields"]]
     names = dict(zip(schema.names, physical, strict=True))
     layout = tuple(table.metadata().partition_columns)
     conditions = conditions_of(where, schema)
@@ -115,12 +115,14 @@ def scan_of(table: DeltaTable, root: Storage, where: Where, allowed: Sequence[st
     files = files_of(actions, layout)
     _check_known(root.uri, logical, layout, conditions, files)
     needed = pa.array([True] * len(files))
-    for one in conditions:
-        if one.column in layout:
-            texts = pa.array([file.partition[one.column] for file in files], pa.string())
-            met = one.mask(texts.cast(schema.field(one.column).type))
+    for arrow_field in conditions:
+        if arrow_field.column in layout:
+            texts = pa.array([file.partition[arrow_field.column] for file in files], pa.string())
+            met = arrow_field.mask(texts.cast(schema.field(arrow_field.column).type))
         else:
-            met = one.possible(*(_statistics(actions, what, names[one.column]) for what in ("min", "max")))
+            met = arrow_field.possible(
+                *(_statistics(actions, what, names[arrow_field.column]) for what in ("min", "max"))
+            )
         needed = pc.and_(needed, met)
     kept = tuple(file for file, wanted in zip(files, needed.to_pylist(), strict=True) if wanted)
     read = {file.path for file in kept}
@@ -132,7 +134,7 @@ def scan_of(table: DeltaTable, root: Storage, where: Where, allowed: Sequence[st
         names=names,
         layout=layout,
         maps=maps_columns(table) is not None,
-        where=tuple(one for one in conditions if one.column not in layout),
+        where=tuple(arrow_field for arrow_field in conditions if arrow_field.column not in layout),
         files=tuple(sorted(kept, key=lambda file: (str(file.partition), file.path))),
         skipped=len(files) - len(kept),
         deleted={
@@ -149,9 +151,9 @@ def shares_of(files: Sequence[TableFile], deleted: Mapping[str, bytes], slots: i
         deleted: see ``FilePart``, by path.
         slots: how many tasks run at once.
     """
-    whole = sum(file.bytes + _OPENING for file in files)
-    limit = min(_LARGEST_SHARE, max(_SMALLEST_SHARE, whole // (slots * _SHARES_A_SLOT)))
-    found: list[list[FilePart]] = []
+    total_bytes = sum(file.bytes + _OPENING for file in files)
+    limit = min(_LARGEST_SHARE, max(_SMALLEST_SHARE, total_bytes // (slots * _SHARES_A_SLOT)))
+    shares: list[list[FilePart]] = []
     room = 0
     for file in files:
         size = max(1, file.bytes)  # a log that knows no size still names a file to read
@@ -159,12 +161,12 @@ def shares_of(files: Sequence[TableFile], deleted: Mapping[str, bytes], slots: i
         for start in range(0, size, step):
             end = min(start + step, size)
             cost = end - start + _OPENING
-            if not found or cost > room:
-                found.append([])
+            if not shares or cost > room:
+                shares.append([])
                 room = limit + _OPENING
-            found[-1].append(FilePart(file.path, file.bytes, start, end, file.partition, deleted.get(file.path)))
+            shares[-1].append(FilePart(file.path, file.bytes, start, end, file.partition, deleted.get(file.path)))
             room -= cost
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, shares))
 
 
 def tasks_at_once(spark: Any) -> int:
@@ -176,10 +178,10 @@ def tasks_at_once(spark: Any) -> int:
 
 def _statistics(actions: pa.Table, what: str, column: str) -> pa.Array:
     """The least or the greatest value of a column in each file; null where the log does not tell."""
-    found = actions.column(what).combine_chunks() if what in actions.schema.names else None
-    if found is None or found.type.get_field_index(column) < 0:
+    values_of_files = actions.column(what).combine_chunks() if what in actions.schema.names else None
+    if values_of_files is None or values_of_files.type.get_field_index(column) < 0:
         return pa.nulls(actions.num_rows)
-    return found.field(column) if not found.null_count else pc.struct_field(found, column)
+    return values_of_files.field(column) if not values_of_files.null_count else pc.struct_field(values_of_files, column)
 
 
 def _check_known(
@@ -190,12 +192,12 @@ def _check_known(
     files: Sequence[TableFile],
 ) -> None:
     """Refuse what only Spark reads or compares right."""
-    fields = {one["name"]: one for one in schema["fields"]}
+    fields = {entry["name"]: entry for entry in schema["fields"]}
     odd = [name for name in layout if fields[name]["type"] not in PARTITION_TYPES]
     if odd:
         kinds = [fields[name]["type"] for name in odd]
         raise StorageError(f"the Delta table {uri} is partitioned by {odd} of {kinds}, whose texts differ by writer")
-    collated = [one.column for one in conditions if "__COLLATIONS" in fields[one.column].get("metadata", {})]
+    collated = [entry.column for entry in conditions if "__COLLATIONS" in fields[entry.column].get("metadata", {})]
     if collated:
         raise StorageError(f"the Delta table {uri} has the columns {collated} with an order of their own (collation)")
     outside = next((file.path for file in files if "://" in file.path or file.path.startswith("/")), None)

@@ -105,16 +105,16 @@ class ScanTask:
 
     def _stored(self, uri: str, parquet: pq.ParquetFile) -> dict[str, str]:
         """The columns that a file has of those that are needed, by their names in the table."""
-        there = {name.lower(): name for name in parquet.schema_arrow.names}  # as Spark finds them
-        there |= {name: name for name in parquet.schema_arrow.names}
-        wanted = dict.fromkeys([*self.schema.names, *(one.column for one in self.where)])
-        found = {}
+        stored_names = {name.lower(): name for name in parquet.schema_arrow.names}  # as Spark finds them
+        stored_names |= {name: name for name in parquet.schema_arrow.names}
+        wanted = dict.fromkeys([*self.schema.names, *(condition.column for condition in self.where)])
+        columns = {}
         for name in wanted:
             inside = self.names[name]
-            if name not in self.layout and (inside in there or inside.lower() in there):
-                found[name] = there.get(inside, there.get(inside.lower(), ""))
-        _check_calendar(uri, parquet, found.values())
-        return found
+            if name not in self.layout and (inside in stored_names or inside.lower() in stored_names):
+                columns[name] = stored_names.get(inside, stored_names.get(inside.lower(), ""))
+        _check_calendar(uri, parquet, columns.values())
+        return columns
 
     def _given(
         self, rows: Iterator[pa.RecordBatch], part: FilePart, stored: Mapping[str, str], first: int
@@ -124,8 +124,12 @@ class ScanTask:
         for batch in rows:
             count = batch.num_rows
             kept = None if deleted is None else pa.array(_bits(deleted, first, count) == 0)
-            for one in self.where:
-                met = one.mask(batch.column(stored[one.column]) if one.column in stored else pa.nulls(count, one.kind))
+            for condition in self.where:
+                met = condition.mask(
+                    batch.column(stored[condition.column])
+                    if condition.column in stored
+                    else pa.nulls(count, condition.kind)
+                )
                 kept = met if kept is None else pc.and_(kept, met)
             columns = [self._column(field, batch, part, stored) for field in self.schema]
             given = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else batch.select([])
@@ -213,8 +217,8 @@ def _begin(group: pq.RowGroupMetaData) -> int:
 
 def _bits(packed: np.ndarray[Any, Any], first: int, count: int) -> np.ndarray[Any, Any]:
     """``(count,)`` bits from ``first`` on, zeros beyond the end."""
-    found = np.unpackbits(packed[first // 8 : -(-(first + count) // 8)], bitorder="little")[first % 8 :][:count]
-    return np.pad(found, (0, count - len(found)))
+    bits = np.unpackbits(packed[first // 8 : -(-(first + count) // 8)], bitorder="little")[first % 8 :][:count]
+    return np.pad(bits, (0, count - len(bits)))
 
 
 def _check_calendar(uri: str, parquet: pq.ParquetFile, columns: Iterable[str]) -> None:
