@@ -1,8 +1,8 @@
 """Reading shuffled batches, against petastorm and mosaicml-streaming in the same run, and against the memory itself.
 
 T = 500,000 rows of 40 float32 columns and a label; V = 200,000 vectors of 128 floats; R = 200,000 token lists of 100 on
-average; J = 20,000 JPEG files with decoding. One JSON line per workload, then one each for the first batch and for
-memory; ``python tests/bench/bench_read.py [workload ...]``.
+average; J = 20,000 JPEG files with decoding. One JSON line per workload, then one each for the first batch, memory,
+checked blocks, and what the cache of remote blocks earns; ``python tests/bench/bench_read.py [workload ...]``.
 
 Peers run in environments of their own (petastorm: ``peers.py``; mosaicml-streaming: made here once per user), each at
 the best of a few settings, tried first. Ways are measured in turns; what is reported is the median.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -324,6 +325,38 @@ def read_usage(folder, workload, setting):
     }
 
 
+def read_remote(endpoint, workload, setting):
+    """Seconds of each of three epochs over a set on S3, and the bytes that they fetched."""
+    from sparkdl.batches.reading.loader import ShardedDataset
+    from sparkdl.config import LoaderConfig
+
+    root, fetched = remote_root(endpoint), 0
+    plain = type(root).read_bytes
+
+    def counted(file, *args, **options):
+        nonlocal fetched
+        data = plain(file, *args, **options)
+        fetched += len(data)
+        return data
+
+    type(root).read_bytes = counted
+    loader = ShardedDataset(root, config=LoaderConfig(**json.loads(setting))).loader(batch_size=1024)
+    epochs = []
+    for _ in range(3):
+        start, before = time.perf_counter(), fetched
+        for _ in loader:
+            pass
+        epochs.append([time.perf_counter() - start, fetched - before])
+    return epochs
+
+
+def remote_root(endpoint):
+    """The folder of shards on the S3 server at ``endpoint``."""
+    from sparkdl.storage import Storage
+
+    return Storage.of("s3://bench/shards", {"key": "k", "secret": "s", "endpoint_url": endpoint})
+
+
 def read_hold(folder, workload, setting):
     """Read the whole set once, say its size in MiB, and stay until told to go."""
     from sparkdl.batches.reading.loader import ShardedDataset
@@ -354,6 +387,7 @@ READERS = {
     "first": read_first,
     "usage": read_usage,
     "hold": read_hold,
+    "remote": read_remote,
 }
 
 
@@ -529,6 +563,55 @@ def measure_verify(folder):
     } | provenance()
 
 
+def measure_remote(folder):
+    """One line: epochs over V on S3, blocks kept on this host's disk, and fetched again in every epoch, in turns.
+
+    The server is moto's, on the loopback interface: what a network adds to each fetch comes on top.
+    """
+    from sparkdl.shards.files import write_table_shards
+
+    log = folder / "server.log"
+    server_command = [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
+    with log.open("wb") as stream:
+        server = subprocess.Popen(server_command, stdout=stream, stderr=subprocess.STDOUT)
+    try:
+        while (address := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())) is None:
+            if server.poll() is not None:
+                raise RuntimeError(f"the S3 server ended:\n{log.read_text()}")
+            time.sleep(0.05)
+        endpoint = address[0]
+        remote_root(endpoint)._fs.call_s3("create_bucket", Bucket="bench")
+        write_table_shards(columns_of("V"), remote_root(endpoint), labels=["label"])
+        ways = {"kept": 32 << 30, "fetched in every epoch": 1}
+        epochs = {way: [] for way in ways}
+        for turn in range(3):
+            for way, cache_bytes in ways.items():
+                setting = {
+                    "cache_dir": str(folder / f"{way} {turn}"),
+                    "cache_bytes": cache_bytes,
+                    "pool_bytes": 16 << 20,
+                }
+                epochs[way].append(ask(sys.executable, "remote", endpoint, "V", **setting))
+    finally:
+        server.terminate()
+        server.wait(10)
+    seconds = {
+        way: [statistics.median(turn[epoch][0] for turn in turns) for epoch in range(3)]
+        for way, turns in epochs.items()
+    }
+    later = {way: [turn[epoch][0] for turn in turns for epoch in (1, 2)] for way, turns in epochs.items()}
+    median = {way: statistics.median(values) for way, values in later.items()}
+    return {
+        "workload": "read V from S3, epochs after the first, blocks kept or fetched again",
+        "ratio": round(median["fetched in every epoch"] / median["kept"], 1),
+        "epoch_seconds": {way: [round(value, 2) for value in values] for way, values in seconds.items()},
+        "epoch_mib_fetched": {
+            way: [round(turns[0][epoch][1] / 2**20) for epoch in range(3)] for way, turns in epochs.items()
+        },
+        "spread": {way: round((max(values) - min(values)) / median[way], 2) for way, values in later.items()},
+    } | provenance()
+
+
 def sharing(folder):
     """Memory of the set's files in two ranks that have read it whole, summed over both at one moment, MiB.
 
@@ -561,7 +644,7 @@ if pytest is not None:
 
     @pytest.mark.bench
     @pytest.mark.timeout(3000)
-    @pytest.mark.parametrize("workload", [*ROWS, "first", "memory", "verify"])
+    @pytest.mark.parametrize("workload", [*ROWS, "first", "memory", "verify", "remote"])
     def test_read(workload, tmp_path, capsys):
         line = run(workload, tmp_path)
         with capsys.disabled():
@@ -569,13 +652,18 @@ if pytest is not None:
 
 
 def run(workload, folder):
-    others = {"first": measure_first, "memory": measure_memory, "verify": measure_verify}
+    others = {
+        "first": measure_first,
+        "memory": measure_memory,
+        "verify": measure_verify,
+        "remote": measure_remote,
+    }
     return others[workload](folder) if workload in others else measure(workload, folder)
 
 
 def main(workloads):
     """Print one line per workload."""
-    for workload in workloads or [*ROWS, "first", "memory", "verify"]:
+    for workload in workloads or [*ROWS, "first", "memory", "verify", "remote"]:
         folder = Path(tempfile.mkdtemp())
         try:
             print(json.dumps(run(workload, folder)), flush=True)
