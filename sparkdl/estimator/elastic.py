@@ -22,7 +22,7 @@ from sparkdl.errors import (
 )
 from sparkdl.launch.driver.slots import hold_slots, slots_of
 from sparkdl.observe import logger
-from sparkdl.runner import run
+from sparkdl.runner import launch_config, run
 
 __all__ = ["run_elastic"]
 
@@ -94,23 +94,19 @@ def run_elastic(
     if reset_limit is not None and reset_limit < 0:
         raise ConfigError(f"reset_limit={reset_limit} is below 0: give a number of attempts, or leave it out for 3")
     timeout = elastic_timeout or float(os.environ.get("HOROVOD_ELASTIC_TIMEOUT") or 600)
+    config = launch_config(
+        start_timeout=start_timeout,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+    )
 
     def attempt(ranks: int) -> list[T]:
         with hold_slots(spark, ranks, timeout):
-            return run(
-                fn,
-                args,
-                kwargs,
-                num_proc=ranks,
-                start_timeout=start_timeout,
-                env=env,
-                stdout=stdout,
-                stderr=stderr,
-                verbose=verbose,
-                nics=nics,
-                prefix_output_with_timestamp=prefix_output_with_timestamp,
-                spark=spark,
-            )
+            return run(fn, args, kwargs, num_proc=ranks, verbose=verbose, spark=spark, config=config)
 
     def ranks_left() -> int:
         logger.warning("fn begins anew: what it kept in memory is gone, what it has saved is there")

@@ -11,6 +11,7 @@ from sparkdl.storage.failures import one_line, outage_error, storage_errors, sto
 from sparkdl.storage.files import TEMPORARY, LocalStorage, RemoteStorage, Storage
 from sparkdl.storage.hashes import sha256_hex, xxh3_hex
 from sparkdl.storage.places import check_places
+from sparkdl.storage.remote import RangeReader
 from sparkdl.storage.sizes import Entry
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Configuration",
     "Entry",
     "LocalStorage",
+    "RangeReader",
     "RemoteStorage",
     "Storage",
     "check_places",

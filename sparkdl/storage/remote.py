@@ -1,7 +1,8 @@
 """What fsspec's filesystems do not do as one expects.
 
-Enters: fsspec's open file, or its filesystem and paths. Leaves: a file that a failing block takes back; trees
-copied and removed by their names, whatever characters these hold; what is absent told from what cannot be reached.
+Enters: fsspec's open file, or its filesystem and paths. Leaves: a file that a failing block takes back, one that is
+read by ranges; trees copied and removed by their names, whatever characters these hold; what is absent told from what
+cannot be reached.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from sparkdl.storage.failures import lacks_bucket
 
-__all__ = ["Upload", "copy_tree", "exists", "holds", "listed", "remove"]
+__all__ = ["RangeReader", "Upload", "copy_tree", "exists", "holds", "listed", "remove"]
 
 
 def exists(files: Any, path: str) -> bool:
@@ -98,3 +99,40 @@ class Upload(io.RawIOBase):
             return
         self._file.discard()
         self._file.closed = True  # fsspec's own files publish what they have got when they are collected
+
+
+class RangeReader(io.RawIOBase):
+    """A file whose every read asks for exactly these bytes, in one request: Arrow knows best what it needs.
+
+    Args:
+        size: of the file, bytes.
+        read_range: returns so many bytes from an offset on; called with bytes that lie in the file alone.
+    """
+
+    def __init__(self, size: int, read_range: Callable[[int, int], bytes]) -> None:
+        self._size, self._read_range, self._position = size, read_range, 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position, bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to ``offset`` and return it; nothing is asked for."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Read ``size`` bytes, fewer at the end of the file; below 0: all that are left."""
+        rest = max(0, self._size - self._position)
+        length = rest if size < 0 else min(size, rest)
+        data = self._read_range(self._position, length) if length else b""
+        self._position += len(data)
+        return data

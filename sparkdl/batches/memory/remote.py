@@ -5,7 +5,6 @@ Enters: a manifest whose shards are remote, compressed or Parquet. Leaves: ``Blo
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from sparkdl.columns.spec import TensorSpec
 from sparkdl.config import LoaderConfig
 from sparkdl.errors import IntegrityError
 from sparkdl.shards.manifest import Manifest
-from sparkdl.storage import Storage, xxh3_hex
+from sparkdl.storage import RangeReader, Storage, xxh3_hex
 
 __all__ = ["CachedBlocks", "open_blocks"]
 
@@ -157,7 +156,16 @@ class CachedBlocks(Blocks):
         if self.manifest.format == "ipc":
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
         else:
-            part = _Part(data, info.offset, shard.bytes)
+
+            def within_group(start: int, length: int) -> bytes:
+                begin = start - info.offset
+                if begin < 0 or begin + length > len(data):
+                    raise OSError(
+                        f"{length} bytes at {start} lie outside of the row group, {len(data)} bytes at {info.offset}"
+                    )
+                return data[begin : begin + length]
+
+            part = RangeReader(shard.bytes, within_group)  # a file of which only this row group is there
             table = self._footer(file).read_row_group(self._numbers[block], part)
             [batch] = table.cast(self._schema).combine_chunks().to_batches()
         batch.validate(full=True)  # it is written anew from its offsets, wherever these lead
@@ -201,48 +209,12 @@ class _Footer:
                 with self._file.open_input() as stream:
                     self._metadata = parquet.ParquetFile(stream, pre_buffer=False).metadata
 
-    def read_row_group(self, number: int, part: _Part) -> pa.Table:
+    def read_row_group(self, number: int, part: RangeReader) -> pa.Table:
         """Decode a row group out of the bytes of the file that were fetched."""
         from pyarrow import parquet
 
         source = pa.PythonFile(part, mode="r")
         return parquet.ParquetFile(source, metadata=self._metadata, pre_buffer=False).read_row_group(number)
-
-
-class _Part(io.RawIOBase):
-    """A file of which only one row group is there.
-
-    Args:
-        data: the bytes of the row group.
-        offset: where in the file it starts, bytes.
-        size: of the file, bytes.
-    """
-
-    def __init__(self, data: bytes, offset: int, size: int) -> None:
-        self._data, self._offset, self._size = memoryview(data), offset, size
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        return self._place
-
-    def read(self, size: int = -1) -> bytes:
-        start = self._place - self._offset
-        if start < 0 or size < 0 or start + size > len(self._data):
-            raise OSError(
-                f"{size} bytes at {self._place} lie outside of the row group, {len(self._data)} bytes at {self._offset}"
-            )
-        self._place += size
-        return bytes(self._data[start : start + size])
 
 
 def open_blocks(manifest: Manifest, root: Storage, tensors: Sequence[TensorSpec], config: LoaderConfig) -> Blocks:

@@ -7,7 +7,6 @@ No Spark, no torch: the function runs inside a Spark worker, and in a test witho
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import DataError, SchemaError
-from sparkdl.storage import Storage, storage_errors
+from sparkdl.storage import RangeReader, Storage, storage_errors
 from sparkdl.tables.record import Partition
 from sparkdl.tables.scan.conditions import Condition
 
@@ -177,36 +176,10 @@ def _opened(file: Storage, size: int, columns: int) -> Iterator[pq.ParquetFile]:
     remote = file.local_path() is None
     buffer = 0 if remote else max(4096, min(_BUFFER, _BUFFERS // max(1, columns)))
     with (
-        _Ranges(file, size) if remote else file.open_input() as source,
+        RangeReader(size, file.read_bytes) if remote else file.open_input() as source,
         pq.ParquetFile(source, pre_buffer=remote, buffer_size=buffer, coerce_int96_timestamp_unit="us") as parquet,
     ):
         yield parquet
-
-
-class _Ranges(io.RawIOBase):
-    """A remote file whose every read is one request of exactly these bytes: Arrow knows best what it needs."""
-
-    def __init__(self, file: Storage, size: int) -> None:
-        self._file, self._size, self._place = file, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        return self._place
-
-    def read(self, size: int = -1) -> bytes:
-        length = max(0, self._size - self._place) if size < 0 else min(size, max(0, self._size - self._place))
-        data = self._file.read_bytes(self._place, length) if length else b""
-        self._place += len(data)
-        return data
 
 
 def _begin(group: pq.RowGroupMetaData) -> int:
