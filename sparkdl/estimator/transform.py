@@ -20,7 +20,7 @@ from sparkdl.errors import SchemaError
 from sparkdl.estimator.outputs import OutputModule, OutputSpec, Wanted, with_outputs
 from sparkdl.estimator.user_code import is_loose, loose_by_value
 from sparkdl.features.fitted import Features
-from sparkdl.launch.driver.session import is_connect
+from sparkdl.launch.driver.cluster import is_connect
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.folder import BundleInfo
 from sparkdl.models.signature import Signature

@@ -4,7 +4,7 @@ Every contender is a process of its own with a ``local[2]`` session that has run
 the first launch of a session; warm the median of the later ones. The contenders take turns, a session each, so that
 whatever else the machine does meets them all, and a round is only begun when there is time for it. Ours runs as the
 README advises, with prewarmed Python workers, and again with Spark's default workers. ``as rows of the stage`` is the
-way for Spark Connect (``launch/driver/gather.py``), which needs no connection to the driver.
+way for Spark Connect (``launch/driver/stage_rows.py``), which needs no connection to the driver.
 
 Each figure is printed as a JSON line as it comes, the ratios at the end of each round; also a script:
 

@@ -9,7 +9,7 @@ import pytest
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import PreflightError
 from sparkdl.launch.driver import barrier
-from sparkdl.launch.driver.session import as_cluster_error
+from sparkdl.launch.driver.cluster import as_cluster_error
 from sparkdl.shards.write import write_shards
 
 

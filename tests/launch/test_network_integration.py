@@ -45,7 +45,7 @@ def inside(name, code):
 
 @pytest.mark.usefixtures("two_hosts")
 def test_the_cable_to_the_other_host_is_chosen():
-    ask = "from sparkdl.launch.network import interface_to; print(interface_to('{}'))"
+    ask = "from sparkdl.launch.addresses import interface_to; print(interface_to('{}'))"
     assert inside(A, ask.format("10.77.0.2")) == "cable0"
     assert inside(B, ask.format("10.77.0.1")) == "cable1"
     assert inside(B, ask.format("127.0.0.1")) == "lo"

@@ -20,7 +20,7 @@ import numpy as np
 
 from sparkdl.batches.memory.blocks import Blocks
 from sparkdl.batches.memory.buffer_pool import BufferRing
-from sparkdl.batches.memory.remote import open_blocks
+from sparkdl.batches.memory.cached import open_blocks
 from sparkdl.batches.order.patterns import Patterns
 from sparkdl.batches.order.plan import Order, Steps
 from sparkdl.batches.reading.batch import Batch

@@ -21,9 +21,9 @@ from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import ConfigError, LaunchTimeoutError, PreflightError
 from sparkdl.launch.driver.channel import Channel, Report
-from sparkdl.launch.driver.gather import ROW_SCHEMA, GatherJob, StartWatch, failure_in, run_gathered_rank, values_of
+from sparkdl.launch.driver.cluster import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
 from sparkdl.launch.driver.preflight import job_problems
-from sparkdl.launch.driver.session import as_cluster_error, bind_address, cluster_facts, is_connect, is_local
+from sparkdl.launch.driver.stage_rows import ROW_SCHEMA, GatherJob, StartWatch, failure_in, run_gathered_rank, values_of
 from sparkdl.launch.driver.supervisor import Supervisor
 from sparkdl.launch.preload import likely
 from sparkdl.launch.rank.link import ConnectionInfo

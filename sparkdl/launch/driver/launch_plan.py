@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import WorldSizeError
-from sparkdl.launch import network
+from sparkdl.launch import addresses
 from sparkdl.launch.driver import preflight
 from sparkdl.launch.rank import resources
 from sparkdl.observe import logger
@@ -56,7 +56,7 @@ def make_plan(
     for warning in preflight.crowded_hosts(registered, threads):
         logger.warning("%s", warning)
     hosts = [str(rank_facts["host"]) for rank_facts in registered]
-    everybody = network.worlds(hosts)
+    everybody = addresses.worlds(hosts)
     gpus: list[list[str]] = [[] if config.gpus_per_rank == 0 else list(rank_facts["gpus"]) for rank_facts in registered]
     by_rank = sorted(range(len(hosts)), key=lambda slot: everybody[slot].rank)
     return {

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from sparkdl import observe
 from sparkdl.compat.environment import environment
-from sparkdl.launch import network
+from sparkdl.launch import addresses
 from sparkdl.launch.rank import resources
 from sparkdl.launch.rank.capture import Capture, RateLimit
 from sparkdl.launch.rank.link import ConnectionInfo, Link, Stopped
@@ -152,8 +152,8 @@ def registration(slot: Slot, interface: str | None) -> dict[str, Any]:
         gpus = resources.physical_gpus(slot.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
         message |= {"gpus": gpus, "cores": len(os.sched_getaffinity(0)), "threads": _threads(slot)}
         if slot.number == 0:
-            message["address"] = network.meeting_address(slot.host, slot.peers, interface)
-            message["port"] = network.free_port(message["address"])
+            message["address"] = addresses.meeting_address(slot.host, slot.peers, interface)
+            message["port"] = addresses.free_port(message["address"])
     except Exception as error:
         message["problem"] = f"the rank on {slot.host} cannot take part ({type(error).__name__}): {error}"
     return message
@@ -229,15 +229,15 @@ def _variables(assigned: Assignment) -> dict[str, str]:
     everybody = [World(**world) for world in plan["worlds"]]
     user: dict[str, str] = settings["env"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    variables = network.variables(everybody[slot.number], everybody, slot.host)
+    variables = addresses.variables(everybody[slot.number], everybody, slot.host)
     variables |= plan["variables"]
     gpus = plan["gpus"][slot.number]
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     initialized = bool(cuda is not None and cuda.is_initialized())
     variables |= resources.device_variables(gpus, plan["gpus_of_host"][slot.host], visible, initialized)
     away = next((host for host in hosts if host != slot.host), None)
-    name = settings["interface"] or ("lo" if away is None else network.interface_to(away))
-    variables |= network.interface_variables(name, {**os.environ, **user})
+    name = settings["interface"] or ("lo" if away is None else addresses.interface_to(away))
+    variables |= addresses.interface_variables(name, {**os.environ, **user})
     variables |= resources.thread_variables(settings["threads"] or _threads(slot), {})
     return variables | user
 

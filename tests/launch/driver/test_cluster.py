@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.errors import CancelledError, ClusterError, PreflightError, RankFailedError, UnreachableError
-from sparkdl.launch.driver.gather import _marked, failure_in
-from sparkdl.launch.driver.session import as_cluster_error, cluster_facts
+from sparkdl.launch.driver.cluster import as_cluster_error, cluster_facts
+from sparkdl.launch.driver.stage_rows import _marked, failure_in
 from sparkdl.launch.driver.supervisor import is_follow_up
 
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import ClusterError, ConfigError
-from sparkdl.launch import network
+from sparkdl.launch import addresses
 
 HOSTS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
 
 
 @given(HOSTS)
 def test_ranks_of_a_host_are_neighbours_and_every_number_occurs_once(hosts):
-    everybody = network.worlds(hosts)
+    everybody = addresses.worlds(hosts)
     assert sorted(world.rank for world in everybody) == list(range(len(hosts)))
     by_rank = sorted(zip(everybody, hosts, strict=True), key=lambda pair: pair[0].rank)
     for (one, host), (other, next_host) in itertools.pairwise(by_rank):
@@ -30,10 +30,10 @@ def test_ranks_of_a_host_are_neighbours_and_every_number_occurs_once(hosts):
 
 @given(HOSTS)
 def test_horovods_cross_communicators_join_the_equal_local_ranks(hosts):
-    everybody = network.worlds(hosts)
+    everybody = addresses.worlds(hosts)
     groups = {}
     for world, host in zip(everybody, hosts, strict=True):
-        variables = network.variables(world, everybody, host)
+        variables = addresses.variables(world, everybody, host)
         groups.setdefault(world.local_rank, []).append(
             (int(variables["HOROVOD_CROSS_RANK"]), int(variables["HOROVOD_CROSS_SIZE"]))
         )
@@ -42,21 +42,21 @@ def test_horovods_cross_communicators_join_the_equal_local_ranks(hosts):
 
 
 def test_the_interface_is_the_one_of_the_route_and_the_users_choice_wins():
-    assert network.interface_to("127.0.0.1") == "lo"
-    variables = network.interface_variables("lo", {"NCCL_SOCKET_IFNAME": "ib0"})
+    assert addresses.interface_to("127.0.0.1") == "lo"
+    variables = addresses.interface_variables("lo", {"NCCL_SOCKET_IFNAME": "ib0"})
     assert variables == {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo"}
     with pytest.raises(ConfigError, match=r"interface='nope0' is not one of this host's \(.*lo"):
-        network.interface_variables("nope0", {})
+        addresses.interface_variables("nope0", {})
 
 
 def test_a_name_that_does_not_resolve_is_refused_with_the_setting():
     with pytest.raises(ClusterError, match=r"'no\.such\.host\.invalid' cannot be resolved .* spark\.driver\.host"):
-        network.address_of("no.such.host.invalid")
+        addresses.address_of("no.such.host.invalid")
 
 
 def test_ranks_meet_on_the_route_to_another_host_or_on_the_loopback_interface():
-    assert network.meeting_address("a", ("a", "a"), None) == "127.0.0.1"
-    assert network.meeting_address("a", ("a", "127.0.0.1"), None) == "127.0.0.1"
-    assert network.meeting_address("a", ("a", "a"), "lo") == "127.0.0.1"
+    assert addresses.meeting_address("a", ("a", "a"), None) == "127.0.0.1"
+    assert addresses.meeting_address("a", ("a", "127.0.0.1"), None) == "127.0.0.1"
+    assert addresses.meeting_address("a", ("a", "a"), "lo") == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"interface='nope0' is not one of this host's"):
-        network.meeting_address("a", ("a", "b"), "nope0")
+        addresses.meeting_address("a", ("a", "b"), "nope0")

@@ -13,8 +13,8 @@ from typing import Any
 from sparkdl.compat.spark_errors import OTHER_PYTHON, lacking_module
 from sparkdl.config import LaunchConfig
 from sparkdl.errors import CancelledError, ClusterError, PreflightError, UnreachableError
+from sparkdl.launch.addresses import address_of
 from sparkdl.launch.driver.preflight import ClusterFacts
-from sparkdl.launch.network import address_of
 
 __all__ = ["as_cluster_error", "bind_address", "cluster_facts", "is_connect", "is_local"]
 
