@@ -139,22 +139,21 @@ class Contender:
 
 
 def contenders() -> dict[str, Contender]:
-    """Return the launchers by name, peers first."""
+    """Return the launchers by name; the peers, which take longest, come last."""
     sys.path.insert(0, str(HERE))
     from peers import interpreter
 
-    found = {
-        "horovod.spark.run": Contender(interpreter(), HOROVOD_SPARK),
-        "TorchDistributor": Contender(sys.executable, DISTRIBUTOR),
-    }
+    launchers = {}
     for settings in ((DAEMON,), ()):
         for backend in ("torch", "horovod"):
             name = f"sparkdl, {backend}, {'prewarmed' if settings else 'default'} workers"
             program = OURS.format(function=f"with_{backend}", backend=backend, gather=False)
-            found[name] = Contender(sys.executable, program, *settings)
+            launchers[name] = Contender(sys.executable, program, *settings)
     program = OURS.format(function="with_torch", backend="torch", gather=True)
-    found["sparkdl, torch, prewarmed workers, as rows of the stage"] = Contender(sys.executable, program, DAEMON)
-    return found
+    launchers["sparkdl, torch, prewarmed workers, as rows of the stage"] = Contender(sys.executable, program, DAEMON)
+    launchers["TorchDistributor"] = Contender(sys.executable, DISTRIBUTOR)
+    launchers["horovod.spark.run"] = Contender(interpreter(), HOROVOD_SPARK)
+    return launchers
 
 
 def measure(budget_seconds: float = 220.0) -> Iterator[dict[str, object]]:
