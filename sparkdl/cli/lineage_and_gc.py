@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from sparkdl.cli.words import Answer, plain_text, shown, size_text, table_of, version_named
+from sparkdl.cli.words import Answer, plain_text, shown, table_of, version_named
 from sparkdl.config import require
+from sparkdl.storage import size_text
 
 if TYPE_CHECKING:
     from sparkdl.models.registry import ModelLineage, ModelRegistry

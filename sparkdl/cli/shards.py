@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sparkdl.cli.words import add_command, size_text, time_text
+from sparkdl.cli.words import add_command, time_text
+from sparkdl.storage import size_text
 
 __all__ = ["add_commands"]
 

@@ -22,7 +22,7 @@ from sparkdl.errors import SparkdlError
 from sparkdl.models.reference import reference, version_or_alias
 
 __all__ = [
-    "Answer", "Command", "add_command", "plain_text", "print_lines", "shown", "size_text", "table_of", "time_text",
+    "Answer", "Command", "add_command", "plain_text", "print_lines", "shown", "table_of", "time_text",
     "version_named", "with_exit_codes",
 ]  # fmt: skip
 
@@ -107,15 +107,6 @@ def version_named(name: str, which: str | None) -> tuple[str, int | str]:
     model, inside = reference(name)
     require(inside is None or which is None, f"{name} and {which} both say which version: give one of them")
     return model, inside if inside is not None else "champion" if which is None else version_or_alias(which)
-
-
-def size_text(count: float) -> str:
-    """Bytes in the unit that suits them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def time_text(when: float | datetime | None) -> str:

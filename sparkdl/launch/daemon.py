@@ -33,7 +33,7 @@ def preload(names: str | None = None) -> list[str]:
     wanted = [name.strip() for name in names.split(",") if name.strip()] if names is not None else DEFAULT_PRELOAD
     loaded = []
     for name in wanted:
-        threads = _threads()
+        threads = _running_threads()
         try:
             importlib.import_module(name)
         except Exception as error:
@@ -41,12 +41,12 @@ def preload(names: str | None = None) -> list[str]:
                 print(f"sparkdl: SPARKDL_PRELOAD names {name}, which cannot be imported: {error}", file=sys.stderr)
             continue
         loaded.append(name)
-        if _threads() > threads:
+        if _running_threads() > threads:
             print(f"sparkdl: {name} starts threads when imported: take it out of SPARKDL_PRELOAD", file=sys.stderr)
     return loaded
 
 
-def _threads() -> int:
+def _running_threads() -> int:
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else 0
 

@@ -84,7 +84,7 @@ class KeyValueStore:
         if op in ("get", "wait"):
             if not self._wait(keys, seconds):
                 return None
-            return True if op == "wait" else _text(self._values[keys[0]])
+            return True if op == "wait" else _encoded(self._values[keys[0]])
         if op == "set":
             return self._put(key, desired)
         if op == "append":
@@ -95,7 +95,7 @@ class KeyValueStore:
             return total
         if op == "compare_set":  # a key that is not there counts as empty, as in torch's TCPStore
             if (current or b"") != b64decode(expected):
-                return expected if current is None else _text(current)
+                return expected if current is None else _encoded(current)
             self._put(key, desired)
             return value
         if op == "delete":
@@ -158,11 +158,11 @@ class StoreClient:
         Raises:
             ClusterError: the store is full, or the run is over.
         """
-        self._ask(op="set", key=key, value=_text(value))
+        self._ask(op="set", key=key, value=_encoded(value))
 
     def append(self, key: str, value: bytes) -> None:
         """Put ``value`` behind what ``key`` has."""
-        self._ask(op="append", key=key, value=_text(value))
+        self._ask(op="append", key=key, value=_encoded(value))
 
     def add(self, key: str, number: int) -> int:
         """Add ``number`` to the count under ``key``, which begins at 0; return the sum."""
@@ -170,7 +170,7 @@ class StoreClient:
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Set ``key`` to ``desired`` if it is ``expected``, or not there and ``expected`` empty; return what it is."""
-        return b64decode(self._ask(op="compare_set", key=key, expected=_text(expected), value=_text(desired)))
+        return b64decode(self._ask(op="compare_set", key=key, expected=_encoded(expected), value=_encoded(desired)))
 
     def get(self, key: str, seconds: float) -> bytes:
         """Return the value of ``key``; wait for it at most ``seconds``.
@@ -234,7 +234,7 @@ class StoreClient:
         return answer["value"]
 
 
-def _text(value: bytes) -> str:
+def _encoded(value: bytes) -> str:
     if len(value) > MAX_VALUE_BYTES:
         raise ClusterError(
             f"a value of {len(value):,} bytes exceeds the {MAX_VALUE_BYTES:,} that the store of a run takes: send data "

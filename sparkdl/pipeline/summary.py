@@ -14,6 +14,7 @@ from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status
 from sparkdl.pipeline.windows import deleted_text
+from sparkdl.storage import size_text
 
 __all__ = ["plan_lines", "status_lines", "summary_lines"]
 
@@ -236,7 +237,7 @@ def _amount(plan: Plan, step: str) -> str:
         return ""
     rows = "" if one.rows is None else f"{f'{one.told} ' if one.told else ''}{one.rows:,} rows"
     seconds = "" if one.seconds is None else f"about {_seconds(one.seconds)}"
-    parts = [rows, "" if one.bytes is None else _bytes(one.bytes), seconds]
+    parts = [rows, "" if one.bytes is None else size_text(one.bytes), seconds]
     return f" ({', '.join(part for part in parts if part)})" if any(parts) else ""
 
 
@@ -254,14 +255,6 @@ def _cost(plan: Plan) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def _span(windows: Sequence[str]) -> str:

@@ -351,7 +351,7 @@ def _equal_neighbours(rows: Rows, keys: Words) -> npt.NDArray[np.bool_]:
             if isinstance(values, np.ndarray):
                 equal = values.tobytes() == right[name].tobytes()
             else:
-                equal = _bits(values).equals(_bits(right[name]))
+                equal = _as_integers(values).equals(_as_integers(right[name]))
             if not equal:
                 same[:] = False
     return same
@@ -365,7 +365,7 @@ def _of_numbers(array: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(from_numpy(offsets), array.values.flatten())
 
 
-def _bits(array: pa.Array) -> pa.Array:
+def _as_integers(array: pa.Array) -> pa.Array:
     """Lists of floats as lists of whole numbers: NaN equals itself then, and zero is not minus zero."""
     array = _of_numbers(array)
     if isinstance(array, pa.ListArray) and pa.types.is_floating(array.type.value_type):

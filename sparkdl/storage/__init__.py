@@ -12,7 +12,7 @@ from sparkdl.storage.files import TEMPORARY, LocalStorage, RemoteStorage, Storag
 from sparkdl.storage.hashes import sha256_hex, xxh3_hex
 from sparkdl.storage.places import check_places
 from sparkdl.storage.remote import RangeReader
-from sparkdl.storage.sizes import Entry
+from sparkdl.storage.sizes import Entry, size_text
 
 __all__ = [
     "TEMPORARY",
@@ -29,6 +29,7 @@ __all__ = [
     "one_line",
     "options_of_delta",
     "sha256_hex",
+    "size_text",
     "outage_error",
     "storage_errors",
     "store_error",

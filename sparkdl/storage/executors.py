@@ -48,10 +48,10 @@ def problems_on_executors(
     if not new or _all_here(spark):
         return {}
     with ExitStack() as stack:
-        marks = {name: _marked(storage, stack) for name, storage in new.items()}
+        marks = {name: _disk_mark(storage, stack) for name, storage in new.items()}
         look = _Look({name: (storage, marks[name]) for name, storage in new.items()}, problem_of)
         try:
-            rows = _frame(spark).mapInArrow(look, "name string, problem string").collect()
+            rows = _row_for_each_executor(spark).mapInArrow(look, "name string, problem string").collect()
         except Exception as error:
             lacking = lacking_module(error)
             if lacking is not None:
@@ -98,7 +98,7 @@ class _Look:
         return f"the executor on {socket.gethostname()} {problem}" if problem else ""
 
 
-def _marked(storage: Storage, stack: ExitStack) -> str | None:
+def _disk_mark(storage: Storage, stack: ExitStack) -> str | None:
     """Put a file where a local place will be, for as long as the stack is open."""
     path = storage.local_path()
     if path is None:
@@ -120,7 +120,7 @@ def _covered(storage: Storage, reached: set[str]) -> bool:
     return any(uri == parent or uri.startswith(f"{parent.rstrip('/')}/") for parent in reached)
 
 
-def _frame(spark: Any) -> Any:
+def _row_for_each_executor(spark: Any) -> Any:
     """A row or so for every executor, as far as Spark spreads tasks."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         return spark.range(_MOST_TASKS)  # in as many partitions as the server has slots

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl.errors import IntegrityError, StorageError
 
-__all__ = ["Entry", "check_size", "entry_of", "whole"]
+__all__ = ["Entry", "check_size", "entry_of", "size_text", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +46,12 @@ def whole(uri: str, data: bytes, offset: int, length: int | None) -> bytes:
         end = offset + length
         raise StorageError(f"{uri} ends at byte {offset + len(data)}, before {end}: it was cut short, write it again")
     return data
+
+
+def size_text(count: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

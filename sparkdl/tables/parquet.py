@@ -25,7 +25,16 @@ from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
 from sparkdl.tables.nulls import nested_nulls
 
-__all__ = ["FILE_ROW_DDL", "HIVE_NULL", "FileRow", "Files", "WriteTask", "partition_text", "with_statistics"]
+__all__ = [
+    "FILE_ROW_DDL",
+    "HIVE_NULL",
+    "FileRow",
+    "Files",
+    "WriteTask",
+    "is_ordered",
+    "partition_text",
+    "with_statistics",
+]
 
 _CODECS = ("snappy", "zstd", "lz4", "none")
 _ROW_GROUP_BYTES = 32 << 20
@@ -366,7 +375,7 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[st
         counted: nulls by column that has no statistics in the file: of floating-point ones, see ``with_statistics``.
     """
     nulls, lows, highs = dict(counted), dict[str, Any](), dict[str, Any]()
-    bounded = {name for name in schema.names[:_STATISTICS_COLUMNS] if _ordered(schema.field(name).type)}
+    bounded = {name for name in schema.names[:_STATISTICS_COLUMNS] if is_ordered(schema.field(name).type)}
     leaves = [arrow_field.name for arrow_field in schema for _ in range(_leaves(arrow_field.type))]
     for index, name in enumerate(leaves):  # by place: a column `a.b` has the path of what is inside of a struct `a`
         if pa.types.is_nested(schema.field(name).type):
@@ -389,7 +398,8 @@ def _leaves(kind: pa.DataType) -> int:
     return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields)) or 1
 
 
-def _ordered(kind: pa.DataType) -> bool:
+def is_ordered(kind: pa.DataType) -> bool:
+    """Whether least and greatest values of a type are kept by all writers alike."""
     test = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
     return any(is_one(kind) for is_one in test)
 

@@ -65,11 +65,11 @@ def check_inside(uri: str, paths: Iterable[str], allowed: Sequence[str] = ()) ->
     Raises:
         IntegrityError: names the first such file.
     """
-    folders = tuple(f"{_comparable(folder).rstrip('/')}/" for folder in (uri, *allowed))
+    folders = tuple(f"{_normalized(folder).rstrip('/')}/" for folder in (uri, *allowed))
     for text in paths:
         path = path_in_log(text)
         if _SCHEME.match(text) or _SCHEME.match(path):
-            inside = _comparable(path).startswith(folders)
+            inside = _normalized(path).startswith(folders)
         else:
             inside = ".." not in path.split("/")
         if not inside:
@@ -80,7 +80,7 @@ def check_inside(uri: str, paths: Iterable[str], allowed: Sequence[str] = ()) ->
             )
 
 
-def _comparable(address: str) -> str:
+def _normalized(address: str) -> str:
     """An address with its scheme and without dots, S3 under one of its names."""
     scheme, separator, path = address.partition("://") if "://" in address else ("file", "://", address)
     return f"{re.sub('^s3[an]$', 's3', scheme)}{separator}{posixpath.normpath(path)}"
@@ -122,7 +122,7 @@ def partition_predicate(partitions: Collection[Partition]) -> str:
     if len(names) == 1 and all(partitions):
         (name,) = names
         values = dict.fromkeys(partition[name] for partition in partitions)
-        filled = ", ".join(_literal(value) for value in values if value is not None)
+        filled = ", ".join(_sql_text(value) for value in values if value is not None)
         terms = [f"{quoted(name)} IN ({filled})"] if filled else []
         terms += [f"{quoted(name)} IS NULL"] if None in values else []
     else:
@@ -132,13 +132,13 @@ def partition_predicate(partitions: Collection[Partition]) -> str:
 
 def _conjunction(partition: Partition) -> str:
     terms = [
-        f"{quoted(name)} IS NULL" if value is None else f"{quoted(name)} = {_literal(value)}"
+        f"{quoted(name)} IS NULL" if value is None else f"{quoted(name)} = {_sql_text(value)}"
         for name, value in partition.items()
     ]
     return " AND ".join(terms) or "true"
 
 
-def _literal(value: str) -> str:
+def _sql_text(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

@@ -63,7 +63,7 @@ class Explanation:
         lines = [
             ("shard set", f"{self.uri}: {self.rows:,} rows in {self.blocks:,} blocks"),
             ("steps", f"{self.steps:,} of {self.global_batch:,} rows; the last of {self.last_step_rows:,}"),
-            ("rows per rank", f"{_span(low, high)} on each of {self.world_size}"),
+            ("rows per rank", f"{low:,}{f' to {high:,}' if high != low else ''} on each of {self.world_size}"),
             (
                 "read per rank",
                 f"{_mib(read_low, read_high)}; all ranks together {self.read_amplification:.2f} x the set",
@@ -82,10 +82,6 @@ class Explanation:
             *(("warning", text) for text in self.warnings),
         ]
         return "\n".join(f"{name:<16}{text}" for name, text in lines)
-
-
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _mib(low: int, high: int | None = None) -> str:

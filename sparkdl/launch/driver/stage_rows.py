@@ -211,11 +211,11 @@ def _run(rows: _Rows, rank: int, assigned: Assignment, job: GatherJob) -> None:
     except Stopped:
         limit = job.config.timeout_seconds
         late = {"cause": f"it did not return within {limit:g} s", "limit": limit, "tail": rows.tail}
-        raise ClusterError(_marked(rank, {**late, "traceback": rows.where})) from None
+        raise ClusterError(_failure_text(rank, {**late, "traceback": rows.where})) from None
     if not succeeded:
         if is_follow_up(str((rows.error or {}).get("cause", ""))):
             time.sleep(_FOLLOW_UP_SECONDS)  # Spark names the first task that fails: let the one at fault be it.
-        raise ClusterError(_marked(rank, rows.error or {}))
+        raise ClusterError(_failure_text(rank, rows.error or {}))
 
 
 def _batch(rank: int, kind: str, part: int, piece: bytes | memoryview) -> pyarrow.RecordBatch:
@@ -224,7 +224,7 @@ def _batch(rank: int, kind: str, part: int, piece: bytes | memoryview) -> pyarro
     )
 
 
-def _marked(rank: int, error: Mapping[str, Any]) -> str:
+def _failure_text(rank: int, error: Mapping[str, Any]) -> str:
     """Return a text that a person can read, and from which ``failure_in`` takes the whole report."""
     tail: list[str] = []
     room = _MAX_TAIL_CHARACTERS

@@ -37,12 +37,12 @@ class LineSplitter:
         if len(self._rest) > 4 * _MAX_LINE_CHARACTERS:
             lines += [self._rest]
             self._rest = b""
-        return [_text(line) for line in lines]
+        return [_shortened(line) for line in lines]
 
     def flush(self) -> list[str]:
         """Return what stands without a line end, and forget it."""
         rest, self._rest = self._rest, b""
-        return [_text(rest)] if rest.strip() else []
+        return [_shortened(rest)] if rest.strip() else []
 
 
 class RateLimit:
@@ -167,7 +167,7 @@ class Capture:
                 return
 
 
-def _text(line: bytes) -> str:
+def _shortened(line: bytes) -> str:
     text = line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
     return text if len(text) <= _MAX_LINE_CHARACTERS else text[:_MAX_LINE_CHARACTERS] + "..."
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.errors import ConfigError, SchemaError
+from sparkdl.tables.parquet import is_ordered
 
 __all__ = ["Condition", "conditions_of"]
 
@@ -77,7 +78,7 @@ class Condition:
         NaN does to their statistics.
         """
         kind = self.kind
-        if self.operator in ("!=", "not in") or not _ordered(kind):
+        if self.operator in ("!=", "not in") or not is_ordered(kind):
             return pa.array([True] * len(least))
         least, greatest = _comparable(least, kind), _comparable(greatest, kind)
         if pa.types.is_timestamp(kind):
@@ -179,9 +180,3 @@ def _comparable(values: Any, kind: pa.DataType) -> Any:
     """Values in the type in which they are compared; -0.0 becomes 0.0, which it equals."""
     values = values if values.type == kind else values.cast(kind)
     return pc.add(values, 0.0) if pa.types.is_floating(kind) else values
-
-
-def _ordered(kind: pa.DataType) -> bool:
-    """Whether least and greatest values of a type are kept by all writers alike."""
-    test = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
-    return any(is_one(kind) for is_one in test)

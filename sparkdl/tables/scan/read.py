@@ -122,7 +122,7 @@ class ScanTask:
         deleted = None if part.deleted is None else np.frombuffer(zlib.decompress(part.deleted), np.uint8)
         for batch in rows:
             count = batch.num_rows
-            kept = None if deleted is None else pa.array(_bits(deleted, first, count) == 0)
+            kept = None if deleted is None else pa.array(_unpacked_bits(deleted, first, count) == 0)
             for condition in self.where:
                 met = condition.mask(
                     batch.column(stored[condition.column])
@@ -188,7 +188,7 @@ def _begin(group: pq.RowGroupMetaData) -> int:
     return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
 
 
-def _bits(packed: np.ndarray[Any, Any], first: int, count: int) -> np.ndarray[Any, Any]:
+def _unpacked_bits(packed: np.ndarray[Any, Any], first: int, count: int) -> np.ndarray[Any, Any]:
     """``(count,)`` bits from ``first`` on, zeros beyond the end."""
     bits = np.unpackbits(packed[first // 8 : -(-(first + count) // 8)], bitorder="little")[first % 8 :][:count]
     return np.pad(bits, (0, count - len(bits)))

@@ -6,7 +6,7 @@ import pytest
 
 from sparkdl.errors import CancelledError, ClusterError, PreflightError, RankFailedError, UnreachableError
 from sparkdl.launch.driver.cluster import as_cluster_error, cluster_facts
-from sparkdl.launch.driver.stage_rows import _marked, failure_in
+from sparkdl.launch.driver.stage_rows import _failure_text, failure_in
 from sparkdl.launch.driver.supervisor import is_follow_up
 
 
@@ -49,7 +49,11 @@ def test_what_is_not_sparks_stays_as_it_is():
 
 def test_a_failure_survives_its_journey_in_a_text():
     tail = [f"line {number} " + "x" * 2000 for number in range(100)]
-    text = "Job aborted ... " + _marked(3, {"cause": "ValueError: ]", "traceback": "t\n", "tail": tail}) + "\n\tat java"
+    text = (
+        "Job aborted ... "
+        + _failure_text(3, {"cause": "ValueError: ]", "traceback": "t\n", "tail": tail})
+        + "\n\tat java"
+    )
     failure = failure_in(text)
     assert isinstance(failure, RankFailedError)
     assert (failure.rank, failure.cause, failure.rank_traceback) == (3, "ValueError: ]", "t\n")
