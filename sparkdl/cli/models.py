@@ -103,17 +103,13 @@ def _list(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
             str(model.version),
             time_text(model.published),
             ", ".join(model.aliases),
-            _metrics(model.metrics),
+            ", ".join(f"{name} {value:.4g}" for name, value in model.metrics.items()),
             _source(model),
         )
         for model in versions
     ]
     names = ("version", "published", "aliases", "metrics", "trained on")
     return Answer(value=versions, view=table_of(names, described, f"no versions of {options.name} in {registry.uri}"))
-
-
-def _metrics(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def _source(version: ModelVersion) -> str:
@@ -141,24 +137,22 @@ def _compare(registry: ModelRegistry, options: argparse.Namespace) -> Answer:
     first, second = (registry.get(options.name, version_or_alias(which)) for which in (options.first, options.second))
     rows, value = [], {}
     for part in ("metrics", "parameters", "lineage"):
-        one, other = _flat(getattr(first, part)), _flat(getattr(second, part))
-        names = sorted(one.keys() | other.keys())
-        value[part] = {name: [one.get(name), other.get(name)] for name in names}
-        told = names if part == "metrics" else [name for name in names if one.get(name) != other.get(name)]
-        rows += [
-            (f"{part}: {name}", shown(one.get(name)), shown(other.get(name)), _gain(one.get(name), other.get(name)))
-            for name in told
-        ]
-        if len(names) > len(told):
-            rows.append((f"{part}: {len(names) - len(told)} more", "alike", "alike", ""))
-    titles = [f"version {each.version} {' '.join(each.aliases)}".strip() for each in (first, second)]
+        facts = [_flat(getattr(version, part)) for version in (first, second)]
+        names = sorted(facts[0].keys() | facts[1].keys())
+        pairs = {name: [flat.get(name) for flat in facts] for name in names}
+        value[part] = pairs
+        listed = names if part == "metrics" else [name for name in names if pairs[name][0] != pairs[name][1]]
+        rows += [(f"{part}: {name}", *map(shown, pairs[name]), _gain(*pairs[name])) for name in listed]
+        if len(names) > len(listed):
+            rows.append((f"{part}: {len(names) - len(listed)} more", "alike", "alike", ""))
+    titles = [f"version {version.version} {' '.join(version.aliases)}".strip() for version in (first, second)]
     view = table_of((options.name, *titles, "difference"), rows, "neither has metrics, parameters or lineage")
     return Answer(value={"versions": [first.version, second.version], **value}, view=view)
 
 
-def _gain(one: Any, other: Any) -> str:
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
-    return f"{other - one:+.4g}" if numbers and other != one else ""
+def _gain(first: Any, second: Any) -> str:
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (first, second))
+    return f"{second - first:+.4g}" if numbers and second != first else ""
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -126,13 +126,12 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
     return {"backfill": options.backfill, "until": options.until, "train": not options.without_training}
 
 
-def _exit_code(options: argparse.Namespace, code: int) -> int:
+def _run(options: argparse.Namespace, console: Console) -> int:
+    code = _show_plan(options, console) if options.dry_run else _run_now(options, console)
     return 0 if options.ok_when_nothing and code in (10, 20) else code
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
-    if options.dry_run:
-        return _exit_code(options, _show_plan(options, console))
+def _run_now(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline import Pipeline
     from sparkdl.pipeline.summary import summary_lines
 
@@ -146,7 +145,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         f"[bold]{record.pipeline}: {record.outcome}[/bold] in {record.seconds:.1f} s", highlight=False, soft_wrap=True
     )
     print_lines(console, summary_lines(record))
-    return _exit_code(options, record.exit_code)
+    return record.exit_code
 
 
 def _status(options: argparse.Namespace, console: Console) -> int:

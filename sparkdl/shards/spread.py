@@ -256,17 +256,18 @@ def spread(sets: Sequence[Spreading], run_stage: Stage) -> list[tuple[ShardInfo,
     Returns:
         the shards of each set, in their order.
     """
-    searched = [number for number, one in enumerate(sets) if one.may_have_common]
+    searched = [number for number, spreading in enumerate(sets) if spreading.may_have_common]
     if searched:
         jobs = [(number, bucket) for number in searched for bucket in range(sets[number].buckets)]
         reports = run_stage(_Jobs(tuple(sets), tuple(jobs), "find_common"), len(jobs))
         sets = [
             replace(
-                each, common=Common.of([report for (n, _), report in zip(jobs, reports, strict=True) if n == number])
+                spreading,
+                common=Common.of([report for (n, _), report in zip(jobs, reports, strict=True) if n == number]),
             )
-            for number, each in enumerate(sets)
+            for number, spreading in enumerate(sets)
         ]
-    jobs = [(number, bucket) for number, each in enumerate(sets) for bucket in range(each.buckets)]
+    jobs = [(number, bucket) for number, spreading in enumerate(sets) for bucket in range(spreading.buckets)]
     written = run_stage(_Jobs(tuple(sets), tuple(jobs), "write"), len(jobs)) if jobs else []
     shards: list[list[ShardInfo]] = [[] for _ in sets]
     for (number, _), report in zip(jobs, written, strict=True):

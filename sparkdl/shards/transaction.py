@@ -158,14 +158,14 @@ class Transaction:
         return None
 
     def spreading(
-        self, reports: Sequence[PartReport], tensors: Sequence[TensorSpec], found: Sequence[str]
+        self, reports: Sequence[PartReport], tensors: Sequence[TensorSpec], collected: Sequence[str]
     ) -> Spreading:
         """What becomes of the runs that the reports name.
 
         Raises:
             DataError, NoRowsError: as ``commit``.
         """
-        shaped, _, _ = self._checked(reports, tensors, found)
+        shaped, _, _ = self._checked(reports, tensors, collected)
         runs = [run for report in reports for run in report.runs]
         if self.root.local_path() is not None and not all(self.root.child(run.path).exists() for run in runs):
             raise self._not_here()
@@ -175,7 +175,7 @@ class Transaction:
         self,
         reports: Sequence[PartReport],
         tensors: Sequence[TensorSpec],
-        found: Sequence[str],
+        collected: Sequence[str],
         shards: Sequence[ShardInfo] | None = None,
     ) -> Manifest:
         """Make the set visible, if every task succeeded and the data are as they have to be.
@@ -183,7 +183,7 @@ class Transaction:
         Args:
             reports: one a task, in any order.
             tensors: as planned, dictionaries included.
-            found: the string columns whose dictionaries were taken from the rows themselves.
+            collected: the string columns whose dictionaries were taken from the rows themselves.
             shards: of the set; None takes those that the reports name.
 
         Raises:
@@ -192,7 +192,7 @@ class Transaction:
             ConflictError: another writer committed first.
             StorageError: the files lie on disks of other machines, or the manifest cannot be written.
         """
-        shaped, statistics, rows = self._checked(reports, tensors, found)
+        shaped, statistics, rows = self._checked(reports, tensors, collected)
         ordered = sorted(reports, key=lambda report: report.partition)
         shards = [shard for report in ordered for shard in report.shards] if shards is None else shards
         written = sum(shard.rows for shard in shards)
@@ -229,7 +229,7 @@ class Transaction:
         )
 
     def _checked(
-        self, reports: Sequence[PartReport], tensors: Sequence[TensorSpec], found: Sequence[str]
+        self, reports: Sequence[PartReport], tensors: Sequence[TensorSpec], collected: Sequence[str]
     ) -> tuple[tuple[TensorSpec, ...], dict[str, ColumnStats], int]:
         """The tensors with all shapes, the statistics of columns, and the rows."""
         reports = sorted(reports, key=lambda report: report.partition)
@@ -238,7 +238,7 @@ class Transaction:
                 kind, message = report.error
                 raise getattr(errors, kind, SparkdlError)(message)
         statistics = _merged(reports)
-        _check_unseen(reports, tensors, found)
+        _check_unseen(reports, tensors, collected)
         _check_nulls(tensors, statistics)
         rows = sum(file.rows for report in reports for file in (report.shards or report.runs))
         if not rows:
@@ -289,10 +289,10 @@ def _merged(reports: Sequence[PartReport]) -> dict[str, ColumnStats]:
     return {name: stats.result() for name, stats in merged.items()}
 
 
-def _check_unseen(reports: Sequence[PartReport], tensors: Sequence[TensorSpec], found: Sequence[str]) -> None:
+def _check_unseen(reports: Sequence[PartReport], tensors: Sequence[TensorSpec], collected: Sequence[str]) -> None:
     for spec in tensors:
         unseen = sum(report.unseen.get(spec.name, 0) for report in reports)
-        if unseen and spec.name in found:
+        if unseen and spec.name in collected:
             raise DataError(
                 f"column {spec.name!r} has {unseen} values that were not there when its {len(spec.dictionary)} were "
                 f"collected: the frame changes each time it is computed, so save or cache it first"
@@ -332,10 +332,10 @@ def _with_known_shapes(
                 report.tensors[position].shape: report.partition for report in reports if report.shards or report.runs
             }
             if len(shapes) > 1:
-                (one, first), (two, second) = list(shapes.items())[:2]
+                (shape, first), (other_shape, second) = list(shapes.items())[:2]
                 raise DataError(
-                    f"column {spec.name!r} has rows of shape {one} in partition {first} and of {two} in partition "
-                    f"{second}: make them equal"
+                    f"column {spec.name!r} has rows of shape {shape} in partition {first} and of {other_shape} in "
+                    f"partition {second}: make them equal"
                 )
             spec = replace(spec, shape=next(iter(shapes)))
         elif spec.ragged and layout.shapes.get(spec.name) is None:

@@ -347,8 +347,8 @@ class _WriteTask:
     def _divided(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, ...]:
         if len(self.targets) == 1:
             return (batch,)
-        *columns, told = batch.columns
-        marks = pc.fill_null(told, False)
+        *columns, last_column = batch.columns
+        marks = pc.fill_null(last_column, False)
         rows = pa.RecordBatch.from_arrays(columns, batch.schema.names[:-1])
         return rows.filter(pc.invert(marks)), rows.filter(marks)
 

@@ -36,8 +36,8 @@ def resolved_address(text: str) -> str:
         return _local(_path_behind(text, rest if separator else text.removeprefix("file:")))
     if separator:  # hdfs:///x leaves its host to Hadoop's configuration
         hostless = scheme in ("hdfs", "viewfs") and rest.startswith("/")
-        known = hostless and default_filesystem().startswith(f"{scheme}://")
-        return (qualified_by_session(rest) if known else None) or _named_as_s3(text.rstrip("/"))
+        has_default_host = hostless and default_filesystem().startswith(f"{scheme}://")
+        return (qualified_by_session(rest) if has_default_host else None) or _named_as_s3(text.rstrip("/"))
     if _CATALOG.fullmatch(text):
         raise ConfigError(
             f"{text} looks like the name of a table in a catalog, and a path is needed here: write ./{text} if it is a "

@@ -65,30 +65,30 @@ def protocol_of(uri: str) -> str:
     return protocol
 
 
-def options_for(protocol: str, uri: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def options_for(protocol: str, uri: str, own_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The options of fsspec's filesystem for an address.
 
     Args:
         protocol: fsspec's name of it.
         uri: the address.
-        given: options that came with the address; None: fsspec's configuration says, and below it the session's Hadoop
-            configuration. For S3 these fill in what is not given, see ``s3.py``.
+        own_options: options that came with the address; None: fsspec's configuration says, and below it the session's
+            Hadoop configuration. For S3 these fill in what is not given, see ``s3.py``.
 
     Raises:
         ConfigError: the session's credentials for S3 come from where only Spark can ask.
     """
     if protocol == "s3":
-        options = {**_configured(), **(given or {})}
-        return _s3_access(uri, S3Access.of_fsspec(given or {})).to_fsspec(options)
-    if given is not None:
-        return dict(given)
+        options = {**_configured(), **(own_options or {})}
+        return _s3_access(uri, S3Access.of_fsspec(own_options or {})).to_fsspec(options)
+    if own_options is not None:
+        return dict(own_options)
     import fsspec.config
 
     options = dict(fsspec.config.conf.get(protocol, {}))
     return {**hadoop_settings(), **options} if protocol in HADOOP else options
 
 
-def delta_s3_options(uri: str, given: Mapping[str, str] | None) -> dict[str, str]:
+def delta_s3_options(uri: str, own_options: Mapping[str, str] | None) -> dict[str, str]:
     """The same for S3 in the words of delta-rs, over the options that were given to it.
 
     Raises:
@@ -96,14 +96,14 @@ def delta_s3_options(uri: str, given: Mapping[str, str] | None) -> dict[str, str
         StorageError: nobody answers at the endpoint.
     """
     bucket = bucket_of(uri)
-    access = _s3_access(uri, S3Access.of_delta(given or {}, bucket))
+    access = _s3_access(uri, S3Access.of_delta(own_options or {}, bucket))
     check_answers(access, uri)
-    return access.to_delta(given or {}, bucket)
+    return access.to_delta(own_options or {}, bucket)
 
 
-def options_of_delta(uri: str, given: Mapping[str, str]) -> dict[str, Any]:
+def options_of_delta(uri: str, own_options: Mapping[str, str]) -> dict[str, Any]:
     """What delta-rs was given for an address of S3, in the words of fsspec's client."""
-    return S3Access.of_delta(given, bucket_of(uri)).to_fsspec({})
+    return S3Access.of_delta(own_options, bucket_of(uri)).to_fsspec({})
 
 
 def check_spark_reaches(uri: str) -> None:
@@ -156,8 +156,8 @@ def _configured() -> dict[str, Any]:
     return {**fsspec.config.conf.get("s3", {}), **fsspec.config.conf.get("s3a", {})}
 
 
-def _s3_access(uri: str, given: S3Access) -> S3Access:
-    return given.over(S3Access.of_fsspec(_configured())).over_s3a(s3a_settings(), bucket_of(uri))
+def _s3_access(uri: str, own_access: S3Access) -> S3Access:
+    return own_access.over(S3Access.of_fsspec(_configured())).over_s3a(s3a_settings(), bucket_of(uri))
 
 
 def filesystem_of(protocol: str, uri: str, options: Mapping[str, Any]) -> Any:

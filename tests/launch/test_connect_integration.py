@@ -57,6 +57,16 @@ def attempt(name, *args, **kwargs):
 attempt("raised", fail, num_proc=2, config=LaunchConfig())
 attempt("refused", fail, num_proc=3, config=LaunchConfig())
 
+def late(world):
+    from sparkdl.launch.store import store_of_this_run
+    if world.rank == 0:
+        return "done"
+    time.sleep(2)  # rank 0, whose task holds the store, has returned
+    store_of_this_run().set("late", b"there")
+    return store_of_this_run().get("late", 5).decode()
+
+results["late"] = barrier.launch(session, late, num_proc=2, config=LaunchConfig())
+
 def hang(world):
     import torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -66,10 +76,8 @@ def hang(world):
         time.sleep(60)
     dist.all_reduce(torch.ones(1))
 
-from sparkdl.runner import _services
-services, preload = _services("torch")
 config = LaunchConfig(timeout_seconds=15.0)
-attempt("timed out", hang, num_proc=2, config=config, services=services, preload=preload)
+attempt("timed out", hang, num_proc=2, config=config, preload=["torch", "torch.distributed"])
 
 def deaf(world):
     while True:
@@ -101,6 +109,7 @@ def test_connect_with_and_without_a_channel(tmp_path):
     assert results["raised"][:3] == ["RankFailedError", 1, ["the last words"]]
     assert "ValueError: no good" in results["raised"][3]
     assert results["refused"][0] == "PreflightError"
+    assert results["late"] == ["done", "there"]
     assert results["timed out"][:3] == ["LaunchTimeoutError", 1, ["so far"]]
     assert "rank 1 did not return within 15 s" in results["timed out"][3]
     assert results["unheard"][0] == "LaunchTimeoutError"

@@ -232,11 +232,13 @@ class ShardLoader:
 
         None where that is not known: rows are padded, nulls were filled, values are bytes, or there is no such tensor.
         """
-        specs = [one for one in self.dataset.tensors if one.name == name and not one.ragged and one.dtype != "binary"]
-        found = [self.dataset.manifest.statistics.get(column) for spec in specs for column in spec.columns]
-        known = [(one.min, one.max) for one in found if one and not one.null_count]
-        ends = [float(end) for pair in known for end in pair if end is not None]
-        return (min(ends), max(ends)) if ends and len(ends) == 2 * len(found) else None
+        specs = [
+            spec for spec in self.dataset.tensors if spec.name == name and not spec.ragged and spec.dtype != "binary"
+        ]
+        statistics = [self.dataset.manifest.statistics.get(column) for spec in specs for column in spec.columns]
+        extremes = [(column.min, column.max) for column in statistics if column and not column.null_count]
+        ends = [float(end) for pair in extremes for end in pair if end is not None]
+        return (min(ends), max(ends)) if ends and len(ends) == 2 * len(statistics) else None
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the first step of ``epoch``, or, if that is the epoch a state was just loaded for, stay at its step."""

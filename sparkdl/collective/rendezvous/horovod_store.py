@@ -66,12 +66,12 @@ class _Request(BaseHTTPRequestHandler):
         if not super().parse_request():
             return False
         parts = self.path.split("/")
-        known = len(parts) == 4 and compare_digest(parts[1].encode(), f"{self._token}:0".encode())
-        if known:
+        is_ours = len(parts) == 4 and compare_digest(parts[1].encode(), f"{self._token}:0".encode())
+        if is_ours:
             self._scope, self._name = f"horovod/{parts[2]}", parts[3]
         else:
             self._answer(400)
-        return known
+        return is_ours
 
     def do_PUT(self) -> None:
         size = int(self.headers.get("Content-Length", "0"))

@@ -125,10 +125,10 @@ def crowded_hosts(registered: Sequence[Mapping[str, Any]], threads: int | None) 
         threads: per rank, where the user has said it; None takes each rank's own figure.
     """
     warnings = []
-    for host in dict.fromkeys(one["host"] for one in registered):
-        here = [one for one in registered if one["host"] == host]
-        wanted = sum(threads or int(one["threads"]) for one in here)
-        cores = max(int(one["cores"]) for one in here)
+    for host in dict.fromkeys(rank_facts["host"] for rank_facts in registered):
+        here = [rank_facts for rank_facts in registered if rank_facts["host"] == host]
+        wanted = sum(threads or int(rank_facts["threads"]) for rank_facts in here)
+        cores = max(int(rank_facts["cores"]) for rank_facts in here)
         if wanted > cores:
             warnings.append(
                 f"{len(here)} ranks on {host} want {wanted} threads, but it has {cores} cores: lower num_proc, "

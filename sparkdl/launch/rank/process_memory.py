@@ -44,11 +44,11 @@ def is_tight(memory: Mapping[str, int]) -> bool:
     return bool(memory) and memory["free"] < memory["limit"] * _TIGHT_SHARE
 
 
-def explain(before: Mapping[str, int], last: Mapping[str, int], after: Mapping[str, int], age_seconds: float) -> str:
+def explain(first: Mapping[str, int], last: Mapping[str, int], after: Mapping[str, int], age_seconds: float) -> str:
     """Say what is known of a dead process's memory; ``""`` if nothing is.
 
     Args:
-        before: what ``look`` returned in the process as it began.
+        first: what ``look`` returned in the process as it began.
         last: what it returned there ``age_seconds`` before the end.
         after: what it returned in another process of the same host after the end, {} if there is none.
         age_seconds: between the last look and the end.
@@ -57,7 +57,7 @@ def explain(before: Mapping[str, int], last: Mapping[str, int], after: Mapping[s
         return ""
     left = f"{_size(last['free'])} of {_size(last['limit'])} were free there"
     text = f"{age_seconds:.1f} s before, it held {_size(last['held'])}, and {left}"
-    if before and after and after["kills"] > before["kills"]:
+    if first and after and after["kills"] > first["kills"]:
         return f"{text}; since it began the kernel has killed a process there for want of memory"
     return f"{text}: it ran out of memory, most likely" if is_tight(last) else text
 

@@ -131,11 +131,11 @@ class ScanTask:
                 )
                 kept = met if kept is None else pc.and_(kept, met)
             columns = [self._column(field, batch, part, stored) for field in self.schema]
-            given = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else batch.select([])
+            selected = pa.RecordBatch.from_arrays(columns, schema=self.schema) if columns else batch.select([])
             if kept is not None:
-                given = given.filter(kept)
-            if given.num_rows:
-                yield given
+                selected = selected.filter(kept)
+            if selected.num_rows:
+                yield selected
             first += count
 
     def _column(self, field: pa.Field, batch: pa.RecordBatch, part: FilePart, stored: Mapping[str, str]) -> pa.Array:
