@@ -15,7 +15,7 @@ from sparkdl.errors import IntegrityError, SchemaError, SparkdlError, StorageErr
 from sparkdl.pipeline.analysis import analysed
 from sparkdl.pipeline.file.columns import misfits
 from sparkdl.pipeline.file.conditions import sql_problem
-from sparkdl.pipeline.file.decode import Path
+from sparkdl.pipeline.file.problems import Path
 from sparkdl.pipeline.sources.base import Columns
 from sparkdl.pipeline.sources.table_formats import TableFilesError
 from sparkdl.pipeline.state.context import Context
@@ -96,10 +96,10 @@ def _columns(context: Context) -> tuple[Columns | None, str]:
 
 def _unwritable(context: Context) -> Iterator[tuple[Path, str]]:
     """Places that cannot be written; of those below one root, the first."""
-    given, rooted = context.file.places, False
+    lines, rooted = context.file.lines, False
     for name, place in places_written(context).items():
         path: Path = tuple(name.split("."))
-        below_root = path not in given and ("root",) in given
+        below_root = path not in lines and ("root",) in lines
         try:
             check_places({name: place})
         except StorageError as error:

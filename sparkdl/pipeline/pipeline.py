@@ -18,7 +18,7 @@ from sparkdl.interchange.mlflow import check_installed
 from sparkdl.pipeline.check import problems_of
 from sparkdl.pipeline.code import code_hash, importable
 from sparkdl.pipeline.file import PipelineFile, draft, load
-from sparkdl.pipeline.file.decode import Path
+from sparkdl.pipeline.file.problems import Path
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.plan import Plan, plan_of
 from sparkdl.pipeline.run import run
@@ -158,7 +158,7 @@ class Pipeline:
                     more, unknown = problems_of(Context(file))
                     found += more
             file.add(found, problems)
-        if problems.found:
+        if problems.sentences:
             raise problems.error()
         return unknown
 

@@ -1,8 +1,4 @@
-"""A pipeline file against the columns that there are.
-
-Enters: what a file says, and the Arrow type of each column of the source and of what a transform makes of it. Leaves:
-a path and a sentence for each column that is missing, or whose type its use does not fit. Nothing is read.
-"""
+"""A pipeline file against the Arrow types of the columns that there are; no rows are read."""
 
 from __future__ import annotations
 
@@ -13,17 +9,16 @@ import pyarrow as pa
 
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
 from sparkdl.pipeline.file.conditions import misspelt
-from sparkdl.pipeline.file.decode import Path
-from sparkdl.pipeline.file.problems import near_column
+from sparkdl.pipeline.file.problems import Path, listed, near_column
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec
 
 __all__ = ["misfits", "read_of_source"]
 
 Columns = Mapping[str, pa.DataType | None]
-Found = Iterator[tuple[Path, str]]
+Mistakes = Iterator[tuple[Path, str]]
 
 
-def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) -> Found:
+def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) -> Mistakes:
     """Yield what ``spec`` reads and the columns do not have, or have with another type.
 
     Args:
@@ -36,11 +31,11 @@ def misfits(spec: PipelineSpec, source: Columns, transformed: Columns | None) ->
     if later is not None:
         owner = "the source" if spec.transform is None else "the transform"
         yield from _missing(_of_rows(spec), later, owner)
-        for name, each in spec.expect.items():
-            for word, near in misspelt(each.check, list(later)):
+        for name, expectation in spec.expect.items():
+            for word, near in misspelt(expectation.check, list(later)):
                 yield (
                     ("expect", name, "check"),
-                    f"={each.check!r} reads {word!r}, which is no column of {owner}: write {near}",
+                    f"={expectation.check!r} reads {word!r}, which is no column of {owner}: write {near}",
                 )
 
 
@@ -85,9 +80,9 @@ def _of_source(spec: PipelineSpec) -> Iterator[_Use]:
 def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
     for name, options in spec.features.items():
         fits, wanted = _FEATURES[str(type(options).__struct_config__.tag)]
-        own = options.column is None
-        path: Path = ("features", name) if own else ("features", name, "column")
-        yield _Use(path, options.source(name), own, fits, wanted)
+        named = options.column is None
+        path: Path = ("features", name) if named else ("features", name, "column")
+        yield _Use(path, options.source(name), named, fits, wanted)
     for name, label in spec.label.items():
         fits, wanted = (_is_number, "numbers") if label.type == "regression" else (_is_class, _CLASSES)
         yield _Use(("label", name), name, True, fits, wanted)
@@ -104,7 +99,7 @@ def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
         yield _Use(("report", "slices", position), column, False, _is_scalar, "numbers, texts or dates")
 
 
-def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Found:
+def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Mistakes:
     for use in uses:
         shown = "" if use.named else f"={use.column!r}"
         kind = columns.get(use.column)
@@ -117,9 +112,6 @@ def _missing(uses: Iterator[_Use], columns: Columns, owner: str) -> Found:
             yield use.path, f"{shown} {column}, and {use.wanted} are needed: {remedy}"
 
 
-_SHOWN = 12
-
-
 def _instead(column: str, columns: Columns) -> str:
     parent, dot, _ = column.partition(".")
     if dot and parent in columns:
@@ -127,9 +119,7 @@ def _instead(column: str, columns: Columns) -> str:
     near = near_column(column, columns)
     if near is not None:
         return f"write {near}"
-    names = list(columns)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"there are {', '.join(names[:_SHOWN])}{more}" if names else "it has no columns"
+    return f"there are {listed(list(columns))}" if columns else "it has no columns"
 
 
 def _is_nested(kind: pa.DataType, wanted: str) -> bool:

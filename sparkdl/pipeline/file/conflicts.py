@@ -1,7 +1,6 @@
 """What sections of a file say against each other.
 
-Enters: the sections that are sound. Leaves: a path and a sentence for each contradiction. A check names the sections
-that it needs as its parameters, and is asked where all of them are sound.
+A check names the sections that it needs as its parameters, and is asked where all of them are sound.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from msgspec import inspect
 from sparkdl.columns.names import quoted
 from sparkdl.errors import ConfigError
 from sparkdl.features.spec import Feature, check_features, input_names
-from sparkdl.pipeline.file.decode import Path, alternatives, fields_of, wanted
-from sparkdl.pipeline.file.problems import choices
+from sparkdl.pipeline.file.decode import alternatives, fields_of, is_of_type, wanted
+from sparkdl.pipeline.file.problems import Path, choices
 from sparkdl.pipeline.spec import (
     Drift,
     Expectation,
@@ -48,10 +47,10 @@ _TELLING_ADDRESS = re.compile(
 )
 """A signed address (``?sv=...&sig=...``), or a password before its host."""
 
-Found = Iterator[tuple[Path, str]]
+Mistakes = Iterator[tuple[Path, str]]
 
 
-def contradictions(sections: Mapping[str, Any]) -> Found:
+def contradictions(sections: Mapping[str, Any]) -> Mistakes:
     """Yield what the ``sections``, by name, say against each other; those that are not sound are left out of it."""
     for check in _CHECKS:
         needed = python_inspect.signature(check).parameters
@@ -61,7 +60,7 @@ def contradictions(sections: Mapping[str, Any]) -> Found:
 
 def _addresses_hold_no_secret(
     root: str, places: Places, source: SourceSection, publish: Publish, score: Score
-) -> Found:
+) -> Mistakes:
     addresses: dict[Path, str | None] = {
         ("root",): root,
         **{("places", name): getattr(places, name) for name in places.__struct_fields__},
@@ -78,42 +77,41 @@ def _addresses_hold_no_secret(
             )
 
 
-def _features_have_names_of_their_own(features: Mapping[str, Feature]) -> Found:
+def _features_have_names_of_their_own(features: Mapping[str, Feature]) -> Mistakes:
     try:
         check_features(features)
     except ConfigError:
-        told: dict[str, Feature] = {}
+        compatible: dict[str, Feature] = {}
         for name, options in features.items():  # the first one that does not go with those before it
-            told[name] = options
+            compatible[name] = options
             try:
-                check_features(told)
+                check_features(compatible)
             except ConfigError as refused:
                 yield ("features", name), f": {refused}"
                 return
 
 
-def _expectations_have_names_of_their_own(expect: Mapping[str, Expectation]) -> Found:
+def _expectations_have_names_of_their_own(expect: Mapping[str, Expectation]) -> Mistakes:
     for name in expect:
         if name in OUTCOMES:
             yield ("expect", name), " is what runs say of rows of their own accord: give it another name"
 
 
-def _columns_have_one_role(source: SourceSection, features: Mapping[str, Feature], label: Mapping[str, Label]) -> Found:
+def _columns_have_one_role(
+    source: SourceSection, features: Mapping[str, Feature], label: Mapping[str, Label]
+) -> Mistakes:
     for name, options in features.items():
         column = options.source(name)
         if column in label:
             yield ("features", name), f" is the label {column!r}, too, so the model would read the answer: remove it"
         elif (column,) == source.key:
-            yield (
-                ("features", name),
-                f" is source.key={column!r}, which tells rows apart only: remove it",
-            )
+            yield ("features", name), f" is source.key={column!r}, which tells rows apart only: remove it"
     for column in label:
         if column in source.key:
             yield ("label", column), f" is in source.key={list(source.key)}, too: a label cannot tell rows apart"
 
 
-def _weight_is_no_label(weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]) -> Found:
+def _weight_is_no_label(weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]) -> Mistakes:
     if weight is not None and weight in label:
         yield ("weight",), f"={weight!r} is the label, too: name another column, or leave it out"
     elif weight in {options.source(name) for name, options in features.items()}:
@@ -122,12 +120,12 @@ def _weight_is_no_label(weight: str | None, label: Mapping[str, Label], features
 
 def _labels_and_weight_are_no_inputs(
     weight: str | None, label: Mapping[str, Label], features: Mapping[str, Feature]
-) -> Found:
-    owners = {one: name for name, options in features.items() for one in input_names(name, options)}
-    places: list[tuple[Path, str]] = [(("label", name), name) for name in label]
+) -> Mistakes:
+    owners = {made: name for name, options in features.items() for made in input_names(name, options)}
+    columns: list[tuple[Path, str]] = [(("label", name), name) for name in label]
     if weight is not None and weight not in label:
-        places.append((("weight",), weight))
-    for path, column in places:
+        columns.append((("weight",), weight))
+    for path, column in columns:
         owner = owners.get(column)
         if owner is not None and features[owner].source(owner) != column:  # which is told as such
             shown = "" if path[0] == "label" else f"={column!r}"
@@ -140,8 +138,9 @@ def _renamed(name: str) -> str:
 
 def _predictions_have_columns_of_their_own(
     source: SourceSection, split: Split | None, label: Mapping[str, Label], score: Score
-) -> Found:
-    own = {name.lower() for name in prediction_columns({name: one.type for name, one in label.items()})}  # as in SQL
+) -> Mistakes:
+    types = {name: options.type for name, options in label.items()}
+    own = {name.lower() for name in prediction_columns(types)}  # as in SQL
     for position, name in enumerate(score.keep):
         if name.lower() in own:
             yield (
@@ -161,13 +160,13 @@ def _scores_nothing(split: Split | None) -> bool:
     return (isinstance(split, HashSplit) and split.score == 0) or getattr(split, "score", None) == ()
 
 
-def _labels_share_the_loss(label: Mapping[str, Label]) -> Found:
-    for name, one in label.items():
-        if one.weight is not None and len(label) == 1:
-            yield ("label", name, "weight"), f"={one.weight} has no meaning for one label: leave it out"
+def _labels_share_the_loss(label: Mapping[str, Label]) -> Mistakes:
+    for name, options in label.items():
+        if options.weight is not None and len(label) == 1:
+            yield ("label", name, "weight"), f"={options.weight} has no meaning for one label: leave it out"
 
 
-def _split_has_what_it_needs(source: SourceSection, split: Split | None, label: Mapping[str, Label]) -> Found:
+def _split_has_what_it_needs(source: SourceSection, split: Split | None, label: Mapping[str, Label]) -> Mistakes:
     if isinstance(split, TimeSplit):
         if source.when is None:
             yield ("split", "by"), "='time' needs source.time or source.partition: name the column, or split by hash"
@@ -188,7 +187,7 @@ def _split_has_what_it_needs(source: SourceSection, split: Split | None, label: 
             yield ("split", "group", position), f"={column!r} is the label, too: a part would lack whole labels"
 
 
-def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Found:
+def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Mistakes:
     judged = label.get(publish.label or "") or next(iter(label.values()))
     if publish.label is not None and publish.label not in label:
         yield ("publish", "label"), f"={publish.label!r} is no label: {choices(publish.label, label, columns=True)}"
@@ -204,19 +203,19 @@ def _metrics_fit_the_labels(label: Mapping[str, Label], publish: Publish) -> Fou
             yield ("publish", "gate", "floors", position), f"={text!r} cannot be computed of {of}"
 
 
-def _training_metrics_fit_a_label(label: Mapping[str, Label], train: Train) -> Found:
-    possible = {metric for one in label.values() for metric in metrics_of(one.type)}
+def _training_metrics_fit_a_label(label: Mapping[str, Label], train: Train) -> Mistakes:
+    possible = {metric for options in label.values() for metric in metrics_of(options.type)}
     for position, metric in enumerate(train.metrics):
         if metric not in possible:
             fitting = sorted(possible)
-            kinds = " and ".join(sorted({one.type for one in label.values()}))
+            kinds = " and ".join(sorted({options.type for options in label.values()}))
             yield (
                 ("train", "metrics", position),
                 f"={metric!r} cannot be computed of {kinds} labels: choose from {', '.join(fitting)}",
             )
 
 
-def _what_chooses_does_not_judge(search: Search | None, split: Split | None) -> Found:
+def _what_chooses_does_not_judge(search: Search | None, split: Split | None) -> Mistakes:
     if search is not None and not getattr(split, "test", None):
         yield (
             ("search",),
@@ -225,7 +224,7 @@ def _what_chooses_does_not_judge(search: Search | None, split: Split | None) -> 
         )
 
 
-def _gate_can_draw(source: SourceSection, split: Split | None, publish: Publish) -> Found:
+def _gate_can_draw(source: SourceSection, split: Split | None, publish: Publish) -> Mistakes:
     by_time = isinstance(split, TimeSplit) or (split is None and source.when is not None)
     if publish.gate.over == "window" and not by_time:
         yield ("publish", "gate", "over"), "='window' needs windows, and the split is not by time: write key"
@@ -246,7 +245,7 @@ def _gate_can_draw(source: SourceSection, split: Split | None, publish: Publish)
         )
 
 
-def _registry_has_one_place(places: Places, publish: Publish) -> Found:
+def _registry_has_one_place(places: Places, publish: Publish) -> Mistakes:
     if places.registry is not None and publish.registry is not None:
         yield (
             ("publish", "registry"),
@@ -254,64 +253,50 @@ def _registry_has_one_place(places: Places, publish: Publish) -> Found:
         )
 
 
-def _there_is_something_to_score(split: Split | None, score: Score, written: frozenset[str]) -> Found:
+def _there_is_something_to_score(split: Split | None, score: Score, written: frozenset[str]) -> Mistakes:
     if _scores_nothing(split) and score.window == "score" and "score" in written:
         yield ("score",), " has nothing to score, since split.score is empty: give split.score rows, or window: all"
 
 
-def _drift_knows_its_features(features: Mapping[str, Feature], drift: Drift) -> Found:
+def _drift_knows_its_features(features: Mapping[str, Feature], drift: Drift) -> Mistakes:
     for position, name in enumerate(drift.ignore):
         if name not in features:
             yield ("drift", "ignore", position), f"={name!r} is no feature: {choices(name, features, columns=True)}"
 
 
-def _search_varies_what_there_is(search: Search | None) -> Found:
-    train = fields_of(section_type(Train))
+def _search_varies_what_there_is(search: Search | None) -> Mistakes:
+    options = fields_of(section_type(Train))
     for name, values in search.space.items() if search is not None else ():
         section, dot, parameter = name.partition(".")
         path: Path = ("search", "space", name)
+        known = choices(name, [f"train.{option}" for option in options])
         if section not in ("train", "model") or not dot or not parameter:
-            yield path, f" is no parameter: {choices(name, [f'train.{one}' for one in train])}, or model.ARGUMENT"
-        elif section == "train" and parameter not in train:
-            yield path, f" is no parameter: {choices(name, [f'train.{one}' for one in train])}"
+            yield path, f" is no parameter: {known}, or model.ARGUMENT"
+        elif section == "train" and parameter not in options:
+            yield path, f" is no parameter: {known}"
         elif section == "train":
-            yield from _values_fit(path, values, train[parameter].type)
+            yield from _values_fit(path, parameter, values, options[parameter].type)
 
 
-def _values_fit(path: Path, values: Any, kind: inspect.Type) -> Found:
+def _values_fit(path: Path, parameter: str, values: Any, kind: inspect.Type) -> Mistakes:
     if isinstance(values, Range):
-        plain = {type(plain_type(one)[0]) for one in alternatives(kind)}
+        plain = {type(plain_type(alternative)[0]) for alternative in alternatives(kind)}
         if not plain & {inspect.IntType, inspect.FloatType}:
             yield path, f" is a range, and {path[-1]} is {wanted(kind)}: give a list of values"
         return
     for position, value in enumerate(values):
-        name = str(path[-1]).removeprefix("train.")
-        if not any(_is_a(plain_type(one)[0], value) for one in alternatives(kind)):
+        if not is_of_type(value, kind):
             yield (*path, position), f"={value!r} is not what {path[-1]} takes: give {wanted(kind)}"
-        elif broken := bound_broken(kind, value) or _refused({name: value}):
+        elif broken := bound_broken(kind, value):
             yield (*path, position), broken
+        else:
+            try:
+                Train(**{parameter: value})
+            except ConfigError as refused:
+                yield (*path, position), str(refused).removeprefix(parameter)
 
 
-def _refused(given: dict[str, Any]) -> str | None:
-    """What ``train`` itself says against a value."""
-    try:
-        Train(**given)
-    except ConfigError as refused:
-        return str(refused).removeprefix(next(iter(given)))
-    return None
-
-
-def _is_a(kind: inspect.Type, value: Any) -> bool:
-    if isinstance(kind, inspect.LiteralType):
-        return value in kind.values
-    if isinstance(value, bool) or value is None:
-        return isinstance(kind, inspect.BoolType if value is not None else inspect.NoneType)
-    if isinstance(value, str):
-        return isinstance(kind, inspect.StrType)
-    return isinstance(kind, inspect.FloatType) or (isinstance(kind, inspect.IntType) and float(value).is_integer())
-
-
-_CHECKS: tuple[Callable[..., Found], ...] = (
+_CHECKS: tuple[Callable[..., Mistakes], ...] = (
     _addresses_hold_no_secret,
     _features_have_names_of_their_own,
     _expectations_have_names_of_their_own,

@@ -1,269 +1,255 @@
-"""From the tree of a file to the values of its sections, as many of them as are sound.
-
-Enters: a tree with its lines, and the annotations of the sections. Leaves: values, where each stands, and a sentence
-for each place that is wrong: an unknown key, one that is missing, a wrong type, a bound, a contradiction in a section.
-"""
+"""From the tree of a file to the values of its sections, as many of them as are sound."""
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from msgspec import inspect
 
 from sparkdl.errors import ConfigError
-from sparkdl.pipeline.file.problems import Problems, choices, nearest
+from sparkdl.pipeline.file.problems import Path, Problems, choices, dotted, nearest
 from sparkdl.pipeline.file.tree import Listing, Node, Scalar, Section, Unknown
 from sparkdl.pipeline.spec.base import Refused, Secret, bound_broken, plain_type, section_type
 from sparkdl.pipeline.spec.whole import PipelineSpec
 
 __all__ = [
-    "BAD",
     "Decoder",
-    "Path",
     "alternatives",
-    "dotted",
     "fields_of",
+    "is_of_type",
     "sections_of",
     "spelled_out",
     "wanted",
     "whole_file",
 ]
 
-Path = tuple[str | int, ...]
 
-
-class _Bad:
+class _NoValue:
     """What stands for a value that could not be made."""
 
 
-BAD = _Bad()
-
-
-def dotted(path: Path) -> str:
-    """A path as messages write it: ``search.space.train.epochs[1]``."""
-    return re.sub(r"\.\[", "[", ".".join(f"[{part}]" if isinstance(part, int) else part for part in path))
+INVALID = _NoValue()
+"""In the place of a value whose problems were told."""
+_OTHER_FORM = _NoValue()
+"""In the place of a value of another type than the one that was tried."""
 
 
 @dataclass
 class Decoder:
     """Makes values of nodes.
 
+    msgspec decodes each text, number and truth value. Sections, mappings and lists are walked here, for
+    ``msgspec.convert`` stops at the first mistake, and leaves the key of a mapping out of its path
+    (``$.features[...].log``).
+
     Attributes:
-        problems: takes what is wrong.
-        places: where the value of each path stands.
+        problems: takes what is wrong, and the line of each value.
         references: the texts that name variables of the environment, by the path of what these made of it.
-        refused: sections that are not sound, by identity: one that stands for several columns is told once.
         sound: the sound values of each mapping that holds others, too.
+        invalid_sections: by identity: one that stands for several columns is told once.
     """
 
     problems: Problems
-    places: dict[Path, str] = field(default_factory=dict)
-    refused: dict[int, Node] = field(default_factory=dict)
-    sound: dict[Path, dict[str, Any]] = field(default_factory=dict)
     references: dict[Path, str] = field(default_factory=dict)
-
-    def place(self, path: Path) -> str:
-        """Where a path stands, or else the section around it."""
-        while path and path not in self.places:
-            path = path[:-1]
-        return self.places.get(path, self.problems.name)
-
-    def wrong(self, path: Path, sentence: str) -> _Bad:
-        """Take a problem of the value at ``path``."""
-        self.problems.add(self.place(path), f"{dotted(path)}{sentence}")
-        return BAD
+    sound: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    invalid_sections: dict[int, Node] = field(default_factory=dict)
 
     def fields(self, node: Section, kind: inspect.StructType, path: Path) -> tuple[dict[str, Any], set[str]]:
-        """The values of a section by field, and the names of those that are not sound."""
-        known, given = fields_of(kind), {name for name in node.entries if name != kind.tag_field}
-        bad: set[str] = set()
-        for name in [name for name in node.entries if name in given - known.keys()]:
-            self.places[*path, name] = node.entries[name].at
-            names = [*known, *filter(None, [kind.tag_field])]
-            absent = [one for one in names if one not in given and one not in bad]
+        """The sound values of a section by field, and the names of those that are not sound."""
+        fields, written = fields_of(kind), [name for name in node.entries if name != kind.tag_field]
+        invalid: set[str] = set()
+        for name in written:
+            if name in fields:
+                continue
+            self.problems.lines[*path, name] = node.entries[name].at
+            names = [*fields, *filter(None, [kind.tag_field])]
+            absent = [other for other in names if other not in written and other not in invalid]
             meant = nearest(name, absent) or nearest(name, names)
-            owner = dotted(path) or "a pipeline"
-            self.wrong((*path, name), f" is not a key of {owner}: {choices(name, [meant] if meant else known)}")
-            bad |= {meant or name}
-        for name, one in known.items():
-            if one.required and name not in given and name not in bad:
-                self.wrong((*path, name), f" is missing: {_about(one.type)}")
-                bad.add(name)
+            instead = choices(name, [meant] if meant else fields)
+            self._refuse((*path, name), f" is not a key of {dotted(path) or 'a pipeline'}: {instead}")
+            invalid.add(meant or name)
+        for name, option in fields.items():
+            if option.required and name not in written and name not in invalid:
+                self._refuse((*path, name), f" is missing: {_about(option.type)}")
+                invalid.add(name)
         values = {
-            name: self.value(node.entries[name], known[name].type, (*path, name)) for name in known if name in given
+            name: self.value(node.entries[name], option.type, (*path, name))
+            for name, option in fields.items()
+            if name in written
         }
-        bad |= {name for name, value in values.items() if value is BAD}
-        return {name: value for name, value in values.items() if name not in bad}, bad
+        invalid |= {name for name, value in values.items() if value is INVALID}
+        return {name: value for name, value in values.items() if name not in invalid}, invalid
 
     def value(self, node: Node, kind: inspect.Type, path: Path) -> Any:
-        """The value of a node, or ``BAD``."""
-        self._stands(node, path)
-        if id(node) in self.refused or (isinstance(node, Scalar) and isinstance(node.value, Unknown)):
-            return BAD
-        written, node = node, spelled_out(node, kind)
-        if isinstance(node, Section) and (found := sections_of(kind)):
-            made = self._chosen(node, found, path)
-            if made is BAD:
-                self.refused[id(written)] = written
-            return made
-        fitting = next((one for one in alternatives(kind) if _takes(plain_type(one)[0], node)), None)
-        if fitting is None and isinstance(node, Scalar) and node.filled is not None and node.filled != node.value:
-            return self.value(replace(node, value=node.filled), kind, path)
-        if fitting is None:
-            return self.wrong(path, _mistaken(node, kind, path))
-        broken = bound_broken(kind, _as_told(node)) if isinstance(node, Scalar) else None
-        if broken:
-            return self.wrong(path, broken)
-        return self._made(node, plain_type(fitting)[0], path)
-
-    def _stands(self, node: Node, path: Path) -> None:
-        self.places[path] = node.at
+        """The value of a node, or ``INVALID``."""
+        self.problems.lines[path] = node.at
         if isinstance(node, Scalar) and node.reference:
             self.references[path] = node.reference
+        if id(node) in self.invalid_sections or (isinstance(node, Scalar) and isinstance(node.value, Unknown)):
+            return INVALID
+        section, section_types = spelled_out(node, kind), sections_of(kind)
+        if isinstance(section, Section) and section_types:
+            value = self._section(section, section_types, path)
+            if value is INVALID:
+                self.invalid_sections[id(node)] = node
+            return value
+        if isinstance(node, Scalar):
+            return self._scalar(node, kind, path)
+        for plain in (plain_type(alternative)[0] for alternative in alternatives(kind)):
+            value = self._container(node, plain, path)
+            if value is not _OTHER_FORM:
+                return self._within_bounds(value, plain, path)
+        return self._refuse(path, _mistaken(node, kind, path))
 
-    def _made(self, node: Node, kind: inspect.Type, path: Path) -> Any:
-        if isinstance(kind, inspect.AnyType):
-            return self._anything(node, path)
-        if isinstance(kind, inspect.DictType):
-            assert isinstance(node, Section)
-            return self._all(
-                {name: self.value(one, kind.value_type, (*path, name)) for name, one in node.entries.items()},
-                kind,
-                path,
-            )
-        if isinstance(kind, inspect.VarTupleType | inspect.ListType):
-            items = node.items if isinstance(node, Listing) else (node,)
-            return self._all(
-                tuple(self.value(one, kind.item_type, (*path, i)) for i, one in enumerate(items)), kind, path
-            )
-        if isinstance(kind, inspect.TupleType):
-            assert isinstance(node, Listing)
-            pairs = zip(node.items, kind.item_types, strict=True)
-            return self._all(
-                tuple(self.value(one, inner, (*path, i)) for i, (one, inner) in enumerate(pairs)), kind, path
-            )
-        assert isinstance(node, Scalar)
-        if isinstance(kind, inspect.IntType):
-            return int(node.value)  # type: ignore[arg-type]
-        return float(node.value) if isinstance(kind, inspect.FloatType) else node.value  # type: ignore[arg-type]
-
-    def _all(self, values: Any, kind: inspect.Type, path: Path) -> Any:
-        if any(value is BAD for value in (values.values() if isinstance(values, dict) else values)):
-            if isinstance(values, dict):
-                self.sound[path] = {name: value for name, value in values.items() if value is not BAD}
-            return BAD
-        broken = bound_broken(kind, values)
-        return self.wrong(path, broken) if broken else values
-
-    def _anything(self, node: Node, path: Path) -> Any:
-        self._stands(node, path)
-        if isinstance(node, Scalar) and isinstance(node.value, Unknown):
-            return BAD
-        if isinstance(node, Section):
-            return self._all(
-                {name: self._anything(one, (*path, name)) for name, one in node.entries.items()},
-                inspect.AnyType(),
-                path,
-            )
-        if isinstance(node, Listing):
-            return self._all(
-                [self._anything(one, (*path, i)) for i, one in enumerate(node.items)], inspect.AnyType(), path
-            )
-        if isinstance(node.value, float) and not math.isfinite(node.value):
-            return self.wrong(path, f"={node} is no finite number: give one that is")
-        return node.value
-
-    def _chosen(self, node: Section, found: list[inspect.StructType], path: Path) -> Any:
-        tag = found[0].tag_field
-        if tag is None:
-            return self._section(node, found[0], path)
-        kinds = {str(one.tag): one for one in found}
-        if tag not in node.entries:
-            near = nearest(tag, node.entries, cutoff=0.7)
-            if near:
-                self.places[*path, near] = node.entries[near].at
-                return self.wrong((*path, near), f" is not a key of {dotted(path)}: write {tag}")
-            return self.wrong((*path, tag), f" is missing: write one of {', '.join(kinds)}")
-        said = node.entries[tag]
-        self.places[*path, tag] = said.at
-        if not isinstance(said, Scalar) or said.value not in kinds:
-            return self.wrong((*path, tag), f"={said} is not known: {choices(_text(said), kinds)}")
-        return self._section(node, kinds[str(said.value)], path)
-
-    def _section(self, node: Section, kind: inspect.StructType, path: Path) -> Any:
-        values, bad = self.fields(node, kind, path)
-        if bad:
-            return BAD
+    def _section(self, node: Section, section_types: list[inspect.StructType], path: Path) -> Any:
+        kind = self._chosen(node, section_types, path)
+        if kind is None:
+            return INVALID
+        values, invalid = self.fields(node, kind, path)
+        if invalid:
+            return INVALID
         try:
             return kind.cls(**values)
         except Refused as refused:
             for name, sentence in refused.found:
-                self.wrong((*path, *filter(None, name.split(".", 1))), sentence)
-        except ConfigError as refused:
-            name = re.match(r"\w*", str(refused))[0]  # type: ignore[index]
-            sentence = str(refused)
-            inside = name in values
-            self.wrong((*path, name) if inside else path, sentence.removeprefix(name) if inside else f": {sentence}")
-        return BAD
+                self._refuse((*path, *filter(None, name.split(".", 1))), sentence)
+        except ConfigError as error:
+            sentence = str(error)
+            name = re.match(r"\w*", sentence)[0]  # type: ignore[index]
+            if name in values:
+                self._refuse((*path, name), sentence.removeprefix(name))
+            else:
+                self._refuse(path, f": {sentence}")
+        return INVALID
+
+    def _chosen(self, node: Section, section_types: list[inspect.StructType], path: Path) -> inspect.StructType | None:
+        """The type of section that a node says it is; None where it says none that is known."""
+        tag = section_types[0].tag_field
+        if tag is None:
+            return section_types[0]
+        by_tag = {str(section_type.tag): section_type for section_type in section_types}
+        if tag not in node.entries:
+            misspelt = nearest(tag, node.entries, cutoff=0.7)
+            if misspelt:
+                self.problems.lines[*path, misspelt] = node.entries[misspelt].at
+                self._refuse((*path, misspelt), f" is not a key of {dotted(path)}: write {tag}")
+            else:
+                self._refuse((*path, tag), f" is missing: write one of {', '.join(by_tag)}")
+            return None
+        written = node.entries[tag]
+        self.problems.lines[*path, tag] = written.at
+        if not isinstance(written, Scalar) or written.value not in by_tag:
+            self._refuse((*path, tag), f"={written} is not known: {choices(_text(written), by_tag)}")
+            return None
+        return by_tag[str(written.value)]
+
+    def _scalar(self, node: Scalar, kind: inspect.Type, path: Path) -> Any:
+        for plain in (plain_type(alternative)[0] for alternative in alternatives(kind)):
+            if isinstance(plain, inspect.VarTupleType | inspect.ListType):  # one text is a list of one
+                fits = isinstance(node.value, str) and is_of_type(node.value, plain.item_type)
+                value = (node.value,) if fits else _OTHER_FORM
+            else:
+                value = _converted(node.value, plain)
+            if value is _OTHER_FORM:
+                continue
+            if broken := bound_broken(kind, _as_shown(node)):
+                return self._refuse(path, broken)
+            if isinstance(plain, inspect.VarTupleType | inspect.ListType):
+                return self._within_bounds((self.value(node, plain.item_type, (*path, 0)),), plain, path)
+            return value
+        if node.filled is not None and node.filled != node.value:  # a variable holds a number, and a text is wanted
+            return self.value(replace(node, value=node.filled), kind, path)
+        return self._refuse(path, _mistaken(node, kind, path))
+
+    def _container(self, node: Section | Listing, kind: inspect.Type, path: Path) -> Any:
+        match node, kind:
+            case Section(), inspect.DictType() | inspect.AnyType():
+                inner = kind.value_type if isinstance(kind, inspect.DictType) else kind
+                return {name: self.value(entry, inner, (*path, name)) for name, entry in node.entries.items()}
+            case Listing(), inspect.AnyType():
+                return [self.value(item, kind, (*path, index)) for index, item in enumerate(node.items)]
+            case Listing(), inspect.VarTupleType() | inspect.ListType():
+                return tuple(self.value(item, kind.item_type, (*path, index)) for index, item in enumerate(node.items))
+            case Listing(), inspect.TupleType() if len(node.items) == len(kind.item_types):
+                pairs = zip(node.items, kind.item_types, strict=True)
+                return tuple(self.value(item, inner, (*path, index)) for index, (item, inner) in enumerate(pairs))
+        return _OTHER_FORM
+
+    def _within_bounds(self, container: Any, kind: inspect.Type, path: Path) -> Any:
+        if isinstance(container, dict) and INVALID in container.values():
+            self.sound[path] = {name: value for name, value in container.items() if value is not INVALID}
+            return INVALID
+        if not isinstance(container, dict) and INVALID in container:
+            return INVALID
+        broken = bound_broken(kind, container)
+        return self._refuse(path, broken) if broken else container
+
+    def _refuse(self, path: Path, sentence: str) -> _NoValue:
+        self.problems.add_value(path, sentence)
+        return INVALID
 
 
-def _as_told(node: Scalar) -> Any:
+_SCALAR_TYPES: dict[type[inspect.Type], Any] = {
+    inspect.AnyType: Any,
+    inspect.StrType: str,
+    inspect.IntType: int,
+    inspect.FloatType: float,
+    inspect.BoolType: bool,
+    inspect.NoneType: None,
+}
+
+
+def _converted(value: Any, kind: inspect.Type) -> Any:
+    literal = Literal[tuple(kind.values)] if isinstance(kind, inspect.LiteralType) else None
+    if literal is None and type(kind) not in _SCALAR_TYPES:
+        return _OTHER_FORM
+    if isinstance(kind, inspect.IntType) and isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e3 is a whole number
+    try:
+        return msgspec.convert(value, literal or _SCALAR_TYPES[type(kind)])
+    except msgspec.ValidationError:
+        return _OTHER_FORM
+
+
+def is_of_type(value: Any, kind: inspect.Type) -> bool:
+    """Whether a text, a number or a truth value is of a type, whatever its bounds."""
+    return any(_converted(value, plain_type(inner)[0]) is not _OTHER_FORM for inner in alternatives(kind))
+
+
+def _as_shown(node: Scalar) -> Any:
     """The value of a node, which a sentence shows by its reference where it came from the environment."""
-    if not node.reference or not isinstance(node.value, str):
+    if not node.reference or not isinstance(node.value, str) or isinstance(node.value, Secret):
         return node.value
-    return node.value if isinstance(node.value, Secret) else Secret(node.value, node.reference)
+    return Secret(node.value, node.reference)
 
 
 def _about(kind: inspect.Type) -> str:
-    said = str(plain_type(kind)[1].get("description", "")).rstrip(".")
-    return f"{said[:1].lower()}{said[1:]}" if said else f"give {wanted(kind)}"
-
-
-def _takes(kind: inspect.Type, node: Node) -> bool:
-    """Whether a node has the form that a type needs; bounds and elements are looked at later."""
-    if isinstance(kind, inspect.AnyType):
-        return True
-    if isinstance(node, Section):
-        return isinstance(kind, inspect.DictType)
-    if isinstance(node, Listing):
-        fixed = len(kind.item_types) == len(node.items) if isinstance(kind, inspect.TupleType) else False
-        return fixed or isinstance(kind, inspect.VarTupleType | inspect.ListType)
-    value = node.value
-    if isinstance(kind, inspect.LiteralType):
-        return any(value == one and type(value) is type(one) for one in kind.values)
-    if isinstance(kind, inspect.VarTupleType | inspect.ListType):  # one text is a list of one
-        return isinstance(value, str) and any(_takes(plain_type(one)[0], node) for one in alternatives(kind.item_type))
-    if isinstance(value, bool) or value is None:
-        return isinstance(kind, inspect.BoolType if value is not None else inspect.NoneType)
-    if isinstance(value, str):
-        return isinstance(kind, inspect.StrType)
-    whole = isinstance(value, int) or (math.isfinite(value) and value.is_integer())
-    return isinstance(kind, inspect.FloatType) or (whole and isinstance(kind, inspect.IntType))
+    description = str(plain_type(kind)[1].get("description", "")).rstrip(".")
+    return f"{description[:1].lower()}{description[1:]}" if description else f"give {wanted(kind)}"
 
 
 def _mistaken(node: Node, kind: inspect.Type, path: Path) -> str:
     """The sentence for a value of another type than the one that is wanted."""
-    kinds = [plain_type(one)[0] for one in alternatives(kind)]
-    words = [str(value) for one in kinds if isinstance(one, inspect.LiteralType) for value in one.values]
+    kinds = [plain_type(alternative)[0] for alternative in alternatives(kind)]
+    words = [str(value) for literal in kinds if isinstance(literal, inspect.LiteralType) for value in literal.values]
     if words and isinstance(node, Scalar) and isinstance(node.value, str):
         return f"={node} is not known: {choices(node.value, words)}"
-    found = {Section: "a section", Listing: "a list"}.get(type(node))
-    if isinstance(node, Scalar):
-        names = {str: "a text", bool: "a truth value", int: "a number", float: "a number"}
-        found = "empty" if node.value is None else names.get(type(node.value), "a text")
-        hint = _hint(node, kinds)
-        if hint:
-            return f"={node} is {found}: write {hint}"
+    if not isinstance(node, Scalar):
+        return f"={node} is {'a section' if isinstance(node, Section) else 'a list'}: give {wanted(kind)}"
+    written = {bool: "a truth value", int: "a number", float: "a number", type(None): "empty"}
+    form, hint = written.get(type(node.value), "a text"), _hint(node, kinds)
+    if hint:
+        return f"={node} is {form}: write {hint}"
     shared = ""
-    if found == "empty" and path[0] == "features" and len(path) == 2:  # within { } a comma ends an entry
+    if node.value is None and path[0] == "features" and len(path) == 2:  # within { } a comma ends an entry
         shared = f'; within {{ }} names that share a type are quoted together, "{path[-1]}, other": ...'
-    return f"={node} is {found}: give {wanted(kind)}{shared}"
+    return f"={node} is {form}: give {wanted(kind)}{shared}"
 
 
-_TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+_TRUTH = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
 
 
 def _hint(node: Scalar, kinds: list[inspect.Type]) -> str:
@@ -271,24 +257,23 @@ def _hint(node: Scalar, kinds: list[inspect.Type]) -> str:
     value = node.value
     if isinstance(value, str):
         number = re.sub(r"[_,](?=\d{3}\b)", "", value.strip())
-        if any(isinstance(one, inspect.IntType | inspect.FloatType) for one in kinds) and re.fullmatch(
-            r"-?\d+(\.\d+)?", number
-        ):
+        numeric = any(isinstance(inner, inspect.IntType | inspect.FloatType) for inner in kinds)
+        if numeric and re.fullmatch(r"-?\d+(\.\d+)?", number):
             return number.lstrip("0") or "0"
-        if any(isinstance(one, inspect.BoolType) for one in kinds):
-            return _TRUTH.get(value.lower(), value.lower() if value.lower() in ("true", "false") else "")
-    elif value is not None and any(isinstance(one, inspect.StrType) for one in kinds):
+        if any(isinstance(inner, inspect.BoolType) for inner in kinds):
+            return _TRUTH.get(value.lower(), "")
+    elif value is not None and any(isinstance(inner, inspect.StrType) for inner in kinds):
         return f"'{_text(node)}', with quotation marks, if that is what is meant"
     return ""
 
 
 def _text(node: Node) -> str:
-    if not isinstance(node, Scalar) or isinstance(node.value, str):
-        return str(node.value) if isinstance(node, Scalar) else str(node)
-    return {True: "true", False: "false"}[node.value] if isinstance(node.value, bool) else str(node.value)
+    if not isinstance(node, Scalar):
+        return str(node)
+    return str(node.value).lower() if isinstance(node.value, bool) else str(node.value)
 
 
-# What may stand at a place of the file, read from the annotations of the sections
+# The types of values, read from the annotations of the sections
 
 
 def whole_file() -> inspect.StructType:
@@ -304,8 +289,8 @@ def alternatives(kind: inspect.Type) -> list[inspect.Type]:
 
 def sections_of(kind: inspect.Type) -> list[inspect.StructType]:
     """Those of them that are sections."""
-    plain = (plain_type(one)[0] for one in alternatives(kind))
-    return [one for one in plain if isinstance(one, inspect.StructType)]
+    plain = (plain_type(alternative)[0] for alternative in alternatives(kind))
+    return [section_type for section_type in plain if isinstance(section_type, inspect.StructType)]
 
 
 def fields_of(section: inspect.StructType) -> dict[str, inspect.Field]:
@@ -315,20 +300,20 @@ def fields_of(section: inspect.StructType) -> dict[str, inspect.Field]:
 
 def spelled_out(node: Node, kind: inspect.Type) -> Node:
     """A section where one is meant by a bare text: ``age: number`` is ``age: {type: number}``."""
-    found = sections_of(kind)
-    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not found:
+    section_types = sections_of(kind)
+    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not section_types:
         return node
-    name = found[0].tag_field or getattr(found[0].cls, "short", "")
+    name = section_types[0].tag_field or getattr(section_types[0].cls, "short", "")
     return Section({name: node}, node.at) if name else node
 
 
 def wanted(kind: inspect.Type) -> str:
     """What may stand here, in words."""
-    tagged = [str(one.tag) for one in sections_of(kind) if one.tag_field]
-    if tagged:
-        return f"one of {', '.join(tagged)}"
-    words = [_words(plain_type(one)[0]) for one in alternatives(kind) if not isinstance(one, inspect.NoneType)]
-    return " or ".join(dict.fromkeys(words))
+    tags = [str(section_type.tag) for section_type in sections_of(kind) if section_type.tag_field]
+    if tags:
+        return f"one of {', '.join(tags)}"
+    plain = [plain_type(alternative)[0] for alternative in alternatives(kind)]
+    return " or ".join(dict.fromkeys(_words(inner) for inner in plain if not isinstance(inner, inspect.NoneType)))
 
 
 def _words(kind: inspect.Type) -> str:
@@ -341,11 +326,11 @@ def _words(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.StructType):
         names = list(fields_of(kind))
         return f"a section with {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-    simple = {
+    words = {
         inspect.StrType: "a text",
         inspect.IntType: "a whole number",
         inspect.FloatType: "a number",
         inspect.BoolType: "true or false",
         inspect.DictType: "a section of `name: value`",
     }
-    return simple.get(type(kind), "a value")
+    return words.get(type(kind), "a value")

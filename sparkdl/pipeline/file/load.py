@@ -1,8 +1,4 @@
-"""A pipeline file, read and checked whole before anything starts.
-
-Enters: the address of a file or its text, overrides of the command line, the environment. Leaves: a ``PipelineFile``,
-or one ``PipelineFileError`` with a line for each place of the file that is wrong. Neither Spark nor torch is loaded.
-"""
+"""A pipeline file, read and checked before anything starts; neither Spark nor torch is loaded for it."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ from msgspec import NODEFAULT, inspect, structs
 from sparkdl.errors import PipelineFileError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file.conflicts import contradictions
-from sparkdl.pipeline.file.decode import Decoder, Path, alternatives, fields_of, sections_of, spelled_out, whole_file
+from sparkdl.pipeline.file.decode import Decoder, alternatives, fields_of, sections_of, spelled_out, whole_file
 from sparkdl.pipeline.file.environment import Environment, filled_in
-from sparkdl.pipeline.file.problems import Problems
+from sparkdl.pipeline.file.problems import Path, Problems
 from sparkdl.pipeline.file.resolved import HIDDEN, plain, shown, shown_setting
 from sparkdl.pipeline.file.tree import MAX_BYTES, Listing, Node, Scalar, Section, flow, parse
 from sparkdl.pipeline.spec import HashSplit, Label, PipelineSpec, TimeSplit
@@ -47,7 +43,7 @@ class PipelineFile:
     Attributes:
         name: what messages call the file.
         spec: what it says, with defaults, and addresses that hold from everywhere.
-        places: where each value stands, such as ``churn.yaml:14``, by path.
+        lines: where each value stands, such as ``churn.yaml:14``, by path.
         replaced: sections in whose place defaults stand, since they are not sound; see ``draft``.
         references: the texts that name variables of the environment, by the path of what these made of it.
         variables: what these hold, by name, but for those of ``show_variables``.
@@ -55,7 +51,7 @@ class PipelineFile:
 
     name: str
     spec: PipelineSpec
-    places: Mapping[Path, str] = field(repr=False, compare=False)
+    lines: Mapping[Path, str] = field(repr=False, compare=False)
     replaced: frozenset[str] = frozenset()
     references: Mapping[Path, str] = field(default_factory=dict, repr=False, compare=False)
     variables: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -64,7 +60,7 @@ class PipelineFile:
         return f"PipelineFile(name={self.name!r}, {self.resolved()})"
 
     def resolved(self) -> dict[str, Any]:
-        """The whole file as JSON values that anybody may see, after overrides and defaults.
+        """The file as JSON values that anybody may see, after overrides and defaults.
 
         Texts that came from the environment are shown as ``${NAME}``, unless ``show_variables`` names the variable;
         options and Spark's settings by a list of harmless names; literals of SQL not at all.
@@ -91,22 +87,21 @@ class PipelineFile:
             message = message.replace(value, hidden[value]) if len(value) >= _LEAST_SECRET else message
         return message
 
-    def refused(self, found: Sequence[tuple[Path, str]]) -> PipelineFileError:
+    def refused(self, mistakes: Sequence[tuple[Path, str]]) -> PipelineFileError:
         """The error for values that turned out wrong only when they were used.
 
         Args:
-            found: the path of each value, and the sentence that follows its name.
+            mistakes: the path of each value, and the sentence that follows its name.
         """
-        problems = Problems(self.name)
-        self.add(found, problems)
+        problems = Problems(self.name, dict(self.lines))
+        self.add(mistakes, problems)
         return problems.error()
 
-    def add(self, found: Sequence[tuple[Path, str]], problems: Problems) -> None:
-        """Add what else was ``found`` to the problems of the file, but for sections that stand in others' places."""
-        decoder = Decoder(problems, dict(self.places))
-        for path, sentence in found:
+    def add(self, mistakes: Sequence[tuple[Path, str]], problems: Problems) -> None:
+        """Add further mistakes to the problems of the file, but for those in sections that defaults replace."""
+        for path, sentence in mistakes:
             if path[0] not in self.replaced:
-                decoder.wrong(path, sentence)
+                problems.add_value(path, sentence)
 
     def check_columns(
         self, source: Mapping[str, pa.DataType | None], transformed: Mapping[str, pa.DataType] | None = None
@@ -123,9 +118,9 @@ class PipelineFile:
         """
         from sparkdl.pipeline.file.columns import misfits
 
-        found = list(misfits(self.spec, source, transformed))
-        if found:
-            raise self.refused(found)
+        mistakes = list(misfits(self.spec, source, transformed))
+        if mistakes:
+            raise self.refused(mistakes)
 
     def columns_not_in(self, source: Mapping[str, pa.DataType | None]) -> list[str]:
         """The columns of the source that the file reads and ``source`` does not have, each once."""
@@ -148,7 +143,10 @@ def load(
         PipelineFileError: tells every line that is wrong.
         StorageError: the file cannot be read.
     """
-    return _sound(*draft(path, overrides, environment))
+    file, problems = draft(path, overrides, environment)
+    if problems.sentences or file is None:
+        raise problems.error()
+    return file
 
 
 def draft(
@@ -166,13 +164,7 @@ def draft(
     file = Storage.of(os.fspath(path))
     data = file.read_bytes(at_most=MAX_BYTES)
     folder, _, name = file.uri.rpartition("/")
-    return _loaded(data, name, folder or "/", overrides, environment)
-
-
-def _sound(file: PipelineFile | None, problems: Problems) -> PipelineFile:
-    if problems.found or file is None:
-        raise problems.error()
-    return file
+    return _read(data, name, folder or "/", overrides, environment)
 
 
 def loads(
@@ -187,52 +179,65 @@ def loads(
     Raises:
         PipelineFileError: tells every line that is wrong.
     """
-    return _sound(*_loaded(text.encode(), name, os.path.abspath(folder), overrides, environment))
+    file, problems = _read(text.encode(), name, os.path.abspath(folder), overrides, environment)
+    if problems.sentences or file is None:
+        raise problems.error()
+    return file
 
 
-def _loaded(
+def _read(
     data: bytes, name: str, folder: str, overrides: Sequence[str], environment: Mapping[str, str] | None
 ) -> tuple[PipelineFile | None, Problems]:
+    """From bytes to a checked file; each stage adds its problems, and the next one goes on with what is sound."""
     problems = Problems(name)
-    root = parse(data, name, problems)
-    if root is not None and not isinstance(root, Section):
+    tree = parse(data, name, problems)
+    if tree is not None and not isinstance(tree, Section):
         problems.add(f"{name}:1", "holds no sections at its top: begin with `source:`")
-    if not isinstance(root, Section):
+    if not isinstance(tree, Section):
         return None, problems
+
     for override in overrides:
         if override.partition("=")[0].strip() == "show_variables":  # which decides how the others are shown
-            root = overridden(root, override, Environment({}), problems)
-    variables = Environment(os.environ if environment is None else environment, _harmless(root))
-    filled = filled_in(root, variables, problems)
-    assert isinstance(filled, Section)
-    filled = each_by_name(filled, problems)
+            tree = overridden(tree, override, Environment({}), problems)
+    variables = Environment(os.environ if environment is None else environment, _shown_variables(tree))
+    filled_tree = filled_in(tree, variables, problems)
+    assert isinstance(filled_tree, Section)
+    tree = one_feature_a_key(filled_tree, problems)
     for override in overrides:
-        filled = overridden(filled, override, variables, problems)
+        tree = overridden(tree, override, variables, problems)
+
     decoder = Decoder(problems)
-    values, bad = decoder.fields(filled, whole_file(), ())
-    sound = {**_defaults(), **values, "written": frozenset(filled.entries)}
-    for path, sentence in contradictions({key: value for key, value in sound.items() if key not in bad}):
-        decoder.wrong(path, sentence)
-    replaced = frozenset(bad & {*_PLACEHOLDERS, *_defaults()})
-    for section in replaced:
-        values[section] = decoder.sound.get((section,)) or _PLACEHOLDERS.get(section) or _defaults()[section]
-    replaced -= {path[0] for path, kept in decoder.sound.items() if kept}
-    if "source" in bad:
+    sections, invalid = decoder.fields(tree, whole_file(), ())
+    defaults = {
+        section: option.default if option.default is not NODEFAULT else option.default_factory()
+        for section, option in fields_of(whole_file()).items()
+        if not option.required
+    }
+    checked = {**defaults, **sections, "written": frozenset(tree.entries)}
+    for path, sentence in contradictions({key: value for key, value in checked.items() if key not in invalid}):
+        problems.add_value(path, sentence)
+    if "source" in invalid:
         return None, problems
+
+    replacements = {**defaults, **_PLACEHOLDERS}
+    replaced = frozenset(invalid & replacements.keys())
+    for section in replaced:
+        sections[section] = decoder.sound.get((section,)) or replacements[section]
+    partly_sound = {path[0] for path, values in decoder.sound.items() if values}
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", LocalPath(name).stem).strip("-._") or "pipeline"
-    spec = completed(PipelineSpec(**values), stem, folder)
+    spec = completed(PipelineSpec(**sections), stem, folder)
     references = _with_derived(decoder.references, spec)
-    return PipelineFile(name, spec, decoder.places, replaced, references, variables.used), problems
+    return PipelineFile(name, spec, problems.lines, replaced - partly_sound, references, variables.used), problems
 
 
 _PLACEHOLDERS: Mapping[str, Any] = {"features": {"_": Number()}, "label": {"_": Label(type="regression")}}
 """What stands for sections without which there is no pipeline."""
 
 
-def _harmless(root: Section) -> tuple[str, ...]:
+def _shown_variables(tree: Section) -> tuple[str, ...]:
     """The variables whose values may be shown; what stands there instead of names is told with the other fields."""
-    named = root.entries.get("show_variables")
-    items = named.items if isinstance(named, Listing) else (named,)
+    option = tree.entries.get("show_variables")
+    items = option.items if isinstance(option, Listing) else (option,)
     return tuple(item.value for item in items if isinstance(item, Scalar) and isinstance(item.value, str))
 
 
@@ -240,9 +245,9 @@ def _with_derived(references: Mapping[Path, str], spec: PipelineSpec) -> dict[Pa
     """With what follows from ``root`` and ``name`` where these name variables, and from a registry that does."""
     root, name = references.get(("root",), spec.root), references.get(("name",), str(spec.name))
     derived: dict[Path, str] = {("publish", "name"): name} if spec.publish.name == spec.name else {}
-    for place in _PLACES:
-        if getattr(spec.places, place) == f"{spec.root}/{spec.name}/{place}":
-            derived["places", place] = f"{root}/{name}/{place}"
+    for kept in _PLACES:
+        if getattr(spec.places, kept) == f"{spec.root}/{spec.name}/{kept}":
+            derived["places", kept] = f"{root}/{name}/{kept}"
     derived |= references
     registry = derived.get(("publish", "registry"), derived.get(("places", "registry")))
     if registry is not None:
@@ -253,98 +258,91 @@ def _with_derived(references: Mapping[Path, str], spec: PipelineSpec) -> dict[Pa
     return derived
 
 
-def _defaults() -> dict[str, Any]:
-    """What holds of sections that a file leaves out."""
-    known = {name: one for name, one in fields_of(whole_file()).items() if not one.required}
-    return {name: one.default if one.default is not NODEFAULT else one.default_factory() for name, one in known.items()}
-
-
 # Values of the command line, put into the tree of a file: ``train.epochs=3``, ``features.age.log=true``
 
 
-def overridden(root: Section, override: str, environment: Environment, problems: Problems) -> Section:
-    """Return ``root`` with one value set, as ``key.path=value`` says; the value is YAML of one line."""
+def overridden(tree: Section, override: str, environment: Environment, problems: Problems) -> Section:
+    """Return ``tree`` with one value set, as ``key.path=value`` says; the value is YAML of one line."""
     path, sign, text = override.partition("=")
-    at = f"override {path.strip()}"
-    if not sign or not path.strip():
+    path = path.strip()
+    if not sign or not path:
         problems.add(f"override {override}", "sets nothing: write it as section.key=value")
-        return root
-    value = filled_in(flow(text, at, problems), environment, problems, tuple(path.strip().split(".")))
-    changed = _with_value(root, whole_file(), path.strip(), value, at, problems)
+        return tree
+    line = f"override {path}"
+    value = filled_in(flow(text, line, problems), environment, problems, tuple(path.split(".")))
+    changed = _with_value(tree, whole_file(), path, value, line, problems)
     assert isinstance(changed, Section)
     return changed
 
 
-def _with_value(node: Node | None, kind: inspect.Type, path: str, value: Node, at: str, problems: Problems) -> Node:
+def _with_value(node: Node | None, kind: inspect.Type, path: str, value: Node, line: str, problems: Problems) -> Node:
     if not path:
         return value
-    inside = {} if node is None else getattr(spelled_out(node, kind), "entries", {})
-    name = _first_key(path, kind, inside)
-    rest = path[len(name) + 1 :]
-    inner = _kind_below(kind, name)
+    entries = {} if node is None else getattr(spelled_out(node, kind), "entries", {})
+    key = _first_key(path, kind, entries)
+    inner = _type_below(kind, key)
     if inner is None and not sections_of(kind):
-        problems.add(at, f"sets {path} of a value that holds no keys: leave .{path} out")
+        problems.add(line, f"sets {path} of a value that holds no keys: leave .{path} out")
         return value if node is None else node
     # an unknown key of a section is complained of with those of the file
-    below = value if inner is None else _with_value(inside.get(name), inner, rest, value, at, problems)
-    entries = {**inside, name: below}
-    return replace(node, entries=entries) if isinstance(node, Section) else Section(entries, at)
+    rest = path[len(key) + 1 :]
+    entry = value if inner is None else _with_value(entries.get(key), inner, rest, value, line, problems)
+    entries = {**entries, key: entry}
+    return replace(node, entries=entries) if isinstance(node, Section) else Section(entries, line)
 
 
-def _first_key(path: str, kind: inspect.Type, inside: dict[str, Node]) -> str:
-    """The first key of a path; keys of the user's own may have dots in them."""
-    known = [name for name in inside if path == name or path.startswith(f"{name}.")]
-    if known:
-        return max(known, key=len)
-    mapping = _mapping(kind)
-    whole = (mapping is None and not sections_of(kind)) or (
-        mapping is not None
-        and not all(isinstance(plain_type(one)[0], inspect.StructType) for one in alternatives(mapping.value_type))
-    )
-    return path if whole else path.partition(".")[0]
+def _first_key(path: str, kind: inspect.Type, entries: Mapping[str, Node]) -> str:
+    """The first key of a path; keys of the user's own may have dots in them, unless they name sections."""
+    written = [key for key in entries if path == key or path.startswith(f"{key}.")]
+    if written:
+        return max(written, key=len)
+    mapping = _mapping_of(kind)
+    values = [] if mapping is None else [plain_type(value)[0] for value in alternatives(mapping.value_type)]
+    names_sections = bool(values) and all(isinstance(value, inspect.StructType) for value in values)
+    return path.partition(".")[0] if names_sections or (mapping is None and sections_of(kind)) else path
 
 
-def _mapping(kind: inspect.Type) -> inspect.DictType | None:
-    plain = (plain_type(one)[0] for one in alternatives(kind))
-    return next((one for one in plain if isinstance(one, inspect.DictType)), None)
+def _mapping_of(kind: inspect.Type) -> inspect.DictType | None:
+    plain = (plain_type(alternative)[0] for alternative in alternatives(kind))
+    return next((mapping for mapping in plain if isinstance(mapping, inspect.DictType)), None)
 
 
-def _kind_below(kind: inspect.Type, name: str) -> inspect.Type | None:
-    mapping = _mapping(kind)
+def _type_below(kind: inspect.Type, key: str) -> inspect.Type | None:
+    mapping = _mapping_of(kind)
     if mapping is not None:
         return mapping.value_type
     if isinstance(plain_type(kind)[0], inspect.AnyType):
         return kind
     for section in sections_of(kind):
-        if name == section.tag_field:
+        if key == section.tag_field:
             return inspect.StrType()
-        if name in fields_of(section):
-            return fields_of(section)[name].type
+        if key in fields_of(section):
+            return fields_of(section)[key].type
     return None
 
 
 # Several columns under one key of ``features``: ``I1..I13`` counts, ``age, income`` lists
 
 
-def each_by_name(root: Section, problems: Problems) -> Section:
+def one_feature_a_key(tree: Section, problems: Problems) -> Section:
     """Return the file's tree with every feature under a key of its own; one that is named is no part of a range."""
-    features = root.entries.get("features")
+    features = tree.entries.get("features")
     if not isinstance(features, Section) or not any(".." in key or "," in key for key in features.entries):
-        return root
+        return tree
     parts = [(part.strip(), node) for key, node in features.entries.items() for part in key.split(",")]
     named = {part for part, _ in parts if not _RANGE.fullmatch(part)}
-    found: dict[str, Node] = {}
+    by_name: dict[str, Node] = {}
     for part, node in parts:
         for name in _names(part, node, problems):
             if name in named and name != part:
                 continue
-            if name in found:
-                problems.add(node.at, f"features.{name} stands at {found[name].at} already: keep one of the two")
-            found.setdefault(name, node)
-        if len(found) > MAX_COLUMNS:
+            if name in by_name:
+                problems.add(node.at, f"features.{name} stands at {by_name[name].at} already: keep one of the two")
+            by_name.setdefault(name, node)
+        if len(by_name) > MAX_COLUMNS:
             problems.add(node.at, f"features.{part} makes more than {MAX_COLUMNS} features: gather them in vectors")
             break
-    return replace(root, entries={**root.entries, "features": replace(features, entries=found)})
+    return replace(tree, entries={**tree.entries, "features": replace(features, entries=by_name)})
 
 
 def _names(part: str, node: Node, problems: Problems) -> list[str]:
@@ -353,8 +351,9 @@ def _names(part: str, node: Node, problems: Problems) -> list[str]:
         return [part]
     first, last = int(span["first"]), int(span["last"])
     if not 0 < last - first < MAX_COLUMNS:
-        sentence = f"features.{part} counts from {first} to {last}: count upwards, by less than {MAX_COLUMNS}"
-        problems.add(node.at, sentence)
+        problems.add(
+            node.at, f"features.{part} counts from {first} to {last}: count upwards, by less than {MAX_COLUMNS}"
+        )
         return []
     width = len(span["first"]) if span["first"].startswith("0") else 0
     return [f"{span['stem']}{number:0{width}d}" for number in range(first, last + 1)]
@@ -371,15 +370,15 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
         name: of the pipeline, where it says none.
         folder: that the file lies in, an absolute path or a URI.
     """
-    named = spec.name or name
+    name = spec.name or name
     source = _moved(spec.source, spec.source.addresses, folder)
     root = beside(spec.root, folder)
     places = _moved(spec.places, _PLACES, folder)
-    places = structs.replace(places, **{one: getattr(places, one) or f"{root}/{named}/{one}" for one in _PLACES})
+    places = structs.replace(places, **{kept: getattr(places, kept) or f"{root}/{name}/{kept}" for kept in _PLACES})
     publish = _moved(spec.publish, ("registry",), folder)
     publish = structs.replace(
         publish,
-        name=publish.name or named,
+        name=publish.name or name,
         registry=publish.registry or places.registry,
         label=publish.label or next(iter(spec.label)),
     )
@@ -389,7 +388,7 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
         split = structs.replace(split, group=split.group or source.key)
     return structs.replace(
         spec,
-        name=named,
+        name=name,
         root=root,
         places=structs.replace(places, registry=publish.registry),
         code=spec.code if _absolute(spec.code) else _joined(folder, spec.code),
@@ -401,7 +400,7 @@ def completed(spec: PipelineSpec, name: str, folder: str) -> PipelineSpec:
 
 
 def beside(text: str, folder: str) -> str:
-    """The address that ``text`` means in a file that lies in ``folder``; names of tables and whole addresses stay."""
+    """The address that ``text`` means in a file that lies in ``folder``; names of tables and absolute ones stay."""
     if looks_like_a_table(text) or _absolute(text):
         return text.rstrip("/") or "/"
     joined = _joined(folder, text)

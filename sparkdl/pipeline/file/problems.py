@@ -1,55 +1,68 @@
-"""What is wrong with a file, collected, so that one error tells all of it.
-
-Enters: places and sentences. Leaves: one ``PipelineFileError``, sorted as the file is; and the nearest right word.
-"""
+"""What is wrong with a file, collected, so that one error tells all of it; and the word that was likely meant."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparkdl.errors import PipelineFileError
 
-__all__ = ["Problems", "choices", "near_column", "nearest"]
+__all__ = ["Path", "Problems", "choices", "dotted", "listed", "near_column", "nearest"]
 
-_SHOWN = 12
+Path = tuple[str | int, ...]
+"""The keys and positions that lead to a value."""
+_LISTED = 12
+
+
+def dotted(path: Path) -> str:
+    """A path as messages write it: ``search.space.train.epochs[1]``."""
+    return re.sub(r"\.\[", "[", ".".join(f"[{part}]" if isinstance(part, int) else part for part in path))
 
 
 @dataclass
 class Problems:
-    """What was found so far.
+    """The problems of one file.
 
     Attributes:
         name: of the file.
-        found: (place, sentence) each.
+        lines: where the value of each path stands, such as ``churn.yaml:14``.
+        sentences: (line, sentence) of each problem.
     """
 
     name: str
-    found: list[tuple[str, str]] = field(default_factory=list)
+    lines: dict[Path, str] = field(default_factory=dict)
+    sentences: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, at: str, sentence: str) -> None:
-        """Take one more; the same again is one."""
-        if (at, sentence) not in self.found:
-            self.found.append((at, sentence))
+    def add(self, line: str, sentence: str) -> None:
+        """Add a problem, unless it is there already."""
+        if (line, sentence) not in self.sentences:
+            self.sentences.append((line, sentence))
+
+    def add_value(self, path: Path, sentence: str) -> None:
+        """Add a problem of the value at ``path``, with its line or else that of the section around it."""
+        outer = path
+        while outer and outer not in self.lines:
+            outer = outer[:-1]
+        self.add(self.lines.get(outer, self.name), f"{dotted(path)}{sentence}")
 
     def error(self) -> PipelineFileError:
-        """The one error that tells all of it."""
-        lines = [f"{at}: {sentence}" for at, sentence in sorted(self.found, key=lambda one: _line(one[0]))]
-        return PipelineFileError(self.name, tuple(lines))
+        """The one error that tells all problems, in the order of the file; those without a line come last."""
+        ordered = sorted(self.sentences, key=lambda problem: _line_number(problem[0]))
+        return PipelineFileError(self.name, tuple(f"{line}: {sentence}" for line, sentence in ordered))
 
 
-def _line(at: str) -> tuple[bool, int]:
-    number = re.search(r":(\d+)$", at)
+def _line_number(line: str) -> tuple[bool, int]:
+    number = re.search(r":(\d+)$", line)
     return number is None, int(number[1]) if number else 0
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The word among ``known`` that was most likely meant; None if none is near."""
-    plain = {_plain(one): one for one in known}
-    near = difflib.get_close_matches(_plain(word), plain, n=1, cutoff=cutoff)
-    return plain[near[0]] if near else None
+def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The candidate that was most likely meant; None if none is near."""
+    by_letters = {_letters(candidate): candidate for candidate in candidates}
+    near = difflib.get_close_matches(_letters(word), by_letters, n=1, cutoff=cutoff)
+    return by_letters[near[0]] if near else None
 
 
 def near_column(word: str, columns: Iterable[str]) -> str | None:
@@ -57,12 +70,12 @@ def near_column(word: str, columns: Iterable[str]) -> str | None:
 
     People's own words are near each other by chance, as ``hours`` and ``house`` are; keys of the file are not.
     """
-    plain = {_plain(one): one for one in columns}
-    wanted = _plain(word)
-    near = [(_edits(wanted, one), one) for one in difflib.get_close_matches(wanted, plain, n=5, cutoff=0.6)]
-    allowed = max(1, len(wanted) // 4)
-    best = min(near, default=(allowed + 1, ""))
-    return plain[best[1]] if best[0] <= allowed else None
+    by_letters = {_letters(column): column for column in columns}
+    letters = _letters(word)
+    near = difflib.get_close_matches(letters, by_letters, n=5, cutoff=0.6)
+    nearest_first = sorted((_edits(letters, candidate), candidate) for candidate in near)
+    allowed = max(1, len(letters) // 4)
+    return by_letters[nearest_first[0][1]] if near and nearest_first[0][0] <= allowed else None
 
 
 def _edits(first: str, second: str) -> int:
@@ -78,15 +91,19 @@ def _edits(first: str, second: str) -> int:
     return rows[-1][-1]
 
 
-def choices(word: str, known: Iterable[str], *, columns: bool = False) -> str:
-    """What to write instead of ``word``: the nearest, or all there are; ``columns`` says that these are columns."""
-    names = list(known)
+def choices(word: str, candidates: Iterable[str], *, columns: bool = False) -> str:
+    """What to write instead of ``word``: the nearest candidate, or else all; ``columns`` says that they are columns."""
+    names = list(candidates)
     near = near_column(word, names) if columns else nearest(word, names)
     if near is not None:
         return f"write {near}"
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    return f"choose one of {shown}" if names else "leave it out"
+    return f"choose one of {listed(names)}" if names else "leave it out"
 
 
-def _plain(word: str) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names with commas, the first dozen of many."""
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def _letters(word: str) -> str:
     return word.replace("_", "").replace("-", "").lower()

@@ -137,7 +137,7 @@ def _composed(text: str, name: str, problems: Problems) -> Node | None:
     except yaml.YAMLError as cause:
         problems.add(*_syntax(cause, text, name))
         return None
-    if node is None and not problems.found:
+    if node is None and not problems.sentences:
         problems.add(name, "is empty: write at least source, features and label")
     return node
 
