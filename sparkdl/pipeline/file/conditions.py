@@ -1,8 +1,4 @@
-"""SQL of a pipeline file that is certainly wrong; whether it is right, Spark alone can tell.
-
-Enters: the text of a condition and the columns that there are, or the text of a transform. Leaves: each word of the
-condition that is no column, no word of SQL, and nearly a column; what no SELECT from ``source`` can be.
-"""
+"""SQL of a pipeline file that is certainly wrong; whether it is right, Spark alone can tell."""
 
 from __future__ import annotations
 
@@ -39,18 +35,18 @@ _SQL = frozenset(
 
 def misspelt(condition: str, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each word that is no column but nearly one, with that column."""
-    known = {name.lower() for name in columns}
-    tokens = [found for found in _TOKEN.finditer(condition) if found["skip"] is None]
-    texts = [found[0] for found in tokens]
+    column_names = {name.lower() for name in columns}
+    tokens = [token for token in _TOKEN.finditer(condition) if token["skip"] is None]
+    texts = [token[0] for token in tokens]
     if any(pair == ["-", ">"] for pair in (texts[at : at + 2] for at in range(len(texts)))):
         return  # the parameters of a lambda are no columns
     if "select" in map(str.lower, texts):
         return  # nor are the columns of another table columns of this one
-    for at, found in enumerate(tokens):
-        word = found["word"] or (found["quoted"] or "")[1:-1].replace("``", "`")
+    for at, token in enumerate(tokens):
+        word = token["word"] or (token["quoted"] or "")[1:-1].replace("``", "`")
         before, after = texts[at - 1].lower() if at else "", texts[at + 1] if at + 1 < len(texts) else ""
-        plain = found["quoted"] is None
-        if not word or word.lower() in known or (plain and word.lower() in _SQL):
+        plain = token["quoted"] is None
+        if not word or word.lower() in column_names or (plain and word.lower() in _SQL):
             continue
         if before in (".", ":", "as") or after in (".", ":") or (plain and after == "("):
             continue  # a field, a type, a function
@@ -61,7 +57,7 @@ def misspelt(condition: str, columns: Sequence[str]) -> Iterator[tuple[str, str]
 
 def sql_problem(select: str) -> str:
     """Why a text is no SELECT from ``source``, as the end of a sentence; empty if it may be one."""
-    tokens = [found for found in _TOKEN.finditer(select) if found["skip"] is None]
+    tokens = [token for token in _TOKEN.finditer(select) if token["skip"] is None]
     depth = 0
     for token in tokens:
         depth += {"(": 1, ")": -1}.get(token[0], 0)

@@ -269,11 +269,11 @@ def _search_varies_what_there_is(search: Search | None) -> Mistakes:
     for name, values in search.space.items() if search is not None else ():
         section, dot, parameter = name.partition(".")
         path: Path = ("search", "space", name)
-        known = choices(name, [f"train.{option}" for option in options])
+        instead = choices(name, [f"train.{option}" for option in options])
         if section not in ("train", "model") or not dot or not parameter:
-            yield path, f" is no parameter: {known}, or model.ARGUMENT"
+            yield path, f" is no parameter: {instead}, or model.ARGUMENT"
         elif section == "train" and parameter not in options:
-            yield path, f" is no parameter: {known}"
+            yield path, f" is no parameter: {instead}"
         elif section == "train":
             yield from _values_fit(path, parameter, values, options[parameter].type)
 

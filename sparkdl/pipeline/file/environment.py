@@ -1,9 +1,8 @@
-"""``${NAME}`` in a file: what differs between places, and what must not stand in it.
+"""``${NAME}`` in a file: values that differ between hosts, and secrets that must not stand in it.
 
-Enters: a tree, and the variables there are. Leaves: the tree with their values. A value becomes one text or number and
-never a part of the file's structure. What a variable with a telling name holds is a ``Secret``, which only sections
-that are not written into the model or its record may use. What came of any other is shown as it was referred to, unless
-``show_variables`` names it.
+A value becomes one text or number and never a part of the file's structure. What a variable with a telling name holds
+is a ``Secret``, which only sections that are not written into the model or its record may use. What came of any other
+is shown as it was referred to, unless ``show_variables`` names it.
 """
 
 from __future__ import annotations
@@ -68,21 +67,25 @@ class _Filling:
 
     def node(self, node: Node, path: tuple[str, ...]) -> Node:
         if isinstance(node, Section):
-            return replace(node, entries={name: self.node(one, (*path, name)) for name, one in node.entries.items()})
+            return replace(
+                node, entries={name: self.node(inner, (*path, name)) for name, inner in node.entries.items()}
+            )
         if isinstance(node, Listing):
-            return replace(node, items=tuple(self.node(one, (*path, str(i))) for i, one in enumerate(node.items)))
+            return replace(
+                node, items=tuple(self.node(inner, (*path, str(index))) for index, inner in enumerate(node.items))
+            )
         return self.scalar(node, path) if isinstance(node.value, str) and "${" in node.value else node
 
     def scalar(self, node: Scalar, path: tuple[str, ...]) -> Scalar:
         text = str(node.value)
-        references = [found for found in _REFERENCE.finditer(text) if not found["escaped"]]
+        references = [reference for reference in _REFERENCE.finditer(text) if not reference["escaped"]]
         filled = _REFERENCE.sub(self._value, text)
         if not references:
             return replace(node, value=filled)
-        secrets = [found["name"] for found in references if self._is_secret(found["name"])]
-        sentence = next(filter(None, (self._missing(found) for found in references)), "")
-        if not sentence and secrets and not any(path[: len(place)] == place for place in _MAY_HOLD_SECRETS):
-            places = ", ".join(".".join(place) for place in _MAY_HOLD_SECRETS)
+        secrets = [reference["name"] for reference in references if self._is_secret(reference["name"])]
+        sentence = next(filter(None, (self._missing(reference) for reference in references)), "")
+        if not sentence and secrets and not any(path[: len(section)] == section for section in _MAY_HOLD_SECRETS):
+            places = ", ".join(".".join(section) for section in _MAY_HOLD_SECRETS)
             sentence = (
                 f"is written into the run's record, and {secrets[0]} looks like a secret: these may stand in {places}; "
                 f"if it is none, name it in show_variables: [{secrets[0]}]"
@@ -93,32 +96,32 @@ class _Filling:
         if secrets:
             return replace(node, value=Secret(filled, text), shown=repr(text))
         value = typed(filled)
-        if {found["name"] for found in references} <= {*self.environment.harmless}:
+        if {reference["name"] for reference in references} <= {*self.environment.harmless}:
             return replace(node, value=value, shown=f"{filled!r} (of {text})", filled=filled)
-        told = repr(text) if isinstance(value, str) else f"{filled!r} (of {text})"
-        return replace(node, value=value, shown=told, filled=filled, reference=text)
+        shown = repr(text) if isinstance(value, str) else f"{filled!r} (of {text})"
+        return replace(node, value=value, shown=shown, filled=filled, reference=text)
 
     def _is_secret(self, name: str | None) -> bool:
         harmless = (*_FOLDERS, *self.environment.harmless)
-        known = name is not None and name not in harmless and self.environment.values.get(name)
-        return bool(known) and tells_a_secret(str(name))
+        value = name is not None and name not in harmless and self.environment.values.get(name)
+        return bool(value) and tells_a_secret(str(name))
 
-    def _value(self, found: re.Match[str]) -> str:
-        if found["escaped"]:
-            return found[0][1:]
-        name = found["name"] or ""
+    def _value(self, reference: re.Match[str]) -> str:
+        if reference["escaped"]:
+            return reference[0][1:]
+        name = reference["name"] or ""
         value = self.environment.values.get(name)
         if value and name not in self.environment.harmless:
             self.environment.used[name] = value
-        return value or found["default"] or ""
+        return value or reference["default"] or ""
 
-    def _missing(self, found: re.Match[str]) -> str:
+    def _missing(self, reference: re.Match[str]) -> str:
         """What is wrong with a reference; empty if it has a value."""
-        name = found["name"]
+        name = reference["name"]
         if name is None:
             return "has a ${ that names no variable: write ${NAME}, ${NAME:-default}, or $${ for the text itself"
         values = self.environment.values
-        if values.get(name) or found["default"] is not None:
+        if values.get(name) or reference["default"] is not None:
             return ""
         near = nearest(name, values, cutoff=0.8)
         state = "empty" if name in values else "not set"

@@ -1,9 +1,8 @@
-"""What a file says, as JSON values: for the keys of a run's steps, and, without secrets, for its record.
+"""The values of a file as JSON: for the keys of a run's steps, and, without secrets, for its record.
 
-Enters: frozen sections. Leaves: dicts, lists, texts and numbers. In the record a text that came from the environment
-is shown as it was referred to, ``${NAME}``; settings of other systems (``options``, ``conf``) are shown where their
-names are known to be harmless, and hidden else; within texts user and password of an address, what ``name=value`` calls
-a secret, and the literals of SQL are hidden.
+In the record a text that came from the environment is shown as it was referred to, ``${NAME}``; settings of other
+systems (``options``, ``conf``) are shown where their names are known to be harmless, and hidden else; within texts user
+and password of an address, what ``name=value`` calls a secret, and the literals of SQL are hidden.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sparkdl.pipeline.file.environment import tells_a_secret
+from sparkdl.pipeline.file.problems import Path
 from sparkdl.pipeline.spec.base import Secret
 
 __all__ = ["HIDDEN", "host_of", "plain", "shown", "shown_setting"]
 
 HIDDEN = "(hidden)"
-Path = tuple[str | int, ...]
 
 _FREE = (("source", "options"), ("spark", "conf"))
 """Fields whose keys are other systems' names."""
@@ -80,11 +79,11 @@ def plain(value: Any, name: str = "") -> Any:
     if isinstance(value, Secret):
         return value.reference
     if isinstance(value, msgspec.Struct):
-        return _kind_of(value) | {one: plain(getattr(value, one), one) for one in value.__struct_fields__}
+        return _kind_of(value) | {field: plain(getattr(value, field), field) for field in value.__struct_fields__}
     if isinstance(value, dict):
         hidden = {key for key in value if name in ("conf", "options") and tells_a_secret(key)}
-        known = {key: HIDDEN if key in hidden else plain(inner, key) for key, inner in value.items()}
-        return {key: _without_names(one) if name in ("conf", "options") else one for key, one in known.items()}
+        values = {key: HIDDEN if key in hidden else plain(inner, key) for key, inner in value.items()}
+        return {key: _without_names(inner) if name in ("conf", "options") else inner for key, inner in values.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return _BEFORE_HOST.sub(f"{HIDDEN}@", value) if isinstance(value, str) else value
@@ -106,12 +105,12 @@ def shown(value: Any, references: Mapping[Path, str], path: Path = ()) -> Any:
     if path in references and (free or isinstance(value, str)):
         return _without_literals(references[path]) if path in _SQL else _scrubbed(references[path])
     if isinstance(value, msgspec.Struct):
-        inner = {one: shown(getattr(value, one), references, (*path, one)) for one in value.__struct_fields__}
+        inner = {field: shown(getattr(value, field), references, (*path, field)) for field in value.__struct_fields__}
         return _kind_of(value) | inner
     if isinstance(value, dict):
         return {key: shown(inner, references, (*path, key)) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [shown(inner, references, (*path, place)) for place, inner in enumerate(value)]
+        return [shown(inner, references, (*path, index)) for index, inner in enumerate(value)]
     name = str(path[-1]) if path else ""
     if free:
         return shown_setting(name, value)

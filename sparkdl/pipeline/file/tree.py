@@ -1,8 +1,7 @@
-"""YAML as a tree that knows its lines: what YAML 1.2 says, without its traps, within bounds.
+"""YAML 1.2 as a tree that knows its lines, within bounds.
 
-Enters: the bytes of a file. Leaves: a tree of plain values, each with the place it stands at; what is wrong goes into
-``Problems``. ``no`` and ``on`` are texts, ``1e-3`` is a number, a date is a text; a key stands once; an alias repeats
-what it names within the bounds of the whole.
+``no`` and ``on`` are texts, ``1e-3`` is a number, a date is a text; a key stands once; an alias repeats what it names
+within the bounds of the file.
 """
 
 from __future__ import annotations
@@ -172,24 +171,24 @@ class _Composer:
     """From YAML's events to a tree."""
 
     text: str
-    place: Any
+    line_name: Any
     problems: Problems
     anchors: dict[str, Node] = field(default_factory=dict)
     count: int = 0
 
     def whole(self) -> Node | None:
         events: Iterator[Any] = iter(yaml.parse(self.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-        found: Node | None = None
+        root: Node | None = None
         documents = 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
                     raise _TooMuch(_line(event), "starts a second document: keep one document a file")
-                found = self._node(next(events), events, ())
-        if isinstance(found, Scalar) and found.value is None:
+                root = self._node(next(events), events, ())
+        if isinstance(root, Scalar) and root.value is None:
             return None
-        return found
+        return root
 
     def _node(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
         line = _line(event)
@@ -204,7 +203,7 @@ class _Composer:
         return node
 
     def _made(self, event: Any, events: Iterator[Any], path: tuple[str, ...]) -> Node:
-        at = self.place(_line(event))
+        at = self.line_name(_line(event))
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
                 raise _TooMuch(_line(event), f"uses *{event.anchor} before &{event.anchor} ends: write it out")
@@ -224,17 +223,17 @@ class _Composer:
     def _section(self, at: str, events: Iterator[Any], path: tuple[str, ...]) -> Section:
         entries: dict[str, Node] = {}
         while not isinstance(key := next(events), yaml.MappingEndEvent):
-            key_at = self.place(_line(key))
+            key_at = self.line_name(_line(key))
             if not isinstance(key, yaml.ScalarEvent) or not key.value:
                 raise _TooMuch(_line(key), "has a key that is no text: write `name: value`")
-            whole = (*path, key.value)
-            node = self._node(next(events), events, whole)
+            key_path = (*path, key.value)
+            node = self._node(next(events), events, key_path)
             if key.value in entries:
                 first = entries[key.value].at
-                self.problems.add(key_at, f"{'.'.join(whole)} stands at {first} already: keep one of the two")
+                self.problems.add(key_at, f"{'.'.join(key_path)} stands at {first} already: keep one of the two")
             elif key.value == "<<" and key.implicit[0]:
                 self.problems.add(
-                    key_at, f"{'.'.join(whole)} merges keys, which YAML 1.2 does not know: write them out"
+                    key_at, f"{'.'.join(key_path)} merges keys, which YAML 1.2 does not know: write them out"
                 )
             else:
                 entries[key.value] = replace(node, at=key_at)  # what begins on the next line is looked for at its key

@@ -1,7 +1,4 @@
-"""Counting over all rows of a table, within bounds of memory: different values, and rows by the hour.
-
-Enters: tables of one or a few columns, one after the other. Leaves: counts.
-"""
+"""Counting over all rows of a table, within bounds of memory: different values, and rows by the hour."""
 
 from __future__ import annotations
 
@@ -54,9 +51,9 @@ def count_values(read: Callable[[], Iterable[pa.Table]]) -> Counted | None:
     rows = missing = 0
     kept: list[Any] = []
     for table in read():
-        hashes, there = _hashes(table)
-        rows, missing = rows + table.num_rows, missing + int(table.num_rows - there.sum())
-        kept = [*kept, hashes[there]] if rows <= _AT_ONCE else []
+        hashes, complete = _hashes(table)
+        rows, missing = rows + table.num_rows, missing + int(table.num_rows - complete.sum())
+        kept = [*kept, hashes[complete]] if rows <= _AT_ONCE else []
         if rows > COUNTED_ROWS:
             return None
     turns = -(-rows // _AT_ONCE)
@@ -66,8 +63,8 @@ def count_values(read: Callable[[], Iterable[pa.Table]]) -> Counted | None:
     for turn in range(turns):
         kept = []
         for table in read():
-            hashes, there = _hashes(table)
-            kept.append(hashes[there & (hashes % np.uint64(turns) == np.uint64(turn))])
+            hashes, complete = _hashes(table)
+            kept.append(hashes[complete & (hashes % np.uint64(turns) == np.uint64(turn))])
         distinct += _distinct(kept)
     return Counted(rows=rows, distinct=distinct, missing=missing)
 
@@ -77,21 +74,21 @@ def count_hours(batches: Iterable[pa.Table]) -> dict[str, int]:
 
     Rows without one are left out.
     """
-    found: Counter[str] = Counter()
+    rows_by_hour: Counter[str] = Counter()
     for table in batches:
         times = table.column(0).drop_null()
         if is_text(times.type):  # of a day alone, its first hour
             texts = times.cast(pa.large_string())
             hours = pc.replace_substring(pc.utf8_slice_codeunits(texts, 0, 13), " ", "T").value_counts()
             for name, rows in zip(hours.field("values").to_pylist(), hours.field("counts").to_pylist(), strict=True):
-                found[name if len(name) == 13 else f"{name}T00"] += rows
+                rows_by_hour[name if len(name) == 13 else f"{name}T00"] += rows
         elif len(times):
             seconds = np.asarray(times.cast(pa.timestamp("s"), safe=False).cast(pa.int64()))
             numbers, counts = np.unique(seconds // 3600, return_counts=True)
-            found.update(
+            rows_by_hour.update(
                 {str(np.datetime64(n, "h")): rows for n, rows in zip(numbers.tolist(), counts.tolist(), strict=True)}
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(rows_by_hour.items()))
 
 
 def _distinct(kept: list[Any]) -> int:
@@ -102,12 +99,12 @@ def _hashes(table: pa.Table) -> tuple[Any, Any]:
     """A hash of 64 bits a row, and whether the row has a value in every column."""
     import pandas as pd
 
-    found, there = np.zeros(table.num_rows, np.uint64), np.ones(table.num_rows, bool)
+    row_hashes, complete = np.zeros(table.num_rows, np.uint64), np.ones(table.num_rows, bool)
     for column in table.columns:
-        whole = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
-        there &= whole.is_valid().to_numpy(zero_copy_only=False)
-        integer = pa.types.is_integer(whole.type)
-        filled = whole.fill_null(0) if integer else whole.cast(pa.large_string()).fill_null("")
+        values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0)
+        complete &= values.is_valid().to_numpy(zero_copy_only=False)
+        integer = pa.types.is_integer(values.type)
+        filled = values.fill_null(0) if integer else values.cast(pa.large_string()).fill_null("")
         hashed = pd.util.hash_array(filled.to_numpy(zero_copy_only=False), categorize=False)
-        found = found * np.uint64(1_000_003) ^ hashed
-    return found, there
+        row_hashes = row_hashes * np.uint64(1_000_003) ^ hashed
+    return row_hashes, complete

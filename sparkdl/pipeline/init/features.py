@@ -1,7 +1,4 @@
-"""What becomes of each column: a feature of a type with options, or nothing, and why.
-
-Enters: profiles of the columns, the sample, and the roles that some of them have. Leaves: a ``Choice`` a column.
-"""
+"""The feature that each column becomes, with its options, or the reason why it becomes none."""
 
 from __future__ import annotations
 
@@ -80,34 +77,36 @@ def choose(
     Raises:
         SchemaError: the label has the name of an input that features make.
     """
-    found: list[Choice] = []
+    choices: list[Choice] = []
     labelled = Labelled.of(sample, label.name, label.type)
-    free = [one for one in profiles.values() if one.name != label.name and one.name not in taken]
+    free = [profile for profile in profiles.values() if profile.name != label.name and profile.name not in taken]
     warnings = dict(near_duplicates(sample, free))
     leaks = {} if labelled is None else dict(too_good(labelled, sample, free, label.name))
     names = {label.name}
     inner: set[tuple[str, str]] = set()
-    for one in profiles.values():
-        if one.name == label.name:
+    for profile in profiles.values():
+        if profile.name == label.name:
             continue
-        options, why = ({}, taken[one.name]) if one.name in taken else _chosen(one, labelled, sample)
+        options, why = ({}, taken[profile.name]) if profile.name in taken else _chosen(profile, labelled, sample)
         if options and len(names) > MAX_FEATURES:
             options, why = {}, f"the first {MAX_FEATURES:,} columns are taken"
-        if options and one.name == time:
+        if options and profile.name == time:
             why = f"{why}; the split is by this column"
-        name = _name(one.name, options, names, inner) if options else one.name
+        name = _name(profile.name, options, names, inner) if options else profile.name
         if options:
             names.add(name)
             inner |= _inner(name, options)
-        warning = leaks.get(one.name) or warnings.get(one.name, "") if options else ""
-        suspect = bool(options) and one.name in leaks
-        found.append(Choice(column=one.name, name=name, options=options, why=why, warning=warning, suspect=suspect))
+        warning = leaks.get(profile.name) or warnings.get(profile.name, "") if options else ""
+        suspect = bool(options) and profile.name in leaks
+        choices.append(
+            Choice(column=profile.name, name=name, options=options, why=why, warning=warning, suspect=suspect)
+        )
     if label.name in {name for name, _ in inner}:
         raise SchemaError(
             f"the label {label.name!r} has the name of an input of the model, in which features of several columns "
             "stand: rename the column in the table, or name another label with --label"
         )
-    return found
+    return choices
 
 
 def _name(column: str, options: Mapping[str, Any], names: Collection[str], inner: Set[tuple[str, str]]) -> str:
@@ -126,106 +125,111 @@ def _name(column: str, options: Mapping[str, Any], names: Collection[str], inner
 def _inner(name: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
     """The names inside of the model's inputs that a feature takes."""
     made = input_names(name, msgspec.convert(options, Feature))
-    return {(one, part) for one, parts in made.items() for part in parts}
+    return {(input_name, part) for input_name, parts in made.items() for part in parts}
 
 
-def _chosen(one: Profile, labelled: Labelled | None, sample: pa.Table) -> tuple[dict[str, Any], str]:
-    if not one.there:
+def _chosen(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> tuple[dict[str, Any], str]:
+    if not profile.present:
         return {}, "missing in every row that was looked at"
-    if one.missing > 0.99 * one.rows:
-        return {}, one.gap
-    if one.distinct == 1:
-        gap = f", {one.gap}" if one.gap else ""
-        return {}, f"one value, {str(one.top[0][0])[:40]!r}, in every row that was looked at{gap}"
-    if one.kind == "number" and (code := _is_code(one, labelled, sample)):
-        options, why = _category(one, f"{code}, {count_of(one.distinct, 'value')}, {one.span}")
-        return options, ", ".join(filter(None, [one.gap, why]))
+    if profile.missing > 0.99 * profile.rows:
+        return {}, profile.gap
+    if profile.distinct == 1:
+        gap = f", {profile.gap}" if profile.gap else ""
+        return {}, f"one value, {str(profile.top[0][0])[:40]!r}, in every row that was looked at{gap}"
+    if profile.kind == "number" and (code := _is_code(profile, labelled, sample)):
+        options, why = _category(profile, f"{code}, {count_of(profile.distinct, 'value')}, {profile.span}")
+        return options, ", ".join(filter(None, [profile.gap, why]))
     makers: dict[str, Callable[[Profile], tuple[dict[str, Any], str]]] = {
         "number": _number, "bool": _bool, "text": _text, "when": _when, "list": _list, "vector": _vector,
-        "bytes": _image, "other": lambda one: ({}, f"{one.type}: take what you need of it in transform"),
+        "bytes": _image, "other": lambda profile: ({}, f"{profile.type}: take what you need of it in transform"),
     }  # fmt: skip
-    options, why = makers[one.kind](one)
-    return options, ", ".join(filter(None, [one.gap, why]))
+    options, why = makers[profile.kind](profile)
+    return options, ", ".join(filter(None, [profile.gap, why]))
 
 
-def _number(one: Profile) -> tuple[dict[str, Any], str]:
-    integer = pa.types.is_integer(one.type)
-    repeated = one.there / max(1, one.distinct)
-    if integer and looks_like_an_id(one.name):
+def _number(profile: Profile) -> tuple[dict[str, Any], str]:
+    integer = pa.types.is_integer(profile.type)
+    repeated = profile.present / max(1, profile.distinct)
+    if integer and looks_like_an_id(profile.name):
         if repeated < 2:
-            return {}, f"an id by its name: {count_of(one.distinct, 'value')} in {one.there:,} rows"
-        return _category(one, "an id by its name")
-    running = integer and one.distinct == one.there and one.high - one.low == one.there - 1 and one.there > 20
+            return {}, f"an id by its name: {count_of(profile.distinct, 'value')} in {profile.present:,} rows"
+        return _category(profile, "an id by its name")
+    running = (
+        integer
+        and profile.distinct == profile.present
+        and profile.high - profile.low == profile.present - 1
+        and profile.present > 20
+    )
     if running:
-        return {}, f"counts the rows, {one.span}"
+        return {}, f"counts the rows, {profile.span}"
     options: dict[str, Any] = {"type": "number"}
-    why = [one.span]
-    if abs(one.skew) > _SKEWED and abs(one.log_skew) < abs(one.skew) / 2:
+    why = [profile.span]
+    if abs(profile.skew) > _SKEWED and abs(profile.log_skew) < abs(profile.skew) / 2:
         options["log"] = True
-        why.append(f"skewed ({one.skew:.1f}): log")
-    elif abs(one.skew) > 10 * _SKEWED:
+        why.append(f"skewed ({profile.skew:.1f}): log")
+    elif abs(profile.skew) > 10 * _SKEWED:
         options["clip"] = "quantiles"
-        why.append(f"a few values far out (skew {one.skew:.0f}): clipped at 1 % and 99 %")
-    if one.missing:
-        options["fill"] = "median" if abs(one.skew) > _SKEWED else "mean"
-        if one.missing > 0.01 * one.rows:
+        why.append(f"a few values far out (skew {profile.skew:.0f}): clipped at 1 % and 99 %")
+    if profile.missing:
+        options["fill"] = "median" if abs(profile.skew) > _SKEWED else "mean"
+        if profile.missing > 0.01 * profile.rows:
             options["missing_indicator"] = True
     return options, ", ".join(why)
 
 
-def _bool(one: Profile) -> tuple[dict[str, Any], str]:
+def _bool(profile: Profile) -> tuple[dict[str, Any], str]:
     return {"type": "category"}, "true or false"
 
 
-def _category(one: Profile, why: str) -> tuple[dict[str, Any], str]:
-    if one.distinct > _VOCABULARY:
-        buckets = 1 << min(20, max(14, int(one.distinct - 1).bit_length()))
+def _category(profile: Profile, why: str) -> tuple[dict[str, Any], str]:
+    if profile.distinct > _VOCABULARY:
+        buckets = 1 << min(20, max(14, int(profile.distinct - 1).bit_length()))
         return {"type": "category", "buckets": buckets}, f"{why} in these rows alone: hashed"
-    least = 2 if one.rows < 10_000 else 5 if one.rows < 50_000 else 10
-    rare = sum(rows < least for _, rows in one.top)
+    least = 2 if profile.rows < 10_000 else 5 if profile.rows < 50_000 else 10
+    rare = sum(rows < least for _, rows in profile.top)
     options: dict[str, Any] = {"type": "category"} | ({"min_count": least} if least != 2 else {})
     return options, why + (f", {rare:,} of them in fewer than {least} rows: unknown" if rare else "")
 
 
-def _text(one: Profile) -> tuple[dict[str, Any], str]:
-    least, median, most, _ = one.lengths
-    values = count_of(one.distinct, "value")
-    dates = sum(rows for text, rows in one.top if re.fullmatch(r"\d{4}-\d{2}-\d{2}.*", str(text)))
-    if dates and dates == sum(rows for _, rows in one.top):
+def _text(profile: Profile) -> tuple[dict[str, Any], str]:
+    least, median, most, _ = profile.lengths
+    values = count_of(profile.distinct, "value")
+    dates = sum(rows for text, rows in profile.top if re.fullmatch(r"\d{4}-\d{2}-\d{2}.*", str(text)))
+    if dates and dates == sum(rows for _, rows in profile.top):
         return {}, "dates as text: cast it to a date in transform, for date_parts"
-    others = [_OTHER_DATE.match(str(text)) for text, _ in one.top]
+    others = [_OTHER_DATE.match(str(text)) for text, _ in profile.top]
     if others and others[0] and all(others):
         return {}, f"dates as text, such as {others[0][0]}: to_timestamp in transform makes a time of it, to split by"
-    if median >= _LONG and one.distinct > 0.2 * one.there:
+    if median >= _LONG and profile.distinct > 0.2 * profile.present:
         length = min(256, max(8, -(-most // 8) * 8))
         return {"type": "text", "max_length": length}, f"texts of {least} to {most} words, {values}"
-    if one.distinct > 0.9 * one.there and one.there > 20:
-        return {}, f"nearly every row has its own, {values} in {one.there:,} rows: an id"
-    shown = ", ".join(f"{text!s:.20}" for text, _ in one.top[:3])
-    return _category(one, f"{values}: {shown}{', ...' if one.distinct > 3 else ''}")
+    if profile.distinct > 0.9 * profile.present and profile.present > 20:
+        return {}, f"nearly every row has its own, {values} in {profile.present:,} rows: an id"
+    shown = ", ".join(f"{text!s:.20}" for text, _ in profile.top[:3])
+    return _category(profile, f"{values}: {shown}{', ...' if profile.distinct > 3 else ''}")
 
 
-def _when(one: Profile) -> tuple[dict[str, Any], str]:
-    timed = pa.types.is_timestamp(one.type)
-    years = one.high - one.low >= timedelta(days=365)
-    hours = timed and any(value.hour for value, _ in one.top)
+def _when(profile: Profile) -> tuple[dict[str, Any], str]:
+    timed = pa.types.is_timestamp(profile.type)
+    years = profile.high - profile.low >= timedelta(days=365)
+    hours = timed and any(value.hour for value, _ in profile.top)
     parts = [*(["month"] if years else []), "weekday", *(["hour"] if hours else [])]
-    why = f"{one.span}{'' if years else ', less than a year: no month'}"
+    why = f"{profile.span}{'' if years else ', less than a year: no month'}"
     return {"type": "date_parts", "parts": parts}, why
 
 
-def _list(one: Profile) -> tuple[dict[str, Any], str]:
-    inner = one.type.value_type
-    least, median, most, longest = one.lengths
+def _list(profile: Profile) -> tuple[dict[str, Any], str]:
+    inner = profile.type.value_type
+    least, median, most, longest = profile.lengths
     same = least == longest
     if pa.types.is_floating(inner) or pa.types.is_decimal(inner) or (pa.types.is_integer(inner) and same and least > 7):
         if not same:
             return {}, f"lists of {least} to {longest} numbers: a vector needs one length"
-        holes = pc.any(pc.is_null(pc.list_flatten(one.values), nan_is_null=pa.types.is_floating(inner))).as_py()
-        fill = {"fill": 0.0} if holes or one.missing else {}
+        holes = pc.any(pc.is_null(pc.list_flatten(profile.values), nan_is_null=pa.types.is_floating(inner))).as_py()
+        fill = {"fill": 0.0} if holes or profile.missing else {}
         return {"type": "vector", "size": least, **fill}, f"{least} numbers in each row"
     if pa.types.is_integer(inner) or pa.types.is_string(inner) or pa.types.is_large_string(inner):
-        distinct = len(pc.unique(pc.list_flatten(one.values)))
+        distinct = len(pc.unique(pc.list_flatten(profile.values)))
         hashed = {"buckets": 1 << min(20, int(distinct).bit_length())} if distinct > _VOCABULARY else {}
         length = max(4, 1 << max(0, most - 1).bit_length())
         why = f"lists of {least} to {longest} ids, {median} in the middle, {count_of(distinct, 'different one')}"
@@ -233,17 +237,17 @@ def _list(one: Profile) -> tuple[dict[str, Any], str]:
     return {}, f"lists of {inner}: take what you need of them in transform"
 
 
-def _vector(one: Profile) -> tuple[dict[str, Any], str]:
+def _vector(profile: Profile) -> tuple[dict[str, Any], str]:
     return {"type": "vector"}, "vectors of Spark ML"
 
 
-def _image(one: Profile) -> tuple[dict[str, Any], str]:
+def _image(profile: Profile) -> tuple[dict[str, Any], str]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         return {}, "bytes; whether they are pictures cannot be told without pillow: pip install 'sparkdl[images]'"
     sizes, grey = [], True
-    for value in one.values[:20].to_pylist():
+    for value in profile.values[:20].to_pylist():
         try:
             with Image.open(io.BytesIO(value)) as picture:
                 sizes.append(picture.size)
@@ -256,19 +260,21 @@ def _image(one: Profile) -> tuple[dict[str, Any], str]:
     return options, f"pictures of {shown} pixels, {'grey' if grey else 'in colour'}"
 
 
-def _is_code(one: Profile, labelled: Labelled | None, sample: pa.Table) -> str:
+def _is_code(profile: Profile, labelled: Labelled | None, sample: pa.Table) -> str:
     """Why whole numbers with many repeats are names of things, whose order says nothing; empty if they are numbers."""
-    if not one.whole or not 3 <= one.distinct <= min(_VOCABULARY, one.there / 5):
+    if not profile.whole or not 3 <= profile.distinct <= min(_VOCABULARY, profile.present / 5):
         return ""
-    if looks_like_an_id(one.name):
+    if looks_like_an_id(profile.name):
         return "an id by its name"
-    if _CODE.search(one.name) and one.distinct <= 1000:
+    if _CODE.search(profile.name) and profile.distinct <= 1000:
         return "a code by its name"
-    if labelled is None or _AMOUNT.search(one.name):
+    if labelled is None or _AMOUNT.search(profile.name):
         return ""
-    by_value, by_order, error = labelled.value_and_order(sample.column(one.name).combine_chunks())
-    values = [int(value) for value, _ in one.top]
-    scattered = one.high - one.low + 1 >= 3 * one.distinct and np.gcd.reduce(np.subtract(values, values[0])) == 1
+    by_value, by_order, error = labelled.value_and_order(sample.column(profile.name).combine_chunks())
+    values = [int(value) for value, _ in profile.top]
+    scattered = (
+        profile.high - profile.low + 1 >= 3 * profile.distinct and np.gcd.reduce(np.subtract(values, values[0])) == 1
+    )
     needed = 0.0025 if scattered else 0.005
     if by_value - by_order > needed + 4 * error and by_order < 0.7 * by_value:
         gaps = " and numbers are left out" if scattered else ""

@@ -1,8 +1,4 @@
-"""The folder of a new pipeline: its file, a model stub, a test, a schedule, a page that says what to do.
-
-Enters: the text of the pipeline file and the pipeline's name. Leaves: a folder that was not there before, whole or not
-at all.
-"""
+"""The folder of a new pipeline: its file, a model stub, a test, a schedule, and a page that says what to do."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""From a table to the folder of a pipeline, top to bottom.
-
-Enters: where the folder is to be, and what a user calls the table. Leaves: the folder, whose file was read back and is
-sound. Spark is started only for a table of its catalog.
-"""
+"""From a table to the folder of a pipeline, top to bottom; Spark is started only for a table of its catalog."""
 
 from __future__ import annotations
 
@@ -181,11 +177,11 @@ def _features(profiles: dict[str, Profile], sample: Sample, label: Label, key: K
 def _unlabelled(sample: Sample, when: When, label: str) -> int:
     """Hours, from the end of the newest window back, in which no row of the sample has a label that older ones have."""
     column = sample.rows.column(label)
-    known = pc.is_finite(column).fill_null(False) if pa.types.is_floating(column.type) else column.is_valid()
-    if when.column is None or pc.all(known).as_py():
+    has_label = pc.is_finite(column).fill_null(False) if pa.types.is_floating(column.type) else column.is_valid()
+    if when.column is None or pc.all(has_label).as_py():
         return 0
     seen = count_hours([sample.rows.select([when.column])])
-    labelled = count_hours([sample.rows.filter(known).select([when.column])])
+    labelled = count_hours([sample.rows.filter(has_label).select([when.column])])
     size = 13 if when.every == "hour" else 10
     newest, last = max(name[:size] for name in seen), max((name[:size] for name in labelled), default="")
     if not last:

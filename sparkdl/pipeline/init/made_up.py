@@ -1,8 +1,4 @@
-"""What a model factory is called with, and rows that its model could be: made up from a pipeline file alone.
-
-Enters: a pipeline file. Leaves: an ``Example``, so that a model of one's own is tried in a second, before any row was
-read; the real numbers (vocabularies, means, classes) come from the training rows.
-"""
+"""A made-up call of a pipeline's model, from its file alone; the real vocabularies come from the training rows."""
 
 from __future__ import annotations
 
@@ -48,7 +44,7 @@ def example_of(spec: PipelineSpec, rows: int = 4) -> Example:
         rows: of the inputs.
     """
     fitted = fit(spec.features, {name: _statistics(options) for name, options in spec.features.items()})
-    labels = Labels(labels=tuple(_label(name, each) for name, each in spec.label.items()))
+    labels = Labels(labels=tuple(_label(name, options) for name, options in spec.label.items()))
     return Example(
         features=described(fitted, labels),
         inputs=_inputs(fitted, rows),
@@ -73,22 +69,24 @@ def _statistics(options: Feature) -> Statistics:
 
 def _label(name: str, label: Label) -> FittedLabel:
     classes = tuple(map(str, label.classes)) or tuple(str(number) for number in range(_LENGTH))
-    known = {"regression": (), "binary": ("0", "1"), "multiclass": classes}[label.type]
-    return FittedLabel(name=name, type=label.type, classes=known, mean=0.5 if label.type == "binary" else 0.0)
+    names = {"regression": (), "binary": ("0", "1"), "multiclass": classes}[label.type]
+    return FittedLabel(name=name, type=label.type, classes=names, mean=0.5 if label.type == "binary" else 0.0)
 
 
 def _inputs(features: Features, rows: int) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(0)
-    found: dict[str, Tensor] = {}
-    for each in features.inputs:
-        shape = (rows, *(each.shape or (_LENGTH,)))
-        if each.cardinalities:
-            most = torch.tensor(each.cardinalities)
-            found[each.name] = (torch.rand(shape, generator=draw) * most).long()
-            if not each.shape:
-                found[f"{each.name}_mask"] = torch.arange(_LENGTH) < torch.arange(rows).unsqueeze(1) % (_LENGTH + 1)
-        elif each.dtype == "uint8":
-            found[each.name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw)
+    tensors: dict[str, Tensor] = {}
+    for model_input in features.inputs:
+        shape = (rows, *(model_input.shape or (_LENGTH,)))
+        if model_input.cardinalities:
+            most = torch.tensor(model_input.cardinalities)
+            tensors[model_input.name] = (torch.rand(shape, generator=draw) * most).long()
+            if not model_input.shape:
+                tensors[f"{model_input.name}_mask"] = torch.arange(_LENGTH) < torch.arange(rows).unsqueeze(1) % (
+                    _LENGTH + 1
+                )
+        elif model_input.dtype == "uint8":
+            tensors[model_input.name] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw)
         else:
-            found[each.name] = torch.randn(shape, generator=draw)
-    return found
+            tensors[model_input.name] = torch.randn(shape, generator=draw)
+    return tensors

@@ -1,7 +1,4 @@
-"""What the values of a column look like, in a sample of a table's rows.
-
-Enters: a column of Arrow. Leaves: a ``Profile``: plain numbers that choices are made of, and the words for them.
-"""
+"""What the values of a column look like, in a sample of a table's rows: numbers, and the words for them."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ class Profile:
     values: pa.Array = field(default_factory=lambda: pa.nulls(0), repr=False)
 
     @property
-    def there(self) -> int:
+    def present(self) -> int:
         """Rows with a value."""
         return self.rows - self.missing
 
@@ -74,9 +71,9 @@ class Profile:
         return f"{_shown(self.low)}..{_shown(self.high)}" if self.low is not None else ""
 
 
-def share_of(part: int, whole: int) -> str:
+def share_of(part: int, total: int) -> str:
     """A share in percent, as people write it; never 0 % of something nor 100 % of less than all."""
-    percent = 100 * part / max(1, whole)
+    percent = 100 * part / max(1, total)
     if 0 < percent < 0.1 or 99.9 < percent < 100:
         return "under 0.1 %" if percent < 50 else "over 99.9 %"
     return f"{percent:.3g} %"
@@ -93,22 +90,22 @@ def profile_of(name: str, column: pa.ChunkedArray) -> Profile:
     if isinstance(values, pa.ChunkedArray):  # without a row
         values = pa.array([], column.type)
     kind = _kind(column.type)
-    there = values.drop_null()
+    present = values.drop_null()
     common: dict[str, Any] = {"name": name, "type": column.type, "kind": kind, "rows": len(values)}
     if kind == "number":
-        return _numbers(common, there)
-    missing = len(values) - len(there)
-    common |= {"missing": missing, "values": there}
+        return _numbers(common, present)
+    missing = len(values) - len(present)
+    common |= {"missing": missing, "values": present}
     if kind in ("bool", "text", "when"):
-        common |= _counted(there)
+        common |= _counted(present)
     if kind == "when":
-        found = pc.min_max(there).as_py()
-        common |= {"low": found["min"], "high": found["max"]}
+        span = pc.min_max(present).as_py()
+        common |= {"low": span["min"], "high": span["max"]}
     if kind == "text":
-        words = pc.list_value_length(pc.utf8_split_whitespace(there.cast(pa.string())))
+        words = pc.list_value_length(pc.utf8_split_whitespace(present.cast(pa.string())))
         common |= {"lengths": _lengths(words)}
     if kind == "list":
-        common |= {"lengths": _lengths(pc.list_value_length(there))}
+        common |= {"lengths": _lengths(pc.list_value_length(present))}
     return Profile(**common)
 
 
@@ -128,26 +125,26 @@ def _kind(kind: pa.DataType) -> Kind:
     return "number" if number_dtype(kind) is not None else "other"
 
 
-def _counted(there: pa.Array) -> dict[str, Any]:
-    counts = there.value_counts()
+def _counted(present: pa.Array) -> dict[str, Any]:
+    counts = present.value_counts()
     values, numbers = counts.field("values"), counts.field("counts")
     order = np.argsort(-np.asarray(numbers), kind="stable")[:_TOP]
-    top = tuple((values[int(at)].as_py(), int(numbers[int(at)].as_py())) for at in order)
+    top = tuple((values[int(index)].as_py(), int(numbers[int(index)].as_py())) for index in order)
     return {"distinct": len(counts), "top": top}
 
 
-def _numbers(common: dict[str, Any], there: pa.Array) -> Profile:
-    numbers = np.asarray(there.cast(pa.float64(), safe=False), dtype=np.float64)
+def _numbers(common: dict[str, Any], present: pa.Array) -> Profile:
+    numbers = np.asarray(present.cast(pa.float64(), safe=False), dtype=np.float64)
     finite = np.isfinite(numbers)
-    there, numbers = there.filter(pa.array(finite)), numbers[finite]
-    common |= {"missing": common["rows"] - len(numbers), "values": there}
+    present, numbers = present.filter(pa.array(finite)), numbers[finite]
+    common |= {"missing": common["rows"] - len(numbers), "values": present}
     if not len(numbers):
         return Profile(**common)
     low, high = float(numbers.min()), float(numbers.max())
     whole = bool(np.all(numbers == np.round(numbers))) and max(abs(low), abs(high)) < 2**53
     return Profile(
         **common,
-        **_counted(there),
+        **_counted(present),
         low=int(low) if whole else low,
         high=int(high) if whole else high,
         whole=whole,
@@ -165,11 +162,11 @@ def _skew(numbers: Any) -> float:
 
 
 def _lengths(lengths: pa.Array) -> tuple[int, int, int, int]:
-    found = np.asarray(lengths.drop_null(), dtype=np.int64)
-    if not len(found):
+    counts = np.asarray(lengths.drop_null(), dtype=np.int64)
+    if not len(counts):
         return (0, 0, 0, 0)
-    median, most = np.quantile(found, (0.5, 0.99), method="higher")
-    return int(found.min()), int(median), int(most), int(found.max())
+    median, most = np.quantile(counts, (0.5, 0.99), method="higher")
+    return int(counts.min()), int(median), int(most), int(counts.max())
 
 
 def _shown(value: Any) -> str:

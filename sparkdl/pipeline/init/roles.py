@@ -1,8 +1,4 @@
-"""Which columns of a table tell rows apart, say when they happened, and are to be predicted.
-
-Enters: profiles of the columns, and the table where rows have to be counted. Leaves: a choice for each role, with what
-it was made of in words.
-"""
+"""Which columns of a table tell rows apart, say when they happened, and are to be predicted."""
 
 from __future__ import annotations
 
@@ -106,42 +102,47 @@ def find_key(rows: Rows, profiles: Mapping[str, Profile], when: When, label: Lab
     """Find the key: a candidate by name and by the sample, and then by counting all rows."""
     own = prediction_columns({label.name: label.type})  # beside which the key stands
     may_be = [
-        one for one in profiles.values()
-        if _tells_apart(one) and one.name not in (label.name, when.column) and one.name.lower() not in own
+        profile for profile in profiles.values()
+        if _tells_apart(profile) and profile.name not in (label.name, when.column) and profile.name.lower() not in own
     ]  # fmt: skip
-    single = sorted((one for one in may_be if _is_unique(one)), key=lambda one: not _ID.match(one.name))
+    single = sorted(
+        (profile for profile in may_be if _is_unique(profile)), key=lambda profile: not _ID.match(profile.name)
+    )
     tried: list[str] = []
-    for one in single[:_TRIED]:
-        counted = rows.count([one.name])
+    for profile in single[:_TRIED]:
+        counted = rows.count([profile.name])
         if counted is None:
-            why = f"{one.name} is unique in the rows that were looked at; there are too many to count them all"
+            why = f"{profile.name} is unique in the rows that were looked at; there are too many to count them all"
             return Key(columns=(), why=why)
         if counted.unique:
             seen = f"{count_of(counted.rows, 'row')}, {count_of(counted.distinct, 'different value')}, none missing"
-            return Key(columns=(one.name,), why=f"counted: {seen}")
-        tried.append(f"{one.name} has {counted.distinct:,} different values in {counted.rows:,} rows")
-    ids = [one for one in may_be if looks_like_an_id(one.name) and not one.missing and one.distinct > 1]
-    for one in sorted(ids, key=lambda one: -one.distinct)[:2] if when.column and when.column.lower() not in own else ():
-        counted = rows.count([one.name, str(when.column)])
+            return Key(columns=(profile.name,), why=f"counted: {seen}")
+        tried.append(f"{profile.name} has {counted.distinct:,} different values in {counted.rows:,} rows")
+    ids = [
+        profile for profile in may_be if looks_like_an_id(profile.name) and not profile.missing and profile.distinct > 1
+    ]
+    time = when.column if when.column and when.column.lower() not in own else None
+    for profile in sorted(ids, key=lambda profile: -profile.distinct)[:2] if time else ():
+        counted = rows.count([profile.name, str(time)])
         if counted is not None and counted.unique:
-            return Key(columns=(one.name, str(when.column)), why=f"counted: together unique in {counted.rows:,} rows")
-    found = "; ".join(tried) if tried else "no column, as far as was counted, tells rows apart"
-    return Key(columns=(), why=f"{found}: without a key no row is a duplicate")
+            return Key(columns=(profile.name, str(time)), why=f"counted: together unique in {counted.rows:,} rows")
+    reason = "; ".join(tried) if tried else "no column, as far as was counted, tells rows apart"
+    return Key(columns=(), why=f"{reason}: without a key no row is a duplicate")
 
 
-def _tells_apart(one: Profile) -> bool:
-    return one.kind == "text" or (one.kind == "number" and pa.types.is_integer(one.type))
+def _tells_apart(profile: Profile) -> bool:
+    return profile.kind == "text" or (profile.kind == "number" and pa.types.is_integer(profile.type))
 
 
-def _is_unique(one: Profile) -> bool:
+def _is_unique(profile: Profile) -> bool:
     """Whether a column is unique in the sample, and not by chance, as a measured number may be in a few rows."""
-    if one.missing or one.distinct < max(2, one.rows):
+    if profile.missing or profile.distinct < max(2, profile.rows):
         return False
-    running = one.kind == "number" and one.high - one.low < 2 * one.rows
+    running = profile.kind == "number" and profile.high - profile.low < 2 * profile.rows
     # so many pairs of equal values were to be expected if they were drawn at random between the least and the greatest
-    drawn = one.kind == "number" and one.rows**2 / (2 * (one.high - one.low + 1)) > _PAIRS
-    words = one.kind == "text" and one.lengths[2] <= 2
-    return looks_like_an_id(one.name) or running or drawn or words
+    drawn = profile.kind == "number" and profile.rows**2 / (2 * (profile.high - profile.low + 1)) > _PAIRS
+    words = profile.kind == "text" and profile.lengths[2] <= 2
+    return looks_like_an_id(profile.name) or running or drawn or words
 
 
 def find_time(
@@ -158,42 +159,44 @@ def find_time(
         label: the column that is predicted.
         count: counts all rows by the hour in a column, None where there are too many; None if the sample is the table.
     """
-    found: list[tuple[tuple[bool, bool, int], When]] = []
+    candidates: list[tuple[tuple[bool, bool, int], When]] = []
     why = []
-    for place, one in enumerate(profiles.values()):
-        if one.name == label or not one.there:
+    for index, profile in enumerate(profiles.values()):
+        if profile.name == label or not profile.present:
             continue
-        divided = one.name in partitions
-        if one.kind != "when" and not (divided and _names_days(one)) and not _is_dated(one):
+        divided = profile.name in partitions
+        if profile.kind != "when" and not (divided and _names_days(profile)) and not _is_dated(profile):
             continue
-        when = _windows(one, divided, count)
+        when = _windows(profile, divided, count)
         if when.column is None:
             why.append(when.why)
         else:
-            found.append(((not divided, not _WHEN.search(one.name), place), when))
-    if found:
-        return min(found, key=lambda each: each[0])[1]
+            candidates.append(((not divided, not _WHEN.search(profile.name), index), when))
+    if candidates:
+        return min(candidates, key=lambda candidate: candidate[0])[1]
     return When(why="; ".join(why)) if why else When()
 
 
-def _names_days(one: Profile) -> bool:
-    return one.kind == "text" and all(re.fullmatch(r"\d{4}-\d{2}-\d{2}([ T]\d{2})?", str(text)) for text, _ in one.top)
+def _names_days(profile: Profile) -> bool:
+    return profile.kind == "text" and all(
+        re.fullmatch(r"\d{4}-\d{2}-\d{2}([ T]\d{2})?", str(text)) for text, _ in profile.top
+    )
 
 
-def _is_dated(one: Profile) -> bool:
+def _is_dated(profile: Profile) -> bool:
     """Whether a column of texts holds nothing but dates or times that begin as ISO 8601 writes them."""
     dated = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}(:.*)?)?$"
-    return one.kind == "text" and bool(pc.all(pc.match_substring_regex(one.values, dated)).as_py())
+    return profile.kind == "text" and bool(pc.all(pc.match_substring_regex(profile.values, dated)).as_py())
 
 
-def _windows(one: Profile, divided: bool, count: Callable[[str], Mapping[str, int] | None] | None) -> When:
+def _windows(profile: Profile, divided: bool, count: Callable[[str], Mapping[str, int] | None] | None) -> When:
     """The windows of a column, or why it is none to divide by."""
-    if _BIRTH.search(one.name):
-        return When(why=f"{one.name} is a birthday by its name")
-    if one.missing > 0.01 * one.rows:
-        return When(why=f"{one.name} is missing in {share_of(one.missing, one.rows)} of the rows")
-    hour = count(one.name) if count is not None and not divided else None
-    hour = _by_hour(one, divided) if hour is None else dict(hour)
+    if _BIRTH.search(profile.name):
+        return When(why=f"{profile.name} is a birthday by its name")
+    if profile.missing > 0.01 * profile.rows:
+        return When(why=f"{profile.name} is missing in {share_of(profile.missing, profile.rows)} of the rows")
+    hour = count(profile.name) if count is not None and not divided else None
+    hour = _by_hour(profile, divided) if hour is None else dict(hour)
     day: dict[str, int] = {}
     for name, rows in hour.items():
         day[name[:10]] = day.get(name[:10], 0) + rows
@@ -202,27 +205,27 @@ def _windows(one: Profile, divided: bool, count: Callable[[str], Mapping[str, in
     unit = "hour" if by_hour else "day"
     if not _LEAST_WINDOWS <= len(windows) <= _MOST_WINDOWS:
         bound = f"below {_LEAST_WINDOWS}" if len(windows) < _LEAST_WINDOWS else f"above {_MOST_WINDOWS:,}"
-        return When(why=f"{one.name} has {count_of(len(windows), unit)}, {bound}: not split by it")
+        return When(why=f"{profile.name} has {count_of(len(windows), unit)}, {bound}: not split by it")
     first, last = min(windows), max(windows)
     return When(
-        column=one.name, partition=divided, every=unit, windows=windows,
-        why=f"{count_of(len(windows), unit)} with rows, {first} to {last}" + (f", {one.gap}" if one.gap else ""),
+        column=profile.name, partition=divided, every=unit, windows=windows,
+        why=", ".join(filter(None, [f"{count_of(len(windows), unit)} with rows, {first} to {last}", profile.gap])),
     )  # fmt: skip
 
 
-def _by_hour(one: Profile, divided: bool) -> dict[str, int]:
+def _by_hour(profile: Profile, divided: bool) -> dict[str, int]:
     """Rows of the sample by the hour; of partitions by the day, by the day."""
-    if one.kind == "text" and divided:
-        return {str(text).replace(" ", "T"): rows for text, rows in one.top}
-    return count_hours([pa.table({"when": one.values})])
+    if profile.kind == "text" and divided:
+        return {str(text).replace(" ", "T"): rows for text, rows in profile.top}
+    return count_hours([pa.table({"when": profile.values})])
 
 
-def find_label(profiles: Mapping[str, Profile], given: str | None, task: str | None = None) -> Label:
+def find_label(profiles: Mapping[str, Profile], column: str | None, task: str | None = None) -> Label:
     """Find what is to be predicted.
 
     Args:
         profiles: of all columns.
-        given: the column that the user names; None guesses.
+        column: that the user names; None guesses.
         task: the label's type, if the user says it.
 
     Raises:
@@ -232,10 +235,10 @@ def find_label(profiles: Mapping[str, Profile], given: str | None, task: str | N
     """
     if task not in (None, *_TASKS):
         raise ConfigError(f"--label-type {task} is not known: write one of {', '.join(_TASKS)}")
-    if given is not None:
-        if given not in profiles:
-            raise SchemaError(f"--label {given}: there is no such column: {choices(given, profiles, columns=True)}")
-        return _label_of(profiles[given], "as you said", task)
+    if column is not None:
+        if column not in profiles:
+            raise SchemaError(f"--label {column}: there is no such column: {choices(column, profiles, columns=True)}")
+        return _label_of(profiles[column], "as you said", task)
     names = {name.lower(): name for name in profiles}
     named = [names[name] for name in _LABELS if name in names]
     rest = [name for name in reversed(list(profiles)) if not looks_like_an_id(name) and name not in named]
@@ -248,78 +251,84 @@ def find_label(profiles: Mapping[str, Profile], given: str | None, task: str | N
     raise DataError("no column has values that can be predicted: say --label, or name another table")
 
 
-def _label_of(one: Profile, why: str, task: str | None) -> Label:
+def _label_of(profile: Profile, why: str, task: str | None) -> Label:
     """The label's type by its values.
 
     Raises:
         DataError: they cannot be predicted.
     """
-    column = quoted(one.name)
-    if one.kind not in ("number", "bool", "text") or one.distinct < 2:
+    column = quoted(profile.name)
+    if profile.kind not in ("number", "bool", "text") or profile.distinct < 2:
         shown = (
-            f"is {one.top[0][0]!r} in every row" if one.distinct == 1 else f"is {one.type} and {one.there} rows have it"
+            f"is {profile.top[0][0]!r} in every row"
+            if profile.distinct == 1
+            else f"is {profile.type} and {profile.present} rows have it"
         )
-        raise DataError(f"the label {one.name!r} {shown}: name a column with numbers or classes with --label")
-    fractions = one.kind == "number" and not pa.types.is_integer(one.type)
-    values = ", ".join(f"{value!s:.30} ({share_of(rows, one.there)})" for value, rows in one.top[:5])
-    gap = f", {one.gap}: such rows are predicted, and not learned from" if one.gap else ""
-    seen = f"{why}: {count_of(one.distinct, 'value')}{gap}"
-    classes_fit = one.whole or one.kind != "number"
-    if (task == "regression" and one.kind != "number") or (task in ("binary", "multiclass") and not classes_fit):
-        raise DataError(f"the label {one.name!r} is {one.type}, {seen}: it cannot be {task}, leave --label-type out")
-    if (task == "binary") != (one.distinct == 2) and task in ("binary", "multiclass"):
+        raise DataError(f"the label {profile.name!r} {shown}: name a column with numbers or classes with --label")
+    fractions = profile.kind == "number" and not pa.types.is_integer(profile.type)
+    values = ", ".join(f"{value!s:.30} ({share_of(rows, profile.present)})" for value, rows in profile.top[:5])
+    gap = f", {profile.gap}: such rows are predicted, and not learned from" if profile.gap else ""
+    seen = f"{why}: {count_of(profile.distinct, 'value')}{gap}"
+    classes_fit = profile.whole or profile.kind != "number"
+    if (task == "regression" and profile.kind != "number") or (task in ("binary", "multiclass") and not classes_fit):
         raise DataError(
-            f"the label {one.name!r} has {one.distinct} values, and cannot be {task}: leave --label-type out"
+            f"the label {profile.name!r} is {profile.type}, {seen}: it cannot be {task}, leave --label-type out"
         )
-    if one.distinct == 2 and classes_fit and task != "regression":
+    if (task == "binary") != (profile.distinct == 2) and task in ("binary", "multiclass"):
+        raise DataError(
+            f"the label {profile.name!r} has {profile.distinct} values, and cannot be {task}: leave --label-type out"
+        )
+    if profile.distinct == 2 and classes_fit and task != "regression":
         return Label(
-            name=one.name, options=_binary(one), why=f"{seen}: {values}",
+            name=profile.name, options=_binary(profile), why=f"{seen}: {values}",
             cast=f"try_cast({column} AS BIGINT)" if fractions else "",
         )  # fmt: skip
-    few = one.distinct <= MAX_CLASSES and one.top[-1][1] >= 2
-    ordered = few and one.whole and 3 <= one.distinct <= _STEPS and one.high - one.low < 2 * _STEPS
+    few = profile.distinct <= MAX_CLASSES and profile.top[-1][1] >= 2
+    ordered = few and profile.whole and 3 <= profile.distinct <= _STEPS and profile.high - profile.low < 2 * _STEPS
     question = "" if task is not None or not ordered else (
-        f"{one.name} is {one.span} in {one.distinct} steps: regression where 4 is twice 2, multiclass where numbers "
-        "are names; say --label-type, or change `type` in the file"
+        f"{profile.name} is {profile.span} in {profile.distinct} steps: regression where 4 is twice 2, multiclass "
+        "where numbers are names; say --label-type, or change `type` in the file"
     )  # fmt: skip
-    by_values = few and one.whole and _classes_by_name(one)
-    if one.kind == "text" or task == "multiclass" or (by_values and task is None):
-        if one.kind == "text" and one.distinct > 1000:
+    by_values = few and profile.whole and _classes_by_name(profile)
+    if profile.kind == "text" or task == "multiclass" or (by_values and task is None):
+        if profile.kind == "text" and profile.distinct > 1000:
             raise DataError(
-                f"the label {one.name!r} has {one.distinct:,} different texts: name a column with numbers or fewer "
-                "classes with --label"
+                f"the label {profile.name!r} has {profile.distinct:,} different texts: name a column with numbers "
+                "or fewer classes with --label"
             )
-        classes = sorted(int(value) if fractions else value for value, _ in one.top)
-        options = {"type": "multiclass", "classes": classes} if one.distinct <= MAX_CLASSES else {"type": "multiclass"}
+        classes = sorted(int(value) if fractions else value for value, _ in profile.top)
+        options = (
+            {"type": "multiclass", "classes": classes} if profile.distinct <= MAX_CLASSES else {"type": "multiclass"}
+        )
         return Label(
-            name=one.name, options=options, why=f"{seen}: {values}{', ...' if one.distinct > 5 else ''}",
+            name=profile.name, options=options, why=f"{seen}: {values}{', ...' if profile.distinct > 5 else ''}",
             cast=f"try_cast({column} AS BIGINT)" if fractions else "", question=question,
         )  # fmt: skip
     sound = f"{column} IS NULL OR NOT (isnan({column}) OR abs({column}) = double('inf'))"
-    other = "; write multiclass if they are classes" if one.whole and one.distinct <= MAX_CLASSES else ""
-    why = f"{seen}, {one.span}{other}"
+    other = "; write multiclass if they are classes" if profile.whole and profile.distinct <= MAX_CLASSES else ""
+    why = f"{seen}, {profile.span}{other}"
     return Label(
-        name=one.name, options={"type": "regression"}, why=why, question=question,
-        sound=sound if pa.types.is_floating(one.type) and "${" not in one.name else "",  # Spark fills it in
+        name=profile.name, options={"type": "regression"}, why=why, question=question,
+        sound=sound if pa.types.is_floating(profile.type) and "${" not in profile.name else "",  # Spark fills it in
     )  # fmt: skip
 
 
-def _classes_by_name(one: Profile) -> bool:
+def _classes_by_name(profile: Profile) -> bool:
     """Whether a few whole numbers are classes: they begin at 0 or 1 and leave none out, or are called so."""
-    if _GRADE.search(one.name):
+    if _GRADE.search(profile.name):
         return False
-    called = re.search(r"class|label|target|category|kind|type|species", one.name, re.IGNORECASE) is not None
-    return called or (one.low in (0, 1) and one.high - one.low + 1 == one.distinct <= 20)
+    called = re.search(r"class|label|target|category|kind|type|species", profile.name, re.IGNORECASE) is not None
+    return called or (profile.low in (0, 1) and profile.high - profile.low + 1 == profile.distinct <= 20)
 
 
-def _binary(one: Profile) -> dict[str, Any]:
-    values = [value for value, _ in one.top]
-    if one.kind == "bool" or {float(value) for value in values if one.kind == "number"} == {0.0, 1.0}:
+def _binary(profile: Profile) -> dict[str, Any]:
+    values = [value for value, _ in profile.top]
+    if profile.kind == "bool" or {float(value) for value in values if profile.kind == "number"} == {0.0, 1.0}:
         return {"type": "binary"}
-    if one.kind == "number":
+    if profile.kind == "number":
         return {"type": "binary", "positive": int(max(values))}
-    known = [value for value in values if str(value).strip().lower() in _TRUE]
-    return {"type": "binary", "positive": known[0] if len(known) == 1 else values[-1]}
+    positives = [value for value in values if str(value).strip().lower() in _TRUE]
+    return {"type": "binary", "positive": positives[0] if len(positives) == 1 else values[-1]}
 
 
 def in_time(windows: Mapping[str, int], now: datetime) -> dict[str, int]:

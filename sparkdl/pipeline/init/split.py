@@ -1,8 +1,4 @@
-"""How rows are divided, and how long a model of so many rows is trained.
-
-Enters: how many rows there are and when they happened. Leaves: the sections ``split``, ``train`` and the gate's least
-number of rows, each with what they were made of in words.
-"""
+"""The split of a table's rows, and the training that so many rows need."""
 
 from __future__ import annotations
 
@@ -91,18 +87,18 @@ def _by_time(rows: int, when: When, unlabelled: int) -> tuple[dict[str, Any], in
     late = f"; labels of the newest {count_of(waiting, when.every)} are yet to come" if waiting else ""
     for test in (validate, 0):
         try:
-            found = split_by_time(
+            windows = split_by_time(
                 list(when.windows), train=None, validate=validate * hours, test=test * hours, score=score * hours
             )
         except DataError:
             continue
         total = max(1, sum(when.windows.values()))
-        parts = {"validate": found.validation, "test": found.testing, "train": found.training}
-        held = {name: int(rows * sum(when.windows[each] for each in part) / total) for name, part in parts.items()}
+        parts = {"validate": windows.validation, "test": windows.testing, "train": windows.training}
+        held = {name: int(rows * sum(when.windows[window] for window in part) / total) for name, part in parts.items()}
         if test and (min(held["validate"], held["test"]) < _ENOUGH or held["train"] < 2 * held["test"]):
             continue  # so few rows would judge nothing
         lengths = {"validate": validate, **({"test": test} if test else {}), "score": score}
-        split = {"by": "time", "train": "all", **{name: _said(length, when) for name, length in lengths.items()}}
+        split = {"by": "time", "train": "all", **{name: _duration(length, when) for name, length in lengths.items()}}
         why = f"{when.why}: the newest are scored, those before judge{late}"
         return split, held["test" if test else "validate"], why if test else f"{why}; {_NO_TEST}"
     return None
@@ -112,7 +108,7 @@ def _whole_weeks(days: int) -> int:
     return days - days % 7 if days >= 7 else days
 
 
-def _said(number: int, when: When) -> str:
+def _duration(number: int, when: When) -> str:
     return f"{number} {when.every}{'' if number == 1 else 's'}"
 
 

@@ -1,8 +1,4 @@
-"""How well a column of a sample predicts the label alone, and which columns say the same: numbers for a user to judge.
-
-Enters: columns and the label of a sample. Leaves: AUC (of a binary label) or R2 on rows that the estimate was not made
-of, a sentence for each column that is too good to be true, and whether values of a number are names of things.
-"""
+"""How well a column of a sample predicts the label alone, and which columns say the same."""
 
 from __future__ import annotations
 
@@ -69,13 +65,13 @@ class Labelled:
         """So many of the rows."""
         return Labelled(self.rows[:rows], self.targets[:rows], self.binary)
 
-    def alone(self, one: Profile, column: pa.Array, numbers: Floats | None) -> float:
+    def alone(self, profile: Profile, column: pa.Array, numbers: Floats | None) -> float:
         """R2, or AUC of a binary label, that a column tells by its values, by their order or by their ranks."""
-        found = [self.by_value(column)] if one.distinct <= len(self.rows) // 4 else [0.0]
+        strengths = [self.by_value(column)] if profile.distinct <= len(self.rows) // 4 else [0.0]
         if numbers is not None:
             x = numbers[self.rows]
-            found += [self.by_order(x), self.by_order(_ranks(x))]
-        return max(found)
+            strengths += [self.by_order(x), self.by_order(_ranks(x))]
+        return max(strengths)
 
     def by_value(self, column: pa.Array) -> float:
         """R2, or AUC of a binary label, of the label's mean by value; a missing one is a value, too."""
@@ -104,28 +100,32 @@ class Labelled:
         total, count = int(sizes.sum()), len(sizes)
         if not 1 < count < total:
             return 0.0, 0.0, 1.0
-        each = (total - (sizes.astype(float) ** 2).sum() / total) / (count - 1)  # rows a value, about
+        rows_per_value = (total - (sizes.astype(float) ** 2).sum() / total) / (count - 1)  # rows a value, about
         centred = self.targets - self.targets.mean(axis=0)
         sums = np.array([np.bincount(groups, target) for target in centred.T])[:, np.bincount(groups) > 0]
         between = float((sums**2 / sizes).sum())
         within = (float((centred**2).sum()) - between) / (total - count)
         between /= count - 1
-        share = (between - within) / (between + (each - 1) * within) if between + (each - 1) * within > 0 else 0.0
+        share = (
+            (between - within) / (between + (rows_per_value - 1) * within)
+            if between + (rows_per_value - 1) * within > 0
+            else 0.0
+        )
         bins, rows = max(1, min(8, count // 5)), len(self.rows)
         twice = Labelled(np.tile(self.rows, 2), np.tile(self.targets, (2, 1)), False)  # measured where it was estimated
         lines = twice.by_order(np.tile(_numbers(column)[self.rows], 2), bins=bins)
         adjusted = 1 - (1 - lines) * (rows - 1) / (rows - 2 * bins)  # a line has two numbers
-        return share, max(0.0, adjusted), float(np.sqrt(2 / (each * (each - 1) * (count - 1))))
+        return share, max(0.0, adjusted), float(np.sqrt(2 / (rows_per_value * (rows_per_value - 1) * (count - 1))))
 
     def explained(self, groups: Ints, x: Floats | None) -> tuple[Floats, Floats]:
         """What groups, and in each a line by ``x``, predict of the rows of the second half; and what is so."""
         cut, count = len(groups) // 2, int(groups.max()) + 1
         seen, means = groups[:cut], self.targets[:cut].mean(axis=0)
         rows = np.bincount(seen, minlength=count)
-        found = np.empty_like(self.targets[cut:])
-        for place, target in enumerate(self.targets[:cut].T):
-            level = (np.bincount(seen, target, count) + _PRIOR * means[place]) / (rows + _PRIOR)
-            found[:, place] = level[groups[cut:]]
+        predicted = np.empty_like(self.targets[cut:])
+        for output, target in enumerate(self.targets[:cut].T):
+            level = (np.bincount(seen, target, count) + _PRIOR * means[output]) / (rows + _PRIOR)
+            predicted[:, output] = level[groups[cut:]]
             if x is not None:  # least squares in each group, about its own means
                 middle = np.bincount(seen, x[:cut], count) / np.maximum(rows, 1)
                 own = np.bincount(seen, target, count) / np.maximum(rows, 1)
@@ -133,19 +133,19 @@ class Labelled:
                 square = np.bincount(seen, away**2, count)
                 slope = np.bincount(seen, away * rest, count) / np.where(square > 0, square, 1.0)
                 line = own[groups[cut:]] + slope[groups[cut:]] * (x[cut:] - middle[groups[cut:]])
-                found[:, place] = np.where(rows[groups[cut:]] >= _PRIOR, line, found[:, place])
-        return found, self.targets[cut:]
+                predicted[:, output] = np.where(rows[groups[cut:]] >= _PRIOR, line, predicted[:, output])
+        return predicted, self.targets[cut:]
 
     def _measure(self, groups: Ints, x: Floats | None) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
-            said, so = self.explained(groups, x)
-        if not np.isfinite(said).all():
+            predicted, actual = self.explained(groups, x)
+        if not np.isfinite(predicted).all():
             return 0.0
         if self.binary:
-            auc = float(metric_over(Rows.of("binary", so[:, 0], np.clip(said[:, 0], 0, 1)), "auc")[0])
+            auc = float(metric_over(Rows.of("binary", actual[:, 0], np.clip(predicted[:, 0], 0, 1)), "auc")[0])
             return auc if np.isfinite(auc) else 0.5
-        total = float(((so - so.mean(axis=0)) ** 2).sum())
-        return 1 - float(((so - said) ** 2).sum()) / total if total > 0 else 0.0
+        total = float(((actual - actual.mean(axis=0)) ** 2).sum())
+        return 1 - float(((actual - predicted) ** 2).sum()) / total if total > 0 else 0.0
 
 
 def too_good(
@@ -154,22 +154,22 @@ def too_good(
     """Yield columns that predict the label (nearly) alone, with a sentence: each alone, then two numbers together."""
     measure, few = "auc" if labelled.binary else "R2", labelled.first(_FEW)
     numbers: dict[str, tuple[Floats, float]] = {}
-    for one in profiles:
-        if one.kind not in ("number", "bool", "text", "when") or not one.there:
+    for profile in profiles:
+        if profile.kind not in ("number", "bool", "text", "when") or not profile.present:
             continue
-        column = sample.column(one.name).combine_chunks()
-        values = _numbers(column) if one.kind in ("number", "when") else None
-        strength = few.alone(one, column, values)
+        column = sample.column(profile.name).combine_chunks()
+        values = _numbers(column) if profile.kind in ("number", "when") else None
+        strength = few.alone(profile, column, values)
         if strength >= _STRONG - 0.1:
-            strength = labelled.alone(one, column, values)
+            strength = labelled.alone(profile, column, values)
         if strength >= _STRONG:
             yield (
-                one.name,
+                profile.name,
                 f"predicts {label} alone ({measure} {_shown(strength)}): is it the answer in other words, or "
                 "known only afterwards? remove it then",
             )
-        elif one.kind == "number" and values is not None:
-            numbers[one.name] = values[few.rows], strength
+        elif profile.kind == "number" and values is not None:
+            numbers[profile.name] = values[few.rows], strength
     if labelled.targets.shape[1] > 1 or labelled.binary:
         return
     for first, second in itertools.combinations(list(numbers)[:_PAIRED], 2):
@@ -189,23 +189,25 @@ def near_duplicates(sample: pa.Table, profiles: Sequence[Profile]) -> Mapping[st
     names, ranks = [], []
     drawn = np.random.default_rng(0).permutation(sample.num_rows)[:_FEW]
     few = sample.take(np.sort(drawn))
-    for one in [one for one in profiles if one.kind == "number" and one.distinct > 10][:_COMPARED]:
-        values = _numbers(few.column(one.name).combine_chunks())
+    for profile in [profile for profile in profiles if profile.kind == "number" and profile.distinct > 10][:_COMPARED]:
+        values = _numbers(few.column(profile.name).combine_chunks())
         present = np.isfinite(values)
         if present.sum() >= _LEAST // 2:
-            names.append(one.name)
+            names.append(profile.name)
             ranks.append(_ranks(values))
-    found: dict[str, str] = {}
+    duplicates: dict[str, str] = {}
     if len(names) < 2:
-        return found
+        return duplicates
     centred = np.array([np.nan_to_num(rank - np.nanmean(rank)) for rank in ranks])
     length = np.sqrt((centred**2).sum(axis=1, keepdims=True))
     like = np.abs(centred / length @ (centred / length).T)
     for second, first in zip(*np.nonzero(np.tril(like, -1) >= _SAME), strict=True):
         same = (np.isnan(ranks[first]) == np.isnan(ranks[second])).mean() >= _SAME
-        if same and names[first] not in found:
-            found.setdefault(names[second], f"nearly the same as {names[first]}, with one order: one of them is enough")
-    return found
+        if same and names[first] not in duplicates:
+            duplicates.setdefault(
+                names[second], f"nearly the same as {names[first]}, with one order: one of them is enough"
+            )
+    return duplicates
 
 
 def _ranks(values: Floats) -> Floats:

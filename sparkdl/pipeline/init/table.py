@@ -1,8 +1,7 @@
-"""A table that nobody has described: what it is, a sample of its rows, and how many different values a key has.
+"""A table that nobody has described: its kind, a sample of its rows, and counts over all rows.
 
-Enters: what a user calls the table: a path or URI, or the name of a table in Spark's catalog. Leaves: a ``Sample``
-within bounds of memory, spread over the whole table, with the section ``source`` that a pipeline file needs for it;
-and counts over all rows, within bounds of memory, too. Spark is asked for a table of its catalog alone.
+A sample is spread over all of the table; sample and counts stay within bounds of memory. Spark is asked for a table of
+its catalog alone.
 """
 
 from __future__ import annotations
@@ -103,25 +102,27 @@ def kind_of(table: str) -> tuple[Kind, list[str]]:
     """
     if looks_like_a_table(table) and not Storage.of(f"./{table}").exists():
         return "catalog", []
-    place = Storage.of(f"./{table}" if looks_like_a_table(table) else table)
+    address = Storage.of(f"./{table}" if looks_like_a_table(table) else table)
     if set(table) & set("*?["):
-        if place.exists():
+        if address.exists():
             raise ConfigError(f"{table} has a character in its name that patterns are made of, *, ? or [: rename it")
-    elif not place.exists():
+    elif not address.exists():
         raise ConfigError(
             f"{table} is not there: give a Delta table, a file or folder of Parquet, CSV or JSON, or "
             "catalog.schema.table"
         )
-    elif place.child("_delta_log").exists():
+    elif address.child("_delta_log").exists():
         return "delta", []
     try:
-        files = list(source_of(ParquetSource(path=place.uri)).snapshot().files)
+        files = list(source_of(ParquetSource(path=address.uri)).snapshot().files)
     except DataError as error:
         raise ConfigError(f"{table} holds no files: give a folder with rows, or wait for them") from error
-    found = Counter(_ending_of(file) for file in files)
-    kind = next(iter(found))
-    if len(found) > 1 or kind is None:
-        shown = ", ".join(f"{count} of {one or 'a kind that is not known'}" for one, count in found.most_common())
+    files_by_kind = Counter(_ending_of(file) for file in files)
+    kind = next(iter(files_by_kind))
+    if len(files_by_kind) > 1 or kind is None:
+        shown = ", ".join(
+            f"{count} of {file_kind or 'a kind that is not known'}" for file_kind, count in files_by_kind.most_common()
+        )
         raise ConfigError(
             f"{table} holds files that are not all of one kind, {shown}: name a folder or file of .parquet, .csv, "
             ".tsv, .json or .jsonl alone, or a pattern such as *.csv"
@@ -169,15 +170,15 @@ class ParquetRows(Rows):
     """Parquet files, or those of a Delta table."""
 
     def __init__(self, kind: str, table: str, files: Sequence[str]) -> None:
-        place = Storage.of(f"./{table}" if looks_like_a_table(table) else table)
+        address = Storage.of(f"./{table}" if looks_like_a_table(table) else table)
         self.notes = {}
         if kind == "delta":
-            delta = Table(place.uri)
-            self.source = {"kind": "delta", "table": place.uri}
+            delta = Table(address.uri)
+            self.source = {"kind": "delta", "table": address.uri}
             self._files, self.partitions = _delta_files(delta), tuple(delta.partition_columns())
         else:
             types = partition_types(files)
-            self.source = {"kind": "parquet", "path": place.uri}
+            self.source = {"kind": "parquet", "path": address.uri}
             self._files = [_File(Storage.of(file), _typed(partition_values(file), types)) for file in files]
             self.partitions = tuple(types)
 
@@ -185,17 +186,22 @@ class ParquetRows(Rows):
     def _groups(self) -> dict[int, list[int]]:
         """Rows of each row group of each file, by its place in the list; of some where there are very many."""
         step = max(1, -(-len(self._files) // _FOOTERS))
-        found = {}
-        for place in range(0, len(self._files), step):
-            with self._files[place].opened() as file:
-                readable_by_spark(file.schema_arrow, self._files[place].place.uri)
+        rows_by_group = {}
+        for index in range(0, len(self._files), step):
+            with self._files[index].opened() as file:
+                readable_by_spark(file.schema_arrow, self._files[index].place.uri)
                 facts = file.metadata
-                found[place] = [facts.row_group(at).num_rows for at in range(facts.num_row_groups)]
-        return found
+                rows_by_group[index] = [facts.row_group(at).num_rows for at in range(facts.num_row_groups)]
+        return rows_by_group
 
     def sample(self) -> Sample:
         """Rows of row groups all over the table, the first and the last among them, drawn at random in each."""
-        groups = [(place, at, rows) for place, each in self._groups.items() for at, rows in enumerate(each) if rows]
+        groups = [
+            (index, at, rows)
+            for index, group_rows in self._groups.items()
+            for at, rows in enumerate(group_rows)
+            if rows
+        ]
         known = sum(rows for _, _, rows in groups)
         total = known if len(self._groups) == len(self._files) else None
         self.about = known * len(self._files) // max(1, len(self._groups))
@@ -207,10 +213,10 @@ class ParquetRows(Rows):
             chosen = [groups[round(at)] for at in np.linspace(0, len(groups) - 1, count)]
         share = max(1, -(-sum(rows for _, _, rows in chosen) // SAMPLE_ROWS))
         tables, room = [], SAMPLE_BYTES
-        for turn, (place, at, _) in enumerate(chosen):
-            found = _sampled(self._files[place], at, share, room // (len(chosen) - turn))
-            tables.append(found)
-            room -= found.nbytes
+        for turn, (index, at, _) in enumerate(chosen):
+            rows = _sampled(self._files[index], at, share, room // (len(chosen) - turn))
+            tables.append(rows)
+            room -= rows.nbytes
         sampled = pa.concat_tables(tables, promote_options="permissive")
         whole = sampled.num_rows == total
         of = f"{total:,} rows" if total is not None else f"about {self.about:,} rows"
@@ -228,34 +234,34 @@ class ParquetRows(Rows):
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """These columns of every row."""
-        for each in self._files:
-            with each.opened() as file:
+        for parquet_file in self._files:
+            with parquet_file.opened() as file:
                 names = [name for name in columns if name in file.schema_arrow.names]
                 for batch in file.iter_batches(batch_size=1 << 18, columns=names):
-                    yield each.with_partition(pa.Table.from_batches([batch]), columns)
+                    yield parquet_file.with_partition(pa.Table.from_batches([batch]), columns)
 
 
 def _delta_files(table: Table) -> list[_File]:
     table.check_readable()
-    schema, place = table.schema(), Storage.of(table.uri)
+    schema, root = table.schema(), Storage.of(table.uri)
     types = {name: schema.field(name).type for name in table.partition_columns()}
-    found = []
+    files = []
     for file in table.files():
         values = {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in file.partition.items()}
-        found.append(_File(Storage.of(file.path) if "://" in file.path else place.child(file.path), values))
-    return found
+        files.append(_File(Storage.of(file.path) if "://" in file.path else root.child(file.path), values))
+    return files
 
 
 def _typed(values: Mapping[str, str], types: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
-    known = {name: None if value == _NO_VALUE else value for name, value in values.items()}
-    return {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in known.items()}
+    texts = {name: None if value == _NO_VALUE else value for name, value in values.items()}
+    return {name: pa.scalar(value, pa.string()).cast(types[name]) for name, value in texts.items()}
 
 
-def _sampled(each: _File, group: int, share: int, room: int) -> pa.Table:
+def _sampled(parquet_file: _File, group: int, share: int, room: int) -> pa.Table:
     """One row in ``share`` of a row group, drawn at random, within ``room`` bytes."""
     kept: list[pa.Table] = []
     draw = np.random.default_rng(group)  # every n-th row would see one weekday, or one of two alternating classes
-    with each.opened() as file:
+    with parquet_file.opened() as file:
         facts = file.metadata.row_group(group)
         size = int(min(8192, max(16, (16 << 20) // max(1, facts.total_byte_size // facts.num_rows))))  # pictures
         for batch in file.iter_batches(batch_size=size, row_groups=[group]):
@@ -264,14 +270,14 @@ def _sampled(each: _File, group: int, share: int, room: int) -> pa.Table:
             room -= kept[-1].nbytes
             if room <= 0:
                 break
-    return each.with_partition(pa.concat_tables(kept))
+    return parquet_file.with_partition(pa.concat_tables(kept))
 
 
 def _plain(table: pa.Table) -> pa.Table:
     """The table with dictionaries as the values that they stand for."""
-    for place, column in enumerate(table.schema):
+    for index, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type):
-            table = table.set_column(place, column.name, table.column(place).cast(column.type.value_type))
+            table = table.set_column(index, column.name, table.column(index).cast(column.type.value_type))
     return table
 
 
@@ -313,5 +319,5 @@ class CatalogRows(Rows):
 
         named = [F.col(quoted(name)) for name in columns]
         keyed = self._frame.where(~F.greatest(F.lit(False), F.lit(False), *[column.isNull() for column in named]))
-        there = keyed.agg(F.count("*").alias("rows"), F.count_distinct(F.struct(*named)).alias("distinct")).first()
-        return Counted(rows=self.about, distinct=there["distinct"], missing=self.about - there["rows"])
+        counts = keyed.agg(F.count("*").alias("rows"), F.count_distinct(F.struct(*named)).alias("distinct")).first()
+        return Counted(rows=self.about, distinct=counts["distinct"], missing=self.about - counts["rows"])

@@ -1,7 +1,6 @@
 """The text of a pipeline file for a table, every choice with what was seen.
 
-Enters: a ``Draft``: what was chosen. Leaves: YAML. It is data and comments alone: what a stranger called his columns
-cannot become a key, a line or a variable of it.
+It is data and comments alone: what a stranger called his columns cannot become a key, a line or a variable of it.
 """
 
 from __future__ import annotations
@@ -80,21 +79,21 @@ def _head(draft: Draft) -> list[str]:
 
 
 def _source(draft: Draft) -> list[str]:
-    found = ["source:"]
+    lines = ["source:"]
     for name, value in draft.source.items():
         if value not in ({}, None):
-            found += line(name, value, draft.notes.get(name, ""), 2)
+            lines += line(name, value, draft.notes.get(name, ""), 2)
     columns = list(draft.key.columns)
     if columns:
-        found += line("key", columns[0] if len(columns) == 1 else columns, draft.key.why, 2)
+        lines += line("key", columns[0] if len(columns) == 1 else columns, draft.key.why, 2)
     else:
-        found.append(f"  {comment(f'no key: {draft.key.why}')}")
+        lines.append(f"  {comment(f'no key: {draft.key.why}')}")
     if draft.when.column is not None:
-        found += line("partition" if draft.when.partition else "time", draft.when.column, draft.when.why, 2)
-        found += line("every", draft.when.every, indent=2) if draft.when.every != "day" else []
+        lines += line("partition" if draft.when.partition else "time", draft.when.column, draft.when.why, 2)
+        lines += line("every", draft.when.every, indent=2) if draft.when.every != "day" else []
     else:
-        found.append(f"  {comment(f'no time: {draft.when.why}')}")
-    return found
+        lines.append(f"  {comment(f'no time: {draft.when.why}')}")
+    return lines
 
 
 def _transform(draft: Draft) -> list[str]:
@@ -107,34 +106,36 @@ def _transform(draft: Draft) -> list[str]:
 
 
 def _expect(draft: Draft) -> list[str]:
-    found = []
+    lines = []
     if draft.key.columns:
-        there = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in draft.key.columns)
-        found += line("key is there", there, indent=2)
+        present = " AND ".join(f"{quoted(name)} IS NOT NULL" for name in draft.key.columns)
+        lines += line("key is there", present, indent=2)
     if draft.label.sound:
-        found += line("label is a number", draft.label.sound, "NaN and infinities are put aside", 2)
-    ranges = [one for one in draft.profiles.values() if one.kind == "number" and one.low is not None][:_RANGES]
+        lines += line("label is a number", draft.label.sound, "NaN and infinities are put aside", 2)
+    ranges = [profile for profile in draft.profiles.values() if profile.kind == "number" and profile.low is not None][
+        :_RANGES
+    ]
     features = {choice.column for choice in draft.choices if choice.options}
-    suggested = [one for one in ranges if one.name in features and not one.missing]
+    suggested = [profile for profile in ranges if profile.name in features and not profile.missing]
     if suggested:
-        found.append("  # seen so far; take the # away from what has to hold:")
-    for one in suggested:
-        (text,) = line(f"{one.name} in range", f"{quoted(one.name)} BETWEEN {one.low} AND {one.high}")
-        found.append(f"  # {text}")
-    said = any(not text.lstrip().startswith("#") for text in found)
-    return ["expect:" if said else "# expect:", *found] if found else []
+        lines.append("  # seen so far; take the # away from what has to hold:")
+    for profile in suggested:
+        (text,) = line(f"{profile.name} in range", f"{quoted(profile.name)} BETWEEN {profile.low} AND {profile.high}")
+        lines.append(f"  # {text}")
+    active = any(not text.lstrip().startswith("#") for text in lines)
+    return ["expect:" if active else "# expect:", *lines] if lines else []
 
 
 def _features(draft: Draft) -> list[str]:
-    found = ["features:"]
+    lines = ["features:"]
     for choice in draft.choices:
         if choice.options:
             warning = f"WARNING, {choice.warning}; " if choice.warning else ""
-            found += line(choice.name, _options(choice), f"{warning}{choice.why}", 2)
+            lines += line(choice.name, _options(choice), f"{warning}{choice.why}", 2)
     left = [choice for choice in draft.choices if not choice.options]
     if left:
-        found.append("  # left out:")
-    return [*found, *(f"  # {key(choice.column)}  {comment(choice.why)}" for choice in left)]
+        lines.append("  # left out:")
+    return [*lines, *(f"  # {key(choice.column)}  {comment(choice.why)}" for choice in left)]
 
 
 def _options(choice: Choice) -> Any:
@@ -163,10 +164,10 @@ def _model(draft: Draft) -> list[str]:
 
 
 def _train(draft: Draft) -> list[str]:
-    found = ["train:"]
+    lines = ["train:"]
     for name, value in draft.plan.train.items():
-        found += line(name, value, draft.plan.train_notes.get(name, ""), 2)
-    return found
+        lines += line(name, value, draft.plan.train_notes.get(name, ""), 2)
+    return lines
 
 
 _FLOORS = {"regression": "r2 >= 0.2", "binary": "auc >= 0.7", "multiclass": "accuracy >= 0.7"}
@@ -187,16 +188,20 @@ def _publish(draft: Draft) -> list[str]:
 
 
 def _rest(draft: Draft) -> list[str]:
-    found = []
+    lines = []
     kept = draft.label.name.lower() not in prediction_columns({draft.label.name: draft.label.type})
     if not draft.key.columns and kept:
-        found += line("score", {"keep": [draft.label.name]}, "there is no key that tells predictions apart")
+        lines += line("score", {"keep": [draft.label.name]}, "there is no key that tells predictions apart")
     seen = {choice.column for choice in draft.choices if choice.options and not choice.suspect}
-    few = (one for one in draft.profiles.values() if one.kind in ("text", "bool") and 2 <= one.distinct <= 20)
-    slices = [one.name for one in few if one.name in seen]
+    few = (
+        profile
+        for profile in draft.profiles.values()
+        if profile.kind in ("text", "bool") and 2 <= profile.distinct <= 20
+    )
+    slices = [profile.name for profile in few if profile.name in seen]
     if slices:
-        found += line("report", {"slices": slices[:3]}, "the error, by values of these")
-    return found
+        lines += line("report", {"slices": slices[:3]}, "the error, by values of these")
+    return lines
 
 
 # Values and comments as YAML that reads back as the same values, whoever wrote the texts in them
@@ -207,8 +212,8 @@ def key(text: str) -> str:
     plain = _PLAIN.fullmatch(text) and text.lower() not in _RESERVED and typed(text) == text
     if plain and not text.endswith(" "):
         return text
-    found: str = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**9)
-    return found.strip("\n")
+    quoted_text: str = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**9)
+    return quoted_text.strip("\n")
 
 
 def flow(value: Any) -> str:
@@ -224,14 +229,16 @@ def flow(value: Any) -> str:
 
 def comment(text: str) -> str:
     """A text behind a ``#``: one line, whatever stands in it."""
-    whole = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-    return f"# {whole if len(whole) <= _LONGEST else whole[: _LONGEST - 3] + '...'}"
+    one_line = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+    return f"# {one_line if len(one_line) <= _LONGEST else one_line[: _LONGEST - 3] + '...'}"
 
 
 def line(name: str, value: Any, why: str = "", indent: int = 0) -> list[str]:
     """``name: value  # why``, the comment above where the line would be too long."""
     text = f"{' ' * indent}{key(name)}: {flow(value)}"
-    said = comment(why) if why else ""
-    if said and len(text) + 2 + len(said) > _WIDTH:
-        return [f"{' ' * indent}{said}", text]
-    return [f"{text}  {said}" if said else text]
+    remark = comment(why) if why else ""
+    if remark and len(text) + 2 + len(remark) > _WIDTH:
+        return [f"{' ' * indent}{remark}", text]
+    return [f"{text}  {remark}" if remark else text]
