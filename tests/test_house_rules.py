@@ -24,6 +24,7 @@ BASE = LEAVES | {"storage", "observe", "compat"}
 ALLOWED = {
     "columns": set(),
     "documents": set(),
+    "metrics": set(),
     "features": {"columns", "documents"},
     "shards": {"columns", "documents"},
     "collective": {"launch.store", "launch.wire"},
@@ -31,7 +32,7 @@ ALLOWED = {
     "tables": {"columns.names"},
     "batches": {"columns", "shards.manifest"},
     "strategies": {"collective"},
-    "train": {"batches", "collective.base", "documents", "strategies.base"},
+    "train": {"batches", "collective.base", "documents", "metrics", "strategies.base"},
     "models": {"columns", "documents", "features", "tables"},
     "scoring": {"columns", "features", "models", "tables"},
     "interchange": {
@@ -39,7 +40,7 @@ ALLOWED = {
         *("estimator.outputs", "estimator.summary"),  # which know no Spark
     },
     "worker": {"batches", "collective", "strategies", "train", "models"},
-    "pipeline.spec": {"features", "estimator.params.spec", "train.objective.metric_names"},
+    "pipeline.spec": {"features", "estimator.params.spec", "metrics.names"},
     "pipeline.file": {"features", "columns", "pipeline.spec"},
     "pipeline.schema": {"pipeline.spec", "pipeline.file"},
 }
@@ -60,7 +61,7 @@ PYSPARK = {
     "tables.spark_delta",
     "tables.table",
 } | DRIVER_SIDE
-TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features"} | {
+TORCH_FREE = {"shards", "launch", "batches.order", "columns", "features", "metrics"} | {
     f"pipeline.{part}" for part in ("file", "judging", "rows", "schema", "sources", "spec", "state", "windows")
 }
 

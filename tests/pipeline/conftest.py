@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.judging.baseline import baseline_of, summary_of
+from sparkdl.pipeline.judging.diagnostics import diagnose
 from sparkdl.pipeline.judging.gate import Gate, decide
-from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
-from sparkdl.pipeline.judging.metrics.rows import Rows
-from sparkdl.pipeline.judging.metrics.slices import Slices
+from sparkdl.pipeline.judging.slices import Slices
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import RunRecord

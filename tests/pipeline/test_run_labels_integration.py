@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sparkdl.metrics.measure import measure
+from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.judging.metrics.measure import measure
-from sparkdl.pipeline.judging.metrics.rows import Rows
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.summary import summary_lines

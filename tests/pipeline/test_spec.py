@@ -6,10 +6,10 @@ import pytest
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.spec import SPECS
+from sparkdl.metrics.names import METRIC_NAMES
 from sparkdl.pipeline.spec import HashSplit, Label, Train
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS, higher_is_better, metrics_of
 from sparkdl.pipeline.spec.training import ESTIMATOR_NAMES
-from sparkdl.train.objective.metric_names import METRIC_NAMES
 
 # What the estimator takes and `train` leaves to other sections, to the steps, or to a program.
 ELSEWHERE = {

@@ -8,8 +8,8 @@ import torch
 
 from sparkdl.collective import open_collective
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.metrics.names import METRIC_NAMES
 from sparkdl.train.in_memory import TensorSource
-from sparkdl.train.objective.metric_names import METRIC_NAMES
 from sparkdl.train.objective.metrics import MetricSet
 from sparkdl.train.objective.named_metrics import named_metric
 from sparkdl.world import SOLO
@@ -156,7 +156,7 @@ def test_labels_and_outputs_that_do_not_fit_are_refused():
 
 
 def test_an_unknown_name_is_told_the_nearest():
-    with pytest.raises(ConfigError, match="metrics has no name 'RSME': did you mean 'rmse'\\? There are mse, rmse, "):
+    with pytest.raises(ConfigError, match="there is no metric 'RSME': did you mean 'rmse'\\? There are mse, rmse, "):
         named_metric("RSME", "y", torch.nn.MSELoss())
 
 

@@ -12,8 +12,8 @@ from sparkdl.config import BACKENDS
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.backend import Backend, SparkBackend, backend_of
 from sparkdl.estimator.store import Store
+from sparkdl.metrics.names import check_metric_name
 from sparkdl.storage import Storage
-from sparkdl.train.objective.metric_names import check_metric_name
 
 Converter = Callable[[str, Any], Any]
 """``(name of the parameter, value) -> value``; None never reaches a converter: it means "the default"."""

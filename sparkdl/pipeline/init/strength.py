@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.metrics.measure import metric_over
+from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.init.profile import Profile
-from sparkdl.pipeline.judging.metrics.measure import metric_over
-from sparkdl.pipeline.judging.metrics.rows import Rows
 
 __all__ = ["Labelled", "near_duplicates", "too_good"]
 

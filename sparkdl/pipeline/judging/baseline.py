@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparkdl.documents.typed import Count
-from sparkdl.pipeline.judging.metrics.measure import HIGHER_IS_BETTER, measure, metric_over
-from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task
+from sparkdl.metrics.measure import measure, metric_over
+from sparkdl.metrics.names import HIGHER_IS_BETTER
+from sparkdl.metrics.rows import Floats, Rows, Task
 
 __all__ = ["Baseline", "LabelSummary", "baseline_of", "best_guess", "is_better", "summary_of"]
 

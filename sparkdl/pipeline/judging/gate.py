@@ -23,9 +23,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from sparkdl.errors import ConfigError
+from sparkdl.metrics.measure import Measured, check_metric, measure, metric_over
+from sparkdl.metrics.names import HIGHER_IS_BETTER
+from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.pipeline.judging.baseline import Baseline
-from sparkdl.pipeline.judging.metrics.measure import HIGHER_IS_BETTER, Measured, check_metric, measure, metric_over
-from sparkdl.pipeline.judging.metrics.rows import Floats, Rows
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, Floor, least_groups, least_resamples
 
 __all__ = [

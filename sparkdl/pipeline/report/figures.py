@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sparkdl.pipeline.judging.metrics.diagnostics import Diagnostics, Histogram, Plane
+from sparkdl.pipeline.judging.diagnostics import Diagnostics, Histogram, Plane
 from sparkdl.pipeline.state.results import Evaluated, Live, Trained
 
 __all__ = ["Drawing", "Shape", "bar", "diagnostic_figures", "interval", "learning_curves", "live_error", "ticks"]

@@ -18,11 +18,12 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.metrics.measure import CalibrationBin, Measured
+from sparkdl.metrics.names import HIGHER_IS_BETTER
+from sparkdl.pipeline.judging.diagnostics import Confusion
 from sparkdl.pipeline.judging.drift import FeatureDrift, Measure
 from sparkdl.pipeline.judging.gate import Decision
-from sparkdl.pipeline.judging.metrics.diagnostics import Confusion
-from sparkdl.pipeline.judging.metrics.measure import CalibrationBin, Measured
-from sparkdl.pipeline.judging.metrics.slices import LEAST_ROWS, MISSING, OTHERS
+from sparkdl.pipeline.judging.slices import LEAST_ROWS, MISSING, OTHERS
 from sparkdl.pipeline.report.figures import (
     MODELS,
     Drawing,
@@ -34,7 +35,6 @@ from sparkdl.pipeline.report.figures import (
 )
 from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
-from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained

@@ -6,41 +6,24 @@ counts.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparkdl.errors import ConfigError
-from sparkdl.train.objective import metric_names
+from sparkdl.metrics.names import HIGHER_IS_BETTER, check_metric_name
 
 __all__ = [
-    "HIGHER_IS_BETTER",
     "MIN_GROUPS",
     "RESAMPLES",
     "Floor",
-    "check_name",
     "least_groups",
     "least_resamples",
 ]
 
-HIGHER_IS_BETTER: Mapping[str, bool] = {**metric_names.HIGHER_IS_BETTER, "brier": False}
 MIN_GROUPS, RESAMPLES = 5, 2000
 """What a gate asks for if it is not told; a high confidence needs more of both."""
 _FLOOR = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that no metric has.
-
-    Raises:
-        ConfigError: names the nearest, and all.
-    """
-    if name not in HIGHER_IS_BETTER:
-        near = difflib.get_close_matches(name.lower(), HIGHER_IS_BETTER, n=1, cutoff=0.5)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"there is no metric {name!r}: {meant}There are {', '.join(HIGHER_IS_BETTER)}")
 
 
 def least_groups(confidence: float) -> int:
@@ -78,7 +61,7 @@ class Floor:
         if found is None:
             raise ConfigError(f"the floor {text!r} is not a metric, one of >= > <= <, and a number: see 'auc >= 0.7'")
         metric, relation, bound = found[1], found[2], float(found[3])
-        check_name(metric)
+        check_metric_name(metric, HIGHER_IS_BETTER)
         if HIGHER_IS_BETTER[metric] != (relation[0] == ">"):
             side, turned = ("higher", ">=") if HIGHER_IS_BETTER[metric] else ("lower", "<=")
             raise ConfigError(f"the floor {text!r} refuses good models: {metric} is better when {side}, write {turned}")

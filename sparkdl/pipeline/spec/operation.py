@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from msgspec import Meta, field
 
 from sparkdl.errors import ConfigError
+from sparkdl.metrics.names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES
 from sparkdl.pipeline.spec.base import Columns, Fraction, Name, Positive, Secret, Section, Text, Wrong, command_words
 from sparkdl.pipeline.spec.bounds import Floor
 from sparkdl.pipeline.spec.source import Scalar, TableOrPath, half_a_name, tells_who
-from sparkdl.train.objective.metric_names import HIGHER_IS_BETTER, METRIC_NAMES, OF_VALUES
 
 __all__ = ["Drift", "Keep", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.documents.typed import Count
+from sparkdl.metrics.measure import Measured
 from sparkdl.pipeline.judging.baseline import LabelSummary
+from sparkdl.pipeline.judging.diagnostics import Diagnostics
 from sparkdl.pipeline.judging.drift import Action, Drift
 from sparkdl.pipeline.judging.gate import Decision
-from sparkdl.pipeline.judging.metrics.diagnostics import Diagnostics
-from sparkdl.pipeline.judging.metrics.measure import Measured
 
 __all__ = [
     "Drifted",

@@ -15,11 +15,11 @@ import numpy as np
 
 from sparkdl.columns.names import quoted
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
+from sparkdl.metrics.measure import measure
+from sparkdl.metrics.rows import Rows
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
-from sparkdl.pipeline.judging.metrics.measure import measure
-from sparkdl.pipeline.judging.metrics.rows import Rows
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS

@@ -19,12 +19,12 @@ from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
+from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of, best_guess, summary_of
+from sparkdl.pipeline.judging.diagnostics import diagnose
 from sparkdl.pipeline.judging.gate import Gate, decide
-from sparkdl.pipeline.judging.metrics.diagnostics import diagnose
-from sparkdl.pipeline.judging.metrics.rows import Floats, Rows
-from sparkdl.pipeline.judging.metrics.slices import Slices
+from sparkdl.pipeline.judging.slices import Slices
 from sparkdl.pipeline.rows.parts import unit_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit

@@ -17,9 +17,9 @@ from torch import nn
 from sparkdl.errors import ConfigError, DataError, NonFiniteLossError, RankFailedError, SchemaError, SparkdlError
 from sparkdl.estimator.elastic import is_transient
 from sparkdl.launch.driver.slots import slots_of
+from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.spec import PipelineSpec
-from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER
 from sparkdl.pipeline.state.results import Trained, Trial, Tried
 from sparkdl.pipeline.trials import chosen_by, compared_by, metrics_of_trials, with_settings
 from sparkdl.pipeline.work.prepare import Prepared

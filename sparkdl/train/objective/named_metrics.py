@@ -15,15 +15,15 @@ from typing import Any, Literal
 import torch
 
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.train.objective.labels import Meaning, label_kind, meaning_of
-from sparkdl.train.objective.loss import loss_option
-from sparkdl.train.objective.metric_names import (
+from sparkdl.metrics.names import (
     HIGHER_IS_BETTER,
     METRIC_NAMES,
     OF_RANKS,
     OF_VALUES,
     check_metric_name,
 )
+from sparkdl.train.objective.labels import Meaning, label_kind, meaning_of
+from sparkdl.train.objective.loss import loss_option
 
 __all__ = ["MetricRule", "NamedMetric", "named_metric"]
 

@@ -11,9 +11,9 @@ from sklearn.metrics import accuracy_score, log_loss, mean_absolute_error, r2_sc
 
 from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError
+from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.judging.baseline import baseline_of, best_guess, summary_of
 from sparkdl.pipeline.judging.gate import Decision, Gate, decide
-from sparkdl.pipeline.judging.metrics.rows import Rows
 
 CLASSES = ["no", "yes", "maybe"]
 

@@ -11,8 +11,8 @@ from scipy import stats
 
 from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.judging.gate import Decision, Gate, decide, gains
-from sparkdl.pipeline.judging.metrics.rows import Rows
 from sparkdl.pipeline.spec.bounds import Floor
 
 RMSE = Gate(metric="rmse")

@@ -10,10 +10,10 @@ import pytest
 from torch import nn
 
 from sparkdl.documents.typed import encode
+from sparkdl.metrics.measure import measure
+from sparkdl.metrics.rows import Rows
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.judging.metrics.measure import measure
-from sparkdl.pipeline.judging.metrics.rows import Rows
 from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.pipeline.judging.metrics.measure import Measured, measure
-from sparkdl.pipeline.judging.metrics.rows import Ints, Rows
-from sparkdl.pipeline.judging.metrics.sums import losses_of
+from sparkdl.metrics.measure import Measured, measure
+from sparkdl.metrics.rows import Ints, Rows
+from sparkdl.metrics.sums import losses_of
 
 __all__ = ["LEAST_ROWS", "MISSING", "OTHERS", "Slices"]
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.pipeline.judging.metrics.ranking import auc, average_precision
-from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task
-from sparkdl.pipeline.judging.metrics.sums import sums_of, values_of
-from sparkdl.pipeline.spec.bounds import HIGHER_IS_BETTER, check_name
+from sparkdl.metrics.names import HIGHER_IS_BETTER, check_metric_name
+from sparkdl.metrics.ranking import auc, average_precision
+from sparkdl.metrics.rows import Floats, Rows, Task
+from sparkdl.metrics.sums import sums_of, values_of
 
 __all__ = [
     "CalibrationBin",
-    "HIGHER_IS_BETTER",
     "METRICS",
     "Measured",
     "calibration",
@@ -45,7 +44,7 @@ def check_metric(name: str, task: Task | None = None) -> None:
     Raises:
         ConfigError: names the nearest, and all.
     """
-    check_name(name)
+    check_metric_name(name, HIGHER_IS_BETTER)
     if task is not None and name not in METRICS[task]:
         raise ConfigError(f"{task} has no metric {name!r}: choose one of {', '.join(METRICS[task])}")
 

@@ -11,7 +11,7 @@ from sklearn import metrics as sklearn
 
 from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError
-from sparkdl.pipeline.judging.metrics.measure import (
+from sparkdl.metrics.measure import (
     METRICS,
     Measured,
     calibration,
@@ -20,9 +20,9 @@ from sparkdl.pipeline.judging.metrics.measure import (
     measure,
     metric_over,
 )
-from sparkdl.pipeline.judging.metrics.ranking import wins_by_group
-from sparkdl.pipeline.judging.metrics.rows import Rows
-from sparkdl.train.objective.metric_names import METRIC_NAMES
+from sparkdl.metrics.names import METRIC_NAMES
+from sparkdl.metrics.ranking import wins_by_group
+from sparkdl.metrics.rows import Rows
 from sparkdl.train.objective.named_metrics import MetricRule, named_metric
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.pipeline.judging.metrics.rows import Floats, Rows, Task
+from sparkdl.metrics.rows import Floats, Rows, Task
 
 __all__ = ["Sums", "losses_of", "sums_of", "values_of"]
 

@@ -1,11 +1,9 @@
-"""The names of metrics, and what each says: a table without torch, for whoever checks a name before anything runs.
-
-Enters: nothing. Leaves: which names there are, of values or of classes, and which way is better.
-"""
+"""The names of metrics, and which way each is better: for whoever checks a name before anything runs."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 
 from sparkdl.errors import ConfigError
 
@@ -15,22 +13,27 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("mse", "rmse", "mae", "mape"), False),
     "r2": True,
     **dict.fromkeys(("accuracy", "precision", "recall", "f1", "auc", "average_precision"), True),
-    "log_loss": False,
+    **dict.fromkeys(("log_loss", "brier"), False),
 }
-METRIC_NAMES = tuple(HIGHER_IS_BETTER)
+METRIC_NAMES = tuple(name for name in HIGHER_IS_BETTER if name != "brier")
+"""Those that a training computes."""
 OF_VALUES = ("mse", "rmse", "mae", "mape", "r2")
 """Those that compare numbers; all others compare classes."""
 OF_RANKS = ("auc", "average_precision")
 """Those that need every row's probability at once."""
 
 
-def check_metric_name(name: str) -> None:
+def check_metric_name(name: str, names: Collection[str] = METRIC_NAMES) -> None:
     """Refuse a name that no metric has.
+
+    Args:
+        name: as it was given.
+        names: those that there are.
 
     Raises:
         ConfigError: names the nearest, and all.
     """
-    if name not in METRIC_NAMES:
-        near = difflib.get_close_matches(name.lower(), METRIC_NAMES, n=1, cutoff=0.5)
+    if name not in names:
+        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"metrics has no name {name!r}: {meant}There are {', '.join(METRIC_NAMES)}")
+        raise ConfigError(f"there is no metric {name!r}: {meant}There are {', '.join(names)}")

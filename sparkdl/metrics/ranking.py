@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkdl.pipeline.judging.metrics.rows import Floats, Rows
+from sparkdl.metrics.rows import Floats, Rows
 
 __all__ = ["auc", "average_precision", "wins_by_group"]
 

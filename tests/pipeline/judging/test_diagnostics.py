@@ -7,9 +7,9 @@ import pytest
 from sklearn import metrics as sklearn
 
 from sparkdl.documents.typed import Source, decode, encode
-from sparkdl.pipeline.judging.metrics.diagnostics import OTHERS, Diagnostics, diagnose
-from sparkdl.pipeline.judging.metrics.measure import measure
-from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.metrics.measure import measure
+from sparkdl.metrics.rows import Rows
+from sparkdl.pipeline.judging.diagnostics import OTHERS, Diagnostics, diagnose
 
 RANDOM = np.random.default_rng(0)
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.pipeline.judging.metrics.measure import CalibrationBin, calibration, confusion
-from sparkdl.pipeline.judging.metrics.rows import Floats, Ints, Rows
+from sparkdl.metrics.measure import CalibrationBin, calibration, confusion
+from sparkdl.metrics.rows import Floats, Ints, Rows
 
 __all__ = ["OTHERS", "Confusion", "Diagnostics", "Histogram", "Plane", "diagnose"]
 

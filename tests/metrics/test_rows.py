@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.pipeline.judging.metrics.rows import Rows
+from sparkdl.metrics.rows import Rows
 
 
 @pytest.mark.parametrize(

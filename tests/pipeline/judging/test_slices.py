@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.pipeline.judging.metrics.measure import measure
-from sparkdl.pipeline.judging.metrics.rows import Rows
-from sparkdl.pipeline.judging.metrics.slices import LEAST_ROWS, MISSING, OTHERS, Slices
+from sparkdl.metrics.measure import measure
+from sparkdl.metrics.rows import Rows
+from sparkdl.pipeline.judging.slices import LEAST_ROWS, MISSING, OTHERS, Slices
 
 
 def rows_of(errors):
