@@ -321,7 +321,9 @@ def check_metrics(task: Task, probed: Probe) -> None:
         DataError: a label is no class of the metric.
     """
     try:
-        MetricSet(task.metrics, task.labels, torch.device("cpu")).update(probed.returned, probed.batch)
+        metrics = MetricSet(task.metrics, task.labels, torch.device("cpu"))
+        metrics.update(probed.returned, probed.batch)
+        metrics.state()  # which looks at the labels
     except SparkdlError:
         raise
     except Exception as error:

@@ -14,7 +14,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.metrics.names import HIGHER_IS_BETTER, check_metric_name
 from sparkdl.metrics.ranking import auc, average_precision
 from sparkdl.metrics.rows import Floats, Rows, Task
-from sparkdl.metrics.sums import sums_of, values_of
+from sparkdl.metrics.sums import answers_of, sums_of, values_of
 
 __all__ = [
     "CalibrationBin",
@@ -102,7 +102,7 @@ def _why(name: str, value: float, rows: Rows) -> str:
     if name in ("average_precision", "recall", "f1") and rows.task == "binary" and not labels.any():
         return f"{name} is undefined: no label of {len(labels):,} rows is 1"
     if name == "precision":
-        return f"{name} is undefined: no prediction of {len(labels):,} rows is 0.5 or above"
+        return f"{name} is undefined: no prediction of {len(labels):,} rows is above 0.5"
     return f"{name} is {value}: predictions reach {np.abs(rows.predictions).max():g}, labels {np.abs(labels).max():g}"
 
 
@@ -161,6 +161,6 @@ def confusion(rows: Rows) -> Floats:
     if rows.task == "regression":
         raise ConfigError("a confusion matrix takes rows of classes: their task is 'regression'")
     classes = 2 if rows.task == "binary" else rows.predictions.shape[1]
-    chosen = rows.predictions >= 0.5 if rows.task == "binary" else rows.predictions.argmax(axis=1)
-    cell = rows.labels.astype(np.int64) * classes + chosen
+    answers = answers_of(rows)
+    cell = answers.labels * classes + answers.chosen
     return np.bincount(cell, rows.weights, classes * classes).reshape(classes, classes).astype(np.float64)

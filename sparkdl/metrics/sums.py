@@ -1,9 +1,7 @@
 """Metrics that are functions of sums: one small row of sums a group stands for all its rows.
 
-Enters: checked rows. Leaves: the metrics by name; NaN where nothing defines one.
-
-Sums add up, so a bootstrap draw over groups is one matrix product. Labels are
-summed about their mean: in ``r2`` nothing cancels, however large the labels are.
+Sums add up: those of batches and ranks to those of an epoch, and a bootstrap draw over groups is one matrix product.
+Labels are summed about their mean: in ``r2`` nothing cancels, however large the labels are.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.metrics.rows import Floats, Rows, Task
+from sparkdl.metrics.rows import Floats, Ints, Rows, Task
 
-__all__ = ["Sums", "losses_of", "sums_of", "values_of"]
+__all__ = ["Answers", "Sums", "answers_of", "losses_of", "sums_of", "sums_of_answers", "values_of"]
 
 _LEAST_PROBABILITY = np.finfo(np.float64).eps  # as sklearn's log_loss clips double precision
 
@@ -26,7 +24,7 @@ class Sums:
     """Weighted sums by group.
 
     Attributes:
-        task: what the columns are: see ``_regression``, ``_binary``, ``_multiclass``.
+        task: what the columns are: see ``_value_columns`` and ``sums_of_answers``.
         table: (groups, columns).
         origin: what labels are summed about; 0 for classes.
     """
@@ -39,87 +37,111 @@ class Sums:
         """Return the sums over all groups, as one group."""
         return replace(self, table=self.table.sum(axis=0, keepdims=True))
 
+    def __add__(self, other: Sums) -> Sums:
+        """The sums over the rows of both, of as many groups and classes, about this one's origin."""
+        added, shift = other.table.copy(), other.origin - self.origin
+        if self.task == "regression":
+            weight, label, label_squared = other.table.T[:3]
+            added[:, 1] = label + shift * weight
+            added[:, 2] = label_squared + shift * (2 * label + shift * weight)
+        return replace(self, table=self.table + added)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """What a model answers for rows of classes.
+
+    Attributes:
+        labels: (rows,) class numbers.
+        chosen: (rows,) class numbers: of many the likeliest, the first of equal ones; of two class 1 above 0.5.
+        chances: (rows,), the probability that the row's own class was given.
+        brier: (rows,), squared errors of the probabilities.
+    """
+
+    labels: Ints
+    chosen: Ints
+    chances: Floats
+    brier: Floats
+
+
+def answers_of(rows: Rows) -> Answers:
+    """What the probabilities of rows of classes answer."""
+    labels, p = rows.labels.astype(np.int64), rows.predictions
+    if rows.task == "binary":
+        chances = np.where(labels == 1, p, 1 - p)
+        return Answers(labels, (p > 0.5).astype(np.int64), chances, (p - labels) ** 2)
+    chances = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
+    # sum over classes of (p - [class is label])^2
+    return Answers(labels, p.argmax(axis=1), chances, np.einsum("rc,rc->r", p, p) - 2 * chances + 1)
+
 
 def sums_of(rows: Rows) -> Sums:
     """Sum up rows by group."""
+    if rows.task != "regression":
+        classes = 2 if rows.task == "binary" else rows.predictions.shape[1]
+        return sums_of_answers(rows.task, answers_of(rows), classes, rows.weights, rows.groups, rows.group_count)
     weight = rows.weights.sum()
-    origin = float(rows.weights @ rows.labels / weight) if rows.task == "regression" and weight else 0.0
-    kinds = {"regression": _regression, "binary": _binary, "multiclass": _multiclass}
+    origin = float(rows.weights @ rows.labels / weight) if weight else 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         columns = [  # one at a time: together they would take more than the rows
-            np.bincount(rows.groups, rows.weights * each, rows.group_count).astype(np.float64, copy=False)
-            for each in kinds[rows.task](rows, origin)
+            np.bincount(rows.groups, rows.weights * column, rows.group_count).astype(np.float64, copy=False)
+            for column in _value_columns(rows.labels, rows.predictions, origin)
         ]
-        if rows.task == "multiclass":
-            columns += _by_class(rows)
     return Sums(rows.task, np.stack(columns, axis=1), origin)
 
 
-def _regression(rows: Rows, origin: float) -> Iterator[Floats]:
+def _value_columns(labels: Floats, predictions: Floats, origin: float) -> Iterator[Floats]:
     """Ones, label and its square about the origin, error squared, error absolute, error relative, label is 0, error."""
-    y, error = rows.labels, rows.predictions - rows.labels
-    zero = y == 0
-    yield np.ones(len(y))
-    yield y - origin
-    yield (y - origin) ** 2
+    error, zero = predictions - labels, labels == 0
+    yield np.ones(len(labels))
+    yield labels - origin
+    yield (labels - origin) ** 2
     yield error**2
     yield np.abs(error)
-    yield np.abs(error) / np.where(zero, 1.0, np.abs(y))
+    yield np.abs(error) / np.where(zero, 1.0, np.abs(labels))
     yield zero.astype(np.float64)
     yield error
 
 
-def _binary(rows: Rows, _: float) -> Iterator[Floats]:
-    """Ones, log loss, Brier, true positives, predicted positives, positives, right ones; 0.5 and above is positive."""
-    y, p = rows.labels, rows.predictions
-    positive = (p >= 0.5).astype(np.float64)
-    yield np.ones(len(y))
-    yield _log_losses(rows)
-    yield (p - y) ** 2
-    yield positive * y
-    yield positive
-    yield y
-    yield (positive == y).astype(np.float64)
+def sums_of_answers(
+    task: Task, answers: Answers, classes: int, weights: Floats, groups: Ints, group_count: int
+) -> Sums:
+    """Sum up answers by group: ones, log loss, Brier, right ones; then true positives, predictions, labels by class.
 
+    Args:
+        task: ``binary`` for the precision, recall and F1 of class 1, ``multiclass`` for their means over classes.
+        answers: of the rows.
+        classes: how many there are.
+        weights: (rows,), none negative.
+        groups: (rows,) numbers 0..``group_count`` - 1.
+        group_count: how many there are.
+    """
+    right = weights * (answers.chosen == answers.labels)
+    by_row = (weights, weights * _log_losses(answers), weights * answers.brier, right)
 
-def _multiclass(rows: Rows, _: float) -> Iterator[Floats]:
-    """Ones, log loss, Brier, right ones."""
-    p = rows.predictions
-    yield np.ones(len(p))
-    yield _log_losses(rows)
-    yield np.einsum("rc,rc->r", p, p) - 2 * _chances(rows) + 1  # sum over classes of (p - [class is label])^2
-    yield (p.argmax(axis=1) == rows.labels).astype(np.float64)
+    def by_class(numbers: Ints, weights: Floats) -> Floats:
+        cells = np.bincount(groups * classes + numbers, weights, group_count * classes)
+        return cells.reshape(group_count, classes).astype(np.float64, copy=False)
 
-
-def _by_class(rows: Rows) -> list[Floats]:
-    """By group: true positives of each class, predictions of each, labels of each."""
-    chosen, label, count = rows.predictions.argmax(axis=1), rows.labels.astype(np.int64), rows.predictions.shape[1]
-
-    def summed(of: npt.NDArray[np.int64], weights: Floats) -> Floats:
-        cells = np.bincount(rows.groups * count + of, weights, rows.group_count * count)
-        return cells.reshape(rows.group_count, count).T.astype(np.float64, copy=False)
-
-    columns = (summed(label, rows.weights * (chosen == label)), summed(chosen, rows.weights))
-    return [*columns[0], *columns[1], *summed(label, rows.weights)]
+    table = [
+        np.stack([np.bincount(groups, column, group_count) for column in by_row], axis=1),
+        by_class(answers.labels, right),
+        by_class(answers.chosen, weights),
+        by_class(answers.labels, weights),
+    ]
+    return Sums(task, np.concatenate(table, axis=1))
 
 
 def losses_of(rows: Rows) -> Floats:
     """Return what each row costs (rows,): its squared error, or its log loss."""
+    if rows.task != "regression":
+        return _log_losses(answers_of(rows))
     with np.errstate(over="ignore", invalid="ignore"):
-        if rows.task == "regression":
-            return np.asarray((rows.predictions - rows.labels) ** 2, dtype=np.float64)
-        return _log_losses(rows)
+        return np.asarray((rows.predictions - rows.labels) ** 2, dtype=np.float64)
 
 
-def _chances(rows: Rows) -> Floats:
-    """The probability that each row's class was given, (rows,)."""
-    if rows.task == "binary":
-        return np.where(rows.labels == 1, rows.predictions, 1 - rows.predictions)
-    return np.take_along_axis(rows.predictions, rows.labels.astype(np.int64)[:, None], axis=1)[:, 0]
-
-
-def _log_losses(rows: Rows) -> Floats:
-    return np.asarray(-np.log(np.maximum(_chances(rows), _LEAST_PROBABILITY)), dtype=np.float64)
+def _log_losses(answers: Answers) -> Floats:
+    return np.asarray(-np.log(np.clip(answers.chances, _LEAST_PROBABILITY, 1.0)), dtype=np.float64)
 
 
 def values_of(sums: Sums, draws: npt.NDArray[np.float64] | None = None) -> dict[str, Floats]:
@@ -135,12 +157,10 @@ def values_of(sums: Sums, draws: npt.NDArray[np.float64] | None = None) -> dict[
     table = sums.total().table if draws is None else draws @ sums.table
     table = np.where(table[:, :1] > 0, table, np.nan)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        if sums.task == "regression":
-            return _regression_values(table, sums.origin)
-        return _binary_values(table) if sums.task == "binary" else _multiclass_values(table)
+        return _value_metrics(table, sums.origin) if sums.task == "regression" else _class_metrics(table, sums.task)
 
 
-def _regression_values(table: Floats, origin: float) -> dict[str, Floats]:
+def _value_metrics(table: Floats, origin: float) -> dict[str, Floats]:
     weight, label, label_squared, squared, absolute, relative, zero, error = table.T
     spread = label_squared - label * label / weight
     rounding = weight * (8 * np.finfo(np.float64).eps * abs(origin)) ** 2
@@ -154,28 +174,17 @@ def _regression_values(table: Floats, origin: float) -> dict[str, Floats]:
     }
 
 
-def _binary_values(table: Floats) -> dict[str, Floats]:
-    weight, log_loss, brier, true, predicted, positive, right = table.T
-    return {
-        "log_loss": log_loss / weight,
-        "brier": brier / weight,
-        "accuracy": right / weight,
-        "precision": _share(true, predicted),
-        "recall": _share(true, positive),
-        "f1": _share(2 * true, predicted + positive),
-    }
-
-
-def _multiclass_values(table: Floats) -> dict[str, Floats]:
+def _class_metrics(table: Floats, task: Task) -> dict[str, Floats]:
     weight = table[:, 0]
     true, predicted, positive = np.split(table[:, 4:], 3, axis=1)
+    shares = {"precision": (true, predicted), "recall": (true, positive), "f1": (2 * true, predicted + positive)}
+    if task == "binary":
+        of_classes = {name: _share(part[:, 1], whole[:, 1]) for name, (part, whole) in shares.items()}
+    else:  # as sklearn's macro average: over the classes that stand in labels or predictions
+        present = predicted + positive
+        of_classes = {name: _mean_share(part, whole, present) for name, (part, whole) in shares.items()}
     named = zip(("log_loss", "brier", "accuracy"), table.T[1:4], strict=True)
-    return {name: column / weight for name, column in named} | {
-        # as sklearn's macro average: over the classes that stand in labels or predictions
-        "precision": _mean_share(true, predicted, predicted + positive),
-        "recall": _mean_share(true, positive, predicted + positive),
-        "f1": _mean_share(2 * true, predicted + positive, predicted + positive),
-    }
+    return {name: column / weight for name, column in named} | of_classes
 
 
 def _share(part: Floats, whole: Floats) -> Floats:

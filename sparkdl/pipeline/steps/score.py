@@ -211,7 +211,7 @@ def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:
     names = F.array(*[F.lit(value) for value in label.classes])
     if label.type == "binary":
         positive = 1 / (1 + F.exp(-output.cast("double")))
-        chosen = F.when(positive >= 0.5, F.lit(label.classes[1])).otherwise(F.lit(label.classes[0]))
+        chosen = F.when(positive > 0.5, F.lit(label.classes[1])).otherwise(F.lit(label.classes[0]))
         return [chosen.alias(f"{prefix}prediction"), positive.alias(f"{prefix}probability")]
     place = F.array_position(output, F.array_max(output)).cast("int")
     powers = F.transform(output, lambda value: F.exp(value.cast("double") - F.array_max(output)))

@@ -1,8 +1,8 @@
 """Metrics of an epoch, exact over all ranks, with one exchange between ranks an epoch.
 
-Enters: outputs and labels of each batch. Leaves: one number a metric. torchmetrics keep their own states, which are
-merged by the rule each state declares, and so are those that a name means; a function is computed once, over the
-outputs and labels of all rows.
+Enters: outputs and labels of each batch. Leaves: one number a metric. What a name means adds up (``named_metrics.py``);
+torchmetrics keep their own states, which are merged by the rule each state declares; a function is computed once, over
+the outputs and labels of all rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MetricSet:
         self._entries: dict[str, _Entry] = {}
         for name, position, value in _flat(given, self._labels):
             if isinstance(value, NamedMetric):
-                self._entries[name] = _Named(value, position, device)
+                self._entries[name] = _Named(value, position)
                 continue
             made = value() if takes_no_arguments(value) else value
             self._entries[name] = (
@@ -250,18 +250,11 @@ class _Metric:
 class _Named:
     """A metric by name; the first output tells of how many classes, so a rank without rows has no state."""
 
-    def __init__(self, named: NamedMetric, position: int, device: torch.device) -> None:
-        self._named, self.position, self._device = named, position, device
+    def __init__(self, named: NamedMetric, position: int) -> None:
+        self._named, self.position = named, position
         self.higher_is_better: bool | None = named.higher_is_better
         self._rule: MetricRule | None = None
         self._bytes = 0
-
-    def _opened(self, width: int) -> tuple[MetricRule, _Metric]:
-        if self._rule is None:
-            self._rule = MetricRule(self._named, width)
-            self._inner = _Metric(self._rule.metric, self.position, self._device)
-            self._rule.metric = self._inner.metric
-        return self._rule, self._inner
 
     def update(self, output: Any, label: torch.Tensor, rows: int) -> None:
         name = self._named.name
@@ -269,33 +262,34 @@ class _Named:
             raise ConfigError(
                 f"metric {name!r} is of a tensor, the output is a {type(output).__name__}: give a function"
             )
-        width = output.shape[1] if output.ndim > 1 else 1
-        rule, _ = self._opened(width)
-        if rule.keeps_rows:
+        if self._rule is None:
+            self._rule = MetricRule(self._named, output.shape[1] if output.ndim > 1 else 1)
+        if self._rule.keeps_rows:
             self._bytes += 8 * (output.numel() + label.numel())
             if self._bytes > MOST_BYTES:
                 raise ConfigError(
                     f"metric {name!r} keeps the probability and label of each row, and these exceed "
                     f"{MOST_BYTES >> 20} MiB on one rank: give a torchmetrics metric with thresholds"
                 )
-        rule.update(output, label)
+        self._rule.update(output, label)
 
     def state(self) -> Any:
-        return (self._rule.width, self._inner.state()) if self._rule is not None else None
+        return None if self._rule is None else (self._rule.width, self._rule.state())
 
     def load(self, states: list[Any]) -> None:
-        self.reset()
-        found = [state for state in states if state is not None]
-        if found:
-            self._opened(found[0][0])[1].load([state for _, state in found])
+        self._rule, self._bytes = None, 0
+        of_ranks = [state for state in states if state is not None]
+        if of_ranks:
+            self._rule = MetricRule(self._named, of_ranks[0][0])
+            self._rule.load([state for _, state in of_ranks])
 
     def result(self) -> float:
-        return self._rule.result() if self._rule is not None else float("nan")
+        return float("nan") if self._rule is None else self._rule.result()
 
     def reset(self) -> None:
         self._bytes = 0
         if self._rule is not None:
-            self._inner.reset()
+            self._rule.reset()
 
 
 def _merged(values: list[Any], reduction: Any, device: torch.device) -> Any:

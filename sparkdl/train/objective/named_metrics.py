@@ -1,17 +1,18 @@
-"""Metrics by name: ``"rmse"``, ``"auc"`` and the like, each the exact torchmetrics object that fits loss and output.
+"""Metrics by name: ``"rmse"``, ``"auc"`` and the like, as ``sparkdl.metrics`` computes them for the gate, too.
 
-Enters: a name, and what the loss says of the output: values, logits, probabilities, one number a class. Leaves: one
-number over all rows. Sums are kept alone, in double precision; ``auc`` and ``average_precision`` keep the probability
-and label of each row.
+What the loss says of the output (values, logits, probabilities, one number a class) becomes numbers a row where the
+output lies, in double precision; many rows are summed up together. ``auc`` and ``average_precision`` keep the
+probability and label of each row.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from sparkdl.errors import ConfigError, DataError
@@ -22,12 +23,16 @@ from sparkdl.metrics.names import (
     OF_VALUES,
     check_metric_name,
 )
+from sparkdl.metrics.ranking import auc, average_precision
+from sparkdl.metrics.rows import Floats, Rows, Task
+from sparkdl.metrics.sums import Answers, Sums, sums_of, sums_of_answers, values_of
 from sparkdl.train.objective.labels import Meaning, label_kind, meaning_of
 from sparkdl.train.objective.loss import loss_option
 
 __all__ = ["MetricRule", "NamedMetric", "named_metric"]
 
-_LEAST_PROBABILITY = torch.finfo(torch.float64).eps  # as sklearn's log_loss clips double precision
+_NUMBERS_AT_ONCE = 1 << 16
+"""Of rows that are summed up together: what batches say is fetched from a GPU, and waited for, once for all of them."""
 
 Activation = Literal["none", "exp", "sigmoid", "softmax"]
 
@@ -99,20 +104,23 @@ def _is_torchs(loss: Any) -> bool:
 
 
 class MetricRule:
-    """How outputs and labels of one width become numbers that a torchmetrics object takes, and back.
+    """One metric over outputs of one width.
 
     Args:
         named: the metric.
         width: numbers in a row of the output: classes, or elements of a value.
 
     Attributes:
-        metric: the torchmetrics object.
         keeps_rows: whether its state grows with the rows.
     """
 
     def __init__(self, named: NamedMetric, width: int) -> None:
         self.named, self.width = named, width
         self.keeps_rows = named.name in OF_RANKS
+        self._classes = max(width, 2)
+        self._rows: list[torch.Tensor] = []  # where the outputs lie
+        self._waiting = 0  # numbers in them
+        self._sums: list[Sums] = []
         if named.meaning in ("logit", "probability") and width != 1:
             raise ConfigError(
                 f"metric {named.name!r} is of one answer a row, and the output has {width} of their own: give "
@@ -122,70 +130,36 @@ class MetricRule:
             raise ConfigError(
                 f"metric {named.name!r} is of classes, and the output has {width}: give one number a class"
             )
-        self.metric = self._made()
-
-    def _made(self) -> Any:
-        import torchmetrics
-        from torchmetrics import classification
-
-        name = self.named.name
-        values: dict[str, Callable[[], Any]] = {
-            "mse": torchmetrics.MeanSquaredError,
-            "rmse": functools.partial(torchmetrics.MeanSquaredError, squared=False),
-            "mae": torchmetrics.MeanAbsoluteError,
-            "mape": torchmetrics.MeanAbsolutePercentageError,
-            "r2": torchmetrics.R2Score,
-            "log_loss": torchmetrics.MeanMetric,
-        }
-        if name in values:
-            made = values[name]()
-        else:
-            title = {"f1": "F1Score", "auc": "AUROC"}.get(name, name.title().replace("_", ""))
-            if self.width <= 2:
-                made = getattr(classification, f"Binary{title}")(validate_args=False)
-            else:
-                # Ranks over classes without a row, or with every row, say nothing: left out in ``result``.
-                average = {"accuracy": "micro"}.get(name, "none" if self.keeps_rows else "macro")
-                made = getattr(classification, f"Multiclass{title}")(self.width, average=average, validate_args=False)
-        return made.set_dtype(torch.float64)
 
     def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
         """Take in outputs and labels of one batch.
 
         Raises:
             ConfigError: their shapes do not fit each other.
-            DataError: a label is no class.
+            DataError: a label of this batch or of one before it is no class.
         """
-        if self.named.meaning == "value":
-            output = output.detach().double()
-            output = output.exp() if self.named.activation == "exp" else output
-            if output.numel() != label.numel():
-                raise ConfigError(
-                    f"metric {self.named.name!r} compares as many numbers, and the output has {tuple(output.shape)}, "
-                    f"the label {tuple(label.shape)}: make their shapes fit"
-                )
-            shape = (-1, self.width) if self.width > 1 and output.ndim > 1 else (-1,)
-            self.metric.update(output.reshape(shape), label.detach().double().reshape(shape))
-            return
-        chances, classes = self._rows(output.detach().double(), label)
-        counts = classes != self.named.ignored if self.named.ignored is not None else torch.ones_like(classes).bool()
-        chances, classes = chances[counts], classes[counts]
-        if not len(classes):
-            return
-        most = max(self.width, 2)
-        if int(classes.min()) < 0 or int(classes.max()) >= most:
-            raise DataError(
-                f"metric {self.named.name!r} takes classes 0..{most - 1}, and a label is "
-                f"{int(classes.min() if classes.min() < 0 else classes.max())}: renumber the classes"
-            )
-        if self.named.name == "log_loss":
-            chosen = chances.gather(1, classes[:, None]).clamp(_LEAST_PROBABILITY, 1.0)
-            self.metric.update(-chosen.log())
-        else:
-            self.metric.update(chances[:, 1] if self.width <= 2 else chances, classes)
+        output, label = output.detach().double(), label.detach().double()
+        rows = self._values(output, label) if self.named.meaning == "value" else self._answers(output, label)
+        self._rows.append(rows)
+        self._waiting += rows.numel()
+        if not self.keeps_rows and self._waiting >= _NUMBERS_AT_ONCE:
+            self._sum_up()
 
-    def _rows(self, output: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Probabilities ``(rows, classes)`` and class numbers ``(rows,)``; positions of an image are rows."""
+    def _values(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        """Labels, then predictions, (rows, 2 * width)."""
+        if output.numel() != label.numel():
+            raise ConfigError(
+                f"metric {self.named.name!r} compares as many numbers, and the output has {tuple(output.shape)}, "
+                f"the label {tuple(label.shape)}: make their shapes fit"
+            )
+        output = output.exp() if self.named.activation == "exp" else output
+        return torch.cat([label.reshape(-1, self.width), output.reshape(-1, self.width)], dim=1)
+
+    def _answers(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        """Labels, then the columns of ``Answers``, or the probabilities that rank rows; positions of an image are rows.
+
+        A label that is no class is found once the rows are summed up: to ask here would wait for the device.
+        """
         if self.named.meaning == "classes":
             output = output.movedim(1, -1).reshape(-1, self.width) if output.ndim > 1 else output.reshape(1, -1)
             chances = torch.softmax(output, dim=1)  # of log-probabilities, which NLLLoss takes: the probabilities
@@ -198,31 +172,112 @@ class MetricRule:
                 else (1 - output, output)
             )
             chances = torch.stack(both, dim=1)
-        label = label.detach().reshape(-1)
+        label = label.reshape(-1)
         if len(label) != len(chances):
             raise ConfigError(
                 f"metric {self.named.name!r} is of class numbers, and there are {len(label)} labels for {len(chances)} "
                 "rows: give one class a row, or a metric of your own"
             )
-        classes = label.to(torch.int64)
-        if label.is_floating_point() and not torch.equal(classes.to(label.dtype), label):
+        if self.keeps_rows:
+            return torch.cat([label[:, None], chances if self._classes > 2 else chances[:, 1:]], dim=1)
+        own = chances.gather(1, label.long().clamp(0, self._classes - 1)[:, None])[:, 0]
+        chosen = chances.argmax(dim=1) if self._classes > 2 else chances[:, 1] > 0.5
+        brier = chances.square().sum(dim=1) - 2 * own + 1
+        return torch.stack([label, chosen.double(), own, brier if self._classes > 2 else brier / 2], dim=1)
+
+    def _sum_up(self) -> None:
+        """Add the rows that were taken in to the sums."""
+        rows, self._rows, self._waiting = self._numbers(), [], 0
+        if len(rows):
+            self._add(self._sums_of(rows))
+
+    def _add(self, sums: list[Sums]) -> None:
+        self._sums = [mine + new for mine, new in zip(self._sums, sums, strict=True)] if self._sums else sums
+
+    def _sums_of(self, rows: Floats) -> list[Sums]:
+        """The sums of each number of a value, or of the answers."""
+        ones, groups = np.ones(len(rows)), np.zeros(len(rows), np.int64)
+        if self.named.meaning == "value":
+            pairs = zip(rows.T[: self.width], rows.T[self.width :], strict=True)
+            return [sums_of(Rows("regression", labels, values, ones, groups, 1)) for labels, values in pairs]
+        labels, chosen, chances, brier = rows.T
+        answers = Answers(labels.astype(np.int64), chosen.astype(np.int64), chances, brier)
+        task: Task = "binary" if self._classes == 2 else "multiclass"
+        return [sums_of_answers(task, answers, self._classes, ones, groups, 1)]
+
+    def _numbers(self) -> Floats:
+        """The rows that were taken in and count, as numpy has them; labels that are no classes are refused."""
+        rows: Floats = torch.cat(self._rows).cpu().numpy() if self._rows else np.zeros((0, 1))
+        if self.named.meaning == "value":
+            return rows
+        rows = rows[rows[:, 0] != self.named.ignored]
+        labels = rows[:, 0]
+        if (labels != np.floor(labels)).any():
             raise DataError(
                 f"metric {self.named.name!r} takes classes, and a label is not a whole number: give 0, 1, 2, ..., or "
                 "another metric"
             )
-        return chances, classes
+        wrong = labels[(labels < 0) | (labels >= self._classes)]
+        if len(wrong):
+            raise DataError(
+                f"metric {self.named.name!r} takes classes 0..{self._classes - 1}, and a label is {int(wrong[0])}: "
+                "renumber the classes"
+            )
+        return rows
+
+    def state(self) -> list[Any]:
+        """What was taken in: the rows, or the origin and table of each sum; tensors on the CPU.
+
+        Raises:
+            DataError: a label is no class.
+        """
+        if self.keeps_rows:
+            return [torch.from_numpy(self._numbers())]
+        self._sum_up()
+        return [(sums.origin, torch.from_numpy(sums.table)) for sums in self._sums]
+
+    def load(self, states: Sequence[list[Any]]) -> None:
+        """Take over what one or several ranks had taken in."""
+        self.reset()
+        if self.keeps_rows:
+            self._rows = [rows for (rows,) in states if len(rows)]
+            return
+        task: Task = "regression" if self.named.meaning == "value" else "binary" if self._classes == 2 else "multiclass"
+        for state in filter(None, states):
+            self._add([Sums(task, table.numpy(), origin) for origin, table in state])
+
+    def reset(self) -> None:
+        """Start over."""
+        self._rows, self._waiting, self._sums = [], 0, []
 
     def result(self) -> float:
-        """Return the number over everything taken in; NaN where nothing defines it."""
-        if self.metric.update_count == 0:
+        """Return the number over everything taken in; NaN where nothing defines it.
+
+        Raises:
+            DataError: a label is no class.
+        """
+        name = self.named.name
+        if self.keeps_rows:
+            return self._ranked(self._numbers())
+        self._sum_up()
+        if not self._sums:
             return float("nan")
-        if not self.keeps_rows:
-            return float(self.metric.compute())
-        target = self.metric.target
-        target = torch.cat(target) if isinstance(target, list) else target
-        rows = torch.bincount(target, minlength=max(self.width, 2))
-        told = rows > 0 if self.named.name == "average_precision" else (rows > 0) & (rows < len(target))
-        if not (told[1] if self.width <= 2 else told.any()):
-            return float("nan")
-        values = self.metric.compute()
-        return float(values if self.width <= 2 else values[told].mean())
+        columns = [values_of(sums) for sums in self._sums]
+        if name == "rmse":
+            return float(np.sqrt(np.mean([values["mse"] for values in columns])))
+        value = float(np.mean([values[name] for values in columns]))
+        # An epoch in which no row is of class 1, or is taken for it, has the worst value, as sklearn's zero_division=0.
+        return 0.0 if np.isnan(value) and name in ("precision", "recall", "f1") else value
+
+    def _ranked(self, rows: Floats) -> float:
+        """The metric of class 1 of two, or its mean over the classes that define it."""
+        metric = auc if self.named.name == "auc" else average_precision
+        ones, groups = np.ones(len(rows)), np.zeros(len(rows), np.int64)
+        labels, chances = rows[:, 0], rows.T[1:]
+        classes = range(self._classes) if self._classes > 2 else [1]
+        values = [
+            float(metric(Rows("binary", (labels == number).astype(np.float64), chance, ones, groups, 1))[0])
+            for number, chance in zip(classes, chances, strict=False)
+        ]
+        defined = [value for value in values if not np.isnan(value)]
+        return float(np.mean(defined)) if defined else float("nan")
