@@ -31,8 +31,7 @@ def summary_lines(record: RunRecord) -> list[Line]:
 def _summary(record: RunRecord) -> Iterator[Line]:
     yield "why", record.message
     yield "rows", _rows(record)
-    warned = {name.removeprefix("warning: "): n for name, n in record.rows.items() if name.startswith("warning: ")}
-    yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in warned.items())
+    yield "warnings", ", ".join(f"{name} ({rows:,} rows)" for name, rows in record.warned.items())
     parts = [f"{part} {_span(record.windows[part])}" for part in PARTS if part in record.windows]
     yield "windows", "; ".join(parts)
     yield "deleted", deleted_text(record.windows.get("deleted", ()), record.windows.get("removed", ()))
@@ -65,7 +64,7 @@ def _summary(record: RunRecord) -> Iterator[Line]:
 
 
 def _unlabelled(record: RunRecord) -> str:
-    rows = sum(count for name, count in record.rows.items() if name.endswith(" unlabelled"))
+    rows = sum(record.unlabelled.values())
     return f" ({rows:,} of all held-out and training rows have no label yet, and were left out)" if rows else ""
 
 

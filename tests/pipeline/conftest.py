@@ -75,7 +75,8 @@ def record_of_task():
         record.end("promoted" if decision.promote else "not promoted", decision.reason)
         record.seconds, record.books, record.trained, record.evaluated = 12.5, books, trained, evaluated
         record.windows = {"ingested": [each.window for each in books], "train": ["2026-03-01", "2026-03-02"]}
-        record.rows = {"read": 770, "kept": 700, "quarantined": 49, "duplicates": 21, "warning: late": 4, "train": 600}
+        record.rows = {"read": 770, "kept": 700, "quarantined": 49, "duplicates": 21, "train": 600}
+        record.warned = {"late": 4}
         record.model = {"name": "shop", "version": 2, "champion": 2 if decision.promote else 1}
         record.predictions = {"2026-03-08": 100}
         record.steps = [

@@ -71,8 +71,8 @@ def test_rows_without_a_label_are_predicted_learn_nothing_and_are_compared_once_
     trips.day(4, labels=False)
     first = run(trips.context(), spark)
     assert (first.outcome, first.predictions, first.live.windows) == ("promoted", {D4: 40}, ())
-    assert (first.rows["train"], first.rows["train unlabelled"]) == (75, 5)
-    assert (first.rows["validate"], first.rows["validate unlabelled"], first.evaluated.decision.rows) == (37, 3, 37)
+    assert (first.rows["train"], first.unlabelled["train"]) == (75, 5)
+    assert (first.rows["validate"], first.unlabelled["validate"], first.evaluated.decision.rows) == (37, 3, 37)
     assert "8 of all held-out and training rows have no label yet" in dict(summary_lines(first))["training"]
 
     made = trips.predicted

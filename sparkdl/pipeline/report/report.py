@@ -710,10 +710,8 @@ def _quarantine(record: RunRecord) -> list[Table]:
             (name, number(rows), share(rows, read), bar(rows / most, "s2")) for name, rows in largest_first(outcomes)
         ]
         tables.append(Table(("reason", "rows", "of rows read", ""), lines))
-    prefix = "warning: "
-    warned = {name.removeprefix(prefix): rows for name, rows in record.rows.items() if name.startswith(prefix)}
-    if warned:
-        kept = [(name, number(rows), share(rows, read)) for name, rows in largest_first(warned)]
+    if record.warned:
+        kept = [(name, number(rows), share(rows, read)) for name, rows in largest_first(record.warned)]
         tables.append(Table(("warning", "rows, kept all the same", "of rows read"), kept))
     return tables
 

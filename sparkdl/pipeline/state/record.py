@@ -62,7 +62,10 @@ class RunRecord:
             longer holds and whose rows stay, ``removed`` those whose rows this run has taken out, ``ahead`` those that
             begin later.
         source_state: the hash of the source as it was ingested; None where only Spark can tell, or it was not.
-        rows: read, kept, quarantined and duplicates of the windows that were ingested; warnings by name.
+        rows: read, kept, quarantined and duplicates of the windows that were ingested; by part of the split, those
+            that were learned from.
+        warned: rows of these windows that were kept and broke an expectation that only warns, by its name.
+        unlabelled: rows that have no label yet and were left out, by part of the split.
         books: of each of these windows, with its rows in the source and by reason.
         steps: what was done, and what was kept of earlier runs.
         trained: what the training showed; None where none was due.
@@ -90,6 +93,8 @@ class RunRecord:
     windows: dict[str, list[str]] = field(default_factory=dict)
     source_state: str | None = None
     rows: dict[str, Count] = field(default_factory=dict)
+    warned: dict[str, Count] = field(default_factory=dict)
+    unlabelled: dict[str, Count] = field(default_factory=dict)
     books: list[WindowBooks] = field(default_factory=list)
     steps: list[StepNote] = field(default_factory=list)
     trained: Trained | None = None

@@ -219,7 +219,7 @@ def _judging(
     rows = rows_of(clean, spec, part, windows)
     known, count = labelled(rows, prepared.labels.names), prepared.validate_rows
     if part == "test":
-        record.rows["test unlabelled"] = check_labels(rows, prepared.labels, "test")
+        record.unlabelled["test"] = check_labels(rows, prepared.labels, "test")
         if spec.weight is not None:
             check_weight(known, spec.weight, "test")
         record.rows["test"] = count = known.count()

@@ -120,7 +120,7 @@ class IngestStep(Step):
         record.books = list(ingested.done)
         for name in ("read", "kept", "quarantined", "duplicates"):
             record.rows[name] = sum(getattr(books, name) for books in ingested.done)
-        record.rows |= {f"warning: {name}": count for name, count in ingested.warned.items()}
+        record.warned = dict(ingested.warned)
         return bool(ingested.done)
 
     def tell(self, context: Context) -> None:

@@ -77,10 +77,8 @@ class ShardsStep(Step):
             shards = context.receipts.result(self.name, str(shards_key(context, parts)), Shards)
             assert shards is not None
             context.record.rows |= {"train": shards.train_rows, "validate": shards.validate_rows}
-            context.record.rows |= {
-                "train unlabelled": shards.train_unlabelled,
-                "validate unlabelled": shards.validate_unlabelled,
-            }
+            unlabelled = {"train": shards.train_unlabelled, "validate": shards.validate_unlabelled}
+            context.record.unlabelled |= unlabelled
 
 
 def shards_key(context: Context, parts: Parts) -> str | None:
