@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Part, Parts
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import Size
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
@@ -47,7 +47,7 @@ def amounts_of(
     spec: PipelineSpec,
     sizes: Mapping[str, Size],
     due: Sequence[str] | None,
-    known: Mapping[str, WindowBooks],
+    known: Mapping[str, WindowReceipt],
     parts: Parts | None,
 ) -> dict[str, Amount]:
     """Rows and bytes by step.

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
-from sparkdl.pipeline.rows.ledger import WindowBooks, transformed
 from sparkdl.pipeline.rows.parts import parts_to_do
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.run import check_champion
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
@@ -170,7 +170,7 @@ def _after_ingestion(context: Context, ingest: Stale) -> Context:
     receipts = _Assumed(context.receipts)
     for name in ingest.keys:
         rows = int(name in windows)
-        books = WindowBooks(window=name, fingerprint="", rules="", read=rows, kept=rows, quarantined=0, duplicates=0)
+        books = WindowReceipt(window=name, fingerprint="", rules="", read=rows, kept=rows, quarantined=0, duplicates=0)
         receipts.write([Receipt(step="ingest", partition=name, key="assumed", facts=encode(books).decode())])
     after = Context(context.file, context.now, context.again, context.until, context.train, remade=True)
     after.__dict__ |= {name: value for name, value in vars(context).items() if name not in vars(after)}
@@ -285,7 +285,7 @@ def _count(windows: Sequence[str]) -> str:
     )
 
 
-def _amounts(context: Context, due: Mapping[str, str] | None, known: Mapping[str, WindowBooks], parts: Any) -> Any:
+def _amounts(context: Context, due: Mapping[str, str] | None, known: Mapping[str, WindowReceipt], parts: Any) -> Any:
     there = source_windows(context)
     read = None if due is None else [name for name in due if there is None or name in there]
     found = amounts_of(context.spec, context.snapshot.sizes, read, known, parts)

@@ -11,7 +11,7 @@ from itertools import islice
 
 from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelVersion
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
@@ -54,7 +54,7 @@ class Status:
     drift: Drifted | None
     metric: str
     judged: Evaluated | None
-    done: tuple[WindowBooks, ...]
+    done: tuple[WindowReceipt, ...]
     due: tuple[str, ...] | None
     taken_in: str
     ahead: tuple[str, ...] | None

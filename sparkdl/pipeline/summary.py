@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sparkdl.pipeline.plan import Plan
-from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
+from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.status import Status

@@ -10,7 +10,7 @@ from sparkdl.pipeline.judging.baseline import baseline_of, summary_of
 from sparkdl.pipeline.judging.diagnostics import diagnose
 from sparkdl.pipeline.judging.gate import Gate, decide
 from sparkdl.pipeline.judging.slices import Slices
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Evaluated, Trained
@@ -65,7 +65,7 @@ def record_of_task():
             steps=600, rows=60_000, ranks=2, backend="torch", seconds={"launch": 2.0, "fit": 3.0},
         )  # fmt: skip
         books = [
-            WindowBooks(
+            WindowReceipt(
                 window=f"2026-03-{day:02d}", fingerprint="f", rules="r", read=110, kept=100, quarantined=7,
                 duplicates=3, outcomes={"positive": 5, "known": 2},
             )

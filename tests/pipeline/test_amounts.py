@@ -10,8 +10,8 @@ from deltalake import write_deltalake
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
-from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import Size
 from sparkdl.pipeline.state.context import Context
@@ -37,7 +37,7 @@ def spec(*overrides, kind="parquet", place="path", root="/data"):
 
 
 def books(window, kept):
-    return WindowBooks(window=window, fingerprint="f", rules="r", read=kept, kept=kept, quarantined=0, duplicates=0)
+    return WindowReceipt(window=window, fingerprint="f", rules="r", read=kept, kept=kept, quarantined=0, duplicates=0)
 
 
 def record(seconds, rows, predictions=None, trained=None, run_id="earlier"):

@@ -12,7 +12,7 @@ import pytest
 
 from sparkdl.errors import SparkdlError
 from sparkdl.pipeline.file import load
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import LeaseTakenError, lease
@@ -75,7 +75,7 @@ def test_a_run_that_another_was_before_is_a_row_and_told_and_has_no_report(conte
 def test_a_run_that_finds_nothing_new_is_a_row_and_told_and_has_no_report(context):
     before = context()
     keep_source_windows(before, {"all": "f"})
-    books = WindowBooks(window="all", fingerprint="f", rules="", read=1, kept=1, quarantined=0, duplicates=0)
+    books = WindowReceipt(window="all", fingerprint="f", rules="", read=1, kept=1, quarantined=0, duplicates=0)
     with replacing(before.receipts, "ingest", ["all"]) as made:
         before.tables.table("clean").append(pa.table({"quality": [6]}))
         made["all"] = (window_key(rules_of(before), "f"), books)

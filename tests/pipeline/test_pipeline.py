@@ -14,8 +14,8 @@ from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.code import importable
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.functions import named_functions
-from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.receipts import replacing
@@ -173,7 +173,7 @@ def test_a_plan_says_that_a_run_would_be_refused(folder):
 
 def books(window, **more):
     counts = {"read": 7, "kept": 7, "quarantined": 0, "duplicates": 0} | more
-    return WindowBooks(window=window, fingerprint="f", rules="r", content="c", **counts)
+    return WindowReceipt(window=window, fingerprint="f", rules="r", content="c", **counts)
 
 
 def ingested(pipeline, *windows):

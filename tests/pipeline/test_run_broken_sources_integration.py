@@ -92,14 +92,14 @@ def test_a_file_that_is_no_parquet_is_named(spark, shop):
 
 def test_a_source_that_changes_while_it_is_read_is_refused(spark, shop, monkeypatch):
     shop.deliver(1, 2, 3)
-    sift = ingest.sift
+    validate_rows = ingest.validate_rows
 
     def delivered_again_after_the_look(*given):
         frame = pd.read_parquet(shop.rows / "02.parquet")
         pd.concat([frame, frame]).to_parquet(shop.rows / "02.parquet", coerce_timestamps="us")
-        return sift(*given)
+        return validate_rows(*given)
 
-    monkeypatch.setattr(ingest, "sift", delivered_again_after_the_look)
+    monkeypatch.setattr(ingest, "validate_rows", delivered_again_after_the_look)
     said = refused(shop.context(), spark, DataError)
     assert "the source changed" in said or "02.parquet cannot be read" in said
     assert shop.left() == (None, {})

@@ -103,14 +103,14 @@ def test_rows_that_change_between_two_readings_are_read_again_the_next_time(spar
         shop.deliver(day)
     run(shop.context(), spark)  # a first run reads its rows once
     shop.deliver(4)
-    sift = ingest.sift
+    validate_rows = ingest.validate_rows
 
     def after_more_rows(*given):
         shop.deliver(4, first=600, rows=5)
         shop.database.run("UPDATE orders SET x = 9 WHERE id = 3000")
-        return sift(*given)
+        return validate_rows(*given)
 
-    monkeypatch.setattr(ingest, "sift", after_more_rows)
+    monkeypatch.setattr(ingest, "validate_rows", after_more_rows)
     assert run(shop.context(), spark).rows["read"] == 125
     assert "window 2026-03-04 had 120 rows when it was looked at, and 125 rows" in caplog.text
     assert "the next run reads the window once more" in caplog.text

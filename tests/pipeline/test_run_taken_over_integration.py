@@ -21,7 +21,7 @@ from deltalake import write_deltalake
 from sparkdl.documents.typed import encode
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.ledger import Tables, WindowBooks
+from sparkdl.pipeline.rows.window_receipt import Tables, WindowReceipt
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import LeaseLostError
@@ -87,7 +87,7 @@ class Shop:
         rows = self.tables.table("clean").rows(["order"]).column("order").to_pylist()
         assert sorted(rows) == sorted(f"{day}-{n}" for day in range(1, days + 1) for n in range(ROWS))
         receipts = self.context().receipts.of("ingest")
-        assert {name: receipt.read(WindowBooks).kept for name, receipt in receipts.items() if receipt.key} == {
+        assert {name: receipt.read(WindowReceipt).kept for name, receipt in receipts.items() if receipt.key} == {
             f"2026-03-{day:02d}": ROWS for day in range(1, days + 1)
         }
 

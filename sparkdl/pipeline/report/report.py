@@ -33,8 +33,8 @@ from sparkdl.pipeline.report.figures import (
     learning_curves,
     live_error,
 )
-from sparkdl.pipeline.rows.ledger import transformed
 from sparkdl.pipeline.rows.parts import PARTS
+from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained

@@ -62,7 +62,7 @@ class ParquetRows:
         return self._map([task], schema, self.rows)
 
     def read_judged(self, windows: Collection[str]) -> Callable[[Task, str], DataFrame]:
-        """What a task makes of the rows of some windows, each with its outcome, as ``sift`` takes it."""
+        """What a task makes of the rows of some windows, each with its outcome, as ``validate_rows`` takes it."""
         return lambda task, schema: self._map([self.judge, task], schema, windows)
 
     def keys_are_unique(self, windows: Collection[str], key: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.pipeline.rows.expect import content_hash
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import ColumnSplit, HashSplit, PipelineSpec, Split, TimeSplit
 from sparkdl.pipeline.spec.base import hours_of
@@ -52,7 +52,7 @@ class Parts:
 
 
 def parts_of(
-    spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: bool = True, hold_back: bool = True
+    spec: PipelineSpec, known: Mapping[str, WindowReceipt], *, train: bool = True, hold_back: bool = True
 ) -> Parts:
     """Divide the windows that have clean rows.
 
@@ -87,7 +87,7 @@ def parts_of(
 
 
 def parts_to_do(
-    spec: PipelineSpec, known: Mapping[str, WindowBooks], *, train: bool, champion: bool
+    spec: PipelineSpec, known: Mapping[str, WindowReceipt], *, train: bool, champion: bool
 ) -> tuple[Parts, str]:
     """The same, and why nothing is learnt although that was asked for: a champion predicts all the same.
 

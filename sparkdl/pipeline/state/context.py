@@ -13,7 +13,7 @@ from sparkdl.models.registry import ModelRegistry, ModelVersion
 from sparkdl.pipeline.code import code_hash, split_target
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.functions import named_functions
-from sparkdl.pipeline.rows.ledger import Tables, WindowBooks
+from sparkdl.pipeline.rows.window_receipt import Tables, WindowReceipt
 from sparkdl.pipeline.sources import Source, source_of
 from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.spec import PipelineSpec
@@ -113,9 +113,9 @@ class Context:
             self.clean_rows = self.tables.table("clean").read(spark)
         return self.clean_rows
 
-    def windows(self) -> dict[str, WindowBooks]:
+    def windows(self) -> dict[str, WindowReceipt]:
         """What is known of the clean rows of each window, in order, those that are due again among them."""
-        return {name: receipt.read(WindowBooks) for name, receipt in self.receipts.of("ingest").items()}
+        return {name: receipt.read(WindowReceipt) for name, receipt in self.receipts.of("ingest").items()}
 
     def content(self, *, labels: bool = True) -> dict[str, str | None]:
         """A hash of the clean rows of each window, in order; None of one that is due again, in a plan.

@@ -19,7 +19,7 @@ from sparkdl.errors import (
     StoreUnavailableError,
     TrainingError,
 )
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.lease import LeaseTakenError
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
@@ -95,7 +95,7 @@ class RunRecord:
     rows: dict[str, Count] = field(default_factory=dict)
     warned: dict[str, Count] = field(default_factory=dict)
     unlabelled: dict[str, Count] = field(default_factory=dict)
-    books: list[WindowBooks] = field(default_factory=list)
+    books: list[WindowReceipt] = field(default_factory=list)
     steps: list[StepNote] = field(default_factory=list)
     trained: Trained | None = None
     evaluated: Evaluated | None = None

@@ -20,7 +20,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.observe import logger
 from sparkdl.pipeline.code import code_hash
-from sparkdl.pipeline.rows.entered import AS_READ, Entered, check_counts, check_files, check_hashes, counted
+from sparkdl.pipeline.rows.checksums import AS_READ, Entered, check_counts, check_files, check_hashes, counted
 from sparkdl.pipeline.rows.expect import (
     BROKEN,
     DUPLICATE,
@@ -32,10 +32,10 @@ from sparkdl.pipeline.rows.expect import (
     content_hash,
     judged,
 )
-from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parquet_rows import ParquetRows, parquet_rows
-from sparkdl.pipeline.rows.sift import QUARANTINE, clean_columns, fingerprints, sift
 from sparkdl.pipeline.rows.transform import transformed
+from sparkdl.pipeline.rows.validate import QUARANTINE, clean_columns, fingerprints, validate_rows
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW, Source, SourceSnapshot
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.read import check_unchanged, of_windows, read_rows
@@ -90,7 +90,7 @@ class IngestStep(Step):
 
     def exists(self, context: Context, receipt: Receipt) -> bool:
         """Whether the table of clean rows is there, if the window has rows in it."""
-        return not receipt.read(WindowBooks).kept or context.places.table(context.tables.table("clean").uri)
+        return not receipt.read(WindowReceipt).kept or context.places.table(context.tables.table("clean").uri)
 
     def forced(self, context: Context, partition: str) -> bool:
         """Whether the window is one of a backfill that is still to be done."""
@@ -105,7 +105,7 @@ class IngestStep(Step):
             return "new"
         if not receipt.key or not self.exists(context, receipt):
             return "its clean rows are gone, or a run that replaced them was cut short"
-        books, rules = receipt.read(WindowBooks), rules_of(context)
+        books, rules = receipt.read(WindowReceipt), rules_of(context)
         if receipt.key != window_key(rules, books.fingerprint):
             return "source, transform, expectations or their code differ from those it was made by"
         if windows is not None and books.fingerprint != windows[partition]:
@@ -268,7 +268,7 @@ class Ingested:
         warned: rows of these windows by the warning that they broke.
     """
 
-    done: tuple[WindowBooks, ...]
+    done: tuple[WindowReceipt, ...]
     warned: Mapping[str, int]
 
 
@@ -405,7 +405,7 @@ def _ingest(
     try:
         into = clean.task, quarantine.task
         read = None if files is None else files.read_judged(todo)
-        sound, refused, found = sift(rows, spec.label, *into, read) if any(todo.values()) else ([], [], {})
+        sound, refused, found = validate_rows(rows, spec.label, *into, read) if any(todo.values()) else ([], [], {})
         check_counts(todo, found, before or {})
         if any(todo.values()):  # else every window is emptied, and nothing was read
             left = {name: outcomes.total for name, outcomes in found.items()}
@@ -442,7 +442,7 @@ def _books(
     todo: Mapping[str, str],
     found: Mapping[str, Outcomes],
     before: Mapping[str, int] | None,
-) -> tuple[WindowBooks, ...]:
+) -> tuple[WindowReceipt, ...]:
     """What is known of each window.
 
     Raises:
@@ -451,7 +451,7 @@ def _books(
     rules, books = rules_of(context), []
     for name, fingerprint in sorted(todo.items()):
         outcomes = found.get(name, Outcomes())
-        made = WindowBooks(
+        made = WindowReceipt(
             window=name,
             fingerprint=outcomes.everything if fingerprint == AS_READ else fingerprint,
             rules=rules,

@@ -19,7 +19,7 @@ import pytest
 from sparkdl.documents.typed import encode
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import nothing_new, walk
@@ -352,12 +352,12 @@ class Machine:
         return with_receipts(state, after, [self._receipt(world, run, name, key, books) for name, key in run.keys])
 
     def _receipt(
-        self, world: World, run: Run, name: str, key: str, books: dict[str, WindowBooks]
+        self, world: World, run: Run, name: str, key: str, books: dict[str, WindowReceipt]
     ) -> tuple[str, str, str, str]:
         facts: Any = {}
         if run.step == "ingest":
             rows = windows_of(run.source).get(name, "")
-            facts = WindowBooks(
+            facts = WindowReceipt(
                 window=name, fingerprint=rows, rules=rules_of(world), read=int(rows != ""), kept=int(rows != ""),
                 quarantined=0, duplicates=0, content=rows, unlabelled=rows.partition(",")[0],
             )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.documents.typed import encode
 from sparkdl.errors import DataError, IntegrityError
-from sparkdl.pipeline.rows.ledger import WindowBooks, transformed
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, content_key, replacing
 from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
@@ -113,7 +113,7 @@ def test_a_table_that_another_sparkdl_wrote_is_refused(receipts_of, tmp_path):
         receipts_of().of("ingest")
 
 
-BOOKS = WindowBooks(
+BOOKS = WindowReceipt(
     window="2026-03-02", fingerprint="f1", rules="r1", read=10, kept=6, quarantined=3, duplicates=1, source_rows=12,
     outcomes={"fare: positive": 3}, content="c1", unlabelled="u1", version=0, run_id="run",
 )  # fmt: skip
@@ -122,7 +122,7 @@ BOOKS = WindowBooks(
 def test_rows_of_a_window_come_back_as_they_were_counted(receipts_of):
     with replacing(receipts_of(), "ingest", [BOOKS.window]) as made:
         made[BOOKS.window] = ("k", BOOKS)
-    assert receipts_of().of("ingest")[BOOKS.window].read(WindowBooks) == BOOKS
+    assert receipts_of().of("ingest")[BOOKS.window].read(WindowReceipt) == BOOKS
 
 
 @pytest.mark.parametrize("read", [9, 11])

@@ -17,7 +17,7 @@ from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.receipts import Receipt, content_key
@@ -87,7 +87,7 @@ class Shop:
 def ingested(window, rows):
     """The receipt of a window of clean rows with this hash."""
     counts = {"read": 300, "kept": 300, "quarantined": 0, "duplicates": 0}
-    books = WindowBooks(window=window, fingerprint="", rules="", content=rows, **counts)
+    books = WindowReceipt(window=window, fingerprint="", rules="", content=rows, **counts)
     return Receipt(step="ingest", partition=window, key=rows, facts=encode(books).decode())
 
 

@@ -13,7 +13,7 @@ from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import save_bundle
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.receipts import Receipt
@@ -21,7 +21,9 @@ from sparkdl.pipeline.steps.features import FeaturesStep, features_of
 from sparkdl.pipeline.steps.learning import parts_to_learn
 from sparkdl.pipeline.work.labels import FittedLabel
 
-ROWS = WindowBooks(window="all", fingerprint="", rules="", read=9, kept=9, quarantined=0, duplicates=0, content="rows")
+ROWS = WindowReceipt(
+    window="all", fingerprint="", rules="", read=9, kept=9, quarantined=0, duplicates=0, content="rows"
+)
 PAID = FittedLabel(name="paid", type="binary", classes=("no", "yes"))
 FLAG = FittedLabel(name="flag", type="binary", classes=("1", "0"))
 KIND = FittedLabel(name="kind", type="multiclass", classes=("1", "2", "3"))

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.documents.typed import encode
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
@@ -36,7 +36,7 @@ def context(tmp_path):
     made.snapshot = SourceSnapshot(state="now", windows=dict.fromkeys(HOURS, "hash"))
     made.tables.table("clean").append(pa.table({"id": [1]}))
     key, counts = window_key(rules_of(made), "hash"), {"read": 1, "kept": 1, "quarantined": 0, "duplicates": 0}
-    facts = {name: WindowBooks(window=name, fingerprint="hash", rules="", **counts) for name in HOURS}
+    facts = {name: WindowReceipt(window=name, fingerprint="hash", rules="", **counts) for name in HOURS}
     made.receipts.write(
         [Receipt(step="ingest", partition=name, key=key, facts=encode(facts[name]).decode()) for name in HOURS]
     )
@@ -52,7 +52,7 @@ def test_what_is_known_of_all_windows_is_not_gone_through_for_each_of_them(conte
 
 def test_windows_of_a_table_of_clean_rows_that_is_gone_are_due_but_those_without_rows(context):
     receipt = context.receipts.of("ingest")[HOURS[3]]
-    empty = WindowBooks(window=HOURS[3], fingerprint="hash", rules="", read=1, kept=0, quarantined=1, duplicates=0)
+    empty = WindowReceipt(window=HOURS[3], fingerprint="hash", rules="", read=1, kept=0, quarantined=1, duplicates=0)
     context.receipts.write([Receipt(step="ingest", partition=HOURS[3], key=receipt.key, facts=encode(empty).decode())])
     shutil.rmtree(context.tables.table("clean").uri)
     gone = stale_of(IngestStep(), context)

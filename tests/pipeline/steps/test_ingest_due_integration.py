@@ -13,7 +13,7 @@ import pytest
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.rows.ledger import Tables
+from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec, SqlSource, Transform
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.steps import ingest as ingestion

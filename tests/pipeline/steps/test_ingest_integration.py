@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from sparkdl.errors import ConfigError, DataError, PipelineFileError, SchemaError
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.rows.ledger import Tables
+from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.spec import (
     CsvSource,
@@ -419,13 +419,13 @@ def test_rows_that_spark_alone_knows_are_those_that_their_hash_is_of(spark, tabl
     file = tmp_path / "rows.csv"
     file.write_text("1,2026-03-01,1.5\n2,2026-03-01,2.5\n")
     spec = spec_of(FunctionSource(function=f"{HERE}:texts_of", arguments={"path": str(file)}, time="at"))
-    sift = ingestion.sift
+    validate_rows = ingestion.validate_rows
 
     def changed_meanwhile(*given):
         file.write_text("1,2026-03-01,1.5\n2,2026-03-01,9.5\n")
-        return sift(*given)
+        return validate_rows(*given)
 
-    monkeypatch.setattr(ingestion, "sift", changed_meanwhile)
+    monkeypatch.setattr(ingestion, "validate_rows", changed_meanwhile)
     with pytest.raises(DataError, match="window 2026-03-01 had 2 rows when it was looked at, and 2 rows, or others"):
         ingest(spark, spec, tables, "run", NOW)
     monkeypatch.undo()

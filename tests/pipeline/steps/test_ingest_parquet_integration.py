@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from sparkdl.errors import DataError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.rows.ledger import Tables
 from sparkdl.pipeline.rows.parquet_rows import parquet_rows
+from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec
 from sparkdl.pipeline.state.context import Context

@@ -9,8 +9,8 @@ from sparkdl.documents.typed import encode
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.judging.drift import Drift
-from sparkdl.pipeline.rows.ledger import WindowBooks
 from sparkdl.pipeline.rows.parts import Parts
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Published, Scored
@@ -52,7 +52,7 @@ def ingested(context, content):
     """The context of a run that finds these rows in the windows."""
     receipts = []
     for name, rows in content.items():
-        books = WindowBooks(
+        books = WindowReceipt(
             window=name, fingerprint="", rules="", read=1, kept=int(rows != ""), quarantined=int(rows == ""),
             duplicates=0, content=rows, unlabelled=rows,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from sparkdl.metrics.measure import measure
 from sparkdl.metrics.rows import Rows
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.ledger import WindowBooks
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.receipts import Receipt, content_key
@@ -91,7 +91,7 @@ class Shop:
 def ingested(window, rows):
     """The receipt of a window of clean rows with this hash."""
     counts = {"read": 20, "kept": 20, "quarantined": 0, "duplicates": 0}
-    books = WindowBooks(window=window, fingerprint="", rules="", content=rows, **counts)
+    books = WindowReceipt(window=window, fingerprint="", rules="", content=rows, **counts)
     return Receipt(step="ingest", partition=window, key=rows, facts=encode(books).decode())
 
 

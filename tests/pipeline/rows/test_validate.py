@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from sparkdl.pipeline.rows.sift import _as_json
+from sparkdl.pipeline.rows.validate import _as_json
 
 
 def test_a_refused_row_is_written_with_all_that_json_cannot_say():

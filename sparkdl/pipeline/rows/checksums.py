@@ -99,7 +99,7 @@ def check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes], before:
 
 
 def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes], alive: bool) -> None:
-    """Compare the rows of windows with their fingerprints, see ``sift.fingerprints``.
+    """Compare the rows of windows with their fingerprints, see ``validate.fingerprints``.
 
     Args:
         todo: fingerprint of each window, taken by a pass of its own.

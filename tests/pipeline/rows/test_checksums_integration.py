@@ -3,7 +3,7 @@
 import pytest
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.rows.entered import Entered
+from sparkdl.pipeline.rows.checksums import Entered
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from sparkdl.documents.typed import Count
 from sparkdl.errors import DataError
 from sparkdl.tables.table import Table
 
-__all__ = ["Tables", "WindowBooks", "transformed"]
+__all__ = ["Tables", "WindowReceipt", "transformed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowBooks:
+class WindowReceipt:
     """What is known of one window.
 
     Attributes:
@@ -46,7 +46,7 @@ class WindowBooks:
     version: int = -1
     run_id: str = ""
 
-    def struck_out(self) -> WindowBooks:
+    def struck_out(self) -> WindowReceipt:
         """The same of a window whose rows may be others by now, or gone: it counts as not done."""
         return replace(self, fingerprint="", rules="")
 
@@ -65,7 +65,7 @@ class WindowBooks:
             )
 
 
-def transformed(books: Iterable[WindowBooks]) -> tuple[int, int] | None:
+def transformed(books: Iterable[WindowReceipt]) -> tuple[int, int] | None:
     """Rows of some windows in the source, and after the transform; None where each has as many, or is not counted."""
     counted = [(each.source_rows, each.read) for each in books if each.source_rows is not None]
     if all(before == after for before, after in counted):

@@ -32,7 +32,7 @@ from sparkdl.tables.parquet import FileRow, WriteTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["QUARANTINE", "clean_columns", "fingerprints", "sift"]
+__all__ = ["QUARANTINE", "clean_columns", "fingerprints", "validate_rows"]
 
 QUARANTINE = (WINDOW, "reason", "row")
 """The columns of the table of refused rows, all of them texts."""
@@ -53,7 +53,7 @@ def clean_columns(rows: DataFrame) -> list[str]:
     return [WINDOW, *(name for name in rows.columns if name not in OWN)]
 
 
-def sift(
+def validate_rows(
     rows: DataFrame,
     labels: Collection[str],
     clean: WriteTask,
@@ -78,7 +78,7 @@ def sift(
     from pyspark.sql import functions as F
 
     columns = clean_columns(rows)
-    task = _Sift(columns=tuple(columns), labels=frozenset(labels), clean=clean, quarantine=quarantine)
+    task = _Validation(columns=tuple(columns), labels=frozenset(labels), clean=clean, quarantine=quarantine)
     if read is None:
         line = F.col(MALFORMED) if MALFORMED in rows.columns else F.lit(None).cast("string")
         selected = rows.select(*[F.col(quoted(name)) for name in columns], F.col(OUTCOME), F.col(BROKEN), line)
@@ -211,7 +211,7 @@ class _Fingerprint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sift:
+class _Validation:
     """The function that every task of the pass runs.
 
     Attributes:
