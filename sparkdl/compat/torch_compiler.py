@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
@@ -27,15 +28,13 @@ _NAME = "torch._dynamo"
 
 
 class _Dynamo(ModuleType):
-    """Answers the two calls that optimizers make; at anything else it makes way for the real package.
-
-    It is a finder and loader, too, for the first import of a submodule must load the package itself before.
-    """
+    """Answers the two calls that optimizers make; at anything else it makes way for the real package."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(_NAME)
         self.__spec__, self.__file__, self.__package__ = spec, spec.origin, _NAME
         self.__path__ = spec.submodule_search_locations or []
+        self._finder = _Submodules(self)
         self._lock = threading.RLock()
         self._bare: list[Any] = []
 
@@ -51,14 +50,14 @@ class _Dynamo(ModuleType):
 
     def enter(self) -> None:
         """Stand in for the package."""
-        sys.meta_path.insert(0, self)
+        sys.meta_path.insert(0, self._finder)
         sys.modules[_NAME] = vars(torch)["_dynamo"] = self
 
     def leave(self) -> None:
         """Make way; torch then hides anew what was returned as it is. Idempotent."""
         with self._lock:
             if sys.modules.get(_NAME) is self:
-                sys.meta_path.remove(self)
+                sys.meta_path.remove(self._finder)
                 del sys.modules[_NAME], vars(torch)["_dynamo"]
             while self._bare:
                 with suppress(AttributeError):
@@ -67,6 +66,16 @@ class _Dynamo(ModuleType):
     def __getattr__(self, name: str) -> Any:
         self.leave()
         return getattr(importlib.import_module(_NAME), name)
+
+
+class _Submodules(Loader):
+    """Finder and loader: the first import of a submodule loads the package itself before.
+
+    It has no other attribute, for ``importlib.metadata`` asks every finder for its distributions.
+    """
+
+    def __init__(self, standing_in: _Dynamo) -> None:
+        self._standing_in = standing_in
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Take over the import of submodules."""
@@ -77,7 +86,7 @@ class _Dynamo(ModuleType):
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the real submodule in the place of the empty one."""
-        self.leave()
+        self._standing_in.leave()
         del sys.modules[module.__name__]
         importlib.import_module(module.__name__)
 

@@ -23,7 +23,7 @@ def loaded():
 def settled():
     import torch._dynamo
     assert torch._dynamo is sys.modules["torch._dynamo"] and loaded()
-    assert not [finder for finder in sys.meta_path if type(finder).__name__ == "_Dynamo"]
+    assert not [finder for finder in sys.meta_path if type(finder).__name__ == "_Submodules"]
     assert torch._dynamo.config is sys.modules["torch._dynamo.config"]
     for method in ("zero_grad", "state_dict", "load_state_dict", "add_param_group"):
         hidden = getattr(getattr(torch.optim.Optimizer, method).__wrapped__, "__dynamo_disable", None)
@@ -82,3 +82,8 @@ def test_optimizers_train_without_the_compiler():
 @pytest.mark.parametrize("wanted", WAYS)
 def test_whoever_wants_the_compiler_has_the_real_one(wanted):
     run(COMPILES.format(wanted=wanted))
+
+
+def test_whoever_asks_all_finders_for_distributions_wants_no_compiler():
+    asks = "from importlib.metadata import entry_points; entry_points()"
+    run(f"with eager():\n    {asks}\n    assert not loaded()\n    step(torch.optim.SGD(net.parameters(), lr=0.1), net)")
