@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +29,7 @@ from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
 from sparkdl.pipeline.work.labels import Labels
 from sparkdl.pipeline.work.network import described, factory_of, make_network
+from sparkdl.pipeline.work.optimizer import Schedule, make_optimizer
 from sparkdl.pipeline.work.prepare import Prepared
 from sparkdl.storage import Storage
 
@@ -43,7 +43,6 @@ _LOSSES: Mapping[str, Callable[[], nn.Module]] = {
     "mae": nn.L1Loss,
     "huber": nn.HuberLoss,
 }
-_OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
@@ -202,12 +201,6 @@ def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
     return functools.partial(make_optimizer, name=settings.optimizer, given=given)
 
 
-def make_optimizer(model: nn.Module, name: str, given: Mapping[str, float]) -> torch.optim.Optimizer:
-    """An optimizer of torch's over all parameters of ``model``, by its short name."""
-    made: torch.optim.Optimizer = _OPTIMIZERS[name](model.parameters(), **given)
-    return made
-
-
 def _loss(spec: PipelineSpec, name: str) -> Any:
     label = spec.label[name]
     if label.loss and ":" in label.loss:
@@ -215,26 +208,3 @@ def _loss(spec: PipelineSpec, name: str) -> Any:
     if label.type == "regression":
         return _LOSSES[label.loss or "mse"]()
     return nn.BCEWithLogitsLoss() if label.type == "binary" else nn.CrossEntropyLoss()
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """From an optimizer to its schedule: the rate rises for ``warmup`` steps, then falls to 0 as ``decay`` says."""
-
-    warmup: int
-    decay: str
-    steps: int
-    per_step: bool = True
-
-    def __call__(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        """Make the scheduler."""
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
-
-    def factor(self, step: int) -> float:
-        """What the rate is multiplied by at a step, from 0 on."""
-        if step < self.warmup:
-            return (step + 1) / (self.warmup + 1)
-        done = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        if self.decay == "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
-        return 1 - done if self.decay == "linear" else 1.0

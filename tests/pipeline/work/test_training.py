@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from sparkdl.pipeline.spec import Train
-from sparkdl.pipeline.work.training import Schedule, _steps
+from sparkdl.pipeline.work.optimizer import Schedule
+from sparkdl.pipeline.work.training import _steps
 
 
 @pytest.mark.parametrize(("more", "steps"), [({}, 12), ({"train_steps_per_epoch": 3}, 9)])
@@ -18,3 +22,12 @@ def test_the_rate_falls_to_nothing_until_the_last_step_however_short_an_epoch_is
     assert sorted(rates[2:], reverse=True) == rates[2:]
     assert rates[-2] > 0.01
     assert rates[-1] == pytest.approx(0)
+
+
+def test_ranks_unpickle_optimizer_and_schedule_without_spark():
+    program = (
+        "import sys, sparkdl.pipeline.work.optimizer\n"
+        "assert not {'pyspark', 'pandas'} & sys.modules.keys(), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
