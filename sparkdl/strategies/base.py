@@ -15,7 +15,7 @@ import torch
 
 from sparkdl.collective.base import Collective, GradientSync
 from sparkdl.config import TrainConfig
-from sparkdl.errors import ConfigError
+from sparkdl.strategies.mesh import Mesh
 
 __all__ = ["STRATEGIES", "StepObjective", "Strategy", "open_strategy"]
 
@@ -23,7 +23,7 @@ STRATEGIES = {
     "all_reduce": "sparkdl.strategies.all_reduce:AllReduce",
     "zero1": "sparkdl.strategies.zero1:Zero1",
 }
-"""By name, where the class is; it is loaded when it is asked for."""
+"""By name, where the class is; it is loaded when it is asked for. The names of ``mesh.PRESETS`` are meshes."""
 
 
 class StepObjective(Protocol):
@@ -49,12 +49,16 @@ class StepObjective(Protocol):
         """Return the outputs, and what the losses of this rank's rows add up to; nothing is exchanged."""
         ...
 
+    def forward_without_rows(self, model: torch.nn.Module, batch: Any) -> None:
+        """Call the model with a row that stands in for none; nothing else is exchanged."""
+        ...
+
 
 class Strategy(ABC):
     """Trains one model on all ranks; every rank calls every method, in the same order.
 
     Ranks that read the same rows have the same ``data_rank``; each part of the data is read by equally many. Metrics
-    and sums are those of the first of them, so its ``step`` and ``evaluate`` return the outputs.
+    and sums are those of the one among them that ``counts_rows``, so its ``step`` and ``evaluate`` return the outputs.
 
     Args:
         collective: the ranks.
@@ -79,6 +83,17 @@ class Strategy(ABC):
     def __init__(self, collective: Collective, config: TrainConfig) -> None:
         self.collective, self.config = collective, config
         self.data_rank, self.data_size = collective.world.rank, collective.world.size
+
+    def counts_rows(self) -> bool:
+        """Whether metrics and sums take in this rank's rows; every rank calls it.
+
+        Of the ranks that read the same ones, the first does.
+        """
+        world = self.collective.world
+        if self.data_size == world.size:
+            return True
+        readers = self.collective.all_gather_object(self.data_rank)
+        return bool(readers.index(self.data_rank) == world.rank)
 
     @property
     def carried_by(self) -> str:
@@ -205,13 +220,23 @@ class Strategy(ABC):
         """Take every hook off model and optimizer; idempotent. ``state_dict`` still works."""
 
 
-def open_strategy(name: str, collective: Collective, config: TrainConfig) -> Strategy:
-    """Make the strategy ``name`` for the ranks of ``collective``.
+def open_strategy(strategy: str | Mesh, collective: Collective, config: TrainConfig) -> Strategy:
+    """Make a strategy for the ranks of ``collective``.
+
+    Args:
+        strategy: a name of ``STRATEGIES``, a mesh, or its text.
+        collective: the ranks.
+        config: of the training.
 
     Raises:
         ConfigError: there is none of that name, or it does not go with this collective.
     """
-    if name not in STRATEGIES:
-        raise ConfigError(f"strategy={name!r} is unknown: choose one of {sorted(STRATEGIES)}")
-    module, _, kind = STRATEGIES[name].partition(":")
-    return cast(Strategy, getattr(importlib.import_module(module), kind)(collective, config))
+    if isinstance(strategy, str) and strategy in STRATEGIES:
+        module, _, kind = STRATEGIES[strategy].partition(":")
+        return cast(Strategy, getattr(importlib.import_module(module), kind)(collective, config))
+    mesh = (Mesh.of_text(strategy) if isinstance(strategy, str) else strategy).filled(collective.world.size)
+    if mesh.is_data_parallel:
+        return open_strategy("all_reduce", collective, config)
+    from sparkdl.strategies.mesh_strategy import MeshStrategy
+
+    return MeshStrategy(collective, config, mesh)

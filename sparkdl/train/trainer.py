@@ -123,7 +123,7 @@ class _Trainer:
         self.run = run = Run(strategy.model, strategy.optimizer, world, config, steps_per_epoch)
 
         # What an epoch needs.
-        self.counts = _counts_rows(strategy)
+        self.counts = strategy.counts_rows()
         self.rate = LearningRate(
             strategy.optimizer,
             scheduler,
@@ -574,15 +574,6 @@ def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _counts_rows(strategy: Strategy) -> bool:
-    """Whether metrics and sums take in this rank's rows: of the ranks that read the same ones, the first does."""
-    world = strategy.collective.world
-    if strategy.data_size == world.size:
-        return True
-    readers = strategy.collective.all_gather_object(strategy.data_rank)
-    return bool(readers.index(strategy.data_rank) == world.rank)
 
 
 def _steps(name: str, wanted: int | None, source: BatchSource) -> int:

@@ -29,7 +29,7 @@ from sparkdl.world import SOLO
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
-NAMES = sorted(STRATEGIES)
+NAMES = [*sorted(STRATEGIES), "fsdp", "zero2", "mesh(data=2, activation_checkpointing=True)"]
 
 
 def data():
@@ -76,7 +76,8 @@ def trained(strategy, world, collective, folder=None, epochs=3, optimizer="group
     )
     collective.barrier()
     state = strategy.state_dict()
-    weights = {name: tensor.clone() for name, tensor in result.model.state_dict().items()}
+    whole = isinstance(strategy, AllReduce) or world.is_leader  # a mesh gives one plain module, to the leader
+    weights = {name: tensor.clone() for name, tensor in result.model.state_dict().items()} if whole else None
     held = sum(len(each) for each in getattr(strategy.optimizer, "optim", strategy.optimizer).state.values())
     history = {"epochs": result.history.column("val_loss"), "norms": list(result.history.steps["grad_norm"])}
     return {"weights": weights, "state": state, "held": held, **history}
@@ -131,12 +132,17 @@ def alone(**settings):
     return trained("all_reduce", SOLO, open_collective(SOLO, backend="solo"), **settings)
 
 
+def same_weights(rank, wanted):
+    if rank["weights"] is not None:
+        torch.testing.assert_close(rank["weights"], wanted["weights"], **EXACT)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("strategy", NAMES)
 def test_two_ranks_end_with_the_weights_and_the_state_of_one(together, strategy, optimizer):
     wanted = alone(optimizer=optimizer)
     for rank in together:
-        torch.testing.assert_close(rank[strategy, optimizer]["weights"], wanted["weights"], **EXACT)
+        same_weights(rank[strategy, optimizer], wanted)
         assert rank[strategy, optimizer]["epochs"] == pytest.approx(wanted["epochs"], rel=1e-9)
         assert rank[strategy, optimizer]["norms"] == pytest.approx(wanted["norms"], rel=1e-9)
     assert max(wanted["norms"]) > 0.5  # so that steps were clipped
@@ -150,7 +156,7 @@ def test_two_ranks_end_with_the_weights_and_the_state_of_one(together, strategy,
 def test_accumulated_batches_are_exchanged_once(together, strategy):
     wanted = alone(accumulate_steps=4)
     for rank in together:
-        torch.testing.assert_close(rank[strategy, "accumulated"]["weights"], wanted["weights"], **EXACT)
+        same_weights(rank[strategy, "accumulated"], wanted)
 
 
 @pytest.mark.parametrize("then", NAMES)
@@ -158,14 +164,17 @@ def test_accumulated_batches_are_exchanged_once(together, strategy):
 def test_a_strategy_goes_on_from_the_checkpoint_of_another(together, first, then):
     for rank in together:
         resumed, undisturbed = rank[first, then], rank["all_reduce", "groups"]
-        assert all(torch.equal(resumed["weights"][name], one) for name, one in undisturbed["weights"].items())
-        assert resumed["epochs"] == undisturbed["epochs"]
+        if {first, then} <= set(STRATEGIES):  # which add up in the same order
+            assert all(torch.equal(resumed["weights"][name], one) for name, one in undisturbed["weights"].items())
+            assert resumed["epochs"] == undisturbed["epochs"]
+        same_weights(resumed, undisturbed)
+        assert resumed["epochs"] == pytest.approx(undisturbed["epochs"], rel=1e-9)
 
 
 @pytest.mark.parametrize("strategy", NAMES)
 def test_every_rank_gets_the_best_weights(together, strategy):
     for rank in together:
-        torch.testing.assert_close(rank[strategy, "best"]["weights"], alone(restore_best=True)["weights"], **EXACT)
+        same_weights(rank[strategy, "best"], alone(restore_best=True))
 
 
 def test_a_rank_of_zero1_holds_the_state_of_its_own_parameters_alone(together):
@@ -188,7 +197,7 @@ def test_zero1_is_refused_where_horovod_carries_and_an_unknown_strategy_is_named
 
     with pytest.raises(ConfigError, match="choose backend='torch', or strategy='all_reduce'"):
         open_strategy("zero1", Horovod(), TrainConfig())
-    with pytest.raises(ConfigError, match=r"strategy='fsdp9' is unknown: choose one of \['all_reduce', 'zero1'\]"):
+    with pytest.raises(ConfigError, match="strategy='fsdp9' is unknown: choose one of"):
         open_strategy("fsdp9", Horovod(), TrainConfig())
 
 

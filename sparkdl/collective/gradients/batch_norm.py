@@ -227,6 +227,8 @@ class _Normalise(torch.autograd.Function):
         over_all, over_all_normal = (sums / count.clamp(min=1)).view(2, *shape)
         inner = wide - over_all - normal * over_all_normal
         factor = scale if weight is None else scale * weight
+        if not ctx.weight:  # rows that stand in for none pull at nothing
+            inner = torch.zeros_like(inner)
         grad_batch = (inner * factor.view(shape)).to(grads[0].dtype)
         own_weight = None if weight is None else grad_weight.to(weight.dtype)
         own_bias = None if bias is None else grad_bias.to(bias.dtype)

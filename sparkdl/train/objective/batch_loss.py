@@ -87,14 +87,25 @@ class BatchLoss:
 
     def without_rows(self, model: torch.nn.Module, batch: BatchLike) -> torch.Tensor:
         """Return the loss of the first row that this rank had, or of zeros: few models take a batch of no rows."""
-        rows = self._row or {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}
-        stand_in = Batch(rows, step=batch.step, epoch=batch.epoch, rows=1)
+        stand_in = self._stand_in(batch)
         with autocast_of(self._precision, self._device):
             if self._objective is None:
                 return self._weighted(model, stand_in)[0]
             outputs = self._call(model, stand_in)
             self._objective.skip(batch)
             return self._objective.alone(outputs, stand_in)
+
+    def forward_without_rows(self, model: torch.nn.Module, batch: BatchLike) -> None:
+        """Call the model, or the task's ``train_step``, with the row that ``without_rows`` takes."""
+        stand_in = self._stand_in(batch)
+        if self._objective is None:
+            self._own_step(model, stand_in)
+        else:
+            self._call(model, stand_in)
+
+    def _stand_in(self, batch: BatchLike) -> Batch:
+        rows = self._row or {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}
+        return Batch(rows, step=batch.step, epoch=batch.epoch, rows=1)
 
     def evaluate(self, model: torch.nn.Module, batch: BatchLike) -> tuple[Any, torch.Tensor]:
         """Return the outputs and, as ``(outputs, 2)`` float64, numerator and divisor of each output's loss."""

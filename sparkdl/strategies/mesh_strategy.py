@@ -1,0 +1,469 @@
+"""One model spread over a mesh of ranks: copies, shards, splits and stages, in any product that ``Mesh`` allows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from sparkdl.collective.agree import agree_on_tensors
+from sparkdl.collective.base import Collective, on_leader
+from sparkdl.collective.gradients.batch_norm import synchronise_norms
+from sparkdl.collective.gradients.buffers import BufferSharing
+from sparkdl.config import TrainConfig
+from sparkdl.errors import ConfigError
+from sparkdl.strategies.all_reduce import fitting
+from sparkdl.strategies.base import StepObjective, Strategy
+from sparkdl.strategies.mesh import DIMENSIONS, Mesh
+from sparkdl.strategies.sharded import blocks_of, recompute, shard
+
+__all__ = ["MeshStrategy"]
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+class MeshStrategy(Strategy):
+    """See ``Strategy``. The model is made whole on each rank, and then cut: that moment needs memory for its weights.
+
+    After ``build`` each parameter is a DTensor, a plain tensor that is equal on all ranks of its stage, or, of another
+    stage, on the meta device.
+
+    Args:
+        collective: the ranks, over torch.distributed where there are several.
+        config: of the training.
+        mesh: how they are used.
+
+    Raises:
+        ConfigError: the mesh does not fit the ranks, the backend or the training.
+    """
+
+    def __init__(self, collective: Collective, config: TrainConfig, mesh: Mesh) -> None:
+        super().__init__(collective, config)
+        world = collective.world
+        self.mesh = mesh = mesh.filled(world.size)
+        _check_training(mesh, config, collective)
+        hosts = collective.all_gather_object((world.node_rank, world.local_rank))
+        by_host = sorted(range(world.size), key=lambda rank: hosts[rank])  # neighbours in the mesh share a host
+        self._places = {rank: mesh.place(number) for number, rank in enumerate(by_host)}
+        self._place = self._places[world.rank]
+        stages = [[rank for rank in by_host if self._places[rank].pipeline == s] for s in range(mesh.sizes()[0])]
+        self._leaders = [min(ranks) for ranks in stages]
+        self.data_rank, self.data_size = self._place.reader, mesh.readers
+        self._devices: Any = None
+        self._groups: dict[tuple[str, ...], Any] = {}
+        if world.size > 1:
+            from torch.distributed.device_mesh import DeviceMesh
+
+            device = torch.device(world.device).type
+            ranks = torch.tensor(by_host).reshape(mesh.sizes())
+            self._devices = DeviceMesh(device, ranks, mesh_dim_names=DIMENSIONS)
+        self._norms: Any = None
+
+    def counts_rows(self) -> bool:
+        """Whether this rank is of the last stage, and the first of those that compute the same there."""
+        return self._place.counts
+
+    @property
+    def carried_by(self) -> str:
+        """The backend's name."""
+        return self.collective.name
+
+    # --- the model, spread --------------------------------------------------------------------------------------
+
+    def build(
+        self,
+        make_model: Callable[[], torch.nn.Module],
+        make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+    ) -> None:
+        """Make the model, give every rank that of rank 0, cut it, then make the optimizer of what is left.
+
+        Raises:
+            CheckpointError: the ranks made different models.
+            ConfigError: the model cannot be cut as the mesh says, or the optimizer needs whole gradients.
+        """
+        mesh, world = self.mesh, self.collective.world
+        self.model = self.net = model = make_model()
+        _check_model(mesh, model)
+        self._whole = _on_meta(model)
+        self._stages = dict.fromkeys(model.state_dict(), 0)  # by name of a tensor, the stage that holds it
+        if world.size > 1:
+            named = [*model.named_parameters(), *model.named_buffers()]
+            agree_on_tensors(self.collective, named)  # type: ignore[arg-type]
+            with torch.no_grad():
+                self.collective.broadcast([tensor for _, tensor in named])
+            self._norms = synchronise_norms(model, self.collective, self.config.sync.sync_batch_norm)  # type: ignore[arg-type]
+        self._cut(model)
+        self.optimizer = make_optimizer(model)
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise ConfigError(f"strategy='{mesh}' leaves no rank the whole gradient, which LBFGS needs: take another")
+        self._number_parameters()
+        self._shares_buffers = BufferSharing(model, self.collective)  # type: ignore[arg-type]
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _cut(self, model: torch.nn.Module) -> None:
+        mesh, devices = self.mesh, self._devices
+        blocks = blocks_of(model)
+        if mesh.activation_checkpointing:
+            recompute(blocks or [model])
+        if mesh.shard != 1:
+            over = devices["data", "shard"] if mesh.data != 1 else devices["shard"]
+            shard(model, blocks, over, keep_parameters=mesh.keep_parameters, offload=mesh.offload)
+
+    def _number_parameters(self) -> None:
+        """Number the parameters as one plain optimizer does, and leave this rank's own in the groups."""
+        groups = self.optimizer.param_groups
+        self._group_sizes = [len(group["params"]) for group in groups]
+        every = [parameter for group in groups for parameter in group["params"]]
+        self._numbers = {parameter: number for number, parameter in enumerate(every)}
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self._of_number = [self._stages.get(names.get(parameter, ""), self._place.pipeline) for parameter in every]
+        for group in groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter.device.type != "meta"]
+
+    # --- the step -----------------------------------------------------------------------------------------------
+
+    def step(self, batch: Any, objective: StepObjective, *, last: bool = True) -> tuple[torch.Tensor, Any]:
+        """Forward and backward, in which shards and splits are exchanged; then the mean over the copies."""
+        outputs = None
+        if batch.rows:
+            loss, outputs = objective(self.net, batch)
+            objective.scaled(loss).backward()  # type: ignore[no-untyped-call]
+            loss = loss.detach()
+        else:
+            self._pass_without_rows(batch, objective)
+            loss = torch.zeros((), device=self.collective.world.device)
+        if last:
+            self.exchange()
+        return loss, outputs
+
+    @property
+    def _passes_are_collective(self) -> bool:
+        """Whether ranks that read other rows wait for this one's passes."""
+        return self.mesh.shard != 1 or self.mesh.expert != 1 or self._norms is not None
+
+    def _pass_without_rows(self, batch: Any, objective: StepObjective) -> None:
+        if not self._passes_are_collective:
+            objective.skip(batch)
+            return
+        with self._standing_in():
+            loss = objective.without_rows(self.net, batch)
+        if loss.requires_grad:
+            (objective.scaled(loss) * 0.0).backward()  # type: ignore[no-untyped-call]
+
+    def _standing_in(self) -> Any:
+        """A context whose forward passes are of rows that stand in for none."""
+        from contextlib import nullcontext
+
+        return self._norms.weighted(0.0) if self._norms is not None else nullcontext()
+
+    def exchange(self) -> None:
+        """Average the gradients over the copies of each parameter that read other rows; ``fully_shard`` did its own."""
+        if self.mesh.shard != 1:
+            return
+        self._average(("data",), self.parameters())
+
+    @torch.no_grad()
+    def _average(self, dimensions: tuple[str, ...], parameters: list[torch.nn.Parameter]) -> None:
+        """Average gradients over the ranks that differ in ``dimensions`` alone.
+
+        A gradient that some ranks lack counts as zero there; one that all lack stays None.
+        """
+        size = _product(self.mesh, dimensions)
+        if size == 1 or not parameters:
+            return
+        import torch.distributed as dist
+
+        group = self._group(dimensions)
+        has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+        has = has.to(self.collective.world.device)
+        with self.collective.guard("averaging gradients"):  # type: ignore[attr-defined]
+            dist.all_reduce(has, dist.ReduceOp.MAX, group=group)
+            under_way = []
+            for bucket in _buckets([p for p, some in zip(parameters, has.tolist(), strict=True) if some]):
+                flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+                under_way.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+            for bucket, flat, work in under_way:
+                work.wait()
+                flat /= size
+                parts = flat.split([gradient.numel() for gradient in bucket])
+                torch._foreach_copy_(bucket, [part.view_as(g) for part, g in zip(parts, bucket, strict=True)])
+
+    def _group(self, dimensions: tuple[str, ...]) -> Any:
+        """The process group of the ranks that differ from this one in ``dimensions`` alone; all ranks ask in turn."""
+        if dimensions not in self._groups:
+            inner = self._devices[dimensions] if len(dimensions) > 1 else self._devices[dimensions[0]]
+            self._groups[dimensions] = (inner._flatten() if len(dimensions) > 1 else inner).get_group()
+        return self._groups[dimensions]
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clip by the norm of the whole gradient: each part of it counts once, wherever it lies and how often."""
+        held = self.collective.world.size // self.mesh.sizes()[0]  # ranks of a stage
+        squares = torch.zeros((), dtype=torch.float64, device=self.collective.world.device)
+        gradients = []
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                gradients.append(_local(parameter.grad))
+                copies = held / _parts(parameter)
+                squares += torch.linalg.vector_norm(gradients[-1]).double().square() / copies
+        norm = self.collective.all_reduce(squares, "sum").sqrt() if self.collective.world.size > 1 else squares.sqrt()
+        if gradients:
+            factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+        return norm
+
+    def evaluate(self, batch: Any, objective: StepObjective) -> tuple[Any, torch.Tensor] | None:
+        """As ``Strategy.evaluate``; a rank without rows takes part in what others gather."""
+        if batch.rows:
+            return objective.evaluate(self.model, batch)
+        if self.mesh.shard != 1 or self.mesh.expert != 1:
+            with self._standing_in():
+                objective.forward_without_rows(self.model, batch)
+        return None
+
+    def share_buffers(self) -> None:
+        """Give all ranks rank 0's buffers."""
+        self._shares_buffers()
+
+    # --- the state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Gather tensor by tensor: other ranks than the leader hold one whole tensor at a time."""
+        model: dict[str, torch.Tensor] = {}
+        for name, tensor in self._gathered_model():
+            model[name] = tensor
+        optimizer = self._gathered_optimizer()
+        if not self.collective.world.is_leader:
+            return None
+        return {"model": model, "optimizer": optimizer, "sync": {}}
+
+    def _gathered_model(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor of the whole model's state; on the leader alone."""
+        held = self.model.state_dict(keep_vars=True)
+        for name, meta in self._whole.state_dict().items():
+            whole = self._gather(held[name], self._stages[name])
+            if self.collective.world.is_leader:
+                yield name, whole.reshape(meta.shape)
+
+    def _gather(self, part: Any, stage: int) -> Any:
+        """Return the whole of what each rank of ``stage`` has a part of, at the ranks of the stage and the leader."""
+        whole = _full(part) if stage == self._place.pipeline else None
+        root = self._leaders[stage]
+        if root == 0:
+            return whole
+        here = self.collective.world.rank == root
+        return self.collective.broadcast_object(_on_cpu(whole) if here else None, root)
+
+    def _gathered_optimizer(self) -> dict[str, Any] | None:
+        numbers = {number: parameter for parameter, number in self._numbers.items()}
+        shapes = self._shapes()
+        whole: dict[int, Any] = {}
+        for number, stage in enumerate(self._of_number):
+            state = self.optimizer.state.get(numbers[number])
+            state = self._gather(dict(state) if state else None, stage)
+            if state is not None and self.collective.world.is_leader:
+                whole[number] = {name: _reshaped(value, shapes[number]) for name, value in state.items()}
+        if not self.collective.world.is_leader:
+            return None
+        counted = iter(range(len(self._of_number)))
+        groups = [
+            group | {"params": [next(counted) for _ in range(size)]}
+            for group, size in zip(self.optimizer.param_groups, self._group_sizes, strict=True)
+        ]
+        return {"state": whole, "param_groups": groups}
+
+    def _shapes(self) -> list[torch.Size | None]:
+        """By number of a parameter, the shape of the whole."""
+        whole = dict(self._whole.named_parameters())
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return [whole[names[p]].shape if names.get(p) in whole else None for p in self._numbers]
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Give every rank its part of the leader's ``state``, one tensor at a time."""
+
+        def names() -> tuple[bool, list[str]]:
+            assert state is not None
+            with fitting("model"):
+                self._whole.load_state_dict(state["model"], assign=False)  # meta: checks names and shapes alone
+            return "optimizer" in state, list(self._whole.state_dict())
+
+        has_optimizer, tensors = on_leader(self.collective, names)
+        held = self.model.state_dict(keep_vars=True)
+        whole_state = self._whole.state_dict()
+        with torch.no_grad():
+            for name in tensors:
+                whole = torch.empty_like(whole_state[name], device=self.collective.world.device)
+                if state is not None:
+                    whole.copy_(state["model"][name])
+                self.collective.broadcast([whole])
+                if held[name].device.type != "meta":
+                    _local(held[name]).copy_(_local(_part_of(whole, held[name])))
+        if has_optimizer:
+            self._load_optimizer(state["optimizer"] if state is not None else None)
+
+    def _load_optimizer(self, state: dict[str, Any] | None) -> None:
+        def groups_of_state() -> list[dict[str, Any]]:
+            assert state is not None
+            with fitting("optimizer"):
+                theirs = [len(group["params"]) for group in state["param_groups"]]
+                if theirs != self._group_sizes:
+                    raise ValueError(f"groups of {theirs} parameters for groups of {self._group_sizes}")
+            return [dict(group) for group in state["param_groups"]]
+
+        groups = on_leader(self.collective, groups_of_state)
+        held = {self._numbers[parameter]: parameter for parameter in self.parameters()}
+        shapes, kept = self._shapes(), {}
+        for number in range(len(self._of_number)):
+            whole = self.collective.broadcast_object(state["state"].get(number) if state is not None else None)
+            if whole is not None and number in held:
+                kept[number] = {
+                    name: _part_of(value, held[number]) if getattr(value, "shape", None) == shapes[number] else value
+                    for name, value in whole.items()
+                }
+        for group, ours in zip(groups, self.optimizer.param_groups, strict=True):
+            group["params"] = [self._numbers[parameter] for parameter in ours["params"]]
+        # torch numbers the parameters of a state by their place among those that it has.
+        places = {number: place for place, number in enumerate(n for group in groups for n in group["params"])}
+        with fitting("optimizer"):
+            self.optimizer.load_state_dict(
+                {
+                    "state": {places[number]: part for number, part in kept.items()},
+                    "param_groups": [group | {"params": [places[n] for n in group["params"]]} for group in groups],
+                }
+            )
+
+    def gather_model(self) -> torch.nn.Module:
+        """Return the plain model on the leader; elsewhere the model as it is spread."""
+        tensors = dict(self._gathered_model())
+        if not self.collective.world.is_leader:
+            return self.model
+        plain = copy.deepcopy(self._whole)
+        plain.load_state_dict({name: tensor.detach().clone() for name, tensor in tensors.items()}, assign=True)
+        return plain
+
+    def close(self) -> None:
+        """Give batch norm its own ``forward`` back."""
+        if self._norms is not None:
+            self._norms.undo()
+
+
+def _check_training(mesh: Mesh, config: TrainConfig, collective: Collective) -> None:
+    """Refuse what no mesh takes, and what this one does not."""
+    if collective.name == "horovod":
+        raise ConfigError(
+            f"strategy='{mesh}' needs groups of ranks, and backend='horovod' opens none: choose backend='torch', or "
+            "strategy='all_reduce'"
+        )
+    if config.compile:
+        raise ConfigError(f"strategy='{mesh}' and compile={config.compile!r} do not go together: drop one")
+    if config.precision == "fp16":
+        raise ConfigError(
+            f"strategy='{mesh}' leaves each rank a part of the gradients, and the scaler of precision='fp16' looks at "
+            "all: choose precision='bf16'"
+        )
+    if mesh.offload and torch.device(collective.world.device).type == "cpu":
+        raise ConfigError("offload=True moves parameters off a GPU, and the ranks compute on CPUs: drop it")
+
+
+def _check_model(mesh: Mesh, model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ConfigError(
+                f"layer {name!r} gives sparse gradients, which strategy='{mesh}' does not spread: make it with "
+                "sparse=False, or choose strategy='all_reduce'"
+            )
+    if mesh.tensor != 1 or mesh.pipeline != 1:
+        from torch.nn.modules.batchnorm import _NormBase
+
+        for name, module in model.named_modules():
+            if isinstance(module, _NormBase):
+                raise ConfigError(
+                    f"layer {name!r}, a {type(module).__name__}, needs all rows of a batch at once, and "
+                    f"strategy='{mesh}' cuts it: replace it (LayerNorm, GroupNorm), or choose 'all_reduce' or 'fsdp'"
+                )
+
+
+def _on_meta(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of ``model`` whose tensors have shapes and no memory."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def _full(part: Any) -> Any:
+    """The whole of a tensor that ranks have parts of; of the values of a dict likewise."""
+    if isinstance(part, dict):
+        return {name: _full(value) for name, value in part.items()}
+    return part.full_tensor().detach() if hasattr(part, "full_tensor") else part.detach() if _is_tensor(part) else part
+
+
+def _on_cpu(whole: Any) -> Any:
+    if isinstance(whole, dict):
+        return {name: _on_cpu(value) for name, value in whole.items()}
+    return whole.cpu() if _is_tensor(whole) else whole
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _reshaped(value: Any, shape: torch.Size | None) -> Any:
+    same = _is_tensor(value) and shape is not None and value.numel() == shape.numel() and value.ndim
+    return value.reshape(shape) if same else value
+
+
+def _part_of(whole: torch.Tensor, like: Any) -> Any:
+    """This rank's part of ``whole``, laid out as ``like``; nothing travels."""
+    if not hasattr(like, "placements"):
+        return whole.to(like.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    local = whole.to(like.device).reshape(like.shape)
+    return distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """This rank's memory of ``tensor``, without a copy."""
+    local: torch.Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+    return local.detach() if local.requires_grad else local
+
+
+def _parts(parameter: Any) -> int:
+    """Into how many parts a parameter is cut."""
+    parts = 1
+    for placement, size in zip(getattr(parameter, "placements", ()), _mesh_shape(parameter), strict=True):
+        parts *= size if placement.is_shard() else 1
+    return parts
+
+
+def _mesh_shape(parameter: Any) -> tuple[int, ...]:
+    return tuple(parameter.device_mesh.shape) if hasattr(parameter, "device_mesh") else ()
+
+
+def _product(mesh: Mesh, dimensions: tuple[str, ...]) -> int:
+    size = 1
+    for dimension in dimensions:
+        size *= int(getattr(mesh, dimension))
+    return size
+
+
+def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.Tensor]]:
+    """Their gradients on this rank, in turn, by dtype and up to a size; zeros where there is none."""
+    bucket: list[torch.Tensor] = []
+    held = 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradient = _local(parameter.grad)
+        if bucket and (gradient.dtype != bucket[0].dtype or held + gradient.nbytes > _BUCKET_BYTES):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(gradient)
+        held += gradient.nbytes
+    if bucket:
+        yield bucket

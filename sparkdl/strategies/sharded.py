@@ -1,0 +1,61 @@
+"""Parameters, gradients and optimizer state cut over ranks: ZeRO stages 2 and 3, by torch's ``fully_shard``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+__all__ = ["blocks_of", "recompute", "shard"]
+
+
+def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The parts of ``model`` that are gathered, or computed again, one at a time.
+
+    These are the entries with parameters of its outermost lists and sequences of modules. A parameter that lies in two
+    entries, or in one and elsewhere, stays with the model as a whole.
+    """
+    owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    blocks: list[torch.nn.Module] = []
+
+    def look_into(module: torch.nn.Module) -> None:
+        for child in module.children():
+            if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+                look_into(child)
+                continue
+            inside = Counter(id(parameter) for _, parameter in child.named_parameters(remove_duplicate=False))
+            if inside and all(owners[parameter] == count for parameter, count in inside.items()):
+                blocks.append(child)
+
+    look_into(model)
+    return blocks
+
+
+def recompute(blocks: Iterable[torch.nn.Module]) -> None:
+    """Let each block compute its activations again in the backward pass, instead of keeping them."""
+    from torch.distributed._composable import checkpoint
+
+    for block in blocks:
+        checkpoint(block)
+
+
+def shard(
+    model: torch.nn.Module, blocks: Iterable[torch.nn.Module], mesh: Any, *, keep_parameters: bool, offload: bool
+) -> None:
+    """Cut the parameters of ``model`` over ``mesh``, in place: they are DTensors then.
+
+    Args:
+        model: whole, or cut by other dimensions before; equal on all ranks of ``mesh``.
+        blocks: of ``blocks_of``: each is gathered while it computes, what lies outside of them all the time.
+        mesh: of one dimension, or of ``(data, shard)``: copies, each cut.
+        keep_parameters: leave them gathered from the forward to the backward pass.
+        offload: let the cut parameters, gradients and optimizer state wait in the host's memory.
+    """
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=not keep_parameters, offload_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=not keep_parameters, offload_policy=policy)

@@ -1,0 +1,170 @@
+"""Every way to spread a model against one rank: the same weights, history and metrics, whatever a training asks for."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import replace
+
+import cloudpickle
+import pytest
+import torch
+
+from sparkdl.collective import open_collective
+from sparkdl.config import CheckpointConfig, TrainConfig
+from sparkdl.strategies.base import open_strategy
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.in_memory import TensorSource
+from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
+from sparkdl.world import SOLO
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STRATEGIES = {
+    2: [
+        "all_reduce",
+        "zero1",
+        "zero2",
+        "fsdp",
+        "fsdp(activation_checkpointing=True)",
+    ],
+    4: [
+        "mesh(data=2, shard=2)",
+    ],
+}
+EVERY = [(size, strategy) for size, names in STRATEGIES.items() for strategy in names]
+
+
+class Residual(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.fc1 = torch.nn.Linear(8, 16)
+        self.fc2 = torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.fc2(torch.nn.functional.gelu(self.fc1(self.norm(x))))
+
+
+def model():
+    return torch.nn.Sequential(
+        torch.nn.Linear(5, 8), Residual(), Residual(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)
+    )
+
+
+def adamw(net):
+    """Two groups, of which one has a rate of its own."""
+    return torch.optim.AdamW([{"params": net[0].parameters()}, {"params": net[1:].parameters(), "lr": 3e-3}], lr=1e-2)
+
+
+def rate_by_epoch(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+
+def data(dtype):
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(103, 5, generator=generator, dtype=torch.float64)
+    y = x @ torch.randn(5, generator=generator, dtype=torch.float64)
+    return {"x": x.to(dtype), "y": y.to(dtype), "w": (x[:, 0].abs() + 0.1).to(dtype)}
+
+
+# 103 rows in batches of 17: the seventh has one row, so that every other reader has none.
+CASES = {
+    "plain": ({}, {}),
+    "clipped": ({}, {"max_grad_norm": 0.3, "warmup_steps": 4}),
+    "accumulated": ({}, {"accumulate_steps": 3, "max_grad_norm": 0.3}),
+    "weights": ({"sample_weight": "w"}, {}),
+    "sum": ({"loss": torch.nn.L1Loss(reduction="sum")}, {"max_grad_norm": 0.1}),
+    "momentum": ({"optimizer": functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9)}, {}),
+    "schedule": ({"scheduler": rate_by_epoch}, {"scale_lr": False}),
+    "best": ({"metrics": {"mae": torch.nn.L1Loss()}}, {"restore_best": True, "early_stopping_patience": 2}),
+    "single precision": ({}, {"max_grad_norm": 0.3}),
+    "bf16": ({}, {"precision": "bf16"}),
+}
+BOUNDS = {"single precision": {"rtol": 1e-4, "atol": 1e-5}, "bf16": {"rtol": 0.2, "atol": 0.02}}
+EXACT = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def trained(strategy, world, collective, case, folder=None, epochs=2, **extra):
+    parts, settings = CASES[case]
+    dtype = torch.float32 if case in BOUNDS else torch.float64
+    config = TrainConfig(epochs=epochs, **(settings | extra))
+    opened = open_strategy(strategy, collective, config)
+    reader = replace(world, rank=opened.data_rank, size=opened.data_size)
+    task = {"model": lambda: model().to(dtype), "optimizer": adamw, "loss": torch.nn.MSELoss(), "inputs": ["x"]}
+    result = fit(
+        Task(**(task | {"labels": ["y"]} | parts)),
+        TensorSource(data(dtype), global_batch_rows=17, world=reader),
+        TensorSource(data(dtype), global_batch_rows=17, world=reader, shuffle=False),
+        collective=collective,
+        config=config,
+        checkpoints=Checkpointer(CheckpointConfig(uri=str(folder), every_steps=4)) if folder else None,
+        strategy=opened,
+    )
+    collective.barrier()
+    state = opened.state_dict()
+    history = [{k: v for k, v in row.items() if k != "seconds"} for row in result.history.epochs]
+    plain = {name: tensor.clone() for name, tensor in result.model.state_dict().items()} if world.is_leader else None
+    return {"state": state, "weights": plain, "epochs": history, "steps": result.history.steps}
+
+
+def on_a_rank(folder, world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    results = {}
+    for strategy in STRATEGIES[world.size]:
+        for case in CASES:
+            results[strategy, case] = trained(strategy, world, collective, case)
+        # Begun under this strategy and ended under all_reduce, and the other way round, inside of an epoch.
+        to, fro = f"{folder}/to-{strategy}", f"{folder}/from-{strategy}"
+        trained("all_reduce", world, collective, "clipped", to, max_steps=10)
+        results[strategy, "taken over"] = trained(strategy, world, collective, "clipped", to)
+        trained(strategy, world, collective, "clipped", fro, max_steps=10)
+        results[strategy, "handed over"] = trained("all_reduce", world, collective, "clipped", fro)
+    collective.close()
+    return results
+
+
+@pytest.fixture(scope="module")
+def together(ranks, tmp_path_factory):
+    runs = {}
+
+    def run(size):
+        if size not in runs:
+            runs[size] = ranks.together(functools.partial(on_a_rank, tmp_path_factory.mktemp("runs")), size, "torch")
+        return runs[size]
+
+    return run
+
+
+@functools.lru_cache
+def alone(case):
+    torch.set_num_threads(1)
+    return trained("all_reduce", SOLO, open_collective(SOLO, backend="solo"), case)
+
+
+def same(rank, wanted, bounds):
+    for row, wanted_row in zip(rank["epochs"], wanted["epochs"], strict=True):
+        assert row == pytest.approx(wanted_row, rel=bounds["rtol"], abs=bounds["atol"])
+    norms, wanted_norms = rank["steps"]["grad_norm"], wanted["steps"]["grad_norm"]
+    assert norms == pytest.approx(wanted_norms, rel=bounds["rtol"], abs=bounds["atol"], nan_ok=True)
+    if rank["weights"] is not None:
+        torch.testing.assert_close(rank["weights"], wanted["weights"], **bounds)
+        torch.testing.assert_close(rank["state"]["model"], wanted["state"]["model"], **bounds)
+        torch.testing.assert_close(rank["state"]["optimizer"], wanted["state"]["optimizer"], **bounds)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("size", "strategy"), EVERY)
+def test_ranks_train_what_one_rank_trains(together, size, strategy, case):
+    wanted = alone(case)
+    for rank in together(size):
+        same(rank[strategy, case], wanted, BOUNDS.get(case, EXACT))
+
+
+@pytest.mark.parametrize("way", ["taken over", "handed over"])
+@pytest.mark.parametrize(("size", "strategy"), EVERY)
+def test_a_checkpoint_inside_an_epoch_goes_from_one_strategy_to_another(together, size, strategy, way):
+    for rank in together(size):
+        same(rank[strategy, way], alone("clipped"), EXACT)
