@@ -1,0 +1,305 @@
+"""Layers that are split over real ranks compute, learn and send what the unsplit ones and the formula say."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparkdl.collective import open_collective
+from sparkdl.errors import ConfigError
+from sparkdl.strategies.tensor import bytes_per_step, computing, find_plan, split
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Block(nn.Module):
+    """As in a GPT: an attention of one's own, with a norm of each head, a learned scale, a mask or none."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+        self.norm1, self.norm2, self.head_norm = nn.LayerNorm(16), nn.LayerNorm(16), nn.LayerNorm(4)
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.fc1, self.fc2 = nn.Linear(16, 24), nn.Linear(24, 16, bias=False)
+        self.dropout = nn.Dropout(0.1)
+        self.register_buffer("mask", torch.ones(6, 6).tril() == 0)
+
+    def forward(self, x):
+        rows, positions, features = x.shape
+        y = self.norm1(x)
+        q, k, v = (layer(y).view(rows, positions, 4, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q = self.head_norm(q)
+        if self.attention == "manual":
+            scores = (q @ k.transpose(-2, -1) / 2).masked_fill(self.mask[:positions, :positions], -torch.inf)
+            y = F.dropout(scores.softmax(-1), 0.2, self.training) @ v
+        elif self.attention == "mask":
+            y = F.scaled_dot_product_attention(q, k, v, ~self.mask)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.2 if self.training else 0.0)
+        x = x + self.o(y.transpose(1, 2).contiguous().view(rows, positions, features))
+        return x + self.dropout(self.fc2(F.dropout(F.gelu(self.fc1(self.norm2(x))), 0.1, self.training)))
+
+
+class Gpt(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 16)
+        self.blocks = nn.ModuleList(Block(attention) for _ in range(2))
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Encoder(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, **options)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x, padding):
+        return self.head(self.encoder(x, src_key_padding_mask=padding))
+
+
+class Attention(nn.Module):
+    """All that ``nn.MultiheadAttention`` takes and gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.MultiheadAttention(16, 4, dropout=0.1, bias=False)
+        self.second = nn.MultiheadAttention(16, 4, batch_first=True)
+
+    def forward(self, x, mask):
+        y, weights = self.first(x, x, x, attn_mask=mask)
+        z, heads = self.second(y, x, x, average_attn_weights=False)
+        alone, _ = self.second(x[0], x[1], x[1], key_padding_mask=mask[0, 0] < 0)
+        return z.sum(-1) + weights.square().mean() + heads.square().mean() + alone.mean()
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w1, self.w2, self.w3 = nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 12)
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+GIVEN = {"blocks.*.[qkv]": "column", "blocks.*.o": "row", "*.fc1": "column", "*.fc2": "row"}
+
+
+def rows(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+PADDING = torch.arange(6)[None, :] >= torch.tensor([6, 4, 3, 1, 6])[:, None]
+CASES = {
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, 8), nn.LayerNorm(8), Gated()),
+        lambda: (rows(5, 8),),
+        None,
+    ),
+    "encoder": (lambda: Encoder(), lambda: (rows(5, 6, 16), PADDING), None),
+    "encoder with norm first, no dropout": (
+        lambda: Encoder(dropout=0.0, norm_first=True, activation="gelu"),
+        lambda: (rows(5, 6, 16), PADDING),
+        None,
+    ),
+    "attention": (Attention, lambda: (rows(6, 6, 16), rows(24, 6, 6)), None),
+    **{
+        f"gpt, {kind}": (lambda kind=kind: Gpt(kind), lambda: (torch.arange(30).reshape(5, 6) % 11,), GIVEN)
+        for kind in ("manual", "mask", "causal")
+    },
+}
+OPTIMIZERS = {
+    "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+    "adamw": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01),
+}
+
+
+class Sent(TorchDispatchMode):
+    """Counts the bytes of what is summed over all ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self.calls = 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(kind is DTensor for kind in types):
+            return NotImplemented
+        if "c10d_functional" in str(func) and "wait" not in str(func):
+            self.calls.add(str(func))
+            self.bytes += args[0].numel() * args[0].element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def inputs_of(case, dtype):
+    return tuple(each.to(dtype) if each.is_floating_point() else each for each in CASES[case][1]())
+
+
+def whole(tensor, like):
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()).reshape(like.shape)
+
+
+def run(case, dtype, optimizer, mesh):
+    """Outputs, gradients of the first step, weights behind four, and outputs in eval mode, which is the slow path's."""
+    torch.manual_seed(5)
+    net = CASES[case][0]().to(dtype)
+    shapes = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    if mesh is not None:
+        split(net, mesh, find_plan(net, mesh.size(), CASES[case][2]))
+    optimizer = OPTIMIZERS[optimizer](net)
+    inputs = inputs_of(case, dtype)
+    if inputs[0].is_floating_point():
+        inputs[0].requires_grad_()
+    torch.manual_seed(6)  # of dropout
+    found = {}
+    for step in range(4):
+        optimizer.zero_grad()
+        with computing():
+            output = net(*inputs)
+            output.square().mean().backward()
+        if step == 0:
+            found["output"] = output.detach()
+            found["input"] = inputs[0].grad
+            found["gradients"] = {n: whole(p.grad, shapes[n]) for n, p in net.named_parameters() if p.grad is not None}
+        optimizer.step()
+    found["weights"] = {name: whole(parameter, shapes[name]) for name, parameter in net.named_parameters()}
+    found["random"] = torch.get_rng_state()
+    torch.backends.mha.set_fastpath_enabled(mesh is not None)
+    with torch.inference_mode(), computing():
+        found["eval"] = net.eval()(*inputs)
+    torch.backends.mha.set_fastpath_enabled(True)
+    return found
+
+
+def sent(mesh, case):
+    net = CASES[case][0]()
+    plan = find_plan(net, mesh.size(), CASES[case][2])
+    told = bytes_per_step(net, plan, mesh.size(), 30)
+    split(net, mesh, plan)
+    inputs = inputs_of(case, torch.float32)
+    if inputs[0].is_floating_point():
+        inputs[0].requires_grad_()
+    with computing(), Sent() as counter:
+        net(*inputs).square().mean().backward()
+    return told, counter.bytes * 2 * (mesh.size() - 1) // mesh.size(), counter.calls
+
+
+def autocast(mesh):
+    """Losses of a few steps in bfloat16, split and whole."""
+    losses = []
+    for part in (None, mesh):
+        torch.manual_seed(5)
+        net = Encoder(dropout=0.0)
+        if part is not None:
+            split(net, part, find_plan(net, part.size()))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        losses.append([])
+        for _ in range(3):
+            optimizer.zero_grad()
+            with computing(), torch.autocast("cpu", torch.bfloat16):
+                output = net(*inputs_of("encoder", torch.float32))
+                loss = (output.float() - 1).square().mean()
+            with computing():
+                loss.backward()
+            optimizer.step()
+            losses[-1].append(float(loss))
+    return losses
+
+
+def leaving(mesh):
+    class Leaves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.a(x).roll(1, 0), self.c(self.b(x))
+
+    net = Leaves()
+    split(net, mesh, {"a": "column", "b": "column", "c": "row"})
+    try:
+        with computing():
+            net(torch.ones(3, 4))
+    except ConfigError as error:
+        return str(error)
+    return "nothing"
+
+
+def on_a_rank(world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    mesh = init_device_mesh("cpu", (world.size,))
+    found = {
+        (case, str(dtype), optimizer): run(case, dtype, optimizer, mesh)
+        for case in CASES
+        for dtype in (torch.float64, torch.float32)
+        for optimizer in OPTIMIZERS
+    }
+    found["sent"] = {case: sent(mesh, case) for case in CASES if case != "attention" and "mlp" not in case}
+    found["autocast"], found["leaving"] = autocast(mesh), leaving(mesh)
+    net = Encoder()
+    split(net, mesh, find_plan(net, world.size))
+    found["local"] = {name: tuple(getattr(p, "to_local", lambda p=p: p)().shape) for name, p in net.named_parameters()}
+    copy.deepcopy(net)
+    collective.close()
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def together(ranks, request):
+    return request.param, ranks.together(on_a_rank, request.param, "torch")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_split_layers_compute_and_learn_what_whole_ones_do(together, case, dtype, optimizer):
+    torch.set_num_threads(1)
+    wanted = run(case, dtype, optimizer, None)
+    exact = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
+    for rank in together[1]:
+        torch.testing.assert_close(rank[case, str(dtype), optimizer], wanted, **exact)
+
+
+def test_ranks_send_the_bytes_that_the_formula_says(together):
+    for rank in together[1]:
+        for told, counted, calls in rank["sent"].values():
+            assert counted == told
+            assert all("all_reduce" in call for call in calls)
+
+
+def test_each_rank_holds_its_part(together):
+    size, found = together
+    for rank in found:
+        held = rank["local"]
+        assert held["encoder.layers.0.self_attn.in_proj_weight"] == (3, 16 // size, 16)
+        assert held["encoder.layers.0.self_attn.out_proj.weight"] == (16, 16 // size)
+        assert held["encoder.layers.1.linear1.weight"] == (32 // size, 16)
+        assert held["encoder.layers.1.linear2.weight"] == (16, 32 // size)
+        assert held["encoder.layers.1.norm1.weight"] == (16,)
+
+
+def test_autocast_gives_the_losses_of_whole_layers(together):
+    for rank in together[1]:
+        whole_losses, split_losses = rank["autocast"]
+        assert split_losses == pytest.approx(whole_losses, rel=0.02)
+
+
+def test_a_part_that_leaves_the_model_is_refused(together):
+    for rank in together[1]:
+        assert "no row joins what a column of ['a', 'b'] gives" in rank["leaving"]
