@@ -82,8 +82,8 @@ def find_plan(model: nn.Module, size: int, given: Mapping[str, str] | None = Non
                 plan[name] = HEADS
     if not plan:
         why = "; ".join(dict.fromkeys(reasons)) or (
-            "it has no nn.MultiheadAttention, and no two linear layers between which a trace shows nothing but elementwise "
-            "functions"
+            "it has no nn.MultiheadAttention, and no two linear layers between which a trace shows nothing but "
+            "elementwise functions"
         )
         raise ConfigError(
             f"tensor={size} finds nothing to split in {type(model).__name__} ({why}): choose another size, or name the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 
 import cloudpickle
@@ -179,10 +180,12 @@ def run(case, dtype, optimizer, mesh):
         optimizer.step()
     found["weights"] = {name: whole(parameter, shapes[name]) for name, parameter in net.named_parameters()}
     found["random"] = torch.get_rng_state()
-    torch.backends.mha.set_fastpath_enabled(mesh is not None)
+    # cloudpickle would take this module along, which cannot be pickled, if it were named by attributes
+    fast_path = importlib.import_module("torch.backends.mha")
+    fast_path.set_fastpath_enabled(mesh is not None)
     with torch.inference_mode(), computing():
         found["eval"] = net.eval()(*inputs)
-    torch.backends.mha.set_fastpath_enabled(True)
+    fast_path.set_fastpath_enabled(True)
     return found
 
 
