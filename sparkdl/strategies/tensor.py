@@ -522,12 +522,13 @@ class SplitAttention(nn.MultiheadAttention):
         attended, attention = _attend(
             *projected, mask=mask, dropout=self.dropout if self.training else 0.0, mesh=mesh, need_weights=need_weights
         )
-        joined = attended.transpose(1, 2).flatten(2)  # (batch, positions, features of these heads)
-        if not batched:
-            joined = joined.squeeze(0)
-        elif not self.batch_first:
-            joined = joined.transpose(0, 1)
+        # Positions lead, as in torch's own, so that a dropout behind this layer draws in the same order.
+        joined = attended.permute(2, 0, 1, 3).flatten(2)  # (positions, batch, features of these heads)
         output = self.out_proj(DTensor.from_local(joined, mesh, [Shard(-1)], run_check=False))
+        if not batched:
+            output = output.squeeze(1)
+        elif self.batch_first:
+            output = output.transpose(0, 1)
         if not need_weights or attention is None:
             return output, None
         attention = DTensor.from_local(attention, mesh, [Shard(1)], run_check=False).full_tensor()
