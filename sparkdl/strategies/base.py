@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 import torch
@@ -51,6 +52,36 @@ class StepObjective(Protocol):
 
     def forward_without_rows(self, model: torch.nn.Module, batch: Any) -> None:
         """Call the model with a row that stands in for none; nothing else is exchanged."""
+        ...
+
+    # What follows takes a batch apart, for strategies that call the parts of a model by themselves.
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """A context in which a forward pass has the precision that was asked for."""
+        ...
+
+    def divisors(self, outputs: Any, batch: Any) -> torch.Tensor:
+        """Exchange what the losses are divided by, once a batch: all ranks call this or ``skip``.
+
+        Args:
+            outputs: of a row or more, of which the shapes alone count.
+            batch: this rank's rows, one or more.
+        """
+        ...
+
+    def part(self, outputs: Any, batch: Any, rows: slice, divisors: torch.Tensor) -> torch.Tensor:
+        """Return the loss of these rows of ``batch``; added up over all, it is what a call of the objective gives.
+
+        Args:
+            outputs: of these rows.
+            batch: this rank's rows.
+            rows: which of them; both ends are given.
+            divisors: what ``divisors`` returned for ``batch``.
+        """
+        ...
+
+    def sums(self, outputs: Any, batch: Any) -> torch.Tensor:
+        """Return what the losses of this rank's rows add up to, as ``evaluate`` does, of outputs computed before."""
         ...
 
 

@@ -58,6 +58,36 @@ class BatchLoss:
         with autocast_of(self._precision, self._device):
             return self._weighted(model, batch)
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """A context in which the forward pass has this loss's precision."""
+        return autocast_of(self._precision, self._device)
+
+    def divisors(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
+        """Return what the losses of the global batch are divided by; the other ranks call it or ``skip``."""
+        assert self._objective is not None, "a pipeline takes no train_step"
+        with self.autocast():
+            return self._objective.divisors(outputs, batch)
+
+    def part(self, outputs: Any, batch: BatchLike, rows: slice, divisors: torch.Tensor) -> torch.Tensor:
+        """Return the loss of some of the batch's rows, such that all of them add up to the loss of the batch."""
+        assert self._objective is not None, "a pipeline takes no train_step"
+        count = rows.stop - rows.start
+        part = Batch(
+            {name: tensor[rows] for name, tensor in batch.items()},
+            step=batch.step,
+            epoch=batch.epoch,
+            rows=count,
+            global_rows=batch.global_rows,
+            weight=batch.weight * count / batch.rows,
+        )
+        with self.autocast():
+            return self._objective.part(outputs, part, divisors)
+
+    def sums(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
+        """Return the second of what ``evaluate`` does, of outputs that are there already."""
+        assert self._objective is not None, "a pipeline takes no train_step"
+        return self._objective.sums(outputs, batch)
+
     def _weighted(self, model: torch.nn.Module, batch: BatchLike) -> tuple[torch.Tensor, Any]:
         if self._objective is not None:
             outputs = self._call(model, batch)

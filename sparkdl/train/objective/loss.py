@@ -115,6 +115,15 @@ class Objective:
         """All outputs together: means times ``rows``, and what has divisors of its own, or none, times ``others``."""
         terms = self._terms(outputs, batch, whole=self._data_size == 1)
         divisors = self._global_divisors([divisor for _, divisor in terms if divisor is not None])
+        return self._added_up(terms, divisors, rows, others)
+
+    def _added_up(
+        self,
+        terms: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+        divisors: torch.Tensor,
+        rows: float,
+        others: float,
+    ) -> torch.Tensor:
         total: torch.Tensor | None = None
         position = 0
         for one, (value, divisor) in zip(self.output_losses, terms, strict=True):
@@ -126,6 +135,29 @@ class Objective:
             total = value if total is None else total + value
         assert total is not None
         return total
+
+    def divisors(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
+        """Return what the losses of the global batch are divided by, for ``part``; the other ranks call it or ``skip``.
+
+        Args:
+            outputs: of a row or more, of any values: what a loss divides by follows from their shapes alone.
+            batch: this rank's rows.
+        """
+        weights = batch[self._sample_weight] if self._sample_weight else None
+        outputs_by_label = zip(self.output_losses, split_outputs(outputs, self.labels), strict=True)
+        return self._global_divisors(
+            [one.divisor(output, batch, weights) for one, output in outputs_by_label if one.has_divisor]
+        )
+
+    def part(self, outputs: Any, batch: BatchLike, divisors: torch.Tensor) -> torch.Tensor:
+        """Return the contribution of some of this rank's rows: added up over all, it is what a call of this gives.
+
+        Args:
+            outputs: of these rows.
+            batch: these rows, with the weight of them alone.
+            divisors: what ``divisors`` returned for the batch that they are of.
+        """
+        return self._added_up(self._terms(outputs, batch), divisors, batch.weight, 1.0)
 
     def skip(self, batch: BatchLike) -> None:
         """Take part in the reduction of a batch of which this rank has no row."""
@@ -252,19 +284,36 @@ class _OutputLoss:
         self, output: Any, batch: BatchLike, weights: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the local numerator and divisor."""
-        assert self.rowwise is not None
         label = fitting_label(self.kind, output, batch[self.label]) if self.label else None
-        values = self.rowwise(output, label) if self.label else self.rowwise(output)
-        if values.ndim == 0 or values.shape[0] != batch.rows:
-            raise ConfigError(
-                f"the loss of {self.label!r} returns shape {tuple(values.shape)} for {batch.rows} rows: with sample "
-                "weights it must return one value a row; take a torch.nn loss or return them"
-            )
+        values = self._values(output, label, batch.rows)
         counts = self._counts(values, output, label)
         if weights is not None:
             weights = weights.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
             values, counts = values * weights, counts * weights
         return values.sum(), counts.sum()
+
+    def divisor(self, output: Any, batch: BatchLike, weights: torch.Tensor | None) -> torch.Tensor:
+        """Return the local divisor, for the shape of ``output``, which has a row or more."""
+        row = _first_row(output)
+        everywhere = _first_row(row, rows=batch.rows)
+        label = fitting_label(self.kind, everywhere, batch[self.label]) if self.label else None
+        values = self._values(row, None if label is None else label[:1], 1).detach()
+        values = values.expand(batch.rows, *values.shape[1:])
+        counts = self._counts(values, everywhere, label)
+        if weights is not None:
+            counts = counts * weights.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
+        return counts.sum()
+
+    def _values(self, output: Any, label: torch.Tensor | None, rows: int) -> torch.Tensor:
+        """One loss a row, or several."""
+        assert self.rowwise is not None
+        values: torch.Tensor = self.rowwise(output, label) if self.label else self.rowwise(output)
+        if values.ndim == 0 or values.shape[0] != rows:
+            raise ConfigError(
+                f"the loss of {self.label!r} returns shape {tuple(values.shape)} for {rows} rows: with sample "
+                "weights it must return one value a row; take a torch.nn loss or return them"
+            )
+        return values
 
     def _counts(self, values: torch.Tensor, output: Any, label: Any) -> torch.Tensor:
         """What each of ``values`` adds to the divisor: 1, the weight of its class, or 0 if it is ignored."""
@@ -277,6 +326,17 @@ class _OutputLoss:
         if self.reduction == "batchmean":
             return torch.ones_like(values) / max(values[0].numel() if len(values) else 1, 1)
         return torch.ones_like(values)
+
+
+def _first_row(output: Any, rows: int = 1) -> Any:
+    """The first row of each tensor in ``output``, ``rows`` times, without memory for more than one."""
+    if isinstance(output, torch.Tensor):
+        return output[:1].expand(rows, *output.shape[1:])
+    if isinstance(output, Mapping):
+        return {name: _first_row(value, rows) for name, value in output.items()}
+    if isinstance(output, tuple | list):
+        return [_first_row(value, rows) for value in output]
+    return output
 
 
 def split_outputs(outputs: Any, labels: Sequence[str]) -> list[Any]:

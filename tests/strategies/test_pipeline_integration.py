@@ -1,0 +1,224 @@
+"""Pipelines of two and four real ranks: the weights, losses and outputs of the model that was not cut."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sparkdl.batches.reading.batch import Batch
+from sparkdl.collective import open_collective
+from sparkdl.strategies.pipeline import Pipeline
+from sparkdl.strategies.stages import release, split
+from sparkdl.train.objective.batch_loss import BatchLoss
+from sparkdl.train.objective.loss import Objective
+from sparkdl.train.task import Task
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+CPU = torch.device("cpu")
+ROWS = (13, 13, 2, 0, 13)
+"""Of the batches of a run: a ragged tail, shorter than there are micro-batches, then one that is empty."""
+
+
+class Skip(nn.Module):
+    """Two inputs, a skip connection over two cuts, a number that travels, two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 8)
+        self.third, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x, scale):
+        hidden = self.first(x)
+        width = hidden.shape[1]
+        deep = self.third(self.act(self.second(torch.tanh(hidden))))
+        return {"y": self.last(deep * scale[:, None] + hidden), "k": (deep + hidden).reshape(-1, width)[:, :3]}
+
+
+class Sentence(nn.Module):
+    """Embedded words, with a parameter of the model's own, through torch's encoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(11, 8), nn.Parameter(torch.randn(4, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, words):
+        return self.last(self.encoder(self.words(words) + self.positions).mean(1))
+
+
+def mlp():
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)
+    )
+
+
+def frozen():
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
+ignoring = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64), ignore_index=2)
+sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+adamw = functools.partial(torch.optim.AdamW, lr=1e-2)
+softer = functools.partial(adamw, eps=1e-3)  # the bias of an attention's keys has no gradient but rounding
+MLP = {"model": mlp, "inputs": ["x"], "labels": ["y"], "loss": nn.MSELoss()}
+TWO = {"model": Skip, "inputs": ["x", "scale"], "labels": ["y", "k"]}
+
+CASES = {
+    "mlp": MLP,
+    "summed": MLP | {"loss": nn.MSELoss(reduction="sum")},
+    "weighted": MLP | {"sample_weight": "w", "optimizer": adamw},
+    "frozen begin": MLP | {"model": frozen},
+    "keyword": TWO | {"input_style": "keyword", "loss": {"y": nn.L1Loss(), "k": nn.CrossEntropyLoss()}},
+    "two outputs": TWO | {"loss": [nn.MSELoss(), ignoring], "loss_weights": [2.0, 0.5], "optimizer": adamw},
+    "sentences": {"model": Sentence, "inputs": ["words"], "labels": ["k"], "loss": ignoring, "optimizer": softer},
+}
+CUTS = {
+    (mlp, 2): ("3",),
+    (mlp, 4): ("2", "4", "6"),
+    (frozen, 2): ("2",),
+    (Skip, 2): ("second",),
+    (Skip, 4): ("second", "third", "last"),
+    (Sentence, 2): ("encoder.layers.1",),
+    (Sentence, 4): ("encoder.layers.0", "encoder.layers.2", "encoder.layers.3"),
+}
+
+
+def task(case):
+    return Task(**({"optimizer": sgd} | CASES[case]))
+
+
+def made(case):
+    torch.manual_seed(3)
+    return CASES[case]["model"]().double()
+
+
+def batches():
+    """Batches of one reader of two, whose other reader has as many rows less one."""
+    generator = torch.Generator().manual_seed(7)
+    for step, rows in enumerate(ROWS):
+        x = torch.randn(rows, 5, generator=generator, dtype=torch.float64)
+        tensors = {
+            "x": x,
+            "scale": torch.rand(rows, generator=generator, dtype=torch.float64),
+            "words": torch.randint(11, (rows, 4), generator=generator),
+            "w": torch.rand(rows, generator=generator, dtype=torch.float64),
+            "y": x.sum(1),
+            "k": torch.randint(3, (rows,), generator=generator),
+        }
+        total = max(2 * rows - 1, 1)
+        yield Batch(tensors, step=step, rows=rows, global_rows=total, weight=rows * 2 / total)
+
+
+def loss_of(case, reduce):
+    """A loss whose divisors are those of two readers of equal rows, whatever else the ranks do."""
+    objective = Objective(task(case), CPU, 2, lambda divisors: 2 * reduce(divisors))
+    loss = BatchLoss(task(case), objective, "fp32", CPU)
+    loss.share = 0.5  # as where gradients are accumulated
+    return loss
+
+
+def unsplit(case):
+    model = made(case)
+    optimizer = task(case).optimizer(model.parameters())
+    loss, history = loss_of(case, lambda divisors: divisors), []
+    for batch in batches():
+        value, outputs = torch.zeros(()), None
+        if batch.rows:
+            value, outputs = loss(model, batch)
+            loss.scaled(value).backward()
+        history.append((value.detach(), outputs))
+        if batch.step != 1:  # two batches for the second step
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        with torch.inference_mode():
+            history.append(loss.evaluate(model, batch) if batch.rows else None)
+        model.train()
+    return {"weights": model.state_dict(), "history": history}
+
+
+def piped(case, micro_batches, schedule, collective):
+    ranks = collective.world.size
+    model = made(case)
+    parts = split(
+        model, CUTS[CASES[case]["model"], ranks], inputs=task(case).inputs, input_style=task(case).input_style
+    )
+    stage = parts[collective.world.rank]
+    names = [name for name, _ in model.named_parameters()]
+    optimizer = task(case).optimizer([p for n, p in model.named_parameters() if n in stage.parameters])
+    release(model, stage)
+    assert [name for name, _ in model.named_parameters()] == names
+    pipeline = Pipeline(stage, dist.group.WORLD, CPU, micro_batches=micro_batches, schedule=schedule, data_size=2)
+    loss, history = loss_of(case, functools.partial(collective.all_reduce, op="sum")), []
+    for batch in batches():
+        history.append(pipeline.step(batch, loss))
+        if batch.step != 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        with torch.inference_mode():
+            history.append(pipeline.evaluate(batch, loss))
+        model.train()
+    held = {name: value for name, value in model.state_dict().items() if not value.is_meta}
+    return {"weights": held, "history": history, "plans": len(pipeline._plans)}
+
+
+RUNS = [
+    *((case, micro, schedule) for case in CASES for micro in (1, 3, 8) for schedule in ("1f1b", "gpipe")),
+    ("mlp", 8, "naive"),
+]
+LONG = [(case, micro, schedule) for case, micro, schedule in RUNS if case != "frozen begin" and micro in (1, 8)]
+
+
+def on_a_rank(runs, world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    results = {run: piped(*run, collective) for run in runs}
+    collective.close()
+    return results
+
+
+@pytest.fixture(scope="module")
+def two(ranks):
+    return ranks.together(functools.partial(on_a_rank, RUNS), 2, "torch")
+
+
+@pytest.fixture(scope="module")
+def four(ranks):
+    return ranks.together(functools.partial(on_a_rank, LONG), 4, "torch")
+
+
+def check(of_ranks, run):
+    torch.set_num_threads(1)
+    wanted = unsplit(run[0])
+    weights = {}
+    for rank in of_ranks:
+        assert not weights.keys() & rank[run]["weights"].keys()
+        weights |= rank[run]["weights"]
+    torch.testing.assert_close(weights, dict(wanted["weights"]), **EXACT)
+    torch.testing.assert_close(of_ranks[-1][run]["history"], wanted["history"], check_dtype=False, **EXACT)
+    for rank in of_ranks[:-1]:
+        assert rank[run]["history"] == [(torch.zeros(()), None), None] * len(ROWS)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_two_stages_train_as_the_whole_model_does(two, run):
+    check(two, run)
+
+
+@pytest.mark.parametrize("run", LONG, ids=str)
+def test_four_stages_train_as_the_whole_model_does(four, run):
+    check(four, run)
