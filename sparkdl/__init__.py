@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl import nn
     from sparkdl.batches.reading.loader import ShardedDataset
     from sparkdl.estimator.elastic import run_elastic
     from sparkdl.estimator.estimator import TorchEstimator
@@ -36,6 +37,7 @@ __all__ = [
     "allow_pickle",
     "load_model",
     "log_to_driver",
+    "nn",
     "run",
     "run_elastic",
     "run_on_dataframe",
@@ -65,6 +67,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return importlib.import_module("sparkdl.nn")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -21,7 +21,7 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.base import Strategy
 from sparkdl.train.callbacks import Run
-from sparkdl.train.objective.batch_loss import autocast_of
+from sparkdl.train.objective.batch_loss import AuxiliaryLoss, autocast_of
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.schedule import LearningRate
 from sparkdl.train.source import BatchLike
@@ -74,6 +74,7 @@ class OwnStep:
         self._device = torch.device(run.world.device)
         self._parameters = strategy.parameters()
         self._unhooked = list(self._parameters)
+        self._auxiliary = AuxiliaryLoss()
         self._nodes: list[Any] = []  # the graph forgets them otherwise, and the hooks with them
         self._stand_in: BatchLike | None = None
         self._batch: BatchLike | None = None
@@ -142,10 +143,12 @@ class OwnStep:
     def _loss(self, outputs: Any, batch: BatchLike) -> torch.Tensor:
         """The task's loss of this rank's rows, as a mean: what the hooks weigh is then the global batch's, exactly."""
         assert self._batch is not None
+        auxiliary = self._auxiliary.take(self._strategy.net)
         if self._batch.rows == 0:
             self._objective.skip(self._batch)
             return self._objective.alone(outputs, batch)
-        return self._objective.unweighted(outputs, batch, self._batch.weight)
+        loss = self._objective.unweighted(outputs, batch, self._batch.weight)
+        return loss if auxiliary is None else loss + auxiliary
 
     def _rows_of_none(self, batch: BatchLike) -> BatchLike:
         """A batch for a rank that has no row: functions rarely expect none, and their gradients count nothing."""

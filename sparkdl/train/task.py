@@ -36,7 +36,10 @@ class Task:
     parameter groups, and a scheduler to its optimizer.
 
     Attributes:
-        model: a module, or a callable without arguments that makes one.
+        model: a module, or a callable without arguments that makes one. Whatever its modules leave in an attribute
+            ``auxiliary_loss`` in a training forward pass, each a scalar that is a mean over the rows (a balance loss, a
+            penalty of activations), is added to the loss of training, not to that of validation, and is None again
+            then; a ``train_step`` adds it itself. ``sparkdl.nn.MixtureOfExperts`` is such a module.
         optimizer: an optimizer over the parameters of ``model``; or an optimizer class, or ``functools.partial`` of
             one, which is given ``model.parameters()``; or any other callable, which is given the model.
         loss: ``loss(output, label) -> scalar mean over the rows, or one value a row``; a module, a function, a class,

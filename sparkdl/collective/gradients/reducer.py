@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from sparkdl.collective.gradients.carrier import WIRE_DTYPES, open_carrier
 from sparkdl.collective.gradients.sparse import average_sparse, sparse_parameters
 from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
+from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
 
 __all__ = ["Reducer"]
 
@@ -64,6 +65,9 @@ class Reducer:
         self._local = False
         self._reset()
         self._norms = synchronise_norms(model, ranks, config.sync_batch_norm)
+        self._shares_tokens = ranks.world.size > 1 and bool(mixtures(model))
+        if self._shares_tokens:
+            share_tokens(model, ranks)
         self.share_buffers = BufferSharing(model, ranks)
         self._carrier = open_carrier(ranks, self._params, config)
         self._in_order = not self._carrier.overlaps  # what leaves behind the backward pass needs no order
@@ -90,8 +94,8 @@ class Reducer:
 
     @property
     def forward_is_collective(self) -> bool:
-        """Whether batch norm waits for the other ranks in both passes."""
-        return self._norms is not None
+        """Whether batch norm waits for the other ranks in both passes, or a mixture of experts in the forward pass."""
+        return self._norms is not None or self._shares_tokens
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -103,9 +107,15 @@ class Reducer:
             self._local = before
         separate(self._params)
 
-    def weighted(self, weight: float) -> AbstractContextManager[None]:
+    @contextmanager
+    def weighted(self, weight: float) -> Iterator[None]:
         """Forward passes inside are of rows whose gradients the caller multiplies by ``weight`` afterwards."""
-        return nullcontext() if self._norms is None else self._norms.weighted(weight)
+        with ExitStack() as contexts:
+            if self._norms is not None:
+                contexts.enter_context(self._norms.weighted(weight))
+            if self._shares_tokens and weight == 0:
+                contexts.enter_context(stand_in(self._model))
+            yield
 
     def share_optimizer(self) -> None:
         """Give all ranks the state of rank 0's optimizer."""
@@ -160,6 +170,9 @@ class Reducer:
         if self._norms is not None:
             self._norms.undo()
             self._norms = None
+        if self._shares_tokens:
+            share_tokens(self._model, None)
+            self._shares_tokens = False
 
     def _dense(self) -> list[torch.nn.Parameter]:
         return [param for param in self._params if param in self._trained and param not in self._sparse]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,7 +15,7 @@ from sparkdl.train.objective.loss import Objective
 from sparkdl.train.source import BatchLike
 from sparkdl.train.task import Task
 
-__all__ = ["BatchLoss", "autocast_of"]
+__all__ = ["AuxiliaryLoss", "BatchLoss", "autocast_of"]
 
 
 def autocast_of(precision: str, device: torch.device) -> AbstractContextManager[Any]:
@@ -22,6 +23,46 @@ def autocast_of(precision: str, device: torch.device) -> AbstractContextManager[
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+
+
+class AuxiliaryLoss:
+    """What the modules of a model add to the task's loss, such as the balance loss of a mixture of experts.
+
+    A module has it as its attribute ``auxiliary_loss``, a scalar tensor that is a mean over this rank's rows, or None;
+    see ``Task.model``.
+    """
+
+    def __init__(self) -> None:
+        self._modules: list[tuple[str, Any]] | None = None
+
+    def take(self, model: torch.nn.Module) -> torch.Tensor | None:
+        """Return the sum of what the newest forward pass of ``model`` left, and leave None behind.
+
+        Raises:
+            ConfigError: a module has another thing there.
+        """
+        if self._modules is None:  # behind a forward pass, which may have been the first to set the attribute
+            # Of a wrapper, getattr would be that of the wrapped; a method or a module of that name is something else.
+            attributes = [
+                (name, module, inspect.getattr_static(module, "auxiliary_loss", len))
+                for name, module in model.named_modules()
+            ]
+            self._modules = [(name, module) for name, module, value in attributes if not callable(value)]
+        total: torch.Tensor | None = None
+        for name, module in self._modules:
+            loss = module.auxiliary_loss
+            if loss is None:
+                continue
+            if not isinstance(loss, torch.Tensor) or loss.ndim:
+                what = f"of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+                raise ConfigError(
+                    f"auxiliary_loss of module {name!r} is {what}, and is added to the loss: make it a scalar tensor, "
+                    "the mean over the rows of the batch, or None, or name it otherwise"
+                )
+            total = loss if total is None else total + loss
+            if "auxiliary_loss" in vars(module):
+                module.auxiliary_loss = None  # a forward pass that leaves this module out adds nothing
+        return total
 
 
 class BatchLoss:
@@ -47,6 +88,7 @@ class BatchLoss:
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
         self.divides = objective is None or not objective.only_sums
         self.outputs = 1 if objective is None else len(objective.output_losses)
+        self._auxiliary = AuxiliaryLoss()
         self._row: dict[str, torch.Tensor] | None = None
 
     def __call__(self, model: torch.nn.Module, batch: BatchLike) -> tuple[torch.Tensor, Any]:
@@ -91,7 +133,9 @@ class BatchLoss:
     def _weighted(self, model: torch.nn.Module, batch: BatchLike) -> tuple[torch.Tensor, Any]:
         if self._objective is not None:
             outputs = self._call(model, batch)
-            return self._objective(outputs, batch), outputs
+            loss = self._objective(outputs, batch)
+            auxiliary = self._auxiliary.take(model)
+            return (loss if auxiliary is None else loss + auxiliary * batch.weight), outputs
         loss, outputs = self._own_step(model, batch)
         return (loss if batch.weight == 1.0 else loss * batch.weight), outputs
 

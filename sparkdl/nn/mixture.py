@@ -1,0 +1,345 @@
+"""A mixture of experts: each token goes through the few of many small networks that a gate chooses for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from sparkdl.errors import ConfigError, DataError
+
+__all__ = ["MixtureOfExperts", "TokenRanks", "mixtures", "run_experts", "share_tokens", "stand_in", "take_dropped"]
+
+_ODDS_STEP = 2.0**-16
+_ODDS_LIMIT = 2**40  # a code has 42 bits for the odds, and those above them for the expert
+
+Parameters = Sequence[torch.Tensor]
+Run = Callable[[torch.Tensor, list[int]], torch.Tensor]
+"""From rows sorted by expert, ``(rows, features)``, and how many of them each expert has, to their outputs."""
+
+
+class TokenRanks(Protocol):
+    """The ranks whose tokens together are those of the global batch; a collective of several ranks is one."""
+
+    def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's ``rows``, which may differ in their first dimension alone."""
+        ...
+
+
+class MixtureOfExperts(torch.nn.Module):
+    """A layer that sends each token through ``k`` of its experts and adds their outputs up, weighted by the gate.
+
+    Every position of the input but the last dimension is a token. The gate is linear and without noise, so the layer is
+    deterministic; it computes in float32 at least, also under autocast (Fedus et al. 2022, section 2.4). With ``k`` of
+    1 an output is multiplied by its probability (Fedus et al.), else by the softmax over the chosen experts' logits
+    (Shazeer et al. 2017, section 2.1). An expert is ``activation(x @ weight_in + bias_in) @ weight_out + bias_out``.
+
+    In training an expert takes ``ceil(capacity_factor * k * tokens / experts)`` tokens of the global batch. Of more it
+    takes those for which the gate gives it the best odds, and to the others it contributes zero: they pass by where
+    the model adds its input, ``x + mixture(x)``. Tokens whose odds are equal to 2**-16 of their logarithm share their
+    fate: where they stand at the limit all of them are taken, so that a choice depends neither on the order of rows nor
+    on who computes them, and equal tokens may take an expert beyond its capacity. In evaluation nothing is dropped, and
+    no output depends on the other rows.
+
+    A training forward pass leaves ``auxiliary_loss``, the balance loss of Fedus et al., ``balance_weight * experts *
+    sum(f * P)``: ``f`` is each expert's share of the choices, before any are dropped, and ``P`` its mean probability.
+    Training by sparkdl adds it to the batch's loss; a ``train_step`` or a loop of the user's own adds it itself.
+
+    All of this is of the global batch where sparkdl trains: the ranks exchange 8 bytes a choice in each training pass,
+    under any strategy. N ranks therefore train as one does, as far as each row has equally many tokens, which the
+    weights of a ragged tail rest on, and as no choice hangs on the rounding of a logit. Elsewhere, as under
+    DistributedDataParallel, the layer knows the tokens of its own process alone, as it does of one micro-batch of a
+    pipeline. A module that is called twice in one forward pass keeps the balance loss of the later call.
+
+    ``torch.export`` works in evaluation mode; the exported graph sends every token through every expert.
+
+    Sources: Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017; Lepikhin et al., "GShard", ICLR 2021;
+    Fedus et al., "Switch Transformers", JMLR 2022; the priority by odds instead of position is that of Riquelme et al.,
+    "Scaling Vision with Sparse Mixture of Experts", NeurIPS 2021, section 4, for each expert by itself.
+
+    Args:
+        features: of a token.
+        hidden: width of an expert's inner layer.
+        experts: number of experts.
+        out_features: of an output; ``features`` by default.
+        k: experts a token goes through.
+        capacity_factor: tokens an expert takes in training, as a multiple of an even share; None drops nothing.
+        balance_weight: of the balance loss; 0 leaves it out.
+        activation: between an expert's two layers, shared by all experts and elementwise; GELU by default.
+        device: where the parameters are made.
+        dtype: of the parameters.
+
+    Attributes:
+        gate: a ``torch.nn.Linear`` without bias.
+        weight_in: ``(experts, features, hidden)``.
+        bias_in: ``(experts, hidden)``.
+        weight_out: ``(experts, hidden, out_features)``.
+        bias_out: ``(experts, out_features)``.
+        auxiliary_loss: the weighted balance loss of this rank's tokens in the newest training pass, of which the mean
+            over the ranks, weighted by their rows, is the global batch's; None before the first and once it is taken.
+        tokens_of: the ranks whose tokens together are a global batch; None: this process alone.
+        runner: what runs the experts where they lie on other ranks; None runs them here.
+        counts_tokens: whether the tokens of a pass count: see ``stand_in``.
+
+    Raises:
+        ConfigError: a size is below 1, ``k`` exceeds ``experts``, or a factor or weight is out of range.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        experts: int,
+        *,
+        out_features: int | None = None,
+        k: int = 2,
+        capacity_factor: float | None = 1.25,
+        balance_weight: float = 0.01,
+        activation: torch.nn.Module | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        out_features = features if out_features is None else out_features
+        sizes = {"features": features, "hidden": hidden, "experts": experts, "out_features": out_features, "k": k}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ConfigError(f"{name}={size} of a mixture of experts is below 1: give at least 1")
+        if k > experts:
+            raise ConfigError(f"k={k} exceeds the {experts} experts of the mixture: lower k or give it more experts")
+        if capacity_factor is not None and not 0 < capacity_factor < math.inf:
+            raise ConfigError(
+                f"capacity_factor={capacity_factor} is no positive number: give one, or None for no limit"
+            )
+        if not 0 <= balance_weight < math.inf:
+            raise ConfigError(f"balance_weight={balance_weight} is no weight: give 0 or a positive number")
+        self.features, self.hidden, self.experts, self.out_features = features, hidden, experts, out_features
+        self.k, self.capacity_factor, self.balance_weight = k, capacity_factor, balance_weight
+        self.gate = torch.nn.Linear(features, experts, bias=False, device=device, dtype=dtype)
+        self.weight_in = _parameter(experts, features, hidden, device=device, dtype=dtype)
+        self.bias_in = _parameter(experts, hidden, device=device, dtype=dtype)
+        self.weight_out = _parameter(experts, hidden, out_features, device=device, dtype=dtype)
+        self.bias_out = _parameter(experts, out_features, device=device, dtype=dtype)
+        self.activation = torch.nn.GELU() if activation is None else activation
+        self.auxiliary_loss: torch.Tensor | None = None
+        self.tokens_of: TokenRanks | None = None
+        self.runner: Run | None = None
+        self.counts_tokens = True
+        self._tally: torch.Tensor | None = None  # how many choices were dropped, and of how many
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, each expert's as ``torch.nn.Linear`` draws its own."""
+        self.gate.reset_parameters()
+        for parameters, inputs in (
+            ((self.weight_in, self.bias_in), self.features),
+            ((self.weight_out, self.bias_out), self.hidden),
+        ):
+            for parameter in parameters:
+                torch.nn.init.uniform_(parameter, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
+
+    def expert_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters that have the experts as their first dimension, by name."""
+        names = ("weight_in", "bias_in", "weight_out", "bias_out")
+        return {name: getattr(self, name) for name in names}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of tokens.
+
+        Args:
+            inputs: ``(..., features)``, of a floating-point dtype; there may be no token at all.
+
+        Returns:
+            ``(..., out_features)``; under autocast in its dtype.
+
+        Raises:
+            DataError: the last dimension is not ``features``, or the numbers are integers.
+        """
+        if inputs.ndim == 0 or inputs.shape[-1] != self.features or not inputs.is_floating_point():
+            raise DataError(
+                f"a mixture of experts over {self.features} features got {inputs.dtype} of shape {tuple(inputs.shape)}:"
+                f" give it floating-point tokens of shape (..., {self.features})"
+            )
+        tokens = inputs.reshape(-1, self.features)
+        logits = self._logits(tokens)
+        chosen_logits, chosen = logits.topk(self.k, dim=-1)  # (tokens, k)
+        probabilities = logits.softmax(-1)
+        weights = chosen_logits.softmax(-1) if self.k > 1 else probabilities.gather(-1, chosen)
+        if torch.compiler.is_exporting():
+            outputs = self._through_all(tokens, chosen, weights)
+        else:
+            taken = self._limit(logits, chosen_logits, chosen, probabilities) if self.training else None
+            if not self.counts_tokens:
+                taken = torch.zeros_like(chosen, dtype=torch.bool)
+            outputs = self._through_chosen(tokens, chosen, weights, taken)
+        return outputs.reshape(*inputs.shape[:-1], self.out_features)
+
+    def _logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The gate's, ``(tokens, experts)``, in float32 at least: bfloat16 would decide differently on other ranks."""
+        wide = torch.promote_types(torch.promote_types(tokens.dtype, self.gate.weight.dtype), torch.float32)
+        with torch.autocast(tokens.device.type, enabled=False):
+            return functional.linear(tokens.to(wide), self.gate.weight.to(wide))
+
+    def _limit(
+        self,
+        logits: torch.Tensor,
+        chosen_logits: torch.Tensor,
+        chosen: torch.Tensor,
+        probabilities: torch.Tensor,
+    ) -> torch.Tensor:
+        """Keep the balance loss, count what is dropped; return which choices are taken, ``(tokens, k)``.
+
+        Every rank of ``tokens_of`` calls it, one without tokens, too.
+        """
+        with torch.no_grad():
+            codes = _codes(logits, chosen_logits, chosen)
+            local = codes.flatten() if self.counts_tokens else codes.new_empty(0)
+            all_codes = local if self.tokens_of is None else torch.cat(self.tokens_of.gather_rows(local))
+            experts = torch.arange(self.experts + 1, device=codes.device) << 42
+            ranked = all_codes.sort().values  # by expert, and within one from the worst odds to the best
+            ends = torch.searchsorted(ranked, experts)
+            choices = ends.diff()  # of each expert
+            taken = torch.ones_like(chosen, dtype=torch.bool)
+            if self.capacity_factor is not None and len(ranked):
+                capacity = math.ceil(self.capacity_factor * len(ranked) / self.experts)
+                least = ranked[(ends[1:] - capacity).clamp(min=0)]
+                taken = (codes >= least[chosen]) | (choices <= capacity)[chosen]
+        if not self.counts_tokens:
+            self.auxiliary_loss = logits.sum() * 0
+            return taken
+        tally = torch.stack([(~taken).sum(), torch.ones_like(chosen).sum()])
+        self._tally = tally if self._tally is None else self._tally + tally
+        shares = choices.to(probabilities.dtype) / max(len(ranked), 1)
+        mean_probabilities = probabilities.sum(0) / max(len(probabilities), 1)
+        balance = (shares * mean_probabilities).sum()
+        self.auxiliary_loss = self.balance_weight * self.experts * balance
+        return taken
+
+    def _through_chosen(
+        self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, taken: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Run each expert over the tokens that it takes."""
+        expert_of = chosen if taken is None else chosen.masked_fill(~taken, self.experts)  # one behind the last: none
+        expert_of = expert_of.flatten()
+        counts = torch.bincount(expert_of, minlength=self.experts + 1)[: self.experts].tolist()
+        order = expert_of.argsort(stable=True)[: sum(counts)]
+        rows = tokens[order // self.k]
+        outputs = self._run_here(rows, counts) if self.runner is None else self.runner(rows, counts)
+        row_of = torch.full_like(expert_of, len(order))  # the row of zeros behind the others
+        row_of[order] = torch.arange(len(order), device=order.device)
+        outputs = torch.cat([outputs, outputs.new_zeros(1, self.out_features)])
+        return (outputs[row_of.view_as(chosen)] * weights.unsqueeze(-1)).sum(1).to(outputs.dtype)
+
+    def _run_here(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        return run_experts(rows, counts, list(self.expert_parameters().values()), self.activation)
+
+    def _through_all(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Run every expert over every token, and choose afterwards: a graph has no sizes that data decide."""
+        if self.training:
+            raise ConfigError(
+                "a mixture of experts in training mode depends on what an export does not have: call model.eval() first"
+            )
+        inner = self.activation(torch.einsum("ti,eih->teh", tokens, self.weight_in) + self.bias_in)
+        outputs = torch.einsum("teh,eho->teo", inner, self.weight_out) + self.bias_out
+        outputs = outputs.gather(1, chosen.unsqueeze(-1).expand(-1, -1, self.out_features))
+        return (outputs * weights.unsqueeze(-1)).sum(1).to(outputs.dtype)
+
+    def take_dropped(self) -> tuple[int, int]:
+        """How many choices were dropped, and of how many, in training since the last call: see ``take_dropped``."""
+        dropped, choices = (0, 0) if self._tally is None else self._tally.tolist()
+        self._tally = None
+        return dropped, choices
+
+    def extra_repr(self) -> str:
+        """Describe the layer, as ``print(model)`` does."""
+        return (
+            f"{self.features}, {self.hidden}, experts={self.experts}, out_features={self.out_features}, k={self.k}, "
+            f"capacity_factor={self.capacity_factor}, balance_weight={self.balance_weight}"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or a pickle is a plain layer of one process, without the graph of the newest pass."""
+        passing = {"auxiliary_loss": None, "tokens_of": None, "runner": None, "counts_tokens": True, "_tally": None}
+        return {**self.__dict__, **passing}
+
+
+def _parameter(*shape: int, device: torch.device | str | None, dtype: torch.dtype | None) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
+
+
+def _codes(logits: torch.Tensor, chosen_logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """A number for each choice, int64 ``(tokens, k)``, that sorts by expert and then by the odds of it.
+
+    Odds order tokens as probabilities do, and go on doing so where those round to 1. They are rounded, since one token
+    may get other last bits on another rank.
+    """
+    others = logits.unsqueeze(1).expand(-1, chosen.shape[1], -1)
+    others = others.scatter(-1, chosen.unsqueeze(-1), -math.inf).logsumexp(-1)
+    odds = ((chosen_logits - others) / _ODDS_STEP).nan_to_num(0.0).clamp(-_ODDS_LIMIT, _ODDS_LIMIT).round().long()
+    return (chosen << 42) + (odds + _ODDS_LIMIT)
+
+
+def run_experts(
+    rows: torch.Tensor, counts: Sequence[int], parameters: Parameters, activation: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Run experts over rows that are sorted by expert.
+
+    Args:
+        rows: ``(rows, features)``.
+        counts: how many of them each expert has.
+        parameters: the four of ``MixtureOfExperts.expert_parameters``, of as many experts.
+        activation: of the inner layer.
+
+    Returns:
+        ``(rows, out_features)``.
+    """
+    outputs = []
+    # Indexing would give each expert a gradient of the size of all of them.
+    by_expert = zip(*(parameter.unbind() for parameter in parameters), strict=True)
+    parts = torch.split(rows, list(counts))
+    for part, (weight_in, bias_in, weight_out, bias_out) in zip(parts, by_expert, strict=True):
+        inner = activation(torch.addmm(bias_in, part, weight_in))
+        outputs.append(torch.addmm(bias_out, inner, weight_out))
+    return torch.cat(outputs)
+
+
+def mixtures(model: torch.nn.Module) -> dict[str, MixtureOfExperts]:
+    """Return the mixtures of experts in ``model`` by their names."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
+
+
+def share_tokens(model: torch.nn.Module, ranks: TokenRanks | None) -> None:
+    """Let the mixtures in ``model`` route the tokens of all ``ranks`` together; None: of this process alone."""
+    for layer in mixtures(model).values():
+        layer.tokens_of = ranks
+
+
+@contextmanager
+def stand_in(model: torch.nn.Module) -> Iterator[None]:
+    """Let forward passes inside be of rows that stand in for none.
+
+    A rank without rows takes part in what the others exchange by such a pass and its backward pass. Its tokens count
+    neither for capacity nor for balance nor as dropped, no expert gets them, and the layers' outputs are zero.
+    """
+    layers = list(mixtures(model).values())
+    for layer in layers:
+        layer.counts_tokens = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.counts_tokens = True
+
+
+def take_dropped(model: torch.nn.Module) -> tuple[int, int]:
+    """How many choices of an expert were dropped in training since the last call, and of how many; waits for a GPU.
+
+    A token makes ``k`` choices in each layer. Both numbers are of this rank's tokens; their sums over the ranks that
+    read different rows are the global ones. With activation checkpointing a choice counts in each of its passes.
+    """
+    taken = [layer.take_dropped() for layer in mixtures(model).values()]
+    return sum(dropped for dropped, _ in taken), sum(choices for _, choices in taken)
