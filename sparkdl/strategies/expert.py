@@ -76,10 +76,10 @@ class GroupTokens:
 
     def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's ``rows``, which may differ in their first dimension alone."""
-        size = dist.get_world_size(self._group)
-        counts = rows.new_empty(size, dtype=torch.int64)
-        dist.all_gather_into_tensor(counts, counts.new_tensor([len(rows)]), group=self._group)
-        lengths = counts.tolist()
+        count = torch.tensor(len(rows), device=rows.device)
+        counts = [torch.empty_like(count) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(counts, count, group=self._group)
+        lengths = torch.stack(counts).tolist()
         padded = rows.new_zeros((max(lengths), *rows.shape[1:]))
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in lengths]

@@ -13,7 +13,7 @@ import torch
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.nn.mixture import MixtureOfExperts, mixtures, stand_in, take_dropped
+from sparkdl.nn.mixture import MixtureOfExperts, mixtures, share_tokens, stand_in, take_dropped
 from sparkdl.strategies import expert
 from sparkdl.strategies.base import open_strategy
 from sparkdl.train.in_memory import TensorSource
@@ -62,16 +62,20 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def average(net, size):
-    """What a strategy does behind the backward pass: the mean of all gradients but those of experts."""
-    split = {id(p) for layer in mixtures(net).values() for p in layer.expert_parameters().values()}
+def average(net, size, holders):
+    """What a strategy does behind the backward pass: the mean of all gradients, experts' over their holders alone."""
+    experts = {id(p) for layer in mixtures(net).values() for p in layer.expert_parameters().values()}
     for parameter in net.parameters():
-        if size > 1 and id(parameter) not in split:
-            torch.distributed.all_reduce(parameter.grad)
-            parameter.grad /= size
+        gradient = parameter.grad
+        if size > 1 and id(parameter) not in experts:
+            torch.distributed.all_reduce(gradient)
+            gradient /= size
+        elif holders is not None:
+            torch.distributed.all_reduce(gradient.to_local(), group=holders)
+            gradient /= torch.distributed.get_world_size(holders)
 
 
-def steps(net, rank, size, autocast=False):
+def steps(net, rank, size, autocast=False, holders=None):
     """AdamW over the batches of ``SIZES``; what each rank saw and has, whole."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     tensors = {name: tensor.to(net.last.bias.dtype) for name, tensor in data(sum(SIZES)).items()}
@@ -85,7 +89,7 @@ def steps(net, rank, size, autocast=False):
         auxiliary = weight * (net.first.auxiliary_loss + net.second.auxiliary_loss)
         loss = weight * (outputs - y).square().mean() if len(x) else 0 * outputs.sum()
         (loss + auxiliary).backward()
-        average(net, size)
+        average(net, size, holders)
         gradients = {name: whole(parameter.grad).clone() for name, parameter in net.named_parameters()}
         seen.append(
             {
@@ -161,6 +165,14 @@ FITS = {
 }
 
 
+def on_two_by_two(world):
+    """Two ranks share the experts, and two such pairs the rows."""
+    mesh = torch.distributed.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "expert"))
+    net = split("two experts", mesh["expert"])
+    share_tokens(net, expert.GroupTokens(torch.distributed.group.WORLD))
+    return steps(net, world.rank, world.size, holders=mesh["data"].get_group())
+
+
 def on_a_rank(names, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
@@ -169,6 +181,8 @@ def on_a_rank(names, world):
     bf16 = split("two experts", mesh, torch.float32)
     ran["bf16"] = steps(bf16, world.rank, world.size, autocast=True)
     ran |= {name: trained(FITS[name][0], world, collective, **FITS[name][1]) for name in names}
+    if world.size == 4:
+        ran["two by two"] = on_two_by_two(world)
     collective.close()
     return ran
 
@@ -209,6 +223,15 @@ def test_experts_on_ranks_train_as_on_one(case, size, request):
     dropped = sum(step["dropped"][0] for step in wanted["steps"])
     assert bool(dropped) == (case != "no limit")
     assert any(step["dropped"][1] == 0 for rank in together for step in rank[case]["steps"])  # a rank without rows
+
+
+def test_experts_on_two_ranks_of_four_train_as_on_one(four):
+    wanted = alone("two experts")
+    for rank in four:
+        for step, other in zip(rank["two by two"]["steps"], wanted["steps"], strict=True):
+            torch.testing.assert_close(step["gradients"], other["gradients"], **EXACT)
+        torch.testing.assert_close(rank["two by two"]["weights"], wanted["weights"], **EXACT)
+        assert rank["two by two"]["held"]["first.weight_in"] == (2, 6, 5)
 
 
 def test_evaluation_is_that_of_the_whole_layer(two):
