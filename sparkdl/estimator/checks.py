@@ -94,10 +94,11 @@ def _check_ranks(params: CheckedParams) -> None:
         raise ConfigError(
             f"num_proc={get('num_proc')} and a backend of {backend.num_processes()} processes: give one of them"
         )
-    if backend == "horovod" and get("strategy") == "zero1":
+    strategy = get("strategy")
+    if backend == "horovod" and strategy != "all_reduce":
         raise ConfigError(
-            "strategy='zero1' splits the optimizer by torch.distributed, and backend='horovod' opens no group of it: "
-            "choose backend='torch', or strategy='all_reduce'"
+            f"strategy={strategy!r} spreads the model by torch.distributed, and backend='horovod' opens no group of "
+            "it: choose backend='torch', or strategy='all_reduce'"
         )
     ranks, least = ranks_wanted(params), get("min_num_proc")
     if ranks is not None and least is not None and least > ranks:
@@ -117,6 +118,35 @@ def _check_ranks(params: CheckedParams) -> None:
         raise ConfigError(
             f"timeout={get('timeout'):g} and start_timeout={started:g} of the backend name the same thing: drop one"
         )
+
+
+def check_strategy(params: CheckedParams, spec: FitSpec, objects: UserObjects) -> None:
+    """Refuse a mesh that the ranks do not fill, or that does not go with the model, the batch or the training.
+
+    Raises:
+        ConfigError: names both and says which to change.
+    """
+    if spec.strategy in STRATEGIES:
+        return
+    mesh = Mesh.of_text(spec.strategy).filled(spec.num_proc)
+    if mesh.is_data_parallel:
+        return
+    if objects.step is not None:
+        raise ConfigError(
+            f"strategy={spec.strategy!r} takes no step of a user's own, and train_minibatch_fn is one: drop one"
+        )
+    if spec.min_num_proc != spec.num_proc:
+        raise ConfigError(
+            f"strategy={spec.strategy!r} is filled by {spec.num_proc} ranks, and min_num_proc={spec.min_num_proc} "
+            "would leave fewer after a failure: drop min_num_proc"
+        )
+    check_training(mesh, spec.train, "cpu" if spec.use_gpu is False else None)
+    if mesh.pipeline != 1 and spec.batch_size < mesh.parts_of_a_batch:
+        raise ConfigError(
+            f"batch_size={spec.batch_size} has fewer rows than the {mesh.parts_of_a_batch} micro-batches of "
+            f"strategy={spec.strategy!r}: raise batch_size, or set micro_batches"
+        )
+    check_layers(mesh, built(objects.model))
 
 
 def check_checkpoints_used(params: CheckedParams, spec: FitSpec) -> None:
@@ -242,17 +272,22 @@ def check_values(manifest: Manifest, roles: Roles) -> None:
             )
 
 
-def check_task(message: FitMessage, task: Task, model: torch.nn.Module) -> None:
+def check_task(message: FitMessage, task: Task, model: torch.nn.Module, num_proc: int) -> None:
     """Refuse a model with nothing to train, an optimizer that is not its own, a monitor that no epoch will have.
 
     Args:
         message: to the ranks.
         task: of the driver's copy of the user's objects.
         model: its model, made.
+        num_proc: number of ranks.
 
     Raises:
         ConfigError: names what is wrong.
     """
+    if message.strategy not in STRATEGIES:
+        mesh = Mesh.of_text(message.strategy).filled(num_proc)
+        by_user = task.forward is not None or task.train_step is not None
+        check_model(mesh, model, ModelCall(task.inputs, task.input_style, by_user))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         count = sum(1 for _ in model.parameters())
         raise ConfigError(f"0 of the model's {count} parameters require a gradient: unfreeze what shall be trained")

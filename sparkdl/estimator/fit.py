@@ -71,6 +71,7 @@ class Fit:
             self.spec = resolve(params, store=self.store, num_proc=num_proc)
             checks.check_checkpoints_used(params, self.spec)
             self.objects = pack(self.spec.objects)
+            checks.check_strategy(params, self.spec, self.spec.objects)
             checks.check_cluster(self.spec, spark)
         except BaseException:
             self.close()
@@ -131,7 +132,7 @@ class Fit:
                 strategy=spec.strategy,
             )
             task = message.task(objects)
-            checks.check_task(message, task, model)
+            checks.check_task(message, task, model, spec.num_proc)
             checks.check_losses(task, objects.losses, probed, train, validation, written=prepared.ours)
             checks.check_metrics(task, probed)
             checks.check_resume(message, model, train, validation)

@@ -212,8 +212,8 @@ def resolve(params: CheckedParams, *, store: Store, num_proc: int) -> FitSpec:
     if isinstance(backend, SparkBackend):
         launch = launch_config(launch, env=backend.env, **backend.options)
     collective = backend if isinstance(backend, str) else "auto"
-    if collective == "auto" and strategy == "zero1" and num_proc > 1:
-        collective = "torch"  # the only one whose groups can split an optimizer
+    if collective == "auto" and strategy != "all_reduce" and num_proc > 1:
+        collective = "torch"  # the only one with groups that can hold a model together
     return FitSpec(
         objects=objects,
         meanings=meanings,

@@ -11,8 +11,9 @@ import torch
 from torch.nn import functional
 
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.observe import emit, logger
 
-__all__ = ["MixtureOfExperts", "TokenRanks", "mixtures", "run_experts", "share_tokens", "stand_in", "take_dropped"]
+__all__ = ["MixtureOfExperts", "TokenRanks", "mixtures", "run_experts", "share_tokens", "stand_in", "take_dropped", "tell_dropped"]
 
 _ODDS_STEP = 2.0**-16
 _ODDS_LIMIT = 2**40  # a code has 42 bits for the odds, and those above them for the expert
@@ -343,3 +344,30 @@ def take_dropped(model: torch.nn.Module) -> tuple[int, int]:
     """
     taken = [layer.take_dropped() for layer in mixtures(model).values()]
     return sum(dropped for dropped, _ in taken), sum(choices for _, choices in taken)
+
+
+def tell_dropped(
+    model: torch.nn.Module,
+    epoch: int,
+    add_up: Callable[[torch.Tensor], torch.Tensor],
+    device: torch.device,
+    *,
+    tells: bool,
+) -> None:
+    """Say, where this rank tells, what share of an epoch's choices of an expert was dropped.
+
+    Args:
+        model: with mixtures of experts.
+        epoch: the one that has ended.
+        add_up: sums a tensor over the ranks, each row once; every rank calls this function.
+        device: where ``add_up`` takes its tensors.
+        tells: whether this rank tells.
+    """
+    dropped, choices = add_up(torch.tensor(take_dropped(model), dtype=torch.float64, device=device)).tolist()
+    if dropped and tells:
+        message = (
+            f"epoch {epoch}: {dropped:.0f} of {choices:.0f} choices of an expert were beyond its capacity and dropped "
+            f"({dropped / choices:.1%}): raise capacity_factor to drop fewer"
+        )
+        logger.info(message)
+        emit("log", message=message)

@@ -1,4 +1,4 @@
-"""What the trainer asks of a strategy, and the strategies there are.
+"""What the trainer asks of a strategy.
 
 The trainer owns the order of batches, objective, metrics, schedule, checkpoints, selection and callbacks; a strategy
 owns where parameters, gradients and optimizer state live, and what travels.
@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
 from sparkdl.collective.base import Collective, GradientSync
 from sparkdl.config import TrainConfig
+from sparkdl.strategies import STRATEGIES
 from sparkdl.strategies.mesh import Mesh
 
-__all__ = ["STRATEGIES", "StepObjective", "Strategy", "open_strategy"]
-
-STRATEGIES = {
-    "all_reduce": "sparkdl.strategies.all_reduce:AllReduce",
-    "zero1": "sparkdl.strategies.zero1:Zero1",
-}
-"""By name, where the class is; it is loaded when it is asked for. The names of ``mesh.PRESETS`` are meshes."""
-
+__all__ = ["ModelCall", "StepObjective", "Strategy", "open_strategy"]
 
 class StepObjective(Protocol):
     """What one batch shall reach, as the trainer hands it to a strategy."""
@@ -85,6 +80,23 @@ class StepObjective(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ModelCall:
+    """How the model is called with a batch, for strategies that call its parts.
+
+    Attributes:
+        inputs: names of the tensors it is called with.
+        input_style: how, as in ``Task``.
+        by_user: a function of the user's calls it, in a way that nobody knows.
+        example: gives this rank's first batch.
+    """
+
+    inputs: Sequence[str] = ("features",)
+    input_style: Literal["positional", "keyword", "dict"] = "positional"
+    by_user: bool = False
+    example: Callable[[], Mapping[str, torch.Tensor]] | None = None
+
+
 class Strategy(ABC):
     """Trains one model on all ranks; every rank calls every method, in the same order.
 
@@ -136,6 +148,7 @@ class Strategy(ABC):
         self,
         make_model: Callable[[], torch.nn.Module],
         make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        call: ModelCall,
     ) -> None:
         """Make the model and spread it, then make the optimizer of what this rank holds.
 
@@ -218,6 +231,10 @@ class Strategy(ABC):
     def evaluate(self, batch: Any, objective: StepObjective) -> tuple[Any, torch.Tensor] | None:
         """Return the outputs of this rank's rows and what their losses add up to; None where there is no row."""
         return objective.evaluate(self.model, batch) if batch.rows else None
+
+    def plain_state(self) -> Mapping[str, Any]:
+        """The state of the plain model, of which names and shapes alone count."""
+        return self.model.state_dict()
 
     def share_buffers(self) -> None:
         """Give all ranks rank 0's buffers, so that all validate and save the same model."""

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.strategies import STRATEGIES
 
-__all__ = ["DIMENSIONS", "PRESETS", "Mesh", "Place"]
+__all__ = ["DIMENSIONS", "PRESETS", "READERS", "Mesh", "Place"]
 
 DIMENSIONS = ("pipeline", "data", "shard", "expert", "tensor")
 """From the outermost to the innermost: ranks that are neighbours, on one host if they can be, share a ``tensor`` group,
 which exchanges most; stages of a pipeline, which exchange least, lie farthest apart."""
-_READERS = ("data", "shard", "expert")
+READERS = ("data", "shard", "expert")
+"""The dimensions whose ranks read different rows."""
 _SCHEDULES = ("1f1b", "gpipe", "naive")
 
 
@@ -74,7 +76,7 @@ class Mesh:
             open_ones = [dimension for dimension in DIMENSIONS if getattr(self, dimension) is None]
             raise ConfigError(f"{' and '.join(open_ones)} are None, and the ranks that are left go to one: name a size")
         if self.cuts is not None:
-            object.__setattr__(self, "cuts", (self.cuts,) if isinstance(self.cuts, str) else tuple(self.cuts))
+            object.__setattr__(self, "cuts", tuple(self.cuts))
         if self.schedule not in _SCHEDULES:
             raise ConfigError(f"schedule={self.schedule!r} is unknown: choose one of {', '.join(_SCHEDULES)}")
         if self.micro_batches is not None and self.micro_batches < 1:
@@ -93,6 +95,11 @@ class Mesh:
             given = [option for option, default in options.items() if getattr(self, option) != default]
             if given and getattr(self, dimension) == 1:
                 raise ConfigError(f"{given[0]}= has nothing to act on with {dimension}=1: drop it, or set {dimension}=")
+        if self.activation_checkpointing and self.pipeline != 1:
+            raise ConfigError(
+                f"activation_checkpointing=True works on the blocks of a model, and pipeline={self.pipeline} cuts "
+                "them: drop one"
+            )
         if self.expert != 1:
             others = [name for name in ("shard", "tensor", "pipeline") if getattr(self, name) != 1]
             if others:
@@ -108,8 +115,9 @@ class Mesh:
         Raises:
             ConfigError: it is none of these.
         """
+        names = sorted({*STRATEGIES, *PRESETS})
         wrong = ConfigError(
-            f"strategy={text!r} is unknown: choose one of {sorted(PRESETS)}, with options as in 'mesh(data=2, tensor=2)'"
+            f"strategy={text!r} is unknown: choose one of {names}, with options as in 'mesh(data=2, tensor=2)'"
         )
         try:
             call = ast.parse(text.strip(), mode="eval").body
@@ -161,7 +169,14 @@ class Mesh:
     @property
     def readers(self) -> int:
         """Number of parts that a global batch is dealt in; of a mesh that is filled."""
-        return math.prod(int(getattr(self, dimension)) for dimension in _READERS)
+        return math.prod(int(getattr(self, dimension)) for dimension in READERS)
+
+    @property
+    def parts_of_a_batch(self) -> int:
+        """Number of micro-batches; of a mesh that is filled."""
+        if self.schedule == "naive":
+            return 1
+        return self.micro_batches or 4 * int(self.pipeline or 1)
 
     def place(self, number: int) -> Place:
         """Where the rank of this number, counted host by host, stands in a mesh that is filled."""
@@ -169,7 +184,7 @@ class Mesh:
         for dimension, size in zip(reversed(DIMENSIONS), reversed(self.sizes()), strict=True):
             number, at[dimension] = divmod(number, size)
         reader = 0
-        for dimension in _READERS:
+        for dimension in READERS:
             reader = reader * int(getattr(self, dimension)) + at[dimension]
         counts = at["tensor"] == 0 and at["pipeline"] == int(self.pipeline or 1) - 1
         return Place(**at, reader=reader, counts=counts)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from sparkdl.collective.agree import agree_on_tensors
 from sparkdl.collective.base import Collective, on_leader
@@ -14,12 +17,16 @@ from sparkdl.collective.gradients.batch_norm import synchronise_norms
 from sparkdl.collective.gradients.buffers import BufferSharing
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
+from sparkdl.strategies import expert, stages, tensor
 from sparkdl.strategies.all_reduce import fitting
-from sparkdl.strategies.base import StepObjective, Strategy
-from sparkdl.strategies.mesh import DIMENSIONS, Mesh
+from sparkdl.strategies.base import ModelCall, StepObjective, Strategy
+from sparkdl.strategies.expert import GroupTokens
+from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
+from sparkdl.strategies.pipeline import Pipeline
 from sparkdl.strategies.sharded import blocks_of, recompute, shard
 
-__all__ = ["MeshStrategy"]
+__all__ = ["MeshStrategy", "check_layers", "check_model", "check_training"]
 
 _BUCKET_BYTES = 25 * 2**20
 
@@ -43,7 +50,12 @@ class MeshStrategy(Strategy):
         super().__init__(collective, config)
         world = collective.world
         self.mesh = mesh = mesh.filled(world.size)
-        _check_training(mesh, config, collective)
+        if collective.name == "horovod":
+            raise ConfigError(
+                f"strategy='{mesh}' needs groups of ranks, and backend='horovod' opens none: choose backend='torch', "
+                "or strategy='all_reduce'"
+            )
+        check_training(mesh, config, world.device)
         hosts = collective.all_gather_object((world.node_rank, world.local_rank))
         by_host = sorted(range(world.size), key=lambda rank: hosts[rank])  # neighbours in the mesh share a host
         self._places = {rank: mesh.place(number) for number, rank in enumerate(by_host)}
@@ -60,6 +72,8 @@ class MeshStrategy(Strategy):
             ranks = torch.tensor(by_host).reshape(mesh.sizes())
             self._devices = DeviceMesh(device, ranks, mesh_dim_names=DIMENSIONS)
         self._norms: Any = None
+        self._pipeline: Pipeline | None = None
+        self._mixtures = False
 
     def counts_rows(self) -> bool:
         """Whether this rank is of the last stage, and the first of those that compute the same there."""
@@ -76,6 +90,7 @@ class MeshStrategy(Strategy):
         self,
         make_model: Callable[[], torch.nn.Module],
         make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        call: ModelCall,
     ) -> None:
         """Make the model, give every rank that of rank 0, cut it, then make the optimizer of what is left.
 
@@ -85,16 +100,17 @@ class MeshStrategy(Strategy):
         """
         mesh, world = self.mesh, self.collective.world
         self.model = self.net = model = make_model()
-        _check_model(mesh, model)
+        check_model(mesh, model, call)
         self._whole = _on_meta(model)
+        self._mixtures = bool(mixtures(model))
         self._stages = dict.fromkeys(model.state_dict(), 0)  # by name of a tensor, the stage that holds it
         if world.size > 1:
             named = [*model.named_parameters(), *model.named_buffers()]
             agree_on_tensors(self.collective, named)  # type: ignore[arg-type]
             with torch.no_grad():
-                self.collective.broadcast([tensor for _, tensor in named])
+                self.collective.broadcast([whole for _, whole in named])
             self._norms = synchronise_norms(model, self.collective, self.config.sync.sync_batch_norm)  # type: ignore[arg-type]
-        self._cut(model)
+        self._cut(model, call)
         self.optimizer = make_optimizer(model)
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise ConfigError(f"strategy='{mesh}' leaves no rank the whole gradient, which LBFGS needs: take another")
@@ -102,14 +118,57 @@ class MeshStrategy(Strategy):
         self._shares_buffers = BufferSharing(model, self.collective)  # type: ignore[arg-type]
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _cut(self, model: torch.nn.Module) -> None:
+    def _cut(self, model: torch.nn.Module, call: ModelCall) -> None:
         mesh, devices = self.mesh, self._devices
         blocks = blocks_of(model)
+        plan = tensor.find_plan(model, mesh.tensor, mesh.plan) if mesh.tensor not in (1, None) else {}
+        if mesh.pipeline != 1:
+            stage = self._stage(model, call)
+            stages.release(model, stage)
+            plan = {name: how for name, how in plan.items() if _is_held(model.get_submodule(name))}
+            # Blocks of the user's are not called as such any more: what the stage calls is gathered one by one.
+            called = {node.target for node in stage.training.module.graph.nodes if node.op == "call_module"}
+            blocks = [model.get_submodule(name) for name in sorted(called) if _has_parameters(model, name)]
+            self._pipeline = Pipeline(
+                stage,
+                self._group(("pipeline",)),
+                torch.device(self.collective.world.device),
+                micro_batches=mesh.parts_of_a_batch,
+                schedule=mesh.schedule,
+                data_size=self.data_size,
+                exchanges_in_backward=mesh.shard != 1,
+            )
+        if mesh.expert != 1:
+            expert.split(model, devices["expert"])
+        if self._mixtures and self.data_size > 1:
+            share_tokens(model, GroupTokens(self._group(READERS)))
+        if mesh.tensor != 1:
+            tensor.split(model, devices["tensor"], plan)
         if mesh.activation_checkpointing:
             recompute(blocks or [model])
         if mesh.shard != 1:
             over = devices["data", "shard"] if mesh.data != 1 else devices["shard"]
-            shard(model, blocks, over, keep_parameters=mesh.keep_parameters, offload=mesh.offload)
+            root = None if self._pipeline is not None else model
+            shard(root, blocks, over, keep_parameters=mesh.keep_parameters, offload=mesh.offload)
+
+    def _stage(self, model: torch.nn.Module, call: ModelCall) -> stages.Stage:
+        """Cut the model as rank 0 says, which measures where nobody named the cuts; return this rank's stage."""
+        mesh, called = self.mesh, {"inputs": call.inputs, "input_style": call.input_style}
+
+        def cuts() -> tuple[str, ...]:
+            if mesh.cuts is not None:
+                return mesh.cuts
+            example = None
+            if call.example is not None:
+                first = call.example()
+                rows = -(-len(next(iter(first.values()))) // mesh.parts_of_a_batch)
+                example = {name: value[:rows] for name, value in first.items()}
+            return stages.measure(model, int(mesh.pipeline or 1), example=example, **called)  # type: ignore[arg-type]
+
+        parts = stages.split(model, on_leader(self.collective, cuts), **called)  # type: ignore[arg-type]
+        for part in parts:
+            self._stages |= dict.fromkeys([*part.parameters, *part.buffers], part.index)
+        return parts[self._place.pipeline]
 
     def _number_parameters(self) -> None:
         """Number the parameters as one plain optimizer does, and leave this rank's own in the groups."""
@@ -127,21 +186,29 @@ class MeshStrategy(Strategy):
     def step(self, batch: Any, objective: StepObjective, *, last: bool = True) -> tuple[torch.Tensor, Any]:
         """Forward and backward, in which shards and splits are exchanged; then the mean over the copies."""
         outputs = None
-        if batch.rows:
-            loss, outputs = objective(self.net, batch)
-            objective.scaled(loss).backward()  # type: ignore[no-untyped-call]
-            loss = loss.detach()
-        else:
-            self._pass_without_rows(batch, objective)
-            loss = torch.zeros((), device=self.collective.world.device)
+        with self._computing():
+            if self._pipeline is not None:
+                loss, outputs = self._pipeline.step(batch, objective)
+                loss = loss * int(self.mesh.pipeline or 1)  # the other stages have none, and the mean is over all ranks
+            elif batch.rows:
+                loss, outputs = objective(self.net, batch)
+                objective.scaled(loss).backward()  # type: ignore[no-untyped-call]
+                loss = loss.detach()
+            else:
+                self._pass_without_rows(batch, objective)
+                loss = torch.zeros((), device=self.collective.world.device)
         if last:
             self.exchange()
         return loss, outputs
 
+    def _computing(self) -> AbstractContextManager[None]:
+        """A context for passes of the model."""
+        return tensor.computing() if self.mesh.tensor != 1 else nullcontext()
+
     @property
     def _passes_are_collective(self) -> bool:
         """Whether ranks that read other rows wait for this one's passes."""
-        return self.mesh.shard != 1 or self.mesh.expert != 1 or self._norms is not None
+        return self.mesh.shard != 1 or self._mixtures or self._norms is not None
 
     def _pass_without_rows(self, batch: Any, objective: StepObjective) -> None:
         if not self._passes_are_collective:
@@ -152,17 +219,26 @@ class MeshStrategy(Strategy):
         if loss.requires_grad:
             (objective.scaled(loss) * 0.0).backward()  # type: ignore[no-untyped-call]
 
-    def _standing_in(self) -> Any:
-        """A context whose forward passes are of rows that stand in for none."""
-        from contextlib import nullcontext
-
-        return self._norms.weighted(0.0) if self._norms is not None else nullcontext()
+    @contextmanager
+    def _standing_in(self) -> Iterator[None]:
+        """Let forward passes inside be of rows that stand in for none."""
+        with ExitStack() as contexts:
+            if self._norms is not None:
+                contexts.enter_context(self._norms.weighted(0.0))
+            if self._mixtures:
+                contexts.enter_context(stand_in(self.model))
+            yield
 
     def exchange(self) -> None:
         """Average the gradients over the copies of each parameter that read other rows; ``fully_shard`` did its own."""
         if self.mesh.shard != 1:
             return
-        self._average(("data",), self.parameters())
+        if self.mesh.expert == 1:
+            self._average(("data",), self.parameters())
+            return
+        experts = [parameter for parameter in self.parameters() if hasattr(parameter, "placements")]
+        self._average(("data",), experts)
+        self._average(("data", "expert"), [p for p in self.parameters() if not hasattr(p, "placements")])
 
     @torch.no_grad()
     def _average(self, dimensions: tuple[str, ...], parameters: list[torch.nn.Parameter]) -> None:
@@ -216,24 +292,40 @@ class MeshStrategy(Strategy):
 
     def evaluate(self, batch: Any, objective: StepObjective) -> tuple[Any, torch.Tensor] | None:
         """As ``Strategy.evaluate``; a rank without rows takes part in what others gather."""
+        if self._pipeline is not None:
+            with self._computing():
+                return self._pipeline.evaluate(batch, objective)
         if batch.rows:
-            return objective.evaluate(self.model, batch)
+            with self._computing():
+                return objective.evaluate(self.model, batch)
         if self.mesh.shard != 1 or self.mesh.expert != 1:
             with self._standing_in():
                 objective.forward_without_rows(self.model, batch)
         return None
 
     def share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers."""
-        self._shares_buffers()
+        """Give all ranks rank 0's buffers; those of a stage, of its first rank."""
+        if self._pipeline is None:
+            self._shares_buffers()
+            return
+        import torch.distributed as dist
+
+        held = [buffer for buffer in self.model.buffers() if buffer.device.type != "meta"]
+        if _product(self.mesh, DIMENSIONS[1:]) > 1:
+            for buffer in held:
+                dist.broadcast(buffer, self._leaders[self._place.pipeline], group=self._group(DIMENSIONS[1:]))
+
+    def plain_state(self) -> Mapping[str, Any]:
+        """The state of the model before it was cut, without memory."""
+        return self._whole.state_dict()
 
     # --- the state ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any] | None:
         """Gather tensor by tensor: other ranks than the leader hold one whole tensor at a time."""
         model: dict[str, torch.Tensor] = {}
-        for name, tensor in self._gathered_model():
-            model[name] = tensor
+        for name, whole in self._gathered_model():
+            model[name] = whole
         optimizer = self._gathered_optimizer()
         if not self.collective.world.is_leader:
             return None
@@ -336,11 +428,11 @@ class MeshStrategy(Strategy):
 
     def gather_model(self) -> torch.nn.Module:
         """Return the plain model on the leader; elsewhere the model as it is spread."""
-        tensors = dict(self._gathered_model())
+        state = dict(self._gathered_model())
         if not self.collective.world.is_leader:
             return self.model
         plain = copy.deepcopy(self._whole)
-        plain.load_state_dict({name: tensor.detach().clone() for name, tensor in tensors.items()}, assign=True)
+        plain.load_state_dict({name: whole.detach().clone() for name, whole in state.items()}, assign=True)
         return plain
 
     def close(self) -> None:
@@ -349,13 +441,12 @@ class MeshStrategy(Strategy):
             self._norms.undo()
 
 
-def _check_training(mesh: Mesh, config: TrainConfig, collective: Collective) -> None:
-    """Refuse what no mesh takes, and what this one does not."""
-    if collective.name == "horovod":
-        raise ConfigError(
-            f"strategy='{mesh}' needs groups of ranks, and backend='horovod' opens none: choose backend='torch', or "
-            "strategy='all_reduce'"
-        )
+def check_training(mesh: Mesh, config: TrainConfig, device: str | None) -> None:
+    """Refuse settings that no mesh takes, or that this one does not; ``device`` is None where nobody knows it so far.
+
+    Raises:
+        ConfigError: names both.
+    """
     if config.compile:
         raise ConfigError(f"strategy='{mesh}' and compile={config.compile!r} do not go together: drop one")
     if config.precision == "fp16":
@@ -363,26 +454,72 @@ def _check_training(mesh: Mesh, config: TrainConfig, collective: Collective) -> 
             f"strategy='{mesh}' leaves each rank a part of the gradients, and the scaler of precision='fp16' looks at "
             "all: choose precision='bf16'"
         )
-    if mesh.offload and torch.device(collective.world.device).type == "cpu":
+    if mesh.offload and device is not None and torch.device(device).type == "cpu":
         raise ConfigError("offload=True moves parameters off a GPU, and the ranks compute on CPUs: drop it")
 
 
-def _check_model(mesh: Mesh, model: torch.nn.Module) -> None:
+def check_model(mesh: Mesh, model: torch.nn.Module, call: ModelCall) -> None:
+    """Refuse a model that cannot be spread so; no other rank is asked, and the model is as it was.
+
+    Raises:
+        ConfigError: names the layer, and what to choose.
+    """
+    check_layers(mesh, model)
+    if mesh.pipeline != 1:
+        _check_stages(mesh, model, call)
+
+
+def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
+    """Refuse layers that cannot be spread so, whatever the model is called with.
+
+    Raises:
+        ConfigError: names the layer, and what to choose.
+    """
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ConfigError(
                 f"layer {name!r} gives sparse gradients, which strategy='{mesh}' does not spread: make it with "
                 "sparse=False, or choose strategy='all_reduce'"
             )
-    if mesh.tensor != 1 or mesh.pipeline != 1:
-        from torch.nn.modules.batchnorm import _NormBase
+        if mesh.tensor != 1 and isinstance(module, _NormBase):
+            raise ConfigError(
+                f"layer {name!r}, a {type(module).__name__}, counts the rows of all ranks, and those of a tensor group "
+                "read the same: replace it (LayerNorm, GroupNorm), or choose 'all_reduce' or 'fsdp'"
+            )
+        if mesh.pipeline != 1 and not callable(inspect.getattr_static(module, "auxiliary_loss", len)):
+            raise ConfigError(
+                f"layer {name!r}, a {type(module).__name__}, adds to the loss, which a pipeline computes on its last "
+                "stage alone: choose a strategy without a pipeline"
+            )
+    if mesh.expert != 1:
+        expert.check(model, int(mesh.expert or 1))
+    if mesh.tensor != 1:
+        tensor.find_plan(model, int(mesh.tensor or 1), mesh.plan)
 
-        for name, module in model.named_modules():
-            if isinstance(module, _NormBase):
-                raise ConfigError(
-                    f"layer {name!r}, a {type(module).__name__}, needs all rows of a batch at once, and "
-                    f"strategy='{mesh}' cuts it: replace it (LayerNorm, GroupNorm), or choose 'all_reduce' or 'fsdp'"
-                )
+
+def _check_stages(mesh: Mesh, model: torch.nn.Module, call: ModelCall) -> None:
+    if call.by_user:
+        raise ConfigError(
+            f"strategy='{mesh}' calls the parts of the model itself, and a function of yours calls it as a whole "
+            "(forward= or train_step= of the task): drop one"
+        )
+    cuts = mesh.cuts or stages.measure(
+        model, int(mesh.pipeline or 1), inputs=call.inputs, input_style=call.input_style
+    )
+    parts = stages.split(model, cuts, inputs=call.inputs, input_style=call.input_style)
+    if len(parts) != mesh.pipeline:
+        raise ConfigError(
+            f"{len(cuts)} cuts make {len(parts)} stages, and the mesh has pipeline={mesh.pipeline}: name "
+            f"{int(mesh.pipeline or 1) - 1}"
+        )
+
+
+def _is_held(module: torch.nn.Module) -> bool:
+    return all(parameter.device.type != "meta" for parameter in module.parameters())
+
+
+def _has_parameters(model: torch.nn.Module, name: str) -> bool:
+    return any(parameter.device.type != "meta" for parameter in model.get_submodule(name).parameters())
 
 
 def _on_meta(model: torch.nn.Module) -> torch.nn.Module:

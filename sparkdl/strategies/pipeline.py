@@ -41,6 +41,7 @@ class Pipeline:
         micro_batches: how many a batch is cut into; with ``"naive"`` 1.
         schedule: one of ``SCHEDULES``.
         data_size: of how many parts a global batch consists, so that ranks of all pipelines cut alike.
+        exchanges_in_backward: backward passes leave gradients of other pipelines, too, whose rows count.
 
     Raises:
         ConfigError: the schedule is unknown, or the group has not as many ranks as the model has stages.
@@ -55,6 +56,7 @@ class Pipeline:
         micro_batches: int,
         schedule: str = "1f1b",
         data_size: int = 1,
+        exchanges_in_backward: bool = False,
     ) -> None:
         if schedule not in SCHEDULES:
             raise ConfigError(f"schedule={schedule!r} is unknown: choose one of {list(SCHEDULES)}")
@@ -68,6 +70,7 @@ class Pipeline:
         self.stage, self.group, self.device = stage, group, device
         self.micro_batches = 1 if schedule == "naive" else micro_batches
         self.schedule, self.data_size = schedule, data_size
+        self._exchanges_in_backward = exchanges_in_backward
         self.is_first, self.is_last = stage.index == 0, stage.index == stage.count - 1
         self._plans: OrderedDict[Any, _Plan] = OrderedDict()
         self._rows: dict[str, torch.Tensor] = {}  # the first row this rank had, of each tensor that its stage reads
@@ -130,7 +133,7 @@ class Pipeline:
     @contextmanager
     def _gradients_of(self, batch: Any) -> Iterator[None]:
         """Throw the gradients away of rows that stand in for none."""
-        if batch.rows:
+        if batch.rows or self._exchanges_in_backward:
             yield
             return
         parameters = list(self.stage.training.module.parameters())

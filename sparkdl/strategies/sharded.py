@@ -35,19 +35,19 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def recompute(blocks: Iterable[torch.nn.Module]) -> None:
     """Let each block compute its activations again in the backward pass, instead of keeping them."""
-    from torch.distributed._composable import checkpoint
+    from torch.distributed._composable import checkpoint  # type: ignore[attr-defined]
 
     for block in blocks:
         checkpoint(block)
 
 
 def shard(
-    model: torch.nn.Module, blocks: Iterable[torch.nn.Module], mesh: Any, *, keep_parameters: bool, offload: bool
+    model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module], mesh: Any, *, keep_parameters: bool, offload: bool
 ) -> None:
     """Cut the parameters of ``model`` over ``mesh``, in place: they are DTensors then.
 
     Args:
-        model: whole, or cut by other dimensions before; equal on all ranks of ``mesh``.
+        model: whole, or cut by other dimensions before; equal on all ranks of ``mesh``; None where the blocks are all.
         blocks: of ``blocks_of``: each is gathered while it computes, what lies outside of them all the time.
         mesh: of one dimension, or of ``(data, shard)``: copies, each cut.
         keep_parameters: leave them gathered from the forward to the backward pass.
@@ -58,4 +58,5 @@ def shard(
     policy = CPUOffloadPolicy() if offload else OffloadPolicy()
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=not keep_parameters, offload_policy=policy)
-    fully_shard(model, mesh=mesh, reshard_after_forward=not keep_parameters, offload_policy=policy)
+    if model is not None:
+        fully_shard(model, mesh=mesh, reshard_after_forward=not keep_parameters, offload_policy=policy)

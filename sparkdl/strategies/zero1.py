@@ -12,6 +12,7 @@ from sparkdl.collective.base import Collective, on_leader
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce, fitting
+from sparkdl.strategies.base import ModelCall
 
 __all__ = ["Zero1"]
 
@@ -38,13 +39,14 @@ class Zero1(AllReduce):
         self,
         make_model: Callable[[], torch.nn.Module],
         make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+        call: ModelCall,
     ) -> None:
         """Build as ``AllReduce`` does, then leave this rank's part of the optimizer.
 
         Raises:
             ConfigError: the parameters are of several dtypes or devices.
         """
-        super().build(make_model, make_optimizer)
+        super().build(make_model, make_optimizer, call)
         if not self._splits:
             return
         from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -19,8 +19,9 @@ import torch
 from sparkdl.collective.base import Collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.nn.mixture import mixtures, tell_dropped
 from sparkdl.observe import emit
-from sparkdl.strategies.base import Strategy, open_strategy
+from sparkdl.strategies.base import ModelCall, Strategy, open_strategy
 from sparkdl.train.callbacks import Callback, Hooks, Run
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -113,6 +114,12 @@ class _Trainer:
         strategy.build(
             lambda: make_model(task, self.device, seed=config.seed, channels_last=config.channels_last),
             lambda model: make_optimizer(task, model, self.device),
+            ModelCall(
+                inputs=task.inputs,
+                input_style=task.input_style,
+                by_user=task.forward is not None or task.train_step is not None,
+                example=self._first_batch,
+            ),
         )
         scheduler = make_scheduler(task, strategy.optimizer)
         state = load_newest(checkpoints, strategy, collective, epochs=config.epochs)
@@ -124,6 +131,7 @@ class _Trainer:
 
         # What an epoch needs.
         self.counts = strategy.counts_rows()
+        self.mixes_experts = bool(mixtures(strategy.model))
         self.rate = LearningRate(
             strategy.optimizer,
             scheduler,
@@ -238,6 +246,8 @@ class _Trainer:
         self.reporter.epoch_done()
         if self.objective is not None:
             self.objective.tell_without_divisor(run.epoch, tells=run.world.is_leader)
+        if self.mixes_experts:
+            tell_dropped(run.model, run.epoch, self._sum_of_rows, self.device, tells=run.world.is_leader)
         self.strategy.share_buffers()
         # A source may have less to give than it said, as after resuming with other batches.
         reason = self._reason_to_stop()
@@ -309,6 +319,16 @@ class _Trainer:
             run.step += 1
             for hook in self.hooks.step_end:
                 hook(run)
+
+    def _first_batch(self) -> BatchLike:
+        """This rank's first batch, by which a strategy may measure; the epoch begins anew afterwards."""
+        self.train.set_epoch(0)
+        place = Placement(self.device, self.config.channels_last)
+        for batch in self.train:
+            first = place(batch)
+            break
+        end_epoch(self.train)
+        return first
 
     # --- what is due --------------------------------------------------------------------------------------------
 

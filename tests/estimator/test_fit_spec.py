@@ -13,7 +13,7 @@ from sparkdl.estimator.checks import check_checkpoints_used, check_parameters
 from sparkdl.estimator.fit_spec import ranks_wanted, resolve, sharing_key
 from sparkdl.estimator.params.spec import SPECS
 from sparkdl.shards.manifest import Manifest
-from sparkdl.strategies.base import STRATEGIES
+from sparkdl.strategies import STRATEGIES
 from sparkdl.train.callbacks import Callback
 
 

@@ -18,7 +18,6 @@ ELSEWHERE = {
     *("input_shapes", "label_shapes", "validation", "feature_dtypes", "transformation_fn"),
     *("transformation_edit_fields", "transformation_removed_fields", "featuresCol", "labelCol", "weightCol"),
     *("validationIndicatorCol", "predictionCol", "probabilityCol", "rawPredictionCol", "outputCols", "store"),
-    "strategy",
     *("run_id", "resume", "compress_sparse_cols", "reader_pool_type", "inmemory_cache_all", "mp_start_method"),
     *("data_module", "backward_passes_per_step"),
 }

@@ -28,9 +28,17 @@ STRATEGIES = {
         "zero2",
         "fsdp",
         "fsdp(activation_checkpointing=True)",
+        "tensor",
+        "pipeline(micro_batches=3)",
+        "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))",
     ],
     4: [
         "mesh(data=2, shard=2)",
+        "mesh(data=2, tensor=2)",
+        "mesh(data=2, pipeline=2, micro_batches=3)",
+        "mesh(shard=2, tensor=2)",
+        "mesh(shard=2, pipeline=2, micro_batches=2)",
+        "mesh(pipeline=2, tensor=2, micro_batches=2)",
     ],
 }
 EVERY = [(size, strategy) for size, names in STRATEGIES.items() for strategy in names]

@@ -18,7 +18,8 @@ from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.shards.files import write_table_shards
 from sparkdl.strategies.all_reduce import AllReduce
-from sparkdl.strategies.base import STRATEGIES, open_strategy
+from sparkdl.strategies import STRATEGIES
+from sparkdl.strategies.base import open_strategy
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.task import Task
@@ -273,7 +274,7 @@ def of_shards(uri, world):
     made = Task(model=functools.partial(torch.nn.Linear, 1, 1), loss=torch.nn.MSELoss(), **parts)
     job = RankJob(task=made, train_uri=uri, batch_size=16, train=TrainConfig(epochs=2), strategy="same rows")
     module = SimpleNamespace(SameRows=SameRows)  # on a rank this file is no module
-    registry = sys.modules["sparkdl.strategies.base"].STRATEGIES  # the rank's own, not the one that came with this
+    registry = sys.modules["sparkdl.strategies"].STRATEGIES  # the rank's own, not the one that came with this
     with patch.dict(registry, {"same rows": "same_rows:SameRows"}), patch.dict(sys.modules, {"same_rows": module}):
         return run_rank(world, job)
 

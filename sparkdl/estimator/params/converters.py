@@ -234,10 +234,15 @@ def backend(name: str, value: Any) -> str | SparkBackend | Backend:
 
 
 def strategy(name: str, value: Any) -> str:
-    """One of ``sparkdl.strategies``, by name."""
-    from sparkdl.strategies.base import STRATEGIES  # which loads torch, and who plans a pipeline does without
+    """A name of ``sparkdl.strategies``, a ``sparkdl.Mesh``, or the text of one; returned as a text."""
+    from sparkdl.strategies import STRATEGIES
+    from sparkdl.strategies.mesh import Mesh
 
-    return str(anything_in(*STRATEGIES)(name, value))
+    if isinstance(value, Mesh):
+        return str(value)
+    if not isinstance(value, str):
+        raise _wrong(name, value, "a name such as 'fsdp', or a sparkdl.Mesh")
+    return value if value in STRATEGIES else str(Mesh.of_text(value))
 
 
 def compression(name: str, value: Any) -> str:

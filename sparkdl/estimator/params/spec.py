@@ -190,9 +190,11 @@ _RUN = (
           "and shared memory for gradients on one host; a SparkBackend with num_proc, env and the options of run; or a "
           "backend of your own, whose run() is called."),
     _ours("strategy", "all_reduce", "name", c.strategy,
-          effect="How the model is spread over the ranks. all_reduce: all of it on each. zero1: each rank keeps the "
-          "optimizer's state of its part of the parameters; the weights are the same, bit for bit, with optimizers "
-          "that step each parameter by itself; by torch.distributed, which backend=auto then takes."),
+          effect="How the model is spread over the ranks: all_reduce (a copy on each), zero1, zero2, fsdp (optimizer "
+          "state, gradients, parameters cut), tensor (layers cut by columns and rows), pipeline (stages), expert "
+          "(experts of sparkdl.nn.MixtureOfExperts), or a mesh of these, 'mesh(data=2, pipeline=2)' or sparkdl.Mesh; "
+          "all but all_reduce by torch.distributed, which backend=auto then takes. batch_size counts for each rank "
+          "that reads rows of its own; those of one tensor group or pipeline read the same."),
     _horovod("gradient_compression", None, "fp16, bf16, none", c.compression,
           effect="Halve the bytes of gradients on the wire."),
     _horovod("use_gpu", True, "boolean", c.boolean,

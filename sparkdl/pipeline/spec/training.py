@@ -92,6 +92,7 @@ class Train(Section, frozen=True, kw_only=True):
     num_proc: Annotated[int | None, _of("num_proc")] = _default("num_proc")
     min_num_proc: Annotated[int | None, _of("min_num_proc")] = _default("min_num_proc")
     backend: Annotated[Literal["auto", "horovod", "torch"], _of("backend")] = _default("backend")
+    strategy: Annotated[str, _of("strategy")] = _default("strategy")
     gradient_compression: Annotated[
         Literal["fp16", "bf16", "none"] | None, _of("gradient_compression")
     ] = _default("gradient_compression")  # fmt: skip

@@ -5,7 +5,7 @@ Enters: the parts of a run. Leaves: one nested state for a checkpoint; from it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -193,14 +193,14 @@ def load_newest(
     if checkpoints is None:
         return None
     spread: dict[str, Any] = {}  # filled on the leader: tensors reach the other ranks by the strategy
-    start, rest = on_leader(collective, lambda: _read(checkpoints, strategy.model, epochs, spread))
+    start, rest = on_leader(collective, lambda: _read(checkpoints, strategy.plain_state, epochs, spread))
     if start != "fresh":
         strategy.load_state_dict(spread if collective.world.is_leader else None)
     return rest
 
 
 def _read(
-    checkpoints: Checkpointer, model: torch.nn.Module, epochs: int, spread: dict[str, Any]
+    checkpoints: Checkpointer, plain_state: Callable[[], Mapping[str, Any]], epochs: int, spread: dict[str, Any]
 ) -> tuple[Start, dict[str, Any] | None]:
     """Read the newest checkpoint; put what a strategy spreads over the ranks into ``spread``, return the rest."""
     found = checkpoints.latest(check_state)
@@ -210,7 +210,7 @@ def _read(
     facts = _facts(checkpoints, found.step, state.pop(_FACTS, None))
     start = _start(checkpoints, found.step, facts, epochs)
     spread["model"] = state.pop("model")
-    _check_shapes(_shapes(model.state_dict()), _shapes(spread["model"]), found.step)
+    _check_shapes(_shapes(plain_state()), _shapes(spread["model"]), found.step)
     if start == "warm":
         checkpoints.offset = found.step
         told = f"warm start: from the weights of step {found.step} in {checkpoints.folder.uri}, all else afresh"
