@@ -523,7 +523,7 @@ class SplitAttention(nn.MultiheadAttention):
             *projected, mask=mask, dropout=self.dropout if self.training else 0.0, mesh=mesh, need_weights=need_weights
         )
         # Positions lead, as in torch's own, so that a dropout behind this layer draws in the same order.
-        joined = attended.permute(2, 0, 1, 3).flatten(2)  # (positions, batch, features of these heads)
+        joined = attended.permute(2, 0, 1, 3).flatten(2).contiguous()  # (positions, batch, features of these heads)
         output = self.out_proj(DTensor.from_local(joined, mesh, [Shard(-1)], run_check=False))
         if not batched:
             output = output.squeeze(1)
