@@ -367,15 +367,22 @@ def _traced(model: torch.nn.Module, inputs: Sequence[str], input_style: InputSty
                 f"{type(model).__name__} cannot be cut into stages, since its forward cannot be traced "
                 f"({_first_line(cause)}): move that into a submodule of its own, or give an nn.Sequential"
             ) from cause
-    body = [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output") and not _reads(node)]
+    reads: dict[torch.fx.Node, str] = {}
+    for node in graph.nodes:  # sources come before what is made of them
+        reads[node] = _reads(node, {reads[source] for source in node.all_input_nodes})
+    body = [node for node in graph.nodes if node.op not in ("get_attr", "output") and not reads[node]]
     return _Trace(graph, tuple(inputs), body, tracer.modules, tracer.leaves)
 
 
-def _reads(node: torch.fx.Node) -> Literal["input", "number", ""]:
-    """Whether ``node`` is an input of the model, or a number that its shape tells: each stage reads these itself."""
+def _reads(node: torch.fx.Node, sources: set[str]) -> Literal["input", "number", ""]:
+    """Whether ``node`` is an input of the model, or a number that its shape tells: each stage reads these itself.
+
+    Args:
+        node: of the graph.
+        sources: what this function returned for the nodes that it is made of.
+    """
     if node.op == "placeholder":
         return "input"
-    sources = {_reads(source) for source in node.all_input_nodes}
     if not sources or "" in sources:
         return ""
     if node.op == "call_method":
@@ -406,9 +413,8 @@ def _cut_points(trace: _Trace, model: torch.nn.Module) -> dict[int, str]:
         path = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
         begins = [name for name in path if name and name not in begun]
         begun.update(path)
-        if not begins or node.op != "call_module":
-            continue
-        if not any(True for _ in model.get_submodule(str(node.target)).parameters()):
+        own = any(True for name in begins for _ in model.get_submodule(name).parameters(recurse=False))
+        if not begins or not (own or _parameters(node, model)):
             continue
         layers += 1
         if layers > 1:
@@ -455,12 +461,16 @@ def _untraced(trace: _Trace) -> str:
 
 
 def _parameter_counts(trace: _Trace, model: torch.nn.Module) -> dict[torch.fx.Node, float]:
-    return {
-        node: float(sum(p.numel() for p in model.get_submodule(str(node.target)).parameters()))
-        if node.op == "call_module"
-        else 0.0
-        for node in trace.body
-    }
+    return {node: float(sum(parameter.numel() for parameter in _parameters(node, model))) for node in trace.body}
+
+
+def _parameters(node: torch.fx.Node, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that ``node`` computes with."""
+    if node.op == "call_module":
+        return list(model.get_submodule(str(node.target)).parameters())
+    own = dict(model.named_parameters())
+    names = [str(source.target) for source in node.all_input_nodes if source.op == "get_attr"]
+    return [own[name] for name in names if name in own]
 
 
 def _seconds(trace: _Trace, model: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> dict[torch.fx.Node, float]:
