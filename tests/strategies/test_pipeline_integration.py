@@ -13,6 +13,7 @@ from torch import nn
 
 from sparkdl.batches.reading.batch import Batch
 from sparkdl.collective import open_collective
+from sparkdl.errors import ConfigError
 from sparkdl.strategies.pipeline import Pipeline
 from sparkdl.strategies.stages import release, split
 from sparkdl.train.objective.batch_loss import BatchLoss
@@ -183,10 +184,65 @@ RUNS = [
 LONG = [(case, micro, schedule) for case, micro, schedule in RUNS if case != "frozen begin" and micro in (1, 8)]
 
 
+class Scaled(nn.Module):
+    """A layer that changes no number, and one that returns none a row."""
+
+    def __init__(self, *, adds_up=False):
+        super().__init__()
+        self.scale, self.adds_up = nn.Parameter(torch.ones((), dtype=torch.float64)), adds_up
+
+    def forward(self, x):
+        return (x * self.scale).sum() if self.adds_up else x * self.scale
+
+
+def two_stages(model, cut, rank, **options):
+    stage = split(model, (cut,), inputs=["x"])[rank]
+    return Pipeline(stage, dist.group.WORLD, CPU, **({"micro_batches": 2} | options))
+
+
+def of_ones(**parts):
+    options = {"model": mlp, "optimizer": sgd, "inputs": ["x"], "labels": ["x"], "loss": nn.MSELoss()} | parts
+    loss = BatchLoss(Task(**options), Objective(Task(**options), CPU, 1, lambda divisors: divisors), "fp32", CPU)
+    return Batch({"x": torch.ones(100, 50, dtype=torch.float64)}), loss
+
+
+def dropped(rank):
+    """Outputs of two layers of dropout in two stages, and the next number of the stream that the ranks share."""
+    torch.manual_seed(5)
+    model = nn.Sequential(Scaled(), nn.Dropout(0.5), Scaled(), nn.Dropout(0.5))
+    _, outputs = two_stages(model, "2", rank).step(*of_ones())
+    return outputs, torch.rand(())
+
+
+def refusals(rank):
+    messages = {}
+    attempts = {
+        "scalar": nn.Sequential(Scaled(), Scaled(adds_up=True)),
+        "buffer": nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(50, 50)).double(), Scaled()),
+    }
+    for name, model in attempts.items():
+        try:
+            two_stages(model, "1", rank).step(*of_ones())
+        except ConfigError as error:
+            messages[name] = str(error)
+    for name, options in {"schedule": {"schedule": "zigzag"}, "number": {"micro_batches": 0}}.items():
+        try:
+            two_stages(mlp(), "2", rank, **options)
+        except ConfigError as error:
+            messages[name] = str(error)
+    try:
+        Pipeline(split(mlp(), ("2", "4"), inputs=["x"])[rank], dist.group.WORLD, CPU, micro_batches=2)
+    except ConfigError as error:
+        messages["ranks"] = str(error)
+    return messages
+
+
 def on_a_rank(runs, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
     results = {run: piped(*run, collective) for run in runs}
+    if world.size == 2:
+        results |= {"dropped": [dropped(world.rank) for _ in range(2)], "refusals": refusals(world.rank)}
     collective.close()
     return results
 
@@ -222,3 +278,21 @@ def test_two_stages_train_as_the_whole_model_does(two, run):
 @pytest.mark.parametrize("run", LONG, ids=str)
 def test_four_stages_train_as_the_whole_model_does(four, run):
     check(four, run)
+
+
+def test_stages_drop_by_streams_of_their_own_that_a_seed_repeats(two):
+    (first, number), (again, _) = two[1]["dropped"]
+    assert torch.equal(first, again)
+    assert 0.2 < (first == 4).double().mean() < 0.3  # a half of a half: had both dropped alike, it were a half
+    assert [rank["dropped"][0][1] for rank in two] == [number, number]
+
+
+def test_what_does_not_go_through_a_pipeline_is_refused_on_every_rank(two):
+    for rank in two:
+        messages = rank["refusals"]
+        assert messages["scalar"].startswith("the model returns shape () for 50 rows: return one entry a row")
+        assert "parametrizations.weight.0._" in messages["buffer"]
+        assert "changes in a forward pass, and a pipeline does several for one batch" in messages["buffer"]
+        assert messages["schedule"] == "schedule='zigzag' is unknown: choose one of ['1f1b', 'gpipe', 'naive']"
+        assert messages["number"] == "micro_batches=0 is below 1: give at least 1"
+        assert messages["ranks"].startswith("the pipeline has 2 ranks for 3 stages")
