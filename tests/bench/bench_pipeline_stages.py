@@ -1,6 +1,6 @@
 """How long the ranks of a pipeline wait, against (K-1)/(M+K-1), and of how many micro-batches they hold activations.
 
-The layers sleep, 5 ms forward and 10 ms backward for each micro-batch, so that K stages overlap on fewer cores. One
+The layers sleep, 20 ms forward and 40 ms backward for each micro-batch, so that K stages overlap on fewer cores. One
 JSON line per schedule, K and M.
 """
 
@@ -29,7 +29,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 REPEATS = 5
-FORWARD, BACKWARD = 0.005, 0.010  # seconds
+FORWARD, BACKWARD = 0.02, 0.04  # seconds
 WIDTH = 8
 
 
