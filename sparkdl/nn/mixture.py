@@ -82,7 +82,8 @@ class MixtureOfExperts(torch.nn.Module):
         bias_out: ``(experts, out_features)``.
         auxiliary_loss: the weighted balance loss of this rank's tokens in the newest training pass, of which the mean
             over the ranks, weighted by their rows, is the global batch's; None before the first and once it is taken.
-        tokens_of: the ranks whose tokens together are a global batch; None: this process alone.
+        gather_rows: gives every rank's rows of the tensors of one, for the ranks whose tokens together are a global
+            batch; None: this process alone. See ``share_tokens``.
         runner: what runs the experts where they lie on other ranks; None runs them here.
         counts_tokens: whether the tokens of a pass count: see ``stand_in``.
 
@@ -127,7 +128,7 @@ class MixtureOfExperts(torch.nn.Module):
         self.bias_out = _parameter(experts, out_features, device=device, dtype=dtype)
         self.activation = torch.nn.GELU() if activation is None else activation
         self.auxiliary_loss: torch.Tensor | None = None
-        self.tokens_of: TokenRanks | None = None
+        self.gather_rows: Callable[[torch.Tensor], list[torch.Tensor]] | None = None
         self.runner: Run | None = None
         self.counts_tokens = True
         self._tally: torch.Tensor | None = None  # how many choices were dropped, and of how many
@@ -194,12 +195,12 @@ class MixtureOfExperts(torch.nn.Module):
     ) -> torch.Tensor:
         """Keep the balance loss, count what is dropped; return which choices are taken, ``(tokens, k)``.
 
-        Every rank of ``tokens_of`` calls it, one without tokens, too.
+        Every rank that shares tokens calls it, one without tokens, too.
         """
         with torch.no_grad():
             codes = _codes(logits, chosen_logits, chosen)
             local = codes.flatten() if self.counts_tokens else codes.new_empty(0)
-            all_codes = local if self.tokens_of is None else torch.cat(self.tokens_of.gather_rows(local))
+            all_codes = local if self.gather_rows is None else torch.cat(self.gather_rows(local))
             experts = torch.arange(self.experts + 1, device=codes.device) << 42
             ranked = all_codes.sort().values  # by expert, and within one from the worst odds to the best
             ends = torch.searchsorted(ranked, experts)
@@ -264,7 +265,7 @@ class MixtureOfExperts(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle is a plain layer of one process, without the graph of the newest pass."""
-        passing = {"auxiliary_loss": None, "tokens_of": None, "runner": None, "counts_tokens": True, "_tally": None}
+        passing = {"auxiliary_loss": None, "gather_rows": None, "runner": None, "counts_tokens": True, "_tally": None}
         return {**self.__dict__, **passing}
 
 
@@ -315,8 +316,11 @@ def mixtures(model: torch.nn.Module) -> dict[str, MixtureOfExperts]:
 
 def share_tokens(model: torch.nn.Module, ranks: TokenRanks | None) -> None:
     """Let the mixtures in ``model`` route the tokens of all ``ranks`` together; None: of this process alone."""
-    for layer in mixtures(model).values():
-        layer.tokens_of = ranks
+    layers = mixtures(model).values()
+    # A compiler would leave an exchange out, or put it elsewhere, where it compiles another graph than other ranks do.
+    gather_rows = torch.compiler.disable(ranks.gather_rows) if ranks is not None and layers else None  # type: ignore[no-untyped-call]
+    for layer in layers:
+        layer.gather_rows = gather_rows
 
 
 @contextmanager

@@ -64,12 +64,12 @@ def split(model: torch.nn.Module, mesh: DeviceMesh) -> None:
         for name, parameter in layer.expert_parameters().items():
             part = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
             setattr(layer, name, torch.nn.Parameter(part, requires_grad=parameter.requires_grad))
-        layer.runner = _ExpertRanks(layer, mesh.get_group())
+        layer.runner = torch.compiler.disable(_ExpertRanks(layer, mesh.get_group()).run)  # type: ignore[no-untyped-call]
     share_tokens(model, GroupTokens(mesh.get_group()))
 
 
 class GroupTokens:
-    """The ranks of a process group, as ``MixtureOfExperts.tokens_of`` asks for them."""
+    """The ranks of a process group, as ``share_tokens`` takes them."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -96,7 +96,7 @@ class _ExpertRanks:
         self._experts = layer.experts // self._size  # of one rank
         self._layer = layer
 
-    def __call__(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def run(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Return the outputs of rows that are sorted by expert, ``counts`` of each."""
         leaving = torch.tensor(counts, device=rows.device).view(self._size, self._experts)
         arriving = torch.empty_like(leaving)  # from each rank, for each expert here

@@ -144,7 +144,7 @@ def trained(strategy, world, collective, **parts):
         "weights": {name: tensor.clone() for name, tensor in result.model.state_dict().items()},
         "history": history,
         "dropped": collective.all_reduce(dropped).tolist(),
-        "left": [layer.tokens_of for layer in mixtures(result.model).values()],
+        "left": [layer.gather_rows for layer in mixtures(result.model).values()],
     }
 
 
@@ -272,6 +272,22 @@ def test_four_ranks_route_the_global_batch(four):
     wanted = trained("all_reduce", SOLO, open_collective(SOLO, backend="solo"))
     for rank in four:
         torch.testing.assert_close(rank["all_reduce"]["weights"], wanted["weights"], **EXACT)
+
+
+def compiled_on_a_rank(world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    ran = trained("all_reduce", world, collective, settings={"compile": True})
+    collective.close()
+    return ran
+
+
+@pytest.mark.slow
+def test_compiled_ranks_exchange_as_others_do(ranks):
+    wanted = trained("all_reduce", SOLO, open_collective(SOLO, backend="solo"))
+    for rank in ranks.together(compiled_on_a_rank, 2, "torch"):
+        torch.testing.assert_close(rank["weights"], wanted["weights"], **EXACT)
+        assert rank["dropped"] == wanted["dropped"]
 
 
 def test_what_does_not_go_over_the_ranks_is_refused():
