@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from sparkdl.pipeline.pipeline import Pipeline
     from sparkdl.runner import run, run_on_dataframe
     from sparkdl.shards.write import write_shards
+    from sparkdl.strategies.mesh import Mesh
 
 __all__ = [
     "HorovodRunner",
+    "Mesh",
     "ModelRegistry",
     "Pipeline",
     "ShardedDataset",
@@ -47,6 +49,7 @@ __all__ = [
 
 _HOMES = {
     "HorovodRunner": "estimator.horovod.runners",
+    "Mesh": "strategies.mesh",
     "ModelRegistry": "estimator.registered",
     "Pipeline": "pipeline.pipeline",
     "ShardedDataset": "batches.reading.loader",

@@ -53,7 +53,7 @@ class RankJob:
         checkpoints: where and how often to save; None keeps nothing.
         callbacks: called on every rank.
         backend: ``"auto"``, ``"horovod"``, ``"torch"`` or ``"solo"``.
-        strategy: how the model is spread over the ranks, one of ``strategies.base.STRATEGIES``.
+        strategy: how the model is spread over the ranks, a name of ``strategies.STRATEGIES``, or the text of a mesh.
     """
 
     task: Task

@@ -17,12 +17,16 @@ from sparkdl.estimator.model_call import Output, Probe
 from sparkdl.estimator.outputs import check_columns, meanings_of
 from sparkdl.estimator.params.backend import SparkBackend, is_own
 from sparkdl.estimator.params.params import CheckedParams, check_conflicts, value_of
-from sparkdl.estimator.rank import FitMessage, made_losses
-from sparkdl.estimator.user_code import naming_errors, place_of_error
+from sparkdl.estimator.rank import FitMessage, UserObjects, made_losses
+from sparkdl.estimator.user_code import built, naming_errors, place_of_error
 from sparkdl.launch.driver import barrier
 from sparkdl.observe import logger
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import check_places
+from sparkdl.strategies import STRATEGIES
+from sparkdl.strategies.base import ModelCall
+from sparkdl.strategies.mesh import Mesh
+from sparkdl.strategies.mesh_strategy import check_layers, check_model, check_training
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_start
 from sparkdl.train.model_selection import monitor_of
@@ -120,7 +124,7 @@ def _check_ranks(params: CheckedParams) -> None:
         )
 
 
-def check_strategy(params: CheckedParams, spec: FitSpec, objects: UserObjects) -> None:
+def check_strategy(spec: FitSpec, objects: UserObjects) -> None:
     """Refuse a mesh that the ranks do not fill, or that does not go with the model, the batch or the training.
 
     Raises:

@@ -71,7 +71,7 @@ class Fit:
             self.spec = resolve(params, store=self.store, num_proc=num_proc)
             checks.check_checkpoints_used(params, self.spec)
             self.objects = pack(self.spec.objects)
-            checks.check_strategy(params, self.spec, self.spec.objects)
+            checks.check_strategy(self.spec, self.spec.objects)
             checks.check_cluster(self.spec, spark)
         except BaseException:
             self.close()

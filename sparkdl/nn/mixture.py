@@ -13,7 +13,16 @@ from torch.nn import functional
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 
-__all__ = ["MixtureOfExperts", "TokenRanks", "mixtures", "run_experts", "share_tokens", "stand_in", "take_dropped", "tell_dropped"]
+__all__ = [
+    "MixtureOfExperts",
+    "TokenRanks",
+    "mixtures",
+    "run_experts",
+    "share_tokens",
+    "stand_in",
+    "take_dropped",
+    "tell_dropped",
+]
 
 _ODDS_STEP = 2.0**-16
 _ODDS_LIMIT = 2**40  # a code has 42 bits for the odds, and those above them for the expert

@@ -17,10 +17,11 @@ import torch
 
 from sparkdl.collective.base import Collective, GradientSync
 from sparkdl.config import TrainConfig
-from sparkdl.strategies import STRATEGIES
+from sparkdl.strategies import MESH_STRATEGY, STRATEGIES
 from sparkdl.strategies.mesh import Mesh
 
 __all__ = ["ModelCall", "StepObjective", "Strategy", "open_strategy"]
+
 
 class StepObjective(Protocol):
     """What one batch shall reach, as the trainer hands it to a strategy."""
@@ -94,7 +95,7 @@ class ModelCall:
     inputs: Sequence[str] = ("features",)
     input_style: Literal["positional", "keyword", "dict"] = "positional"
     by_user: bool = False
-    example: Callable[[], Mapping[str, torch.Tensor]] | None = None
+    example: Callable[[], Any] | None = None
 
 
 class Strategy(ABC):
@@ -280,11 +281,13 @@ def open_strategy(strategy: str | Mesh, collective: Collective, config: TrainCon
         ConfigError: there is none of that name, or it does not go with this collective.
     """
     if isinstance(strategy, str) and strategy in STRATEGIES:
-        module, _, kind = STRATEGIES[strategy].partition(":")
-        return cast(Strategy, getattr(importlib.import_module(module), kind)(collective, config))
+        return cast(Strategy, _class_at(STRATEGIES[strategy])(collective, config))
     mesh = (Mesh.of_text(strategy) if isinstance(strategy, str) else strategy).filled(collective.world.size)
     if mesh.is_data_parallel:
         return open_strategy("all_reduce", collective, config)
-    from sparkdl.strategies.mesh_strategy import MeshStrategy
+    return cast(Strategy, _class_at(MESH_STRATEGY)(collective, config, mesh))
 
-    return MeshStrategy(collective, config, mesh)
+
+def _class_at(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

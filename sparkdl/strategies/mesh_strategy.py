@@ -263,7 +263,7 @@ class MeshStrategy(Strategy):
             for bucket, flat, work in under_way:
                 work.wait()
                 flat /= size
-                parts = flat.split([gradient.numel() for gradient in bucket])
+                parts = flat.split([gradient.numel() for gradient in bucket])  # type: ignore[no-untyped-call]
                 torch._foreach_copy_(bucket, [part.view_as(g) for part, g in zip(parts, bucket, strict=True)])
 
     def _group(self, dimensions: tuple[str, ...]) -> Any:
@@ -503,9 +503,7 @@ def _check_stages(mesh: Mesh, model: torch.nn.Module, call: ModelCall) -> None:
             f"strategy='{mesh}' calls the parts of the model itself, and a function of yours calls it as a whole "
             "(forward= or train_step= of the task): drop one"
         )
-    cuts = mesh.cuts or stages.measure(
-        model, int(mesh.pipeline or 1), inputs=call.inputs, input_style=call.input_style
-    )
+    cuts = mesh.cuts or stages.measure(model, int(mesh.pipeline or 1), inputs=call.inputs, input_style=call.input_style)
     parts = stages.split(model, cuts, inputs=call.inputs, input_style=call.input_style)
     if len(parts) != mesh.pipeline:
         raise ConfigError(

@@ -41,6 +41,7 @@ STRATEGIES = {
         "mesh(pipeline=2, tensor=2, micro_batches=2)",
     ],
 }
+FEW = ("clipped", "weights", "best")  # of four ranks, on two processors
 EVERY = [(size, strategy) for size, names in STRATEGIES.items() for strategy in names]
 
 
@@ -122,7 +123,7 @@ def on_a_rank(folder, world):
     collective = open_collective(world, backend="torch")
     results = {}
     for strategy in STRATEGIES[world.size]:
-        for case in CASES:
+        for case in CASES if world.size == 2 else FEW:
             results[strategy, case] = trained(strategy, world, collective, case)
         # Begun under this strategy and ended under all_reduce, and the other way round, inside of an epoch.
         to, fro = f"{folder}/to-{strategy}", f"{folder}/from-{strategy}"
@@ -163,8 +164,9 @@ def same(rank, wanted, bounds):
         torch.testing.assert_close(rank["state"]["optimizer"], wanted["state"]["optimizer"], **bounds)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("size", "strategy"), EVERY)
+@pytest.mark.parametrize(
+    ("size", "strategy", "case"), [(*each, case) for each in EVERY for case in (CASES if each[0] == 2 else FEW)]
+)
 def test_ranks_train_what_one_rank_trains(together, size, strategy, case):
     wanted = alone(case)
     for rank in together(size):

@@ -17,8 +17,8 @@ from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.errors import CheckpointError, ConfigError
 from sparkdl.shards.files import write_table_shards
-from sparkdl.strategies.all_reduce import AllReduce
 from sparkdl.strategies import STRATEGIES
+from sparkdl.strategies.all_reduce import AllReduce
 from sparkdl.strategies.base import open_strategy
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.in_memory import TensorSource
