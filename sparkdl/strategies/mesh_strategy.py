@@ -572,7 +572,7 @@ def _parts(parameter: Any) -> int:
     """Into how many parts a parameter is cut."""
     parts = 1
     for placement, size in zip(getattr(parameter, "placements", ()), _mesh_shape(parameter), strict=True):
-        parts *= size if placement.is_shard() else 1
+        parts *= 1 if placement.is_replicate() else size
     return parts
 
 
