@@ -439,7 +439,8 @@ def _scaled_dot_product_attention(
         mesh=mesh,
         enable_gqa=enable_gqa,
     )[0]
-    return DTensor.from_local(attended, mesh, [Shard(1)], run_check=False)
+    # The whole tensor's strides are worked out from the part's, which say too little where a rank has one head.
+    return DTensor.from_local(attended.contiguous(), mesh, [Shard(1)], run_check=False)
 
 
 def _attend(
