@@ -125,7 +125,7 @@ CASES = {
         for kind in ("manual", "mask", "causal")
     },
 }
-# Not all of them: the attention of a block of one's own by plain matmuls raises in inference mode with one head a rank.
+# Not all of them: a GPT with another attention than by a mask raises in inference mode where each rank has one head.
 ON_FOUR_RANKS = ("encoder", "encoder with norm first, no dropout", "gpt, mask")
 OPTIMIZERS = {
     "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
