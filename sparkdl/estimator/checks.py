@@ -24,7 +24,7 @@ from sparkdl.observe import logger
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import check_places
 from sparkdl.strategies import STRATEGIES
-from sparkdl.strategies.base import ModelCall
+from sparkdl.strategies.base import TaskView
 from sparkdl.strategies.mesh import Mesh
 from sparkdl.strategies.mesh_strategy import check_layers, check_model, check_training
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -291,7 +291,7 @@ def check_task(message: FitMessage, task: Task, model: torch.nn.Module, num_proc
     if message.strategy not in STRATEGIES:
         mesh = Mesh.of_text(message.strategy).filled(num_proc)
         by_user = task.forward is not None or task.train_step is not None
-        check_model(mesh, model, ModelCall(task.inputs, task.input_style, by_user))
+        check_model(mesh, model, TaskView(task.inputs, task.input_style, by_user))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         count = sum(1 for _ in model.parameters())
         raise ConfigError(f"0 of the model's {count} parameters require a gradient: unfreeze what shall be trained")

@@ -10,7 +10,7 @@ import torch
 
 from sparkdl.collective.base import on_leader
 from sparkdl.errors import CheckpointError, SparkdlError
-from sparkdl.strategies.base import ModelCall, Strategy
+from sparkdl.strategies.base import Strategy, TaskView
 
 __all__ = ["AllReduce", "fitting"]
 
@@ -24,7 +24,7 @@ class AllReduce(Strategy):
         self,
         make_model: Callable[[], torch.nn.Module],
         make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        call: ModelCall,
+        call: TaskView,
     ) -> None:
         """Make both, give every rank those of rank 0, and hook the gradients."""
         self.model = make_model()

@@ -20,7 +20,7 @@ from sparkdl.config import TrainConfig
 from sparkdl.strategies import MESH_STRATEGY, STRATEGIES
 from sparkdl.strategies.mesh import Mesh
 
-__all__ = ["ModelCall", "StepObjective", "Strategy", "open_strategy"]
+__all__ = ["TaskView", "StepObjective", "Strategy", "open_strategy"]
 
 
 class StepObjective(Protocol):
@@ -82,20 +82,22 @@ class StepObjective(Protocol):
 
 
 @dataclass(frozen=True)
-class ModelCall:
-    """How the model is called with a batch, for strategies that call its parts.
+class TaskView:
+    """What a strategy may have to know of the task.
 
     Attributes:
         inputs: names of the tensors it is called with.
         input_style: how, as in ``Task``.
         by_user: a function of the user's calls it, in a way that nobody knows.
         example: gives this rank's first batch.
+        optimizer: what the user made of the whole model already; None where it is still to be made.
     """
 
     inputs: Sequence[str] = ("features",)
     input_style: Literal["positional", "keyword", "dict"] = "positional"
     by_user: bool = False
     example: Callable[[], Any] | None = None
+    optimizer: torch.optim.Optimizer | None = None
 
 
 class Strategy(ABC):
@@ -149,7 +151,7 @@ class Strategy(ABC):
         self,
         make_model: Callable[[], torch.nn.Module],
         make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        call: ModelCall,
+        call: TaskView,
     ) -> None:
         """Make the model and spread it, then make the optimizer of what this rank holds.
 

@@ -20,7 +20,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
 from sparkdl.strategies import expert, stages, tensor
 from sparkdl.strategies.all_reduce import fitting
-from sparkdl.strategies.base import ModelCall, StepObjective, Strategy
+from sparkdl.strategies.base import StepObjective, Strategy, TaskView
 from sparkdl.strategies.expert import GroupTokens
 from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
 from sparkdl.strategies.pipeline import Pipeline
@@ -90,7 +90,7 @@ class MeshStrategy(Strategy):
         self,
         make_model: Callable[[], torch.nn.Module],
         make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        call: ModelCall,
+        call: TaskView,
     ) -> None:
         """Make the model, give every rank that of rank 0, cut it, then make the optimizer of what is left.
 
@@ -110,7 +110,10 @@ class MeshStrategy(Strategy):
             with torch.no_grad():
                 self.collective.broadcast([whole for _, whole in named])
             self._norms = synchronise_norms(model, self.collective, self.config.sync.sync_batch_norm)  # type: ignore[arg-type]
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._cut(model, call)
+        if call.optimizer is not None:
+            _move(call.optimizer, names, model)
         self.optimizer = make_optimizer(model)
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise ConfigError(f"strategy='{mesh}' leaves no rank the whole gradient, which LBFGS needs: take another")
@@ -118,7 +121,7 @@ class MeshStrategy(Strategy):
         self._shares_buffers = BufferSharing(model, self.collective)  # type: ignore[arg-type]
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _cut(self, model: torch.nn.Module, call: ModelCall) -> None:
+    def _cut(self, model: torch.nn.Module, call: TaskView) -> None:
         mesh, devices = self.mesh, self._devices
         blocks = blocks_of(model)
         plan = tensor.find_plan(model, mesh.tensor, mesh.plan) if mesh.tensor not in (1, None) else {}
@@ -151,7 +154,7 @@ class MeshStrategy(Strategy):
             root = None if self._pipeline is not None else model
             shard(root, blocks, over, keep_parameters=mesh.keep_parameters, offload=mesh.offload)
 
-    def _stage(self, model: torch.nn.Module, call: ModelCall) -> stages.Stage:
+    def _stage(self, model: torch.nn.Module, call: TaskView) -> stages.Stage:
         """Cut the model as rank 0 says, which measures where nobody named the cuts; return this rank's stage."""
         mesh, called = self.mesh, {"inputs": call.inputs, "input_style": call.input_style}
 
@@ -458,7 +461,7 @@ def check_training(mesh: Mesh, config: TrainConfig, device: str | None) -> None:
         raise ConfigError("offload=True moves parameters off a GPU, and the ranks compute on CPUs: drop it")
 
 
-def check_model(mesh: Mesh, model: torch.nn.Module, call: ModelCall) -> None:
+def check_model(mesh: Mesh, model: torch.nn.Module, call: TaskView) -> None:
     """Refuse a model that cannot be spread so; no other rank is asked, and the model is as it was.
 
     Raises:
@@ -497,7 +500,7 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
         tensor.find_plan(model, int(mesh.tensor or 1), mesh.plan)
 
 
-def _check_stages(mesh: Mesh, model: torch.nn.Module, call: ModelCall) -> None:
+def _check_stages(mesh: Mesh, model: torch.nn.Module, call: TaskView) -> None:
     if call.by_user:
         raise ConfigError(
             f"strategy='{mesh}' calls the parts of the model itself, and a function of yours calls it as a whole "
@@ -510,6 +513,28 @@ def _check_stages(mesh: Mesh, model: torch.nn.Module, call: ModelCall) -> None:
             f"{len(cuts)} cuts make {len(parts)} stages, and the mesh has pipeline={mesh.pipeline}: name "
             f"{int(mesh.pipeline or 1) - 1}"
         )
+
+
+def _move(optimizer: torch.optim.Optimizer, names: Mapping[int, str], model: torch.nn.Module) -> None:
+    """Let an optimizer of the whole model step its parts.
+
+    Args:
+        optimizer: made of the parameters that ``model`` had before it was cut.
+        names: theirs, by ``id``; the optimizer has kept them alive.
+        model: cut.
+    """
+    now = dict(model.named_parameters())
+    state = dict(optimizer.state)
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        whole = group["params"]
+        group["params"] = [now.get(names.get(id(parameter), ""), parameter) for parameter in whole]
+        for before, parameter in zip(whole, group["params"], strict=True):
+            if before in state and parameter.device.type != "meta":
+                optimizer.state[parameter] = {
+                    name: _part_of(value, parameter) if getattr(value, "shape", None) == before.shape else value
+                    for name, value in state[before].items()
+                }
 
 
 def _is_held(module: torch.nn.Module) -> bool:

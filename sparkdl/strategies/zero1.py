@@ -12,7 +12,7 @@ from sparkdl.collective.base import Collective, on_leader
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce, fitting
-from sparkdl.strategies.base import ModelCall
+from sparkdl.strategies.base import TaskView
 
 __all__ = ["Zero1"]
 
@@ -39,7 +39,7 @@ class Zero1(AllReduce):
         self,
         make_model: Callable[[], torch.nn.Module],
         make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
-        call: ModelCall,
+        call: TaskView,
     ) -> None:
         """Build as ``AllReduce`` does, then leave this rank's part of the optimizer.
 

@@ -21,7 +21,7 @@ from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import mixtures, tell_dropped
 from sparkdl.observe import emit
-from sparkdl.strategies.base import ModelCall, Strategy, open_strategy
+from sparkdl.strategies.base import Strategy, TaskView, open_strategy
 from sparkdl.train.callbacks import Callback, Hooks, Run
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -114,11 +114,12 @@ class _Trainer:
         strategy.build(
             lambda: make_model(task, self.device, seed=config.seed, channels_last=config.channels_last),
             lambda model: make_optimizer(task, model, self.device),
-            ModelCall(
+            TaskView(
                 inputs=task.inputs,
                 input_style=task.input_style,
                 by_user=task.forward is not None or task.train_step is not None,
                 example=self._first_batch,
+                optimizer=task.optimizer if isinstance(task.optimizer, torch.optim.Optimizer) else None,
             ),
         )
         scheduler = make_scheduler(task, strategy.optimizer)

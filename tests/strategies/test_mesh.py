@@ -12,7 +12,7 @@ from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce
-from sparkdl.strategies.base import ModelCall, open_strategy
+from sparkdl.strategies.base import TaskView, open_strategy
 from sparkdl.strategies.mesh_strategy import check_model
 from sparkdl.strategies.sharded import blocks_of
 from sparkdl.world import SOLO
@@ -110,14 +110,14 @@ def tied():
 )
 def test_a_model_that_cannot_be_spread_is_refused_without_ranks(mesh, model, sentence):
     with pytest.raises(ConfigError) as refused:
-        check_model(mesh, model, ModelCall(("x",)))
+        check_model(mesh, model, TaskView(("x",)))
     assert sentence in str(refused.value)
 
 
 def test_a_pipeline_refuses_a_function_that_calls_the_model():
     model = sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
     with pytest.raises(ConfigError, match="a function of yours calls it as a whole"):
-        check_model(Mesh(pipeline=2), model, ModelCall(("x",), by_user=True))
+        check_model(Mesh(pipeline=2), model, TaskView(("x",), by_user=True))
 
 
 @pytest.mark.parametrize("config", [{"precision": "fp16"}, {"compile": True}])
