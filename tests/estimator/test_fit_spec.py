@@ -1,7 +1,6 @@
 """Each parameter of the estimator arrives where its stage reads it."""
 
 import io
-import re
 from dataclasses import replace
 
 import pytest
@@ -130,7 +129,7 @@ def test_how_ranks_are_launched(store):
         ({"timeout": 3, "backend": SparkBackend(1, start_timeout=4)}, "timeout=3 and start_timeout=4"),
         ({"timeout": 3, "backend": OwnBackend()}, r"timeout=3.0 has no effect on ranks that OwnBackend.run\(\) starts"),
         ({"num_proc": 3, "backend": OwnBackend()}, "num_proc=3 and a backend of 1 processes: give one of them"),
-        ({"strategy": "zero1", "backend": "horovod"}, "strategy='zero1' splits the optimizer by torch.distributed"),
+        ({"strategy": "zero1", "backend": "horovod"}, "strategy='zero1' spreads the model by torch.distributed"),
         ({"loss_weights": [1.0, 2.0]}, "loss_weights has 2 entries for 1 labels"),
         ({"transformation_removed_fields": ["z"]}, "_removed_fields describe a transformation_fn: give one"),
     ],
@@ -229,5 +228,5 @@ def test_every_parameter_decides_something(store, spec):
 def test_every_strategy_there_is_can_be_chosen():
     for name in STRATEGIES:
         assert TorchEstimator(strategy=name).getStrategy() == name
-    with pytest.raises(ConfigError, match=f"is not one of {re.escape(str(list(STRATEGIES)))}"):
+    with pytest.raises(ConfigError, match="strategy='fsdp9' is unknown: choose one of"):
         TorchEstimator(strategy="fsdp9")

@@ -47,7 +47,7 @@ MINIMAL = [
     (["publish.gate.over=key"], "publish.gate.over='key' needs source.key"),
     (["publish.registry=a", "places.registry=b"], "publish.registry='a' and places.registry='b' both say"),
     (["train.metrics=[rmse, auc]"], "train.metrics[1]='auc' cannot be computed of regression labels"),
-    (["train.metrics=rsme"], "train.metrics has no name 'rsme': did you mean 'rmse'?"),
+    (["train.metrics=rsme"], "train.metrics: there is no metric 'rsme': did you mean 'rmse'?"),
     (["train={optimizer: 'a:b', learning_rate: 0.1}"], "train.learning_rate=0.1 is not for a:b, which sets its own"),
     (["label.quality.weight=0.5"], "label.quality.weight=0.5 has no meaning for one label"),
     (["drift.ignore=[alcool]"], "drift.ignore[0]='alcool' is no feature: write alcohol"),

@@ -36,7 +36,10 @@ def metrics(name: str, value: Any) -> Any:
     entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for entry in (value,) if isinstance(value, str) else entries:
         if isinstance(entry, str):
-            check_metric_name(entry)
+            try:
+                check_metric_name(entry)
+            except ConfigError as refused_name:
+                raise ConfigError(f"{name}: {refused_name}") from None
         else:
             metrics(name, entry)
     return value
