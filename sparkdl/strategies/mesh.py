@@ -46,7 +46,7 @@ class Mesh:
         cuts: with ``pipeline``, names of the modules that begin the second stage and each after it; None balances
             measured time.
         activation_checkpointing: compute the activations of each block again in the backward pass instead of keeping
-            them (Chen et al., 2016).
+            them (Chen et al., 2016); blocks with running statistics keep theirs.
         offload: with ``shard`` on GPUs, parameters and optimizer state wait in the host's memory.
 
     Raises:

@@ -24,7 +24,7 @@ from sparkdl.strategies.base import StepObjective, Strategy, TaskView
 from sparkdl.strategies.expert import GroupTokens
 from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
 from sparkdl.strategies.pipeline import Pipeline
-from sparkdl.strategies.sharded import blocks_of, recompute, shard
+from sparkdl.strategies.sharded import blocks_of, recomputable, recompute, shard
 
 __all__ = ["MeshStrategy", "check_layers", "check_model", "check_training"]
 
@@ -148,7 +148,7 @@ class MeshStrategy(Strategy):
         if mesh.tensor != 1:
             tensor.split(model, devices["tensor"], plan)
         if mesh.activation_checkpointing:
-            recompute(blocks or [model])
+            recompute(recomputable(blocks or [model]))
         if mesh.shard != 1:
             over = devices["data", "shard"] if mesh.data != 1 else devices["shard"]
             root = None if self._pipeline is not None else model
@@ -219,8 +219,8 @@ class MeshStrategy(Strategy):
             return
         with self._standing_in():
             loss = objective.without_rows(self.net, batch)
-        if loss.requires_grad:
-            (objective.scaled(loss) * 0.0).backward()  # type: ignore[no-untyped-call]
+            if loss.requires_grad:  # within, since recomputed activations are passes, too
+                (objective.scaled(loss) * 0.0).backward()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _standing_in(self) -> Iterator[None]:
@@ -302,7 +302,7 @@ class MeshStrategy(Strategy):
             with self._computing():
                 return objective.evaluate(self.model, batch)
         if self.mesh.shard != 1 or self.mesh.expert != 1:
-            with self._standing_in():
+            with self._standing_in(), self._computing():
                 objective.forward_without_rows(self.model, batch)
         return None
 
@@ -494,6 +494,11 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
                 f"layer {name!r}, a {type(module).__name__}, adds to the loss, which a pipeline computes on its last "
                 "stage alone: choose a strategy without a pipeline"
             )
+    if mesh.activation_checkpointing and not recomputable(blocks_of(model) or [model]):
+        raise ConfigError(
+            "activation_checkpointing=True computes a block twice, and all blocks of the model have running statistics, "
+            "which would count a batch twice: drop that option, or replace the layers (LayerNorm, GroupNorm)"
+        )
     if mesh.expert != 1:
         expert.check(model, int(mesh.expert or 1))
     if mesh.tensor != 1:

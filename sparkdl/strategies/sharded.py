@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["blocks_of", "recompute", "shard"]
+__all__ = ["blocks_of", "recomputable", "recompute", "shard"]
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -31,6 +32,15 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
     look_into(model)
     return blocks
+
+
+def recomputable(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Those of ``blocks`` that may compute a batch twice: running statistics would count it twice."""
+    return [
+        block
+        for block in blocks
+        if not any(isinstance(module, _NormBase) and module.track_running_stats for module in block.modules())
+    ]
 
 
 def recompute(blocks: Iterable[torch.nn.Module]) -> None:

@@ -66,7 +66,8 @@ def fit(
             ``validation`` give the part ``data_rank`` of ``data_size``.
 
     Returns:
-        What came of it; ``model`` is the task's own module where it was given as an instance.
+        What came of it; ``model`` is the task's own module where it was given as an instance and each rank holds all
+        of it. Of a mesh it is a plain module on the leader, and the spread one elsewhere; an instance is cut in place.
 
     Raises:
         ConfigError: parts of the task or settings do not fit each other.
@@ -324,10 +325,10 @@ class _Trainer:
     def _first_batch(self) -> BatchLike:
         """This rank's first batch, by which a strategy may measure; the epoch begins anew afterwards."""
         self.train.set_epoch(0)
-        place = Placement(self.device, self.config.channels_last)
-        for batch in self.train:
-            first = place(batch)
-            break
+        batch = next(iter(self.train), None)
+        if batch is None:
+            raise ConfigError("the source of training gives 0 batches: write rows, or choose a smaller batch size")
+        first = Placement(self.device, self.config.channels_last)(batch)
         end_epoch(self.train)
         return first
 

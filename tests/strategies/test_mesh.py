@@ -105,6 +105,11 @@ def tied():
         (Mesh(pipeline=2, cuts=("1",)), tied(), "0.weight"),
         (Mesh(pipeline=2, cuts=("7",)), sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)), "'7'"),
         (Mesh(expert=2), sequential(torch.nn.Linear(3, 1)), "no sparkdl.nn.MixtureOfExperts"),
+        (
+            Mesh(shard=2, activation_checkpointing=True),
+            sequential(torch.nn.BatchNorm1d(4)),
+            "running statistics",
+        ),
         (Mesh(shard=2), sequential(torch.nn.Embedding(4, 2, sparse=True)), "sparse=False"),
     ],
 )
