@@ -496,8 +496,8 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
             )
     if mesh.activation_checkpointing and not recomputable(blocks_of(model) or [model]):
         raise ConfigError(
-            "activation_checkpointing=True computes a block twice, and all blocks of the model have running statistics, "
-            "which would count a batch twice: drop that option, or replace the layers (LayerNorm, GroupNorm)"
+            "activation_checkpointing=True computes a block twice, and all blocks of the model have running "
+            "statistics, which would count a batch twice: drop that option, or take LayerNorm or GroupNorm"
         )
     if mesh.expert != 1:
         expert.check(model, int(mesh.expert or 1))
