@@ -8,7 +8,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -141,7 +141,13 @@ def computing() -> Iterator[None]:
     Dropout draws the whole mask from the default generator, of which each rank takes its part, so that ranks which are
     seeded alike drop what one rank would. Other random functions within a split region draw alike on all ranks.
     """
-    with implicit_replication(), _SplitFunctions():
+    with ExitStack() as contexts:
+        if torch.is_inference_mode_enabled():
+            # There torch gives DTensor composite functions whole, such as matmul, for which it gathers all heads.
+            contexts.enter_context(torch.inference_mode(False))
+            contexts.enter_context(torch.no_grad())
+        contexts.enter_context(implicit_replication())
+        contexts.enter_context(_SplitFunctions())
         yield
 
 

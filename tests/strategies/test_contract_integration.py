@@ -108,7 +108,8 @@ CASES = {
     "single precision": ({}, {"max_grad_norm": 0.3}),
     "bf16": ({}, {"precision": "bf16"}),
 }
-BOUNDS = {"single precision": {"rtol": 1e-4, "atol": 1e-5}, "bf16": {"rtol": 0.2, "atol": 0.02}}
+# Ranks add up in another order, which is all there is: the same cases agree to 1e-9 in float64.
+BOUNDS = {"single precision": {"rtol": 1e-5, "atol": 1e-6}, "bf16": {"rtol": 0.2, "atol": 0.02}}
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
 

@@ -25,10 +25,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 class Block(nn.Module):
     """As in a GPT: an attention of one's own, with a norm of each head, a learned scale, a mask or none."""
 
-    def __init__(self, attention):
+    def __init__(self, attention, heads):
         super().__init__()
-        self.attention = attention
-        self.norm1, self.norm2, self.head_norm = nn.LayerNorm(16), nn.LayerNorm(16), nn.LayerNorm(4)
+        self.attention, self.heads = attention, heads
+        self.norm1, self.norm2, self.head_norm = nn.LayerNorm(16), nn.LayerNorm(16), nn.LayerNorm(16 // heads)
         self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
         self.fc1, self.fc2 = nn.Linear(16, 24), nn.Linear(24, 16, bias=False)
         self.dropout = nn.Dropout(0.1)
@@ -37,7 +37,7 @@ class Block(nn.Module):
     def forward(self, x):
         rows, positions, features = x.shape
         y = self.norm1(x)
-        q, k, v = (layer(y).view(rows, positions, 4, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (layer(y).view(rows, positions, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
         q = self.head_norm(q)
         if self.attention == "manual":
             scores = (q @ k.transpose(-2, -1) / 2).masked_fill(self.mask[:positions, :positions], -torch.inf)
@@ -51,10 +51,10 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self, attention):
+    def __init__(self, attention, heads=4):
         super().__init__()
         self.embedding = nn.Embedding(11, 16)
-        self.blocks = nn.ModuleList(Block(attention) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(attention, heads) for _ in range(2))
         self.head = nn.Linear(16, 1)
 
     def forward(self, tokens):
@@ -124,9 +124,10 @@ CASES = {
         f"gpt, {kind}": (lambda kind=kind: Gpt(kind), lambda: (torch.arange(30).reshape(5, 6) % 11,), GIVEN)
         for kind in ("manual", "mask", "causal")
     },
+    "gpt of two heads": (lambda: Gpt("manual", 2), lambda: (torch.arange(30).reshape(5, 6) % 11,), GIVEN),
 }
-# Not all of them: a GPT with another attention than by a mask raises in inference mode where each rank has one head.
-ON_FOUR_RANKS = ("encoder", "encoder with norm first, no dropout", "gpt, mask")
+# Of a GPT with four heads each of four ranks has one, as each of two has of one with two.
+ON_FOUR_RANKS = ("encoder", "encoder with norm first, no dropout", "gpt, manual", "gpt, mask", "gpt, causal")
 OPTIMIZERS = {
     "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
     "adamw": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01),
@@ -201,7 +202,10 @@ def sent(mesh, case):
         inputs[0].requires_grad_()
     with computing(), Sent() as counter:
         net(*inputs).square().mean().backward()
-    return told, counter.bytes * 2 * (mesh.size() - 1) // mesh.size(), counter.calls
+    with torch.inference_mode(), computing(), Sent() as evaluated:
+        net.eval()(*inputs)
+    ring = 2 * (mesh.size() - 1) / mesh.size()
+    return told, counter.bytes * ring, evaluated.bytes * ring, counter.calls | evaluated.calls
 
 
 def autocast(mesh):
@@ -268,7 +272,7 @@ def on_a_rank(world):
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def together(ranks, request):
     return request.param, ranks.together(on_a_rank, request.param, "torch")
 
@@ -281,23 +285,40 @@ def test_split_layers_compute_and_learn_what_whole_ones_do(together, case, dtype
         pytest.skip("runs on two ranks")
     torch.set_num_threads(1)
     wanted = run(case, dtype, optimizer, None)
-    exact = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
-    # The gradient of a key's bias is zero but for rounding, which AdamW scales up to whole steps in float32.
-    compared = wanted.keys() - ({"weights"} if (dtype, optimizer) == (torch.float32, "adamw") else set())
+    bounds = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 2e-6}
     for rank in together[1]:
         found = rank[case, str(dtype), optimizer]
         assert found.keys() == wanted.keys()
-        for name in compared:
-            torch.testing.assert_close(found[name], wanted[name], **exact)
+        if (dtype, optimizer) == (torch.float32, "adamw"):
+            _same_key_biases(found["weights"], wanted["weights"])
+        for name in wanted:
+            torch.testing.assert_close(found[name], wanted[name], **bounds)
+
+
+def _same_key_biases(found, wanted):
+    """Compare the biases of keys by themselves, and give them the same values.
+
+    A key's bias adds the same to all scores of a query, which softmax takes off again: its gradient is zero but for
+    rounding (1e-18 in float64), whose sign depends on the order of a sum, and AdamW moves by up to its rate a step
+    whatever the gradient's size. Two runs may part by twice that, those of one rank in float32 and float64 likewise.
+    """
+    for name, bias in wanted.items():
+        if name.endswith("in_proj_bias") or ".k.bias" in name:
+            keys = slice(16, 32) if name.endswith("in_proj_bias") else slice(None)
+            torch.testing.assert_close(found[name][keys], bias[keys], rtol=0, atol=2 * 4 * 0.01)
+            found[name] = torch.cat([found[name][:16], bias[keys], found[name][32:]]) if keys.start else bias
 
 
 def test_ranks_send_the_bytes_that_the_formula_says(together):
     size, found = together
     for rank in found:
-        for case, (told, counted, calls) in rank["sent"].items():
-            # weight and bias of the norm of 4 features in each of 2 blocks are whole, and their gradients are joined
-            norms = 2 * 2 * 4 * 4 * 2 * (size - 1) // size if "gpt" in case else 0
+        for case, (told, counted, evaluated, calls) in rank["sent"].items():
+            # weight and bias of the norm of a head in each of 2 blocks are whole, and their gradients are joined
+            features = (8 if "two heads" in case else 4) if "gpt" in case else 0
+            norms = 2 * 2 * features * 4 * 2 * (size - 1) / size
             assert counted == told + norms
+            # by heads and by rows, of as many features as by columns, which send in the backward pass alone
+            assert evaluated <= told / 2
             assert all("all_reduce" in call for call in calls)
 
 
