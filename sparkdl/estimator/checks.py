@@ -25,6 +25,9 @@ from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import check_places
 from sparkdl.strategies import STRATEGIES
 from sparkdl.strategies.base import TaskView
+from sparkdl.strategies.choice import choice_of, needs_torch_groups
+from sparkdl.strategies.local_sgd import check_local_steps
+from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
 from sparkdl.strategies.mesh_strategy import check_layers, check_model, check_training
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -99,7 +102,7 @@ def _check_ranks(params: CheckedParams) -> None:
             f"num_proc={get('num_proc')} and a backend of {backend.num_processes()} processes: give one of them"
         )
     strategy = get("strategy")
-    if backend == "horovod" and strategy != "all_reduce":
+    if backend == "horovod" and needs_torch_groups(strategy):
         raise ConfigError(
             f"strategy={strategy!r} spreads the model by torch.distributed, and backend='horovod' opens no group of "
             "it: choose backend='torch', or strategy='all_reduce'"
@@ -132,13 +135,16 @@ def check_strategy(spec: FitSpec, objects: UserObjects) -> None:
     """
     if spec.strategy in STRATEGIES:
         return
-    mesh = Mesh.of_text(spec.strategy).filled(spec.num_proc)
+    mesh = choice_of(spec.strategy).filled(spec.num_proc)
     if mesh.is_data_parallel:
         return
     if objects.step is not None:
         raise ConfigError(
             f"strategy={spec.strategy!r} takes no step of a user's own, and train_minibatch_fn is one: drop one"
         )
+    if isinstance(mesh, LocalSteps):
+        check_local_steps(mesh, spec.train)
+        return
     if spec.min_num_proc != spec.num_proc:
         raise ConfigError(
             f"strategy={spec.strategy!r} is filled by {spec.num_proc} ranks, and min_num_proc={spec.min_num_proc} "
@@ -288,8 +294,8 @@ def check_task(message: FitMessage, task: Task, model: torch.nn.Module, num_proc
     Raises:
         ConfigError: names what is wrong.
     """
-    if message.strategy not in STRATEGIES:
-        mesh = Mesh.of_text(message.strategy).filled(num_proc)
+    mesh = None if message.strategy in STRATEGIES else choice_of(message.strategy).filled(num_proc)
+    if isinstance(mesh, Mesh):
         by_user = task.forward is not None or task.train_step is not None
         check_model(mesh, model, TaskView(task.inputs, task.input_style, by_user))
     if not any(parameter.requires_grad for parameter in model.parameters()):

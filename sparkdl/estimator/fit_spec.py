@@ -24,6 +24,7 @@ from sparkdl.estimator.user_code import naming_errors
 from sparkdl.runner import launch_config, start_timeout_of_environment
 from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import Storage
+from sparkdl.strategies.choice import needs_torch_groups
 from sparkdl.train.objective.labels import Meaning
 
 DEFAULT_TIMEOUT = 600.0
@@ -212,7 +213,7 @@ def resolve(params: CheckedParams, *, store: Store, num_proc: int) -> FitSpec:
     if isinstance(backend, SparkBackend):
         launch = launch_config(launch, env=backend.env, **backend.options)
     collective = backend if isinstance(backend, str) else "auto"
-    if collective == "auto" and strategy != "all_reduce" and num_proc > 1:
+    if collective == "auto" and num_proc > 1 and needs_torch_groups(strategy):
         collective = "torch"  # the only one with groups that can hold a model together
     return FitSpec(
         objects=objects,

@@ -17,8 +17,8 @@ import torch
 
 from sparkdl.collective.base import Collective, GradientSync
 from sparkdl.config import TrainConfig
-from sparkdl.strategies import MESH_STRATEGY, STRATEGIES
-from sparkdl.strategies.mesh import Mesh
+from sparkdl.strategies import STRATEGIES
+from sparkdl.strategies.choice import Choice, choice_of
 
 __all__ = ["TaskView", "StepObjective", "Strategy", "open_strategy"]
 
@@ -243,6 +243,23 @@ class Strategy(ABC):
         """Give all ranks rank 0's buffers, so that all validate and save the same model."""
         self.gradients.share_buffers()
 
+    def end_epoch(self) -> None:
+        """Give all ranks one model, which is validated and saved: here all but its buffers is one already."""
+        self.share_buffers()
+
+    def rank_state(self) -> Any:
+        """What this rank alone has to go on exactly: plain values and tensors, saved beside ``state_dict``."""
+        return None
+
+    def load_rank_state(self, state: Any) -> None:  # noqa: B027 - most have none
+        """Take over what ``rank_state`` gave on the rank of this number; called behind ``load_state_dict``.
+
+        It is not called where there are other numbers of ranks than before, or another strategy left None.
+
+        Raises:
+            CheckpointError: it does not fit the model or the optimizer.
+        """
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any] | None:
         """Gather ``model``, ``optimizer`` and ``sync``, in whole tensors under the user's own names, on the leader.
@@ -271,11 +288,11 @@ class Strategy(ABC):
         """Take every hook off model and optimizer; idempotent. ``state_dict`` still works."""
 
 
-def open_strategy(strategy: str | Mesh, collective: Collective, config: TrainConfig) -> Strategy:
+def open_strategy(strategy: str | Choice, collective: Collective, config: TrainConfig) -> Strategy:
     """Make a strategy for the ranks of ``collective``.
 
     Args:
-        strategy: a name of ``STRATEGIES``, a mesh, or its text.
+        strategy: a name of ``STRATEGIES``, a mesh, local steps, or the text of these.
         collective: the ranks.
         config: of the training.
 
@@ -284,10 +301,10 @@ def open_strategy(strategy: str | Mesh, collective: Collective, config: TrainCon
     """
     if isinstance(strategy, str) and strategy in STRATEGIES:
         return cast(Strategy, _class_at(STRATEGIES[strategy])(collective, config))
-    mesh = (Mesh.of_text(strategy) if isinstance(strategy, str) else strategy).filled(collective.world.size)
-    if mesh.is_data_parallel:
+    choice = (choice_of(strategy) if isinstance(strategy, str) else strategy).filled(collective.world.size)
+    if choice.is_data_parallel:
         return open_strategy("all_reduce", collective, config)
-    return cast(Strategy, _class_at(MESH_STRATEGY)(collective, config, mesh))
+    return cast(Strategy, _class_at(choice.implementation)(collective, config, choice))
 
 
 def _class_at(path: str) -> Any:

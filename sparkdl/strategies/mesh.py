@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import ClassVar
 
 from sparkdl.errors import ConfigError
-from sparkdl.strategies import STRATEGIES
 
 __all__ = ["DIMENSIONS", "PRESETS", "READERS", "Mesh", "Place"]
 
@@ -67,6 +65,9 @@ class Mesh:
     offload: bool = False
     name: str = field(default="", compare=False)
 
+    implementation: ClassVar[str] = "sparkdl.strategies.mesh_strategy:MeshStrategy"
+    needs_torch_groups: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         for dimension in DIMENSIONS:
             size = getattr(self, dimension)
@@ -107,35 +108,6 @@ class Mesh:
                     f"expert={self.expert} and {others[0]}={getattr(self, others[0])} do not go together: give expert "
                     "and data"
                 )
-
-    @classmethod
-    def of_text(cls, text: str) -> Mesh:
-        """Read ``"fsdp"``, ``"pipeline(micro_batches=8)"`` or ``"mesh(data=2, tensor=2)"``.
-
-        Raises:
-            ConfigError: it is none of these.
-        """
-        names = sorted({*STRATEGIES, *PRESETS})
-        wrong = ConfigError(
-            f"strategy={text!r} is unknown: choose one of {names}, with options as in 'mesh(data=2, tensor=2)'"
-        )
-        try:
-            call = ast.parse(text.strip(), mode="eval").body
-            name, keywords = (call.func, call.keywords) if isinstance(call, ast.Call) else (call, [])
-            if not isinstance(name, ast.Name) or (isinstance(call, ast.Call) and call.args):
-                raise wrong
-            options: dict[str, Any] = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
-        except (SyntaxError, ValueError):
-            raise wrong from None
-        if name.id not in PRESETS:
-            raise wrong
-        known = {each.name for each in fields(cls)} - {"name"}
-        unknown = sorted(options.keys() - known)
-        if unknown:
-            raise ConfigError(
-                f"strategy={text!r}: {unknown[0]!r} is no option of a mesh: choose of {', '.join(sorted(known))}"
-            )
-        return replace(PRESETS[name.id], **options, name=text.strip())
 
     def filled(self, ranks: int) -> Mesh:
         """Return the mesh with all sizes known, for a run of ``ranks``.

@@ -250,7 +250,7 @@ class _Trainer:
             self.objective.tell_without_divisor(run.epoch, tells=run.world.is_leader)
         if self.mixes_experts:
             tell_dropped(run.model, run.epoch, self._sum_of_rows, self.device, tells=run.world.is_leader)
-        self.strategy.share_buffers()
+        self.strategy.end_epoch()
         # A source may have less to give than it said, as after resuming with other batches.
         reason = self._reason_to_stop()
         whole = run.batch >= run.steps_per_epoch or reason is None
@@ -434,7 +434,7 @@ class _Trainer:
         if self.checkpoints is None:
             return
         run = self.run
-        ranks = rank_states(self.collective, self.device, self.metrics.state())
+        ranks = rank_states(self.collective, self.device, self.metrics.state(), self.strategy.rank_state())
         gathered = self.strategy.state_dict()
         if gathered is not None:
             state = {
@@ -457,7 +457,7 @@ class _Trainer:
                     part.load_state_dict(state[name])
             self.resumed_step = run.step
             seed = self.config.seed + run.step
-            metrics = restore_rank(state["ranks"], run.world, self.strategy.data_rank, self.device, seed)
+            metrics = restore_rank(state["ranks"], run.world, self.strategy, self.device, seed)
             if run.batch:
                 self.metrics.load_state(metrics)
                 self.resume_at = state["loader"]

@@ -13,6 +13,7 @@ from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce
 from sparkdl.strategies.base import TaskView, open_strategy
+from sparkdl.strategies.choice import choice_of
 from sparkdl.strategies.mesh_strategy import check_model
 from sparkdl.strategies.sharded import blocks_of
 from sparkdl.world import SOLO
@@ -32,14 +33,14 @@ from sparkdl.world import SOLO
     ],
 )
 def test_a_text_names_a_mesh(text, ranks, sizes):
-    mesh = Mesh.of_text(text)
+    mesh = choice_of(text)
     assert str(mesh) == text
     assert mesh.filled(ranks).sizes() == sizes
 
 
 def test_a_mesh_in_code_has_a_text_that_gives_it():
     mesh = Mesh(data=2, tensor=2, plan={"*.fc1": "column", "*.fc2": "row"})
-    assert Mesh.of_text(str(mesh)) == mesh
+    assert choice_of(str(mesh)) == mesh
 
 
 def test_ranks_of_a_tensor_group_are_neighbours_and_read_the_same_rows():
@@ -64,10 +65,10 @@ def test_the_last_stage_of_each_pipeline_counts_its_rows():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Mesh.of_text("fsdp9"), "strategy='fsdp9' is unknown: choose one of"),
-        (lambda: Mesh.of_text("mesh(2)"), "is unknown: choose one of"),
-        (lambda: Mesh.of_text("mesh(data=open('x'))"), "is unknown: choose one of"),
-        (lambda: Mesh.of_text("mesh(dat=2)"), "'dat' is no option of a mesh: choose of"),
+        (lambda: choice_of("fsdp9"), "strategy='fsdp9' is unknown: choose one of"),
+        (lambda: choice_of("mesh(2)"), "is unknown: choose one of"),
+        (lambda: choice_of("mesh(data=open('x'))"), "is unknown: choose one of"),
+        (lambda: choice_of("mesh(dat=2)"), "'dat' is no option of mesh: choose of"),
         (lambda: Mesh(data=0), "data=0 is no number of ranks"),
         (lambda: Mesh(data=None, shard=None), "data and shard are None"),
         (lambda: Mesh(data=2, micro_batches=3), "micro_batches= has nothing to act on with pipeline=1"),
@@ -76,7 +77,7 @@ def test_the_last_stage_of_each_pipeline_counts_its_rows():
         (lambda: Mesh(expert=2, tensor=2), "expert=2 and tensor=2 do not go together"),
         (lambda: Mesh(pipeline=2, activation_checkpointing=True), "pipeline=2 cuts them: drop one"),
         (lambda: Mesh(data=2, pipeline=2).filled(6), "6 ranks do not fill the mesh pipeline=2 x data=2: run 4 of them"),
-        (lambda: Mesh.of_text("expert(data=2)").filled(3), "3 ranks do not fill the mesh data=2: run a multiple of 2"),
+        (lambda: choice_of("expert(data=2)").filled(3), "3 ranks do not fill the mesh data=2: run a multiple of 2"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(make, sentence):

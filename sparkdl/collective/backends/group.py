@@ -28,7 +28,7 @@ from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError
 from sparkdl.world import World
 
-__all__ = ["GroupCollective", "REDUCE_OPS", "widened"]
+__all__ = ["BROADCAST_BYTES", "GroupCollective", "REDUCE_OPS", "batches_of", "widened"]
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
 BROADCAST_BYTES = 64 * 2**20  # tensors are fused up to this: it bounds the staging copy
@@ -153,7 +153,7 @@ class GroupCollective(ABC):
 
     def broadcast_unchecked(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Broadcast tensors whose shapes are known to agree, fused into few messages."""
-        for batch in _batches(tensors, BROADCAST_BYTES):
+        for batch in batches_of(tensors, BROADCAST_BYTES):
             flat = pack(batch)
             self._broadcast_long(flat, root)
             if self._world.rank != root:
@@ -248,7 +248,7 @@ def reduced_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
     return torch.int64 if dtype == torch.bool and op == "sum" else dtype
 
 
-def _batches(tensors: Sequence[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
+def batches_of(tensors: Sequence[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
     """Cut ``tensors`` into runs on one device of at most ``limit`` bytes each, one tensor at least."""
     batches: list[list[torch.Tensor]] = []
     held, device = 0, None

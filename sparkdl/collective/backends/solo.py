@@ -20,44 +20,53 @@ from sparkdl.config import SyncConfig
 from sparkdl.errors import ConfigError, WorldSizeError
 from sparkdl.world import World
 
-__all__ = ["SoloCollective"]
+__all__ = ["LocalGradients", "SoloCollective"]
 
 
-class _SoloSync:
-    """Local gradients are the mean over one rank."""
+class LocalGradients:
+    """Gradients stay what this rank's rows give: the mean over one rank, or over nobody else; see ``GradientSync``.
 
-    carried_by = "solo"
+    Args:
+        model: the user's.
+        optimizer: of its parameters.
+        carried_by: what logs and records say.
+    """
+
     forward_is_collective = False
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.model = model
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, carried_by: str = "solo") -> None:
+        self.model, self.carried_by = model, carried_by
         self._params = list(named_parameters(model, optimizer))
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
+        """Give each gradient memory of its own behind the block."""
         yield
         separate(self._params)
 
     def weighted(self, weight: float) -> AbstractContextManager[None]:
+        """Nothing is exchanged on the way."""
         return nullcontext()
 
     def synchronize(self) -> None:
+        """Give each gradient memory of its own."""
         separate(self._params)
 
     def share_buffers(self) -> None:
-        pass
+        """Nobody else has any."""
 
     def share_optimizer(self) -> None:
-        pass
+        """Nobody else has one."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return nothing: no sum is rounded."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        """Take nothing over."""
 
     def close(self) -> None:
-        pass
+        """There are no hooks."""
 
 
 class SoloCollective:
@@ -104,7 +113,7 @@ class SoloCollective:
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, config: SyncConfig | None = None
     ) -> GradientSync:
         """Return ``model`` as it is: one rank has nothing to send, so nothing in ``config`` applies."""
-        return _SoloSync(model, optimizer)
+        return LocalGradients(model, optimizer)
 
     def close(self, *, failed: bool = False) -> None:
         """Nothing to leave."""

@@ -69,6 +69,7 @@ class _History:
 class _Rank:
     rng: dict[str, Any]
     metrics: Any
+    strategy: Any = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,22 +271,24 @@ def _check_shapes(mine: Mapping[str, list[int]], theirs: Mapping[str, list[int]]
             )
 
 
-def rank_states(collective: Collective, device: torch.device, metrics: Any) -> list[dict[str, Any]]:
-    """Return what differs between ranks, in rank order: generators, and metrics of the epoch under way."""
-    mine = {"rng": rng.capture(device), "metrics": metrics}
+def rank_states(collective: Collective, device: torch.device, metrics: Any, strategy: Any) -> list[dict[str, Any]]:
+    """Return what differs between ranks, in rank order: generators, metrics of the epoch under way, the strategy's."""
+    mine = {"rng": rng.capture(device), "metrics": metrics, "strategy": strategy}
     return collective.all_gather_object(mine) if collective.world.size > 1 else [mine]
 
 
 def restore_rank(
-    states: list[dict[str, Any]], world: World, data_rank: int, device: torch.device, seed: int
+    states: list[dict[str, Any]], world: World, strategy: Strategy, device: torch.device, seed: int
 ) -> list[Any]:
-    """Restore the generators of this rank; return the metric states that it takes over.
+    """Restore the generators of this rank, and what its strategy had of its own; return the metrics that it takes over.
 
     At another world size than before, the ranks draw new streams, one for each ``data_rank``: no assignment of the old
     ones would give the same dropout. Metrics are dealt out to the ranks; their sum is what counts.
     """
     if len(states) == world.size:
         rng.restore(states[world.rank]["rng"], device)
+        if states[world.rank].get("strategy") is not None:
+            strategy.load_rank_state(states[world.rank]["strategy"])
     else:
-        rng.seed_rank(seed, data_rank)
+        rng.seed_rank(seed, strategy.data_rank)
     return [state["metrics"] for i, state in enumerate(states) if i % world.size == world.rank and state["metrics"]]

@@ -1,0 +1,56 @@
+"""What ``strategy=`` may say: a name, or a name with options, as in ``"mesh(data=2, tensor=2)"``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from sparkdl.errors import ConfigError
+from sparkdl.strategies import STRATEGIES, local_steps, mesh
+from sparkdl.strategies.local_steps import LocalSteps
+from sparkdl.strategies.mesh import Mesh
+
+__all__ = ["PRESETS", "Choice", "choice_of", "needs_torch_groups"]
+
+Choice = Mesh | LocalSteps
+PRESETS: Mapping[str, Choice] = {**mesh.PRESETS, **local_steps.PRESETS}
+"""By the name that ``strategy=`` takes, the options that it stands for; each has the path of its class."""
+
+
+def choice_of(text: str) -> Choice:
+    """Read ``"fsdp"``, ``"pipeline(micro_batches=8)"``, ``"mesh(data=2, tensor=2)"`` or ``"diloco(every=50)"``.
+
+    Raises:
+        ConfigError: it is none of these, or an option cannot be.
+    """
+    unknown = ConfigError(
+        f"strategy={text!r} is unknown: choose one of {sorted({*STRATEGIES, *PRESETS})}, with options as in "
+        "'mesh(data=2, tensor=2)'"
+    )
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        name, keywords = (call.func, call.keywords) if isinstance(call, ast.Call) else (call, [])
+        if not isinstance(name, ast.Name) or (isinstance(call, ast.Call) and call.args):
+            raise unknown
+        options: dict[str, Any] = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+    except (SyntaxError, ValueError):
+        raise unknown from None
+    if name.id not in PRESETS:
+        raise unknown
+    preset = PRESETS[name.id]
+    names = {option.name for option in fields(preset)} - {"name"}
+    misspelt = sorted(options.keys() - names)
+    if misspelt:
+        raise ConfigError(
+            f"strategy={text!r}: {misspelt[0]!r} is no option of {name.id}: choose of {', '.join(sorted(names))}"
+        )
+    return replace(preset, **options, name=text.strip())
+
+
+def needs_torch_groups(strategy: str) -> bool:
+    """Whether the ranks of a strategy, by its text, exchange by groups of torch.distributed, which Horovod lacks."""
+    if strategy in STRATEGIES:
+        return strategy != "all_reduce"
+    return choice_of(strategy).needs_torch_groups
