@@ -51,6 +51,8 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     if record.evaluated is not None:
         yield "quality", _quality(record.evaluated)
         yield "baseline", record.evaluated.decision.baseline_text()
+        trees = record.evaluated.boosted
+        yield "trees", "" if trees is None else trees.text(record.evaluated.decision.gate.metric)
     if "version" in record.model:
         champion = record.model.get("champion")
         stands = "no champion" if champion is None else f"the champion is version {champion}"

@@ -19,7 +19,7 @@ from sparkdl.pipeline.rows.parts import PARTS, rows_of
 from sparkdl.pipeline.run import run
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.status import status_of
-from sparkdl.pipeline.summary import status_lines
+from sparkdl.pipeline.summary import status_lines, summary_lines
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -67,6 +67,12 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     share = first.trained.labels["target"].shares["1"]
     assert 0.5 < share < 0.75
     assert decision.baseline.guesses["auc"] == f"always the share of training {share:.4g}"
+    trees = first.evaluated.boosted  # of the same held-out rows
+    assert (trees.reason, trees.rows, trees.columns) == ("", first.rows["train"], 30)
+    assert trees.trees.values["auc"] > 0.95
+    assert trees.model.values == pytest.approx(decision.challenger.values)
+    assert dict(summary_lines(first))["trees"] == trees.text("auc")
+    assert f"LightGBM has auc {trees.trees.values['auc']:.4g}" in Path(first.places["report"]).read_text()
     assert first.trained.kept_epoch == 7  # the last: nothing asks for the best one
     clean = Table(first.places["clean"]).read(spark)
     parts = {part: {row.patient for row in rows_of(clean, file.spec, part, ["all"]).collect()} for part in PARTS}
@@ -122,7 +128,13 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert len(registry.list("cancer")) == 2
 
 
-def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_so(spark, cancer, tmp_path, caplog):
+def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_so(
+    spark, cancer, tmp_path, caplog, monkeypatch
+):
+    def broken(*arguments, **named):
+        raise MemoryError("no room for trees")
+
+    monkeypatch.setattr("lightgbm.train", broken)  # which is told, and ends no run
     dull = ("train.learning_rate=1e-12", "train.epochs=1", "publish={metric: log_loss, gate: {min_rows: 50}}")
     with caplog.at_level("WARNING", logger="sparkdl"):
         refused = run(Context(pipeline(cancer, tmp_path / "p", *dull), NOW), spark)
@@ -130,11 +142,15 @@ def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_
     assert refused.evaluated.decision.outcome == "below_baseline"
     assert "beats the baseline: no" in refused.message
     assert "beats the baseline: no" in caplog.text
+    assert "LightGBM is not beside the model, since it failed: MemoryError: no room for trees" in caplog.text
+    assert refused.evaluated.boosted.reason == "it failed (MemoryError: no room for trees)"
+    assert "LightGBM was left out: it failed (MemoryError" in Path(refused.places["report"]).read_text()
     assert not refused.predictions
-    asked = (*dull[:2], "publish={metric: log_loss, gate: {min_rows: 50, baseline: never}}")
+    asked = (*dull[:2], "publish={metric: log_loss, gate: {min_rows: 50, baseline: never}}", "train.baseline=off")
     taken = run(Context(pipeline(cancer, tmp_path / "p", *asked), NOW), spark)
     assert (taken.outcome, taken.model["champion"]) == ("promoted", 1)
     assert {note.name: note.kept for note in taken.steps}["train"]
+    assert taken.evaluated.boosted is None
     assert "beats the baseline: no" in taken.message
 
 

@@ -37,7 +37,7 @@ from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.results import Drifted, Evaluated, Live, Trained
+from sparkdl.pipeline.state.results import Boosted, Drifted, Evaluated, Live, Trained
 from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.windows import deleted_text
 from sparkdl.storage import Storage
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GENERATOR", "has_report", "report_html", "report_of", "write_report"]
 
-GENERATOR = "sparkdl report 3"
+GENERATOR = "sparkdl report 4"
 """What wrote the page; raise the number when the page changes, and ``sparkdl report`` writes it anew."""
 _HEAD = 2000
 """Bytes of a page that say what wrote it."""
@@ -343,6 +343,8 @@ def _cards(record: RunRecord) -> Iterator[tuple[str, str]]:
         if baseline is not None and metric in baseline.values:
             guess = baseline.guesses[metric]
             yield number(baseline.values[metric]), f"{metric} without a model: {guess}, on the same rows"
+        if evaluated.boosted is not None and evaluated.boosted.trees is not None:
+            yield number(evaluated.boosted.trees.values.get(metric)), f"{metric} of LightGBM on the same columns"
         if decision.champion is not None:
             yield number(decision.champion.values.get(metric)), f"{metric} of the champion before, on the same rows"
         if decision.gain is not None:
@@ -376,7 +378,8 @@ def _comparison(record: RunRecord) -> dict[str, Any] | None:
         "decision": decision,
         "rows": evaluated.rows_text(),
         "part": evaluated.part,
-        "table": _metrics(decision),
+        "table": _metrics(decision, evaluated.boosted),
+        "boosted": evaluated.boosted,
         "undefined": [
             f"Of the {name}: {text}."
             for name, measured in models
@@ -386,10 +389,11 @@ def _comparison(record: RunRecord) -> dict[str, Any] | None:
     }
 
 
-def _metrics(decision: Decision) -> Table:
+def _metrics(decision: Decision, boosted: Boosted | None) -> Table:
     mine, gate, baseline = decision.challenger.values, decision.gate, decision.baseline
     theirs = decision.champion.values if decision.champion is not None else None
     names = sorted(dict.fromkeys([*mine, *(theirs or {})]), key=lambda name: name != gate.metric)
+    trees = None if boosted is None or boosted.trees is None else boosted.trees.values
     floors = {floor.split()[0]: floor for floor in gate.floors}
     lines: list[list[Content]] = []
     for name in names:
@@ -399,10 +403,13 @@ def _metrics(decision: Decision) -> Table:
         line.append(_against(name, new, old))
         if theirs is not None:
             line.append(_against(name, old, new))
+        if trees is not None:
+            line.append(number(trees.get(name)))
         if baseline is not None:
             line += [number(baseline.values.get(name)), baseline.guesses.get(name, "")]
         lines.append(line)
     header = ["metric", "challenger", *([] if theirs is None else ["champion before"])]
+    header += [] if trees is None else ["LightGBM"]
     header += [] if baseline is None else ["without a model", "by predicting"]
     return Table(header, lines)
 

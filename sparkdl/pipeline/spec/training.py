@@ -109,6 +109,13 @@ class Train(Section, frozen=True, kw_only=True):
     val_reader_num_workers: Annotated[int | None, _of("val_reader_num_workers")] = _default("val_reader_num_workers")
     transform_batch_size: Annotated[int, _of("transform_batch_size")] = _default("transform_batch_size")
     verbose: Annotated[int, _of("verbose")] = _default("verbose")
+    baseline: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="auto trains LightGBM, where it is installed (sparkdl[boosting]), on the same rows and columns "
+            "and shows its error beside the model's; it decides nothing. off leaves it out."
+        ),
+    ] = "auto"
 
     def _misfits(self) -> Iterator[Wrong]:
         for name in ESTIMATOR_NAMES:
@@ -152,7 +159,7 @@ ESTIMATOR_NAMES = tuple(name for name in Train.__struct_fields__ if name in _PAR
 
 NOT_DECIDING = (
     *("verbose", "timeout", "max_failures", "checkpoint_every", "keep_checkpoints"),
-    *("train_reader_num_workers", "val_reader_num_workers", "transform_batch_size"),
+    *("train_reader_num_workers", "val_reader_num_workers", "transform_batch_size", "baseline"),
 )
 """Names in ``train`` that leave the weights as they are."""
 

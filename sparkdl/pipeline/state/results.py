@@ -17,6 +17,7 @@ from sparkdl.pipeline.judging.drift import Action, Drift
 from sparkdl.pipeline.judging.gate import Decision
 
 __all__ = [
+    "Boosted",
     "Drifted",
     "Evaluated",
     "Live",
@@ -140,6 +141,60 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Boosted:
+    """LightGBM on the columns and the held-out rows of the model; it judges nobody.
+
+    Attributes:
+        reason: why it was left out; empty where it was not.
+        version: of LightGBM.
+        trees: its metrics.
+        model: the model's on the same rows, which are fewer than those of the decision where they were too many.
+        rounds: of boosting that were kept.
+        rows: that it was trained on.
+        of_rows: how many there were; of more than the driver holds a share is drawn.
+        of_judging: how many held-out rows there were, likewise.
+        columns: that it has seen.
+        left_out: features that trees cannot take.
+        out_of_time: whether the clock ended its training, and not the loss on the validation rows.
+        seconds: it took.
+    """
+
+    reason: str = ""
+    version: str = ""
+    trees: Measured | None = None
+    model: Measured | None = None
+    rounds: Count = 0
+    rows: Count = 0
+    of_rows: Count = 0
+    of_judging: Count = 0
+    columns: Count = 0
+    left_out: tuple[str, ...] = ()
+    out_of_time: bool = False
+    seconds: float = 0.0
+
+    def text(self, metric: str) -> str:
+        """Its metric beside the model's in one sentence; empty where it was left out."""
+        if self.trees is None or self.model is None or metric not in self.trees.values:
+            return ""
+        trees, model = self.trees.values[metric], self.model.values.get(metric)
+        sampled = f" on {self.trees.rows:,} of {self.of_judging:,} held-out rows" if self._sampled else ""
+        beside = "undefined" if model is None else f"{model:.4g}"
+        return f"LightGBM has {metric} {trees:.4g}, the model {beside}{sampled}; {self.conditions()}"
+
+    def conditions(self) -> str:
+        """By how many trees, rows and columns."""
+        rows = f"{self.rows:,} rows" if self.rows == self.of_rows else f"{self.rows:,} of {self.of_rows:,} rows"
+        parts = [f"{self.rounds:,} rounds on {rows}"]
+        parts += ["stopped by the clock"] if self.out_of_time else []
+        parts += [f"without {', '.join(self.left_out)}, which trees cannot take"] if self.left_out else []
+        return ", ".join(parts)
+
+    @property
+    def _sampled(self) -> bool:
+        return self.trees is not None and self.trees.rows < self.of_judging
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """What held-out rows say of a challenger.
 
@@ -155,6 +210,7 @@ class Evaluated:
         windows: of that part.
         of_rows: how many rows of it could judge; the decision knows how many were measured.
         baseline_slices: the metric of the gate of the best guess without a model, by column and value.
+        boosted: LightGBM beside it; None where the file leaves it out, or an older version judged.
     """
 
     label: str
@@ -168,6 +224,7 @@ class Evaluated:
     windows: tuple[str, ...] = ()
     of_rows: Count = 0
     baseline_slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    boosted: Boosted | None = None
 
     def rows_text(self) -> str:
         """On which rows it was measured: ``1,200 held-out rows of test, 2026-03-08 to 2026-03-09``."""

@@ -58,7 +58,8 @@ class EvaluateStep(Step):
     def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
         """Measure both models on the same held-out rows, and decide."""
         from sparkdl.pipeline.session import torch_for_workers
-        from sparkdl.pipeline.work.evaluate import evaluate, with_last_values
+        from sparkdl.pipeline.work.boosting import boosted
+        from sparkdl.pipeline.work.evaluate import evaluate, judged_label, with_last_values
 
         ((_, key),) = stale.keys.items()
         parts, _ = parts_to_learn(context)
@@ -72,11 +73,16 @@ class EvaluateStep(Step):
         with unless_labels_are_missing(context, parts):
             rows, count, seen = _judging(context, clean, parts, prepared, rival)
             training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
-            rows = with_last_values(rows, training, spec, prepared.labels)
+            judging = with_last_values(rows, training, spec, prepared.labels)
             champion = None if rival is None else rival.uri
             trained = trained_now(context, parts)
-            evaluated = evaluate(rows, spec, prepared.labels, trained, champion, context.trusted, count, seen)
+            evaluated = evaluate(judging, spec, prepared.labels, trained, champion, context.trusted, count, seen)
             evaluated = replace(evaluated, part=parts.judging, windows=parts.windows(parts.judging))
+            if spec.train.baseline != "off":
+                stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
+                label = judged_label(spec, prepared.labels)
+                trees = boosted(training, stopping, rows, spec, prepared, label, count, trained.bundle, context.trusted)
+                evaluated = replace(evaluated, boosted=trees)
             context.receipts.keep(self.name, key, evaluated)
         return True
 
@@ -175,7 +181,8 @@ def _evaluate_key(context: Context, parts: Parts) -> str | None:
     if inputs is None:
         return None
     against = judged_against(context, inputs)
-    return content_key("evaluate", {**inputs, "report": context.settings["report"], "against": against})
+    boosted = {"baseline": "off"} if context.spec.train.baseline == "off" else {}
+    return content_key("evaluate", {**inputs, "report": context.settings["report"], "against": against, **boosted})
 
 
 def judged_against(context: Context, publish: Mapping[str, Any]) -> int | None:

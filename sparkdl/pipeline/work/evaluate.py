@@ -37,7 +37,17 @@ from sparkdl.scoring.score import score
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["evaluate", "gate_of", "judged_label", "label_summaries", "with_last_values"]
+__all__ = [
+    "drawn",
+    "evaluate",
+    "gate_of",
+    "held_out",
+    "judged_label",
+    "label_summaries",
+    "numbers",
+    "probabilities",
+    "with_last_values",
+]
 
 _LEAST_WINDOWS = 8
 _MOST_SUMMED = 1_000_000
@@ -64,14 +74,14 @@ def label_summaries(rows: DataFrame, spec: PipelineSpec, labels: Labels, count: 
     """
     from pyspark.sql import functions as F
 
-    rows = _drawn(rows, spec, "summed up", _MOST_SUMMED, count)
-    numbers = [encoded(label.name, label).cast("double").alias(f"_{place}") for place, label in enumerate(labels)]
+    rows = drawn(rows, spec, "summed up", _MOST_SUMMED, count)
+    columns = [encoded(label.name, label).cast("double").alias(f"_{place}") for place, label in enumerate(labels)]
     weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
     with task_errors():
-        table = rows.select(*numbers, weight.alias("_weight")).toArrow()
-    weights = _numbers(table["_weight"])
+        table = rows.select(*columns, weight.alias("_weight")).toArrow()
+    weights = numbers(table["_weight"])
     return {
-        label.name: summary_of(label.type, _numbers(table[f"_{place}"]), weights, label.classes)
+        label.name: summary_of(label.type, numbers(table[f"_{place}"]), weights, label.classes)
         for place, label in enumerate(labels)
     }
 
@@ -118,14 +128,14 @@ def evaluate(
         DataError: there are no rows, or predictions are missing.
     """
     label, config = judged_label(spec, labels), ScoreConfig(batch_rows=spec.train.transform_batch_size)
-    frame, kept = _held_out(rows, spec, label, count)
+    frame, kept = held_out(rows, spec, label, count)
     mine = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
     scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
     options = {"config": config, "trusted": trusted}
     table, theirs, known, error = _predicted(scored, [*kept, mine], label, None if seen else champion, options)
     classes = list(dict.fromkeys([*label.classes, *known.classes]))
-    outputs = [(_numbers(table[name]), of.classes) for name, of in ((mine, label), (theirs, known)) if name]
+    outputs = [(numbers(table[name]), of.classes) for name, of in ((mine, label), (theirs, known)) if name]
     found = _rows_of(table, spec, label, outputs, classes)
     gate, summary, last = gate_of(spec, label), trained.labels.get(label.name), _last_values(table)
     baseline = guess = None
@@ -164,15 +174,15 @@ def _rows_of(
     classes: Sequence[str],
 ) -> list[Rows]:
     """The held-out rows with what each model predicts of them: by its raw outputs, and its classes."""
-    labels, groups = _numbers(table["_label"]), table["_group"].to_pandas().to_numpy()
-    weights = _numbers(table[spec.weight]) if spec.weight else None
-    predictions = [_in_order(_probabilities(label.type, raw), known, classes) for raw, known in outputs]
+    labels, groups = numbers(table["_label"]), table["_group"].to_pandas().to_numpy()
+    weights = numbers(table[spec.weight]) if spec.weight else None
+    predictions = [_in_order(probabilities(label.type, raw), known, classes) for raw, known in outputs]
     return [Rows.of(label.type, labels, each, weights=weights, groups=groups, label=label.name) for each in predictions]
 
 
 def _last_values(table: pa.Table) -> Floats | None:
     """The newest training label of each row's key, where enough rows have one."""
-    last = _numbers(table[_LAST]) if _LAST in table.column_names else None
+    last = numbers(table[_LAST]) if _LAST in table.column_names else None
     return None if last is None or np.isnan(last).mean() > 1 - _LEAST_KNOWN else last
 
 
@@ -214,13 +224,13 @@ def _collected(scored: DataFrame, columns: Sequence[str]) -> pa.Table:
         return scored.select(*[quoted(name) for name in columns]).toArrow()
 
 
-def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:
+def held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: int) -> tuple[DataFrame, list[str]]:
     """The rows with ``_group`` and ``_label``, and which columns are measured with."""
     from pyspark.sql import functions as F
 
     if count > label.most_measured:
         logger.info("%d of %d held-out rows judge, drawn by a hash of the key", label.most_measured, count)
-    rows = _drawn(rows, spec, "held out", label.most_measured, count)
+    rows = drawn(rows, spec, "held out", label.most_measured, count)
     group = F.col(WINDOW) if _over(spec) == "window" else unit_of(rows, spec)
     weight = [spec.weight] if spec.weight else []
     # as texts: pandas would make numbers of another type of whole numbers of which some are missing
@@ -230,7 +240,7 @@ def _held_out(rows: DataFrame, spec: PipelineSpec, label: FittedLabel, count: in
     return rows.withColumns(added), list(dict.fromkeys([*added, *weight, *last]))
 
 
-def _drawn(rows: DataFrame, spec: PipelineSpec, salt: str, most: int, count: int) -> DataFrame:
+def drawn(rows: DataFrame, spec: PipelineSpec, salt: str, most: int, count: int) -> DataFrame:
     """About ``most`` of ``count`` rows, the same each time: whole keys or groups, whose rows stay together."""
     from pyspark.sql import functions as F
 
@@ -275,7 +285,7 @@ def _in_order(found: Floats, classes: Sequence[str], wanted: Sequence[str]) -> F
     return ordered
 
 
-def _numbers(column: pa.ChunkedArray) -> Floats:
+def numbers(column: pa.ChunkedArray) -> Floats:
     """Numbers (rows,), or (rows, width) of lists of as many each; a null is NaN."""
     if not pa.types.is_list(column.type):
         values: Floats = column.cast(pa.float64()).to_numpy()
@@ -289,7 +299,7 @@ def _numbers(column: pa.ChunkedArray) -> Floats:
     return found
 
 
-def _probabilities(task: str, outputs: Floats) -> Floats:
+def probabilities(task: str, outputs: Floats) -> Floats:
     """What a model's raw outputs say: values; the probability of class 1; probabilities of all classes.
 
     Args:
@@ -311,8 +321,8 @@ def _over(spec: PipelineSpec) -> str:
         return spec.publish.gate.over
     size = 1 if spec.source.every == "hour" else 24
     split = spec.split
-    held_out = hours_of(split.test or split.validate) // size if isinstance(split, TimeSplit) else 0
-    return "window" if held_out >= _LEAST_WINDOWS else "key"
+    windows = hours_of(split.test or split.validate) // size if isinstance(split, TimeSplit) else 0
+    return "window" if windows >= _LEAST_WINDOWS else "key"
 
 
 def _unit(spec: PipelineSpec) -> str:
@@ -328,7 +338,7 @@ def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:
     given = spec.publish.gate
     better = given.rule == "better"
     return Gate(
-        metric=spec.publish.metric or DEFAULT_METRICS[label.type],
+        metric=spec.publish.metric or DEFAULT_METRICS[spec.label[label.name].type],
         mode=given.rule,
         effect=given.margin if better else 0.0,
         margin=0.0 if better else given.margin,

@@ -1,0 +1,258 @@
+"""LightGBM on the columns of the model and the rows that judge it: what boosted trees come to (Ke et al. 2017).
+
+It runs on the driver, bounded in rows, values and seconds, judges nobody, and fails no run: it says why it did not run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.columns.names import quoted
+from sparkdl.columns.numpy_arrow import to_numpy
+from sparkdl.compat.spark_errors import task_errors
+from sparkdl.config import ScoreConfig
+from sparkdl.errors import CancelledError
+from sparkdl.features.fitted import Features, Fitted
+from sparkdl.features.spec import CATEGORIES, Category, DateParts, Number, Vector, input_names
+from sparkdl.features.statistics import column_of
+from sparkdl.features.values import numbers_of, vectors_of
+from sparkdl.metrics.measure import measure
+from sparkdl.metrics.rows import Floats, Rows
+from sparkdl.observe import logger
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.state.results import Boosted
+from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, probabilities
+from sparkdl.pipeline.work.labels import FittedLabel, encoded
+from sparkdl.scoring.score import score
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkdl.pipeline.work.prepare import Prepared
+
+__all__ = ["boosted", "train_trees", "training_matrix"]
+
+MOST_ROWS = 300_000
+MOST_VALUES = 30_000_000
+"""Rows by columns and outputs that are held at once, of 8 bytes each; of more rows, a share is drawn by a hash."""
+MOST_CLASSES = 100
+MOST_THREADS = 8
+ROUNDS, PATIENCE, SECONDS = 2_000, 50, 60.0
+_OBJECTIVES = {"mse": "regression", "mae": "regression_l1", "huber": "huber"}
+
+
+def boosted(
+    training: DataFrame,
+    stopping: DataFrame,
+    judging: DataFrame,
+    spec: PipelineSpec,
+    prepared: Prepared,
+    label: FittedLabel,
+    judging_rows: int,
+    bundle: str,
+    trusted: Sequence[str],
+) -> Boosted:
+    """Train LightGBM, and measure it and the model on the same held-out rows.
+
+    Args:
+        training: the rows to train on, with raw columns and labels.
+        stopping: those of the part ``validate``, whose loss ends the training.
+        judging: those that the model is judged by.
+        spec: the pipeline.
+        prepared: features, labels, and numbers of rows.
+        label: the one that is judged.
+        judging_rows: how many rows judge.
+        bundle: address of the model's.
+        trusted: packages that the bundle may import.
+
+    Returns:
+        what it came to, or why it was left out, which is an outcome as any other.
+    """
+    if importlib.util.find_spec("lightgbm") is None:
+        return Boosted(reason="it is not installed: pip install 'sparkdl[boosting]'")
+    left_out = [one for one in prepared.features.fitted if not _width(one)]
+    usable = [one for one in prepared.features.fitted if _width(one)]
+    if not usable:
+        return Boosted(reason="no feature is a number, a category, a date or a vector")
+    if label.outputs > MOST_CLASSES:
+        return Boosted(reason=f"label {label.name!r} has {label.outputs:,} classes, above {MOST_CLASSES}")
+    features = Features(tuple(usable))
+    most = min(MOST_ROWS, MOST_VALUES // (sum(map(_width, usable)) + label.outputs))
+    output = f"_output_{prepared.labels.names.index(label.name)}"
+    try:
+        frame, _ = held_out(judging, spec, label, judging_rows)
+        scored = score(
+            drawn(frame, spec, "boosted", most, min(judging_rows, label.most_measured)),
+            bundle,
+            output_columns=[f"_output_{n}" for n in range(len(prepared.labels.names))],
+            config=ScoreConfig(batch_rows=spec.train.transform_batch_size),
+            trusted=trusted,
+        )
+        training = drawn(training, spec, "boosted", most, prepared.train_rows)
+        stopping = drawn(stopping, spec, "boosted", most, prepared.validate_rows)
+        tables = [_collected(rows, spec, features, label) for rows in (training, stopping)]
+        tables.append(_collected(scored, spec, features, label, output))
+        found = train_trees(tables, spec, features, label, output)
+    except CancelledError:
+        raise
+    except Exception as cause:
+        reason = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '')}"
+        logger.warning("LightGBM is not beside the model, since it failed: %s", reason)
+        return Boosted(reason=f"it failed ({reason})")
+    return replace(
+        found,
+        of_rows=prepared.train_rows,
+        of_judging=judging_rows,
+        left_out=tuple(one.name for one in left_out),
+    )
+
+
+def train_trees(
+    tables: Sequence[pa.Table], spec: PipelineSpec, features: Features, label: FittedLabel, output: str
+) -> Boosted:
+    """Train on the first table, stop by the second, measure on the third, which has the model's outputs."""
+    import lightgbm
+
+    begun = time.monotonic()
+    matrices = [training_matrix(table, features) for table in tables]
+    truths, weights = ([numbers(table[name]) for table in tables] for name in ("_label", "_weight"))
+    parameters: dict[str, Any] = {
+        **_objective(spec, label),
+        "learning_rate": 0.05,
+        "num_threads": min(MOST_THREADS, len(os.sched_getaffinity(0))),
+        "seed": spec.train.random_seed or 0,
+        "deterministic": True,
+        "force_row_wise": True,
+        "verbosity": -1,
+    }
+    named: dict[str, Any] = {"params": parameters, "categorical_feature": _categorical(features)}
+    training = lightgbm.Dataset(matrices[0], truths[0], weight=weights[0], **named)
+    stopping = lightgbm.Dataset(matrices[1], truths[1], weight=weights[1], reference=training, **named)
+    clock = _Clock(begun + SECONDS, lightgbm.callback.EarlyStopException)
+    booster = lightgbm.train(
+        parameters,
+        training,
+        ROUNDS,
+        valid_sets=[stopping],
+        callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False), clock],
+    )
+    trees = np.asarray(booster.predict(matrices[2], num_threads=parameters["num_threads"]), np.float64)
+    model = probabilities(label.type, numbers(tables[2][output]))
+    measured = [
+        measure(Rows.of(label.type, truths[2], predictions, weights=weights[2], label=label.name))
+        for predictions in (trees, model)
+    ]
+    return Boosted(
+        version=lightgbm.__version__,
+        trees=measured[0],
+        model=measured[1],
+        rounds=booster.best_iteration or booster.current_iteration(),
+        rows=tables[0].num_rows,
+        columns=matrices[0].shape[1],
+        out_of_time=clock.ran_out,
+        seconds=time.monotonic() - begun,
+    )
+
+
+class _Clock:
+    """A callback that ends a training after some seconds, with the trees that there are then."""
+
+    order = 20
+    """Before the callback that ends it by the loss, which knows the best round only once it is called itself."""
+    before_iteration = False
+
+    def __init__(self, deadline: float, stop: Callable[[int, list[Any]], Exception]) -> None:
+        self._deadline, self._stop, self.ran_out = deadline, stop, False
+        self._best: tuple[float, int, list[Any]] | None = None
+
+    def __call__(self, environment: Any) -> None:
+        loss = environment.evaluation_result_list[0][2]
+        if self._best is None or loss < self._best[0]:
+            self._best = (loss, environment.iteration, list(environment.evaluation_result_list))
+        if time.monotonic() > self._deadline:
+            self.ran_out = True
+            raise self._stop(self._best[1], self._best[2])
+
+
+def _objective(spec: PipelineSpec, label: FittedLabel) -> dict[str, Any]:
+    """What LightGBM minimises: the loss of the label, or what stands for a function of the user's."""
+    if label.type == "binary":
+        return {"objective": "binary"}
+    if label.type == "multiclass":
+        return {"objective": "multiclass", "num_class": label.outputs}
+    loss = spec.label[label.name].loss
+    if loss == "huber":
+        return {"objective": "huber", "alpha": 1.0}  # as torch's
+    return {"objective": "regression_l1" if loss == "mae" else "regression"}
+
+
+def _width(feature: Fitted) -> int:
+    """How many columns of numbers and categories a feature is; 0 where trees cannot take it."""
+    options = feature.options
+    if isinstance(options, Number | Category):
+        return 1
+    if isinstance(options, DateParts):
+        return len(options.parts)
+    return options.size or 0 if isinstance(options, Vector) else 0
+
+
+def _categorical(features: Features) -> list[int]:
+    """The places of the categories among the columns of ``training_matrix``."""
+    ends = list(itertools.accumulate(map(_width, features.fitted)))
+    return [end - 1 for end, one in zip(ends, features.fitted, strict=True) if isinstance(one.options, Category)]
+
+
+def training_matrix(table: pa.Table, features: Features) -> Floats:
+    """Raw columns as trees take them: numbers as they came, categories and parts of dates as ids from 1.
+
+    Args:
+        table: with the raw columns.
+        features: numbers, categories, parts of dates and vectors.
+
+    Returns:
+        ``(rows, columns)``, NaN where a value is missing, or a category is none that training saw.
+    """
+    matrix = np.full((table.num_rows, sum(map(_width, features.fitted))), np.nan)
+    coded = tuple(one for one in features.fitted if isinstance(one.options, Category | DateParts))
+    first = 0
+    for batch in table.combine_chunks().to_batches():
+        rows = slice(first, first + batch.num_rows)
+        ids: dict[str, Floats] = {}
+        if coded:
+            apply = Features(coded)
+            values = to_numpy(apply.apply(batch)[CATEGORIES].flatten()).reshape(batch.num_rows, -1)
+            ids = dict(zip(apply.inputs[0].names, np.where(values, values, np.nan).T, strict=True))
+        place = 0
+        for one in features.fitted:
+            source, columns = one.options.source(one.name), slice(place, place + _width(one))
+            if isinstance(one.options, Number):
+                matrix[rows, place] = numbers_of(source, column_of(batch, source))
+            elif isinstance(one.options, Vector):
+                vectors = vectors_of(source, column_of(batch, source))[0]
+                if vectors.shape[1] == _width(one):  # not so where all are missing
+                    matrix[rows, columns] = vectors
+            else:
+                names = input_names(one.name, one.options)[CATEGORIES]
+                matrix[rows, columns] = np.stack([ids[name] for name in names], axis=1)
+            place = columns.stop
+        first = rows.stop
+    return matrix
+
+
+def _collected(frame: DataFrame, spec: PipelineSpec, features: Features, label: FittedLabel, *more: str) -> pa.Table:
+    """The raw columns of rows with ``_label`` and ``_weight``, on the driver."""
+    from pyspark.sql import functions as F
+
+    weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
+    added = [encoded(label.name, label).cast("double").alias("_label"), weight.alias("_weight")]
+    with task_errors():
+        return frame.select(*[F.col(quoted(name)) for name in (*features.columns, *more)], *added).toArrow()

@@ -1,0 +1,130 @@
+"""LightGBM gets what the model gets: weights, classes in order, categories as such, missing values as they are."""
+
+from __future__ import annotations
+
+import lightgbm
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from sparkdl.features.fitted import fit
+from sparkdl.features.statistics import statistics_of
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.work import boosting
+from sparkdl.pipeline.work.labels import FittedLabel
+
+LABELS = {
+    "regression": FittedLabel(name="y", type="regression"),
+    "binary": FittedLabel(name="y", type="binary", classes=("no", "yes")),
+    "multiclass": FittedLabel(name="y", type="multiclass", classes=("a", "b", "c")),
+}
+
+
+def spec_of(task="regression", more=""):
+    return loads(f"""
+    source: {{kind: parquet, path: rows}}
+    features: {{x: number, shop: category, day: {{type: date_parts, parts: [year, month]}}, place: vector}}
+    label: {{y: {task}}}
+    {more}
+    """).spec
+
+
+def rows_of(count, seed=0):
+    random = np.random.default_rng(seed)
+    frame = pd.DataFrame({"x": random.normal(size=count), "shop": random.choice(["n", "s", "w", "e"], count)})
+    frame["day"] = pd.Timestamp("2026-01-01") + pd.to_timedelta(random.integers(0, 700, count), "D")
+    frame["place"] = list(random.normal(size=(count, 2)))
+    frame["_weight"] = 1.0
+    return frame
+
+
+def arrow(frame):
+    return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+@pytest.fixture(scope="module")
+def features():
+    spec = spec_of()
+    return fit(spec.features, statistics_of(arrow(rows_of(2000)), spec.features))
+
+
+def test_trees_get_numbers_as_they_came_and_what_is_missing_or_unseen_as_missing(features):
+    raw = pa.table({
+        "x": pa.array([1e9, None, float("nan")]),
+        "shop": ["n", "elsewhere", None],
+        "day": pa.array([pd.Timestamp("2026-03-05"), None, pd.Timestamp("1999-01-01")]),
+        "place": pa.array([[1.0, 2.0], None, [3.0, None]], pa.list_(pa.float64())),
+    })  # fmt: skip
+    found = boosting.training_matrix(raw, features)
+    nan = np.nan
+    shop = found[0, 1]
+    assert shop in (1, 2, 3, 4)
+    expected = [[1e9, shop, 1, 3, 1, 2], [nan, nan, nan, nan, nan, nan], [nan, nan, nan, 1, 3, nan]]
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("task", ["regression", "binary", "multiclass"])
+def test_trees_find_what_is_in_categories_and_in_what_is_missing(features, task):
+    tables = []
+    for seed, count in enumerate((4000, 1000, 1000)):
+        frame = rows_of(count, seed)
+        hidden = np.random.default_rng(seed).random(count) < 0.3
+        odd = frame.shop.isin(["n", "e"]).to_numpy()
+        if task == "regression":
+            frame["_label"] = 10.0 * odd + 5.0 * hidden + np.random.default_rng(seed).normal(size=count)
+        else:
+            frame["_label"] = (odd & hidden).astype(float) + (odd if task == "multiclass" else 0.0)
+            unlike = np.random.default_rng(seed + 9).random(count) < 0.1  # of which nothing can know
+            frame.loc[unlike, "_label"] = 0.0
+        frame.loc[hidden, "x"] = np.nan
+        wide = np.zeros((count, 3)) if task == "multiclass" else np.zeros((count, 1))
+        tables.append(arrow(frame).append_column("_output", pa.array(wide.tolist(), pa.list_(pa.float64()))))
+    found = boosting.train_trees(tables, spec_of(task), features, LABELS[task], "_output")
+    assert found.rows == 4000
+    assert found.columns == 6
+    assert found.model.rows == found.trees.rows == 1000
+    if task == "regression":
+        assert found.trees.values["rmse"] < 1.15 < 4 < found.model.values["rmse"]
+    else:
+        assert found.trees.values["log_loss"] < 0.35
+        classes = 3 if task == "multiclass" else 2
+        assert found.model.values["log_loss"] == pytest.approx(np.log(classes), rel=1e-6)  # of outputs that are all 0
+    assert 0 < found.rounds <= boosting.ROUNDS
+    assert not found.out_of_time
+
+
+def _with_labels(count, seed, weights):
+    """Rows of which each weight has a label of its own."""
+    frame = rows_of(count, seed)
+    frame["_weight"] = np.random.default_rng(seed).choice(weights, count)
+    frame["_label"] = np.where(frame._weight > 0, 1.0, 100.0) + frame.x
+    return arrow(frame).append_column("_output", pa.array(np.zeros(count)))
+
+
+def test_rows_without_weight_neither_train_nor_stop_nor_judge(features):
+    tables = [_with_labels(1500, seed, [0.0, 2.0]) for seed in range(3)]
+    found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output")
+    assert found.trees.values["rmse"] < 0.3
+    assert found.model.values["mae"] < 3
+
+
+@pytest.mark.parametrize(("loss", "objective"), [("mse", "regression"), ("mae", "regression_l1"), ("huber", "huber")])
+def test_trees_are_trained_for_the_loss_of_the_label(features, loss, objective, monkeypatch):
+    asked = []
+    train = lightgbm.train
+    monkeypatch.setattr(lightgbm, "train", lambda parameters, *more, **named: (
+        asked.append(parameters["objective"]) or train(parameters, *more, **named)
+    ))  # fmt: skip
+    spec = spec_of(f"{{type: regression, loss: {loss}}}")
+    tables = [_with_labels(200, seed, [1.0]) for seed in range(3)]
+    boosting.train_trees(tables, spec, features, LABELS["regression"], "_output")
+    assert asked == [objective]
+
+
+def test_the_clock_ends_a_training_with_the_trees_that_there_are(features, monkeypatch):
+    monkeypatch.setattr(boosting, "SECONDS", 0.0)
+    tables = [_with_labels(500, seed, [1.0]) for seed in range(3)]
+    found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output")
+    assert (found.rounds, found.out_of_time) == (1, True)
+    assert "stopped by the clock" in found.conditions()
