@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparkdl.pipeline.pipeline import Pipeline
     from sparkdl.runner import run, run_on_dataframe
     from sparkdl.shards.write import write_shards
+    from sparkdl.spread_model import SpreadModel
     from sparkdl.strategies.mesh import Mesh
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ModelRegistry",
     "Pipeline",
     "ShardedDataset",
+    "SpreadModel",
     "Store",
     "TorchDistributor",
     "TorchEstimator",
@@ -53,6 +55,7 @@ _HOMES = {
     "ModelRegistry": "estimator.registered",
     "Pipeline": "pipeline.pipeline",
     "ShardedDataset": "batches.reading.loader",
+    "SpreadModel": "spread_model",
     "Store": "estimator.store",
     "TorchDistributor": "estimator.horovod.runners",
     "TorchEstimator": "estimator.estimator",

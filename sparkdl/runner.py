@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from sparkdl.columns.layout import Layout
     from sparkdl.estimator.store import Store
+    from sparkdl.strategies.choice import Choice
 
 __all__ = ["FrameSettings", "RunSettings", "launch_config", "run", "run_on_dataframe", "start_timeout_of_environment"]
 
@@ -284,6 +285,7 @@ def run_on_dataframe(
     columns: Sequence[str] | None = None,
     labels: Sequence[str] = (),
     store: str | Storage | Store | None = None,
+    strategy: str | Choice | None = None,
     **settings: Unpack[FrameSettings],
 ) -> list[T]:
     """Run ``fn(loader, ...)`` on every rank, each with the batches of its own rows; return the values in rank order.
@@ -291,17 +293,23 @@ def run_on_dataframe(
     The rows become shards first; the loader yields dicts of tensors, as many steps on every rank. The function may call
     ``hvd.init()`` or ``init_process_group()`` itself, or leave it.
 
+    With ``strategy`` it is called as ``fn(loader, model, ...)``: ``model`` is an open ``sparkdl.SpreadModel`` that
+    builds, steps and gathers a model which is spread so over the ranks. Ranks of one tensor group or pipeline get the
+    same batches.
+
     Args:
         fn: the function; its first argument is its rank's ``batches.loader.ShardLoader``.
         df: the rows.
         num_proc: number of ranks; None takes every slot; below 0, ``-num_proc`` processes on the driver's host.
-        batch_size: rows per rank and step.
+        batch_size: rows per step and rank, or group of ranks that read the same rows.
         columns: those to read, all by default; labels are read in any case.
         labels: columns that get tensors of their own.
         store: where the shards lie while the function runs; a temporary folder where workers see the driver's.
+        strategy: how the function's model is spread over the ranks, as of ``TorchEstimator``: ``"fsdp"``, a ``Mesh``.
         **settings: see ``FrameSettings``.
 
     Raises:
+        ConfigError: a keyword is unknown, or the ranks or the backend do not fit the strategy.
         SchemaError: a column is missing or cannot become a tensor.
         DataError: there are no rows.
         RankFailedError: a rank raised or died.
@@ -320,12 +328,16 @@ def run_on_dataframe(
     reading["batch_size"] = batch_size
     call = (fn, tuple(options.pop("args", ())), dict(options.pop("kwargs", {})), options.pop("loader", None))
     options.setdefault("spark", df.sparkSession)
+    if strategy is not None:
+        num_proc = num_proc or barrier.slots(df.sparkSession, options.get("config"))
+        _check_strategy(strategy, abs(num_proc), options.get("backend", "auto"))
     home = open_store(store, shared_disk=str(df.sparkSession.conf.get("spark.master", "")).startswith("local"))
     folder = home.shards(uuid.uuid4().hex)
     check_places({"store": folder}, df.sparkSession)
     try:
         write_shards(df, folder, columns=columns, labels=labels, layout=options.pop("layout", None))
-        return run(_with_loader, (*call, folder, reading), num_proc=num_proc, **options)
+        spread = None if strategy is None else (strategy, options.get("backend", "auto"))
+        return run(_with_loader, (*call, folder, reading, spread), num_proc=num_proc, **options)
     finally:
         home.discard_shards(folder, pinned=False)
         home.close()
@@ -338,10 +350,35 @@ def _with_loader(
     config: LoaderConfig | None,
     folder: Storage,
     reading: dict[str, Any],
+    spread: tuple[str | Choice, str] | None,
 ) -> T:
     from sparkdl.batches.reading.loader import ShardedDataset
 
-    return fn(ShardedDataset(folder, config=config).loader(world=World.from_env(), **reading), *args, **kwargs)
+    dataset = ShardedDataset(folder, config=config)
+    if spread is None:
+        return fn(dataset.loader(world=World.from_env(), **reading), *args, **kwargs)
+    from sparkdl.spread_model import SpreadModel
+
+    strategy, backend = spread
+    with SpreadModel(strategy, backend=backend) as model:
+        return fn(dataset.loader(world=model.reader, **reading), model, *args, **kwargs)
+
+
+def _check_strategy(strategy: str | Choice, ranks: int, backend: str) -> None:
+    from sparkdl.strategies import STRATEGIES
+    from sparkdl.strategies.choice import Choice, choice_of, needs_torch_groups
+
+    if not isinstance(strategy, str | Choice):
+        raise ConfigError(
+            f"strategy={strategy!r} is a {type(strategy).__name__}: give a name such as 'fsdp', or a sparkdl.Mesh"
+        )
+    if strategy not in STRATEGIES:
+        (choice_of(strategy) if isinstance(strategy, str) else strategy).filled(ranks)
+    if backend == "horovod" and needs_torch_groups(str(strategy)):
+        raise ConfigError(
+            f"strategy='{strategy}' spreads the model by torch.distributed, and backend='horovod' opens no group of "
+            "it: choose backend='torch', or strategy='all_reduce'"
+        )
 
 
 def _check_call(fn: Any, args: Any, kwargs: Any, num_proc: Any) -> None:

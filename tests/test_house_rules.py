@@ -40,6 +40,7 @@ ALLOWED = {
         *("columns", "documents", "features", "models", "scoring"),
         *("estimator.outputs", "estimator.summary"),  # which know no Spark
     },
+    "spread_model": {"batches", "collective", "strategies", "train"},
     "worker": {"batches", "collective", "strategies", "train", "models"},
     "pipeline.spec": {"features", "estimator.params.spec", "metrics.names"},
     "pipeline.file": {"features", "columns", "pipeline.spec"},

@@ -1,12 +1,16 @@
 """A DataFrame to a function on every rank, without an estimator."""
 
 import os
+import sys
 
+import cloudpickle
 import pytest
 import torch
 
 from sparkdl.errors import ConfigError, SchemaError
 from sparkdl.runner import run_on_dataframe
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def seen(loader, epochs=1, shift=0):

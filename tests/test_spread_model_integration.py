@@ -1,0 +1,149 @@
+"""A training loop of one's own over a model that is spread: the weights of a plain loop of torch's."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import cloudpickle
+import pytest
+import torch
+
+from sparkdl import Mesh, SpreadModel
+from sparkdl.errors import ConfigError
+from sparkdl.runner import run_on_dataframe
+from sparkdl.train.in_memory import TensorSource
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STRATEGIES = ["all_reduce", "zero1", "fsdp", "tensor", Mesh(pipeline=2, micro_batches=3, cuts=("2",))]
+COLUMNS = {"a": "sin(id)", "b": "cos(id)", "c": "id % 3", "y": "id % 5"}
+EXACT = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+
+
+def double_network():
+    return network().double()
+
+
+def data():
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    return {"x": x, "y": x.square().sum(1, keepdim=True)}
+
+
+momentum = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+def by_hand():
+    """Two epochs of six batches, the last of five rows, of which two make a step; then the loss of all rows."""
+    torch.manual_seed(0)
+    net = double_network()
+    optimizer, tensors = momentum(net.parameters()), data()
+    losses = []
+    batches = [batch for epoch in range(2) for batch in rows_of(epoch)]
+    for number, batch in enumerate(batches):
+        loss = torch.nn.functional.mse_loss(net(batch["x"]), batch["y"])
+        (loss / 2).backward()
+        losses.append(loss.item())
+        if number % 2:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    evaluated = torch.nn.functional.mse_loss(net(tensors["x"]), tensors["y"]).item()
+    return losses, evaluated, net.state_dict()
+
+
+def rows_of(epoch, **options):
+    source = TensorSource(data(), global_batch_rows=7, **options)
+    source.set_epoch(epoch)
+    return list(source)
+
+
+def by_strategy(strategy, world):
+    """The same; the second epoch by another model, which takes the state over, with plain dicts as batches."""
+    torch.set_num_threads(1)
+    losses, state = [], None
+    for epoch, name in enumerate((strategy, "all_reduce")):
+        with SpreadModel(name, backend="torch") as model:
+            model.build(double_network, momentum, torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+            if epoch:
+                model.load_state_dict(state)
+            for number, batch in enumerate(rows_of(epoch, world=model.reader)):
+                rows = dict(batch) if epoch else batch
+                losses.append(model.backward(rows, share=0.5, last=bool(number % 2)).item())
+                if number % 2:
+                    model.clip(0.5)
+                    model.optimizer.step()
+                    model.optimizer.zero_grad()
+            evaluated = model.evaluate(rows_of(0, world=model.reader, shuffle=False))
+            state, plain = model.state_dict(), model.gather_model()
+    return losses, evaluated, state, None if plain is None else plain.state_dict()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_a_loop_of_ones_own_trains_what_a_plain_one_does(ranks, strategy):
+    losses, evaluated, weights = by_hand()
+    leader, other = ranks.together(functools.partial(by_strategy, strategy), 2, "torch")
+    for rank in (leader, other):
+        assert rank[0] == pytest.approx(losses, rel=1e-9)
+        assert rank[1] == pytest.approx(evaluated, rel=1e-9)
+    torch.testing.assert_close(leader[3], weights, **EXACT)
+    torch.testing.assert_close(leader[2]["model"], weights, **EXACT)
+    assert other[2] is other[3] is None
+
+
+def test_one_process_alone_needs_no_launcher():
+    with SpreadModel("fsdp") as model:
+        model.build(double_network, torch.optim.Adam, torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+        first = model.step(rows_of(0)[0], max_norm=1.0)
+        assert model.step(rows_of(0)[0]) < first
+
+
+def train(loader, model, epochs):
+    """Eight rows a step: the same global batches, whoever reads them."""
+    model.build(network, torch.optim.Adam, torch.nn.MSELoss(), labels=["y"])
+    ids = []
+    for _ in range(epochs):
+        for batch in loader:
+            ids.append(batch["id"].tolist())
+            model.step({"features": batch["features"], "y": batch["y"].unsqueeze(1)})
+    state = model.state_dict()
+    return ids, None if state is None else state["model"]
+
+
+def test_run_on_dataframe_hands_out_an_open_model_and_the_rows_of_its_readers(spark):
+    df = spark.range(60).selectExpr("id", *(f"cast({text} as float) as {name}" for name, text in COLUMNS.items()))
+    run = functools.partial(
+        run_on_dataframe, train, df, num_proc=2, columns=["a", "b", "c"], labels=["id", "y"], args=(2,)
+    )
+    (split_ids, split), (same_ids, nothing) = run(batch_size=8, strategy="tensor")
+    (ids, cut), (other_ids, _) = run(batch_size=4, strategy="fsdp")
+    assert split_ids == same_ids
+    assert nothing is None
+    assert [sorted([*mine, *others]) for mine, others in zip(ids, other_ids, strict=True)] == [*map(sorted, split_ids)]
+    torch.testing.assert_close(cut, split, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"strategy": "fsdp9"}, "strategy='fsdp9' is unknown"),
+        ({"strategy": 2}, "strategy=2 is a int: give a name"),
+        ({"strategy": "mesh(data=2, tensor=2)"}, "2 ranks do not fill the mesh data=2 x tensor=2: run 4 of them"),
+        ({"strategy": "zero1", "backend": "horovod"}, "opens no group of it: choose backend='torch'"),
+    ],
+)
+def test_a_strategy_that_cannot_be_is_refused_before_a_row_is_written(spark, tmp_path, settings, sentence):
+    with pytest.raises(ConfigError) as refused:
+        run_on_dataframe(train, spark.range(10), num_proc=2, store=str(tmp_path), **settings)
+    assert sentence in str(refused.value)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_half_precision_is_refused():
+    with pytest.raises(ConfigError, match="precision='fp16' needs a scaler"):
+        SpreadModel("fsdp", precision="fp16")
