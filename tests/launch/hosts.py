@@ -23,10 +23,11 @@ def ip(*arguments):
 
 
 class Host:
-    """A namespace whose interface ``cable`` has the address ``SUBNET.number``."""
+    """A namespace whose interface ``cable`` has the address ``SUBNET.number``, and leads to a port of the switch."""
 
     def __init__(self, number):
         self.name, self.address = f"sdl{os.getpid()}-{number}", f"{SUBNET}.{number}"
+        self.switch, self.port = f"sdl{os.getpid()}-sw", f"port{number}"
 
     def command(self, *arguments):
         # Horovod binds its data connections to what the host's name leads to: let it be the address.
@@ -37,6 +38,13 @@ class Host:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = self.command(sys.executable, *map(str, arguments))
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, **options)
+
+    def shape(self, rate):
+        """Let the cable carry ``rate``, such as ``"1gbit"``, in each direction."""
+        limits = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+        for name, device in ((self.name, "cable"), (self.switch, self.port)):
+            done = subprocess.run(["tc", "-n", name, "qdisc", "replace", "dev", device, *limits], capture_output=True)
+            assert done.returncode == 0, done.stderr
 
     def listening(self):
         """Addresses and ports of every socket that listens here, by the kernel."""
@@ -66,10 +74,9 @@ def hosts(count):
             ip("-n", name, "link", "set", "lo", "up")
         ip("-n", switch, "link", "add", "switch", "type", "bridge")
         ip("-n", switch, "link", "set", "switch", "up")
-        for number, host in enumerate(made):
-            port = f"port{number}"
-            ip("link", "add", "cable", "netns", host.name, "type", "veth", "peer", "name", port, "netns", switch)
-            ip("-n", switch, "link", "set", port, "master", "switch", "up")
+        for host in made:
+            ip("link", "add", "cable", "netns", host.name, "type", "veth", "peer", "name", host.port, "netns", switch)
+            ip("-n", switch, "link", "set", host.port, "master", "switch", "up")
             ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "cable")
             ip("-n", host.name, "link", "set", "cable", "up")
         yield made
@@ -92,7 +99,7 @@ class Nobody:
     def cancel(self): pass
     def post_mortem(self, slot): return ""
 
-address, interface, file, source = sys.argv[1:]
+address, size, interface, file, source = sys.argv[1:]
 scope = {}
 exec(open(source).read(), scope)
 work = scope["work"]
@@ -103,7 +110,7 @@ def rank(world):
 
 config = LaunchConfig(start_timeout_seconds=240, timeout_seconds=240, interface=interface or None)
 with Channel(
-    address, 2, services=[horovod_rendezvous], interface=config.interface
+    address, int(size), services=[horovod_rendezvous], interface=config.interface
 ) as channel:
     with open(file, "wb") as out:
         out.write(pickle.dumps(channel.connection_info))
@@ -120,22 +127,25 @@ import pickle, sys
 from sparkdl.launch.rank.rank import Slot, run_rank
 file, number, host, *peers = sys.argv[1:]
 info = pickle.load(open(file, "rb"))
-sys.exit(not run_rank(info, Slot(number=int(number), host=host, found_size=2, peers=tuple(peers))))
+sys.exit(not run_rank(info, Slot(number=int(number), host=host, found_size=len(peers), peers=tuple(peers))))
 """
 
 
 class Run:
-    """A driver and two ranks, on two hosts, that run ``work(world)`` as ``source`` defines it."""
+    """A rank on each of ``hosts``, which may repeat, and a driver, that run ``work(world)`` as ``source`` defines it.
 
-    def __init__(self, folder, pair, source, *, addresses=None, interface=""):
-        self.hosts, self.addresses = pair, addresses or [host.address for host in pair]
+    The driver is on the host of the first rank, or on ``driver``.
+    """
+
+    def __init__(self, folder, hosts, source, *, addresses=None, interface="", driver=None):
+        self.hosts, self.addresses = hosts, addresses or [host.address for host in hosts]
+        reached = driver.address if driver is not None else self.addresses[0]
         self.folder, self.info = folder, folder / "info"
         (folder / "driver.py").write_text(DRIVER)
         (folder / "rank.py").write_text(RANK)
         (folder / "work.py").write_text(source)
-        self.driver = pair[0].start(
-            folder / "driver.py", self.addresses[0], interface, self.info, folder / "work.py", stdin=subprocess.PIPE
-        )
+        arguments = (reached, len(hosts), interface, self.info, folder / "work.py")
+        self.driver = (driver or hosts[0]).start(folder / "driver.py", *arguments, stdin=subprocess.PIPE)
         self.ranks = []
         assert self.driver.stdout.readline() == "listening\n"
 
