@@ -17,6 +17,12 @@ which exchanges most; stages of a pipeline, which exchange least, lie farthest a
 READERS = ("data", "shard", "expert")
 """The dimensions whose ranks read different rows."""
 _SCHEDULES = ("1f1b", "gpipe", "naive")
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "pipeline": {"micro_batches": None, "schedule": "1f1b", "cuts": None},
+    "tensor": {"plan": None},
+    "shard": {"keep_parameters": False, "offload": False},
+}
+"""By dimension, the options that act on it, and their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +94,7 @@ class Mesh:
             raise ConfigError(
                 f"schedule='naive' sends a whole batch at once, and micro_batches={self.micro_batches}: drop one"
             )
-        for dimension, options in (
-            ("pipeline", {"micro_batches": None, "schedule": "1f1b", "cuts": None}),
-            ("tensor", {"plan": None}),
-            ("shard", {"keep_parameters": False, "offload": False}),
-        ):
+        for dimension, options in _OPTIONS.items():
             given = [option for option, default in options.items() if getattr(self, option) != default]
             if given and getattr(self, dimension) == 1:
                 raise ConfigError(f"{given[0]}= has nothing to act on with {dimension}=1: drop it, or set {dimension}=")
@@ -112,6 +114,8 @@ class Mesh:
     def filled(self, ranks: int) -> Mesh:
         """Return the mesh with all sizes known, for a run of ``ranks``.
 
+        Of a dimension that takes the ranks that are left, its options are at rest where that is one.
+
         Raises:
             ConfigError: the sizes do not fill the ranks.
         """
@@ -125,7 +129,10 @@ class Mesh:
             )
             fitting = f"a multiple of {known}" if rest else f"{known}"
             raise ConfigError(f"{ranks} ranks do not fill the mesh {sizes or 'of one rank'}: run {fitting} of them")
-        return replace(self, **dict.fromkeys(rest, ranks // known)) if rest else self
+        if not rest:
+            return self
+        options = _OPTIONS.get(rest[0], {}) if ranks == known else {}
+        return replace(self, **{rest[0]: ranks // known}, **options)
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes in the order of ``DIMENSIONS``; of a mesh that is filled."""

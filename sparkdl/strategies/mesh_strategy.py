@@ -22,6 +22,7 @@ from sparkdl.strategies import expert, stages, tensor
 from sparkdl.strategies.all_reduce import fitting
 from sparkdl.strategies.base import StepObjective, Strategy, TaskView
 from sparkdl.strategies.expert import GroupTokens
+from sparkdl.strategies.file_tensors import in_file, in_memory, parameters_in_files
 from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
 from sparkdl.strategies.pipeline import Pipeline
 from sparkdl.strategies.sharded import blocks_of, recomputable, recompute, shard
@@ -32,10 +33,11 @@ _BUCKET_BYTES = 25 * 2**20
 
 
 class MeshStrategy(Strategy):
-    """See ``Strategy``. The model is made whole on each rank, and then cut: that moment needs memory for its weights.
+    """See ``Strategy``. The model is made whole on each rank, and then cut.
 
-    After ``build`` each parameter is a DTensor, a plain tensor that is equal on all ranks of its stage, or, of another
-    stage, on the meta device.
+    On CPUs it lies in files meanwhile, and so does what the leader gathers: no rank needs memory for all of it. A GPU
+    holds its weights for that moment. After ``build`` each parameter is a DTensor, a plain tensor that is equal on all
+    ranks of its stage, or, of another stage, on the meta device.
 
     Args:
         collective: the ranks, over torch.distributed where there are several.
@@ -99,7 +101,11 @@ class MeshStrategy(Strategy):
             ConfigError: the model cannot be cut as the mesh says, or the optimizer needs whole gradients.
         """
         mesh, world = self.mesh, self.collective.world
-        self.model = self.net = model = make_model()
+        is_cut = world.size > 1 and any(
+            getattr(mesh, dimension) != 1 for dimension in DIMENSIONS if dimension != "data"
+        )
+        with parameters_in_files() if is_cut and world.device == "cpu" else nullcontext():
+            self.model = self.net = model = make_model()
         check_model(mesh, model, call)
         self._whole = _on_meta(model)
         self._mixtures = bool(mixtures(model))
@@ -112,6 +118,7 @@ class MeshStrategy(Strategy):
             self._norms = synchronise_norms(model, self.collective, self.config.sync.sync_batch_norm)  # type: ignore[arg-type]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._cut(model, call)
+        in_memory(model)
         if call.optimizer is not None:
             _move(call.optimizer, names, model)
         self.optimizer = make_optimizer(model)
@@ -335,12 +342,12 @@ class MeshStrategy(Strategy):
         return {"model": model, "optimizer": optimizer, "sync": {}}
 
     def _gathered_model(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor of the whole model's state; on the leader alone."""
+        """Each tensor of the whole model's state, copied to the CPU; on the leader alone."""
         held = self.model.state_dict(keep_vars=True)
         for name, meta in self._whole.state_dict().items():
             whole = self._gather(held[name], self._stages[name])
             if self.collective.world.is_leader:
-                yield name, whole.reshape(meta.shape)
+                yield name, in_file(whole).reshape(meta.shape)
 
     def _gather(self, part: Any, stage: int) -> Any:
         """Return the whole of what each rank of ``stage`` has a part of, at the ranks of the stage and the leader."""
@@ -359,7 +366,7 @@ class MeshStrategy(Strategy):
             state = self.optimizer.state.get(numbers[number])
             state = self._gather(dict(state) if state else None, stage)
             if state is not None and self.collective.world.is_leader:
-                whole[number] = {name: _reshaped(value, shapes[number]) for name, value in state.items()}
+                whole[number] = {name: _kept(value, shapes[number]) for name, value in state.items()}
         if not self.collective.world.is_leader:
             return None
         counted = iter(range(len(self._of_number)))
@@ -435,7 +442,7 @@ class MeshStrategy(Strategy):
         if not self.collective.world.is_leader:
             return self.model
         plain = copy.deepcopy(self._whole)
-        plain.load_state_dict({name: whole.detach().clone() for name, whole in state.items()}, assign=True)
+        plain.load_state_dict(state, assign=True)
         return plain
 
     def close(self) -> None:
@@ -577,9 +584,13 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _reshaped(value: Any, shape: torch.Size | None) -> Any:
-    same = _is_tensor(value) and shape is not None and value.numel() == shape.numel() and value.ndim
-    return value.reshape(shape) if same else value
+def _kept(value: Any, shape: torch.Size | None) -> Any:
+    """A copy of what belongs to a parameter of ``shape``, on the CPU."""
+    if not _is_tensor(value):
+        return value
+    if shape is not None and value.numel() == shape.numel() and value.ndim:
+        value = value.reshape(shape)
+    return in_file(value)
 
 
 def _part_of(whole: torch.Tensor, like: Any) -> Any:

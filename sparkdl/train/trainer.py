@@ -67,7 +67,8 @@ def fit(
 
     Returns:
         What came of it; ``model`` is the task's own module where it was given as an instance and each rank holds all
-        of it. Of a mesh it is a plain module on the leader, and the spread one elsewhere; an instance is cut in place.
+        of it. Of a mesh it is a plain module on the leader's CPU, and the spread one elsewhere; an instance is cut in
+        place.
 
     Raises:
         ConfigError: parts of the task or settings do not fit each other.

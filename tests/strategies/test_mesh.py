@@ -14,7 +14,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce
 from sparkdl.strategies.base import TaskView, open_strategy
 from sparkdl.strategies.choice import choice_of
-from sparkdl.strategies.mesh_strategy import check_model
+from sparkdl.strategies.mesh_strategy import check_model, check_training
 from sparkdl.strategies.sharded import blocks_of
 from sparkdl.world import SOLO
 
@@ -134,7 +134,8 @@ def test_settings_that_no_mesh_takes_are_refused(config):
 
 def test_one_rank_trains_as_ever_whatever_the_mesh():
     collective = open_collective(SOLO, backend="solo")
-    for name in ("fsdp", "tensor", "pipeline", "expert"):
+    options = "zero2", "fsdp(offload=True)", "pipeline(micro_batches=8)", "tensor(plan={'*': 'column'})"
+    for name in ("fsdp", "tensor", "pipeline", "expert", *options):
         assert isinstance(open_strategy(name, collective, TrainConfig()), AllReduce)
 
 
@@ -158,3 +159,8 @@ def test_a_mesh_refuses_horovod():
     opened = functools.partial(open_strategy, Mesh(activation_checkpointing=True), Horovod(), TrainConfig())
     with pytest.raises(ConfigError, match="backend='horovod' opens none"):
         opened()
+
+
+def test_offloading_is_refused_where_ranks_compute_on_cpus():
+    with pytest.raises(ConfigError, match="offload=True moves parameters off a GPU, and the ranks compute on CPUs"):
+        check_training(Mesh.of_text("fsdp(offload=True)").filled(2), TrainConfig(), "cpu")

@@ -1,0 +1,105 @@
+"""A model that the memory of one rank does not hold trains on four."""
+
+from __future__ import annotations
+
+import functools
+import resource
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+
+from sparkdl.collective import open_collective
+from sparkdl.config import TrainConfig
+from sparkdl.strategies.base import open_strategy
+from sparkdl.train.in_memory import TensorSource
+from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
+from sparkdl.world import SOLO, World
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.slow
+
+WIDTH, BLOCKS = 1024, 32
+PARAMETERS = BLOCKS * (2 * WIDTH * WIDTH + 2 * WIDTH)
+LIMIT = 11 * PARAMETERS  # bytes; fp32 and Adam take 16 a parameter on one rank, 4 on one of four
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc1, self.fc2 = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.fc2(torch.relu(self.fc1(x)))
+
+
+def model(width):
+    return torch.nn.Sequential(*[Block(width) for _ in range(BLOCKS)])
+
+
+def trained(strategy, collective, width):
+    config = TrainConfig(epochs=2, max_grad_norm=1.0)
+    opened = open_strategy(strategy, collective, config)
+    data = {name: torch.randn(16, width, generator=torch.Generator().manual_seed(1)) for name in ("x", "y")}
+    result = fit(
+        Task(
+            model=functools.partial(model, width),
+            optimizer=functools.partial(torch.optim.AdamW, lr=1e-4),
+            loss=torch.nn.MSELoss(),
+            inputs=["x"],
+            labels=["y"],
+        ),
+        TensorSource(data, global_batch_rows=8, world=World(rank=opened.data_rank, size=opened.data_size)),
+        collective=collective,
+        config=config,
+        strategy=opened,
+    )
+    state = opened.state_dict()  # all of it on the leader, within the limit, too
+    weights = result.model.state_dict() if state else {}
+    return {
+        "losses": result.history.column("loss"),
+        "tensors": len(state["optimizer"]["state"]) if state else 0,
+        "sums": [float(tensor.double().abs().sum()) for tensor in weights.values()],
+    }
+
+
+def limited(strategy, world):
+    """Train while the process may hold ``LIMIT`` bytes more than before, files it maps not counted."""
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch" if world.size > 1 else "solo")
+    trained(strategy, collective, 8)  # loads what a first training loads
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    held = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (held + LIMIT, hard))
+    try:
+        return trained(strategy, collective, WIDTH)
+    except (RuntimeError, MemoryError) as error:
+        return f"{error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+        collective.close(failed=True)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    torch.set_num_threads(1)
+    return trained("all_reduce", open_collective(SOLO, backend="solo"), WIDTH)
+
+
+def test_one_rank_runs_out_of_memory(ranks):
+    (refusal,) = ranks.run(functools.partial(limited, "all_reduce"), 1)
+    assert "can't allocate memory" in refusal
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor", "pipeline(micro_batches=2)", "mesh(shard=2, pipeline=2)"])
+def test_four_ranks_train_it(ranks, alone, strategy):
+    values = ranks.together(functools.partial(limited, strategy), 4, "torch")
+    for rank in values:
+        assert not isinstance(rank, str), rank
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+    assert values[0]["sums"] == pytest.approx(alone["sums"], rel=1e-3)
+    assert values[0]["tensors"] == 4 * BLOCKS
