@@ -1,7 +1,8 @@
 """How long the ranks of a pipeline wait, against (K-1)/(M+K-1), and of how many micro-batches they hold activations.
 
 The layers sleep, 20 ms forward and 40 ms backward for each micro-batch, so that K stages overlap on fewer cores. One
-JSON line per schedule, K and M.
+JSON line per schedule, K and M, and a plot of all, ``bench-results/pipeline.png``; ``python
+tests/bench/bench_pipeline_stages.py LOG PNG`` draws the lines of an earlier run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import statistics
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -27,7 +29,8 @@ from sparkdl.train.task import Task
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-MICRO_BATCHES = (1, 2, 4, 8, 16)
+RESULTS = Path(__file__).parents[2] / "bench-results"
+STAGES, MICRO_BATCHES = (2, 4), (1, 2, 4, 8, 16)
 REPEATS = 5
 FORWARD, BACKWARD = 0.02, 0.04  # seconds
 WIDTH = 8
@@ -72,20 +75,68 @@ def on_a_rank(world):
     return results
 
 
-@pytest.mark.bench
-@pytest.mark.parametrize("stages", [2, 4])
-def test_bubble(ranks, stages):
+def measure(ranks, stages):
+    lines = []
     for of_ranks in zip(*ranks.together(partial(on_a_rank), stages, "torch"), strict=True):
         schedule, number, _ = of_ranks[0]
         shares = [statistics.mean(rank[2][i].share for rank in of_ranks) for i in range(REPEATS)]
-        line = {
-            "schedule": schedule,
-            "stages": stages,
-            "micro_batches": number,
-            "bubble": round(statistics.median(shares), 3),
-            "spread": [round(min(shares), 3), round(max(shares), 3)],
-            "formula": round((stages - 1) / (number + stages - 1), 3),
-            "held_by_rank": [max(step.held for step in rank[2]) for rank in of_ranks],
-            "torch": torch.__version__,
-        }
-        print(json.dumps(line), flush=True)
+        lines.append(
+            {
+                "schedule": schedule,
+                "stages": stages,
+                "micro_batches": number,
+                "bubble": round(statistics.median(shares), 3),
+                "spread": [round(min(shares), 3), round(max(shares), 3)],
+                "formula": round((stages - 1) / (number + stages - 1), 3),
+                "held_by_rank": [max(step.held for step in rank[2]) for rank in of_ranks],
+                "torch": torch.__version__,
+            }
+        )
+        print(json.dumps(lines[-1]), flush=True)
+    return lines
+
+
+def draw(lines, file):
+    """The bubble of each number of stages, then the micro-batches that the first stage holds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(STAGES) + 1, figsize=(12, 3.8), constrained_layout=True)
+    styles = {"gpipe": ("o", "GPipe"), "1f1b": ("x", "1F1B")}
+    for panel, stages in zip(panels, STAGES, strict=False):
+        curve = [(stages - 1) / (number + stages - 1) for number in MICRO_BATCHES]
+        panel.plot(MICRO_BATCHES, curve, color="0.6", label="(K-1)/(M+K-1)")
+        panel.set_title(f"Waiting of {stages} stages")
+        panel.set_ylabel("share of the step")
+        panel.set_ylim(0, 0.8)
+    panels[-1].set_title(f"Memory of the first of {STAGES[-1]} stages")
+    panels[-1].set_ylabel("micro-batches whose activations are held")
+    for schedule, (marker, label) in styles.items():
+        own = {(line["stages"], line["micro_batches"]): line for line in lines if line["schedule"] == schedule}
+        drawn = {"marker": marker, "linestyle": "", "markerfacecolor": "none", "label": label}
+        for panel, stages in zip(panels, STAGES, strict=False):
+            panel.plot(MICRO_BATCHES, [own[stages, number]["bubble"] for number in MICRO_BATCHES], **drawn)
+        held = [own[STAGES[-1], number]["held_by_rank"][0] for number in MICRO_BATCHES]
+        panels[-1].plot(MICRO_BATCHES, held, **(drawn | {"linestyle": "-"}))
+    for panel in panels:
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(MICRO_BATCHES, [str(number) for number in MICRO_BATCHES])
+        panel.set_xlabel("micro-batches M")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.savefig(file, dpi=80)
+
+
+@pytest.mark.bench
+def test_bubble(ranks):
+    RESULTS.mkdir(exist_ok=True)
+    lines = [line for stages in STAGES for line in measure(ranks, stages)]
+    draw(lines, RESULTS / "pipeline.png")
+    assert (RESULTS / "pipeline.png").stat().st_size > 10_000
+
+
+if __name__ == "__main__":
+    log, png = sys.argv[1:]
+    draw([json.loads(line) for line in Path(log).read_text().splitlines() if line.startswith('{"schedule"')], png)
