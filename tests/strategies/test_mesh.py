@@ -163,4 +163,4 @@ def test_a_mesh_refuses_horovod():
 
 def test_offloading_is_refused_where_ranks_compute_on_cpus():
     with pytest.raises(ConfigError, match="offload=True moves parameters off a GPU, and the ranks compute on CPUs"):
-        check_training(Mesh.of_text("fsdp(offload=True)").filled(2), TrainConfig(), "cpu")
+        check_training(Mesh(shard=2, offload=True), TrainConfig(), "cpu")
