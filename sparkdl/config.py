@@ -5,15 +5,17 @@ Enters: numbers and names that a user chose. Leaves: values that no stage has to
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from sparkdl.errors import ConfigError
 
 __all__ = [
     "BACKENDS",
     "CheckpointConfig",
+    "Compression",
     "LaunchConfig",
     "LoaderConfig",
     "ScoreConfig",
@@ -39,6 +41,22 @@ def require(condition: bool, message: str) -> None:
     """Raise ``ConfigError(message)`` unless ``condition`` holds."""
     if not condition:
         raise ConfigError(message)
+
+
+def name_and_options(text: str) -> tuple[str, dict[str, Any]]:
+    """Read ``"name"`` or ``"name(option=value, ...)"``, whose values are plain ones of Python.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as cause:
+        raise ValueError(str(cause)) from cause
+    name, keywords = (call.func, call.keywords) if isinstance(call, ast.Call) else (call, [])
+    if not isinstance(name, ast.Name) or (isinstance(call, ast.Call) and call.args):
+        raise ValueError(f"{text!r} is no name with options")
+    return name.id, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
 
 
 def _check_least(settings: object, least: float, *names: str) -> None:
@@ -99,13 +117,68 @@ class ShardConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Compression:
+    """What gradients travel as.
+
+    Attributes:
+        kind: ``"fp16"`` or ``"bf16"``, which halve the bytes of float32; ``"powersgd"``, products of a few vectors;
+            ``"topk"``, the largest numbers alone; ``"adasum"``, whole, and joined otherwise than by their mean.
+        rank: with ``"powersgd"``, how many vectors a matrix travels as.
+        keep: with ``"topk"``, the share of all numbers that travels.
+
+    Raises:
+        ConfigError: there is no such kind, or an option cannot be, or has nothing to act on.
+    """
+
+    kind: str
+    rank: int = 4
+    keep: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_choice(self, "kind", "fp16", "bf16", "powersgd", "topk", "adasum")
+        for option, kind, default in (("rank", "powersgd", 4), ("keep", "topk", 0.01)):
+            value = getattr(self, option)
+            require(
+                self.kind == kind or value == default,
+                f"{option}={value!r} has nothing to act on with {self.kind}: it is an option of {kind}",
+            )
+        require(
+            isinstance(self.rank, int) and not isinstance(self.rank, bool) and self.rank >= 1,
+            f"rank={self.rank!r} is no number of vectors: give 1 or more",
+        )
+        require(
+            isinstance(self.keep, int | float) and not isinstance(self.keep, bool) and 0 < self.keep <= 1,
+            f"keep={self.keep!r} is no share of the gradients: give a number above 0, at most 1",
+        )
+
+    @classmethod
+    def of_text(cls, text: str) -> Compression:
+        """Read ``"fp16"``, ``"powersgd(rank=2)"``, ``"topk(keep=0.001)"`` and the like.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        try:
+            kind, options = name_and_options(str(text))
+        except ValueError:
+            kind, options = text, {}
+        unknown = sorted(options.keys() - {"rank", "keep"})
+        require(not unknown, f"{text!r}: {unknown[:1]} is no option of a compression: choose of rank, keep")
+        return cls(kind=kind, **options)
+
+    def __str__(self) -> str:
+        options = {"powersgd": f"(rank={self.rank})", "topk": f"(keep={self.keep:g})"}
+        return f"{self.kind}{options.get(self.kind, '')}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SyncConfig:
     """How gradients travel between ranks.
 
     Attributes:
         bucket_mib: gradients are fused until a message has this size, MiB; None chooses by their bytes and the number
             of ranks. Ranks that share memory send no messages.
-        compression: ``"fp16"`` or ``"bf16"`` halves the bytes of float32 gradients on the wire; None sends them whole.
+        compression: what gradients travel as, the text of a ``Compression``; None sends them whole.
         sync_batch_norm: statistics of BatchNorm layers run over the global batch, as do InstanceNorm's running ones.
             None does so where the model has such layers and there is more than one rank, and warns of layers where it
             cannot; True raises there; False leaves each rank its own, so that N ranks train another model than one.
@@ -124,7 +197,11 @@ class SyncConfig:
             self.bucket_mib is None or self.bucket_mib > 0,
             f"bucket_mib={self.bucket_mib} must be above 0 MiB: leave it out to let sparkdl choose",
         )
-        _check_choice(self, "compression", None, "fp16", "bf16")
+        if self.compression is not None:
+            try:
+                Compression.of_text(self.compression)
+            except ConfigError as cause:
+                raise ConfigError(f"compression={self.compression!r}: {cause}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -99,6 +99,14 @@ class GradientSync(Protocol):
         """
         ...
 
+    def rank_state(self) -> dict[str, Any]:
+        """Return what this rank alone has to go on exactly: what compression has left to send."""
+        ...
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``rank_state`` gave on the rank of this number, behind ``load_state_dict``."""
+        ...
+
     def close(self) -> None:
         """Remove every hook; ``model`` of the user is as it was before ``wrap``."""
         ...

@@ -72,6 +72,26 @@ class AllReduce(Strategy):
         on_leader(self.collective, load)
         self.gradients.share_optimizer()
 
+    def rank_state(self) -> Any:
+        """Return what compression has left to send."""
+        return self.gradients.rank_state()
+
+    def load_rank_state(self, state: Any) -> None:
+        """Send that first."""
+        with fitting("state of a rank"), torch.no_grad():
+            self.gradients.load_rank_state(state)
+
+    def end_epoch(self) -> None:
+        """Give all ranks rank 0's buffers; weights, too, where they may have drifted apart.
+
+        Ranks compute what compressed gradients stand for each by itself, and processors of two kinds may round it
+        differently.
+        """
+        self.share_buffers()
+        if self.config.sync.compression not in (None, "fp16", "bf16"):
+            with torch.no_grad():
+                self.collective.broadcast(list(self.model.parameters()))
+
     def gather_model(self) -> torch.nn.Module:
         """Return the model, which is whole on every rank."""
         return self.model

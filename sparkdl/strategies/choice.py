@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
 
+from sparkdl.config import name_and_options
 from sparkdl.errors import ConfigError
 from sparkdl.strategies import STRATEGIES, local_steps, mesh
 from sparkdl.strategies.local_steps import LocalSteps
@@ -30,21 +29,17 @@ def choice_of(text: str) -> Choice:
         "'mesh(data=2, tensor=2)'"
     )
     try:
-        call = ast.parse(text.strip(), mode="eval").body
-        name, keywords = (call.func, call.keywords) if isinstance(call, ast.Call) else (call, [])
-        if not isinstance(name, ast.Name) or (isinstance(call, ast.Call) and call.args):
-            raise unknown
-        options: dict[str, Any] = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
-    except (SyntaxError, ValueError):
+        name, options = name_and_options(text)
+    except ValueError:
         raise unknown from None
-    if name.id not in PRESETS:
+    if name not in PRESETS:
         raise unknown
-    preset = PRESETS[name.id]
+    preset = PRESETS[name]
     names = {option.name for option in fields(preset)} - {"name"}
     misspelt = sorted(options.keys() - names)
     if misspelt:
         raise ConfigError(
-            f"strategy={text!r}: {misspelt[0]!r} is no option of {name.id}: choose of {', '.join(sorted(names))}"
+            f"strategy={text!r}: {misspelt[0]!r} is no option of {name}: choose of {', '.join(sorted(names))}"
         )
     return replace(preset, **options, name=text.strip())
 

@@ -181,7 +181,7 @@ class LocalSGD(AllReduce):
     def load_rank_state(self, state: Any) -> None:
         """Go on by itself, as it did."""
         with fitting("state of a rank"), torch.no_grad():
-            if state["strategy"] != "local_sgd":
+            if state.get("strategy") != "local_sgd":
                 return
             self._steps_alone = int(state["steps_alone"])
             self.optimizer.load_state_dict(state["optimizer"])

@@ -459,6 +459,11 @@ def check_training(mesh: Mesh, config: TrainConfig, device: str | None) -> None:
     """
     if config.compile:
         raise ConfigError(f"strategy='{mesh}' and compile={config.compile!r} do not go together: drop one")
+    if config.sync.compression is not None:
+        raise ConfigError(
+            f"strategy='{mesh}' sends more than gradients, and gradient_compression={config.sync.compression!r} is of "
+            "these alone: drop one"
+        )
     if config.precision == "fp16":
         raise ConfigError(
             f"strategy='{mesh}' leaves each rank a part of the gradients, and the scaler of precision='fp16' looks at "

@@ -65,6 +65,13 @@ class LocalGradients:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take nothing over."""
 
+    def rank_state(self) -> dict[str, Any]:
+        """Return nothing: there is nothing to send."""
+        return {}
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Take nothing over."""
+
     def close(self) -> None:
         """There are no hooks."""
 

@@ -1,20 +1,21 @@
-"""What carries full buckets between ranks and makes means of them: the all-reduce of the backend, or shared memory.
+"""What carries full buckets between ranks: the all-reduce of the backend, shared memory, or something compressed.
 
 Enters: buckets that hold the gradients of this rank. Leaves: the same buckets with the mean over all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from sparkdl import observe
 from sparkdl.collective.base import Pending, Ranks
 from sparkdl.collective.gradients.buckets import Bucket
+from sparkdl.collective.gradients.compressed import COMPRESSIONS
 from sparkdl.collective.gradients.shared_memory import SharedMemoryCarrier, open_shared_memory
-from sparkdl.config import SyncConfig
+from sparkdl.config import Compression, SyncConfig
 from sparkdl.errors import ConfigError
 
 __all__ = ["AllReduceCarrier", "Carrier", "WIRE_DTYPES", "open_carrier"]
@@ -47,6 +48,14 @@ class Carrier(Protocol):
         Raises:
             ClusterError: another rank vanished, or did not take part within the timeout.
         """
+        ...
+
+    def rank_state(self, params: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
+        """What this rank alone has to go on exactly, by the position of a parameter; nothing in most."""
+        ...
+
+    def load_rank_state(self, state: Mapping[str, Any], params: Sequence[torch.nn.Parameter]) -> None:
+        """Take over what ``rank_state`` gave, as far as it is of the same kind."""
         ...
 
     def close(self) -> None:
@@ -93,6 +102,13 @@ class AllReduceCarrier:
             else:
                 bucket.flat.copy_(bucket.wire)
 
+    def rank_state(self, params: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
+        """Return nothing: all is sent."""
+        return {}
+
+    def load_rank_state(self, state: Mapping[str, Any], params: Sequence[torch.nn.Parameter]) -> None:
+        """Take nothing over."""
+
     def close(self) -> None:
         """Forget what is under way: after a failure it may never end."""
         self._pending.clear()
@@ -119,4 +135,7 @@ def open_carrier(ranks: Ranks, params: Sequence[torch.nn.Parameter], config: Syn
             raise ConfigError(f"shared_memory=True, but {found}: leave it out to send gradients through {ranks.name}")
         if ranks.world.is_leader:
             observe.logger.info("gradients travel through %s: %s", ranks.name, found)
-    return AllReduceCarrier(ranks, WIRE_DTYPES[config.compression])
+    if config.compression is None or config.compression in WIRE_DTYPES:
+        return AllReduceCarrier(ranks, WIRE_DTYPES[config.compression])
+    compression = Compression.of_text(config.compression)
+    return COMPRESSIONS[compression.kind](ranks, compression)

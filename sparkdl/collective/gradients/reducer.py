@@ -52,7 +52,7 @@ class Reducer:
     ) -> None:
         self._ranks = ranks
         self._model, self._optimizer = model, optimizer
-        self._wire_dtype = WIRE_DTYPES[config.compression]
+        self._wire_dtype = WIRE_DTYPES.get(config.compression)
         self._names = named_parameters(model, optimizer)
         self._params = list(self._names)
         self._sparse = sparse_parameters(model)
@@ -159,6 +159,14 @@ class Reducer:
         self._late = [by_name[name] for name in state["late"]]
         self._in_order = bool(state["settled"]) or not self._carrier.overlaps
         self._lay_out([Bucket([by_name[name] for name in bucket]) for bucket in state["buckets"]])
+
+    def rank_state(self) -> dict[str, Any]:
+        """What this rank has not sent so far, where gradients are compressed."""
+        return self._carrier.rank_state(self._params)
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Send what was left to send."""
+        self._carrier.load_rank_state(state, self._params)
 
     def close(self) -> None:
         """Remove every hook."""

@@ -21,9 +21,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -127,6 +128,13 @@ class SharedMemoryCarrier:
         if self._owed:
             self._owed = False
             self._mesh.await_signals()
+
+    def rank_state(self, params: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
+        """Return nothing: all is sent."""
+        return {}
+
+    def load_rank_state(self, state: Mapping[str, Any], params: Sequence[torch.nn.Parameter]) -> None:
+        """Take nothing over."""
 
     def close(self) -> None:
         """Unmap everything and hang up."""

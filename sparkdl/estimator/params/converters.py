@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparkdl.config import BACKENDS
+from sparkdl.config import BACKENDS, Compression
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.params.backend import Backend, SparkBackend, backend_of
 from sparkdl.estimator.store import Store
@@ -249,12 +249,14 @@ def strategy(name: str, value: Any) -> str:
 
 
 def compression(name: str, value: Any) -> str:
-    """``"fp16"`` or ``"bf16"``; Horovod's ``Compression.fp16`` and ``Compression.none`` are understood by name."""
-    names = {"fp16": "fp16", "bf16": "bf16", "none": "none", "FP16Compressor": "fp16", "NoneCompressor": "none"}
+    """The text of a ``Compression``, or ``"none"``; Horovod's ``Compression.fp16`` and ``.none`` go by their names."""
+    horovod = {"FP16Compressor": "fp16", "NoneCompressor": "none"}
     called = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
-    if called not in names:
-        raise ConfigError(f"{name}={value!r} is not one of 'fp16', 'bf16', 'none': choose one of these")
-    return names[called]
+    text = horovod.get(called, called)
+    try:
+        return "none" if text == "none" else str(Compression.of_text(text))
+    except ConfigError as cause:
+        raise ConfigError(f"{name}={value!r}: {cause}") from None
 
 
 def validation(name: str, value: Any) -> float | str:

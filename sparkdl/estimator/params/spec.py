@@ -195,8 +195,10 @@ _RUN = (
           "(experts of sparkdl.nn.MixtureOfExperts), or a mesh of these, 'mesh(data=2, pipeline=2)' or sparkdl.Mesh; "
           "all but all_reduce by torch.distributed, which backend=auto then takes. batch_size counts for each rank "
           "that reads rows of its own; those of one tensor group or pipeline read the same."),
-    _horovod("gradient_compression", None, "fp16, bf16, none", c.compression,
-          effect="Halve the bytes of gradients on the wire."),
+    _horovod("gradient_compression", None, "fp16, bf16, powersgd(rank=4), topk(keep=0.01), adasum, none", c.compression,
+          effect="Send less than gradients are: halves of float32; products of a few vectors, or the largest numbers "
+          "alone, each with what was not sent added to the next gradient. adasum sends them whole and joins them "
+          "otherwise than by their mean. All but fp16 and bf16 train another model than one rank does."),
     _horovod("use_gpu", True, "boolean", c.boolean,
           effect="Compute on the GPUs that Spark assigns to the ranks; without any, on the CPU."),
     _horovod("store", None, "path, URI or Store", c.store, json=False,

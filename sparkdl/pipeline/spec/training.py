@@ -93,9 +93,7 @@ class Train(Section, frozen=True, kw_only=True):
     min_num_proc: Annotated[int | None, _of("min_num_proc")] = _default("min_num_proc")
     backend: Annotated[Literal["auto", "horovod", "torch"], _of("backend")] = _default("backend")
     strategy: Annotated[str, _of("strategy")] = _default("strategy")
-    gradient_compression: Annotated[
-        Literal["fp16", "bf16", "none"] | None, _of("gradient_compression")
-    ] = _default("gradient_compression")  # fmt: skip
+    gradient_compression: Annotated[str | None, _of("gradient_compression")] = _default("gradient_compression")
     use_gpu: Annotated[bool, _of("use_gpu")] = _default("use_gpu")
     checkpoint_every: Annotated[int | None, _of("checkpoint_every")] = _default("checkpoint_every")
     keep_checkpoints: Annotated[int, _of("keep_checkpoints")] = _default("keep_checkpoints")
