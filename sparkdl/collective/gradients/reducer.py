@@ -62,6 +62,7 @@ class Reducer:
         self._buckets: list[Bucket] = []
         self._plans = 0
         self._order: dict[torch.nn.Parameter, None] = {}
+        self._next_layout: tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]] | None = None
         self._local = False
         self._reset()
         self._norms = synchronise_norms(model, ranks, config.sync_batch_norm)
@@ -124,6 +125,8 @@ class Reducer:
 
     def synchronize(self) -> None:
         """Wait until every ``param.grad`` holds the mean over all ranks."""
+        if self._next_layout is not None:
+            self._lay_out_anew()
         self._adopt_unfrozen()
         for bucket in self._buckets[self._launched :]:
             self._launch(bucket)
@@ -138,6 +141,8 @@ class Reducer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the layout of the buckets, by which rings of three and more ranks round."""
+        if self._next_layout is not None:
+            self._lay_out_anew()
         return {
             "world_size": self._ranks.world.size,
             "bucket_bytes": self._bucket_bytes,
@@ -155,6 +160,7 @@ class Reducer:
         if sorted(names) != sorted(by_name):
             return  # other parameters are trained: the first step shows their order
         late = set(state["late"])
+        self._next_layout = None
         self._ready = [by_name[name] for name in names if name not in late]
         self._late = [by_name[name] for name in state["late"]]
         self._in_order = bool(state["settled"]) or not self._carrier.overlaps
@@ -224,6 +230,8 @@ class Reducer:
 
     def _on_gradient(self, param: torch.nn.Parameter) -> None:
         """Called by autograd each time it has added to ``param.grad``."""
+        if self._next_layout is not None:
+            self._lay_out_anew()
         if not self._in_order:
             self._order.setdefault(param)
         if self._local or param in self._sparse:
@@ -247,7 +255,7 @@ class Reducer:
         self._launched += 1
 
     def _follow_rank_0(self) -> None:
-        """Lay the buckets out anew in the order that rank 0's first backward pass showed."""
+        """Let the next step's buckets be in the order that rank 0's first backward pass showed."""
         numbers = {param: index for index, param in enumerate(self._params)}
         order = self._ranks.broadcast_object([numbers[param] for param in self._order])
         if not order:
@@ -256,10 +264,18 @@ class Reducer:
         ready = [self._params[index] for index in order]
         dense = self._dense()
         seen = set(ready)
-        self._plan(
-            ready=[param for param in ready if param not in self._sparse],
-            late=[param for param in dense if param not in seen],
+        # The gradients of this step lie in the buckets that there are: new ones beside them would double the memory.
+        self._next_layout = (
+            [param for param in ready if param not in self._sparse],
+            [param for param in dense if param not in seen],
         )
+
+    def _lay_out_anew(self) -> None:
+        """Put the buckets that ``_follow_rank_0`` found in the place of those before, whose gradients are used up."""
+        assert self._next_layout is not None
+        (ready, late), self._next_layout = self._next_layout, None
+        self._buckets, self._bucket_of = [], {}
+        self._plan(ready, late)
         if self._ranks.world.rank == 0:
             observe.logger.debug("%d buckets of at most %d bytes", len(self._buckets), self._bucket_bytes)
 
