@@ -21,6 +21,7 @@ from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
 from sparkdl.strategies import expert, stages, tensor
 from sparkdl.strategies.all_reduce import fitting
 from sparkdl.strategies.base import StepObjective, Strategy, TaskView
+from sparkdl.strategies.copies import CopiesAverage
 from sparkdl.strategies.expert import GroupTokens
 from sparkdl.strategies.file_tensors import in_file, in_memory, parameters_in_files
 from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
@@ -28,8 +29,6 @@ from sparkdl.strategies.pipeline import Pipeline
 from sparkdl.strategies.sharded import blocks_of, recomputable, recompute, shard
 
 __all__ = ["MeshStrategy", "check_layers", "check_model", "check_training"]
-
-_BUCKET_BYTES = 25 * 2**20
 
 
 class MeshStrategy(Strategy):
@@ -75,6 +74,7 @@ class MeshStrategy(Strategy):
             self._devices = DeviceMesh(device, ranks, mesh_dim_names=DIMENSIONS)
         self._norms: Any = None
         self._pipeline: Pipeline | None = None
+        self._averages: list[CopiesAverage] = []
         self._mixtures = False
 
     def counts_rows(self) -> bool:
@@ -125,6 +125,7 @@ class MeshStrategy(Strategy):
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise ConfigError(f"strategy='{mesh}' leaves no rank the whole gradient, which LBFGS needs: take another")
         self._number_parameters()
+        self._averages = self._averages_over_copies()
         self._shares_buffers = BufferSharing(model, self.collective)  # type: ignore[arg-type]
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -194,8 +195,11 @@ class MeshStrategy(Strategy):
     # --- the step -----------------------------------------------------------------------------------------------
 
     def step(self, batch: Any, objective: StepObjective, *, last: bool = True) -> tuple[torch.Tensor, Any]:
-        """Forward and backward, in which shards and splits are exchanged; then the mean over the copies."""
+        """Forward and backward, in which shards and splits are exchanged, and with the last batch copies averaged."""
         outputs = None
+        if last and batch.rows:  # gradients of rows that stand in for none are not to leave
+            for average in self._averages:
+                average.begin(self._pipeline.micro_batches if self._pipeline is not None else 1)
         with self._computing():
             if self._pipeline is not None:
                 loss, outputs = self._pipeline.step(batch, objective)
@@ -241,40 +245,23 @@ class MeshStrategy(Strategy):
 
     def exchange(self) -> None:
         """Average the gradients over the copies of each parameter that read other rows; ``fully_shard`` did its own."""
+        for average in self._averages:
+            average.finish()
+
+    def _averages_over_copies(self) -> list[CopiesAverage]:
+        """What averages the parameters that lie on several ranks which read other rows."""
         if self.mesh.shard != 1:
-            return
-        if self.mesh.expert == 1:
-            self._average(("data",), self.parameters())
-            return
-        experts = [parameter for parameter in self.parameters() if hasattr(parameter, "placements")]
-        self._average(("data",), experts)
-        self._average(("data", "expert"), [p for p in self.parameters() if not hasattr(p, "placements")])
-
-    @torch.no_grad()
-    def _average(self, dimensions: tuple[str, ...], parameters: list[torch.nn.Parameter]) -> None:
-        """Average gradients over the ranks that differ in ``dimensions`` alone.
-
-        A gradient that some ranks lack counts as zero there; one that all lack stays None.
-        """
-        size = _product(self.mesh, dimensions)
-        if size == 1 or not parameters:
-            return
-        import torch.distributed as dist
-
-        group = self._group(dimensions)
-        has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
-        has = has.to(self.collective.world.device)
-        with self.collective.guard("averaging gradients"):  # type: ignore[attr-defined]
-            dist.all_reduce(has, dist.ReduceOp.MAX, group=group)
-            under_way = []
-            for bucket in _buckets([p for p, some in zip(parameters, has.tolist(), strict=True) if some]):
-                flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-                under_way.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
-            for bucket, flat, work in under_way:
-                work.wait()
-                flat /= size
-                parts = flat.split([gradient.numel() for gradient in bucket])  # type: ignore[no-untyped-call]
-                torch._foreach_copy_(bucket, [part.view_as(g) for part, g in zip(parts, bucket, strict=True)])
+            return []
+        mixes = self.mesh.expert != 1  # of such a mesh, DTensors are the parts of experts
+        dealt = [parameter for parameter in self.parameters() if mixes and hasattr(parameter, "placements")]
+        rest = [parameter for parameter in self.parameters() if not (mixes and hasattr(parameter, "placements"))]
+        over = ("data", "expert") if mixes else ("data",)
+        kinds = ((("data",), dealt), (over, rest))
+        return [
+            CopiesAverage(parameters, self._group(dimensions), self.collective.guard)  # type: ignore[attr-defined]
+            for dimensions, parameters in kinds
+            if _product(self.mesh, dimensions) > 1 and parameters
+        ]
 
     def _group(self, dimensions: tuple[str, ...]) -> Any:
         """The process group of the ranks that differ from this one in ``dimensions`` alone; all ranks ask in turn."""
@@ -446,7 +433,9 @@ class MeshStrategy(Strategy):
         return plain
 
     def close(self) -> None:
-        """Give batch norm its own ``forward`` back."""
+        """Take the hooks off the parameters, and give batch norm its own ``forward`` back."""
+        for average in self._averages:
+            average.close()
         if self._norms is not None:
             self._norms.undo()
 
@@ -631,20 +620,3 @@ def _product(mesh: Mesh, dimensions: tuple[str, ...]) -> int:
     for dimension in dimensions:
         size *= int(getattr(mesh, dimension))
     return size
-
-
-def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.Tensor]]:
-    """Their gradients on this rank, in turn, by dtype and up to a size; zeros where there is none."""
-    bucket: list[torch.Tensor] = []
-    held = 0
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradient = _local(parameter.grad)
-        if bucket and (gradient.dtype != bucket[0].dtype or held + gradient.nbytes > _BUCKET_BYTES):
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(gradient)
-        held += gradient.nbytes
-    if bucket:
-        yield bucket
