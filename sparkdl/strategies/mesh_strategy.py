@@ -500,6 +500,8 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
             "activation_checkpointing=True computes a block twice, and all blocks of the model have running "
             "statistics, which would count a batch twice: drop that option, or take LayerNorm or GroupNorm"
         )
+    if mesh.pipeline != 1:
+        stages.check_rows_are_independent(model)
     if mesh.expert != 1:
         expert.check(model, int(mesh.expert or 1))
     if mesh.tensor != 1:

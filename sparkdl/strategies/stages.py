@@ -17,7 +17,7 @@ import torch.fx
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["GraphPart", "InputStyle", "Stage", "measure", "release", "split"]
+__all__ = ["GraphPart", "InputStyle", "Stage", "check_rows_are_independent", "measure", "release", "split"]
 
 InputStyle = Literal["positional", "keyword", "dict"]
 
@@ -92,7 +92,7 @@ def measure(
     """
     if stages < 2:
         raise ConfigError(f"a pipeline of {stages} stages is none: cut the model into 2 or more")
-    _check_rows_are_independent(model)
+    check_rows_are_independent(model)
     with _without_constants(model):
         return _measured(model, stages, _traced(model, inputs, input_style, training=True), example)
 
@@ -131,7 +131,7 @@ def split(
     """
     if isinstance(cuts, str) or not cuts:
         raise ConfigError(f"cuts={cuts!r} names no modules: give names as in ('blocks.2',), one for each further stage")
-    _check_rows_are_independent(model)
+    check_rows_are_independent(model)
     built: dict[bool, list[GraphPart]] = {}
     with _without_constants(model):
         for training in (True, False):
@@ -662,7 +662,12 @@ def _check_tied(holders: Sequence[set[str]], cuts: Sequence[str]) -> None:
                 )
 
 
-def _check_rows_are_independent(model: torch.nn.Module) -> None:
+def check_rows_are_independent(model: torch.nn.Module) -> None:
+    """Refuse layers whose result for a row depends on the other rows of the batch, which comes in parts.
+
+    Raises:
+        ConfigError: names the layer, and what to take instead.
+    """
     with _mode_of(model, training=True):
         for name, module in model.named_modules():
             batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)

@@ -1,4 +1,4 @@
-"""Fits whose model is spread over the ranks: a rank that is killed, a driver that is interrupted."""
+"""Fits whose model is spread over the ranks: what is refused, a rank that is killed, a driver that is interrupted."""
 
 import os
 import signal
@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.estimator import TorchEstimator
+from sparkdl.errors import ConfigError
+from sparkdl.estimator import TorchEstimator, fit
 from sparkdl.nn import MixtureOfExperts
 from sparkdl.train.callbacks import Callback
 
@@ -44,11 +45,18 @@ def net_of(strategy):
 
 
 def estimator(strategy, store, **params):
-    net = net_of(strategy)
-    settings = {"batch_size": 8, "epochs": 3, "num_proc": 2, "verbose": 0, "run_id": "mine", "backend": "torch"}
+    net = params.pop("model", None) or net_of(strategy)
+    settings = {
+        "optimizer": torch.optim.Adam(net.parameters(), lr=0.01),
+        "batch_size": 8,
+        "epochs": 3,
+        "num_proc": 2,
+        "verbose": 0,
+        "run_id": "mine",
+        "backend": "torch",
+    }
     return TorchEstimator(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=0.01),
         loss=nn.MSELoss(),
         feature_cols=list("abc"),
         label_cols=["y"],
@@ -60,6 +68,74 @@ def estimator(strategy, store, **params):
 
 def weights(model):
     return torch.cat([tensor.flatten() for tensor in model.getModel().state_dict().values()])
+
+
+def layers(*inner):
+    return nn.Sequential(nn.Linear(3, 8), *inner, nn.Linear(8, 1))
+
+
+def tied():
+    model = layers(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[2].weight = model[1].weight
+    return model
+
+
+class ByRow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.second(torch.stack([self.first(row) for row in x]))
+
+
+BEFORE_SPARK_WORKS = {
+    "ranks": ("mesh(data=2, tensor=2)", layers(), {}, "2 ranks do not fill the mesh data=2 x tensor=2"),
+    "no pairs": ("tensor", layers(nn.Softmax(-1)), {}, "tensor=2 finds nothing to split in Sequential"),
+    "odd features": ("tensor(plan={'0': 'column', '1': 'row'})", nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 1)), {},
+        "0 has 7 output features, no multiple of 2"),
+    "batch norm, tensor": ("tensor", layers(nn.BatchNorm1d(8)), {}, "layer '1', a BatchNorm1d, counts the rows of all"),
+    "batch norm, pipeline": ("pipeline", layers(nn.BatchNorm1d(8)), {"batch_size": 16}, "1 is a BatchNorm1d"),
+    "few rows": ("pipeline(micro_batches=9)", layers(), {}, "batch_size=8 has fewer rows than the 9 micro-batches of"),
+    "no mixture": ("expert", layers(), {}, "has no sparkdl.nn.MixtureOfExperts"),
+    "odd experts": ("expert", layers(MixtureOfExperts(8, 16, 3)), {}, "the 3 experts of layer '1' do not divide by 2"),
+    "horovod": ("fsdp", layers(), {"backend": "horovod"}, "opens no group of it: choose backend='torch'"),
+    "half precision": ("fsdp", layers(), {"precision": "fp16"}, "choose precision='bf16'"),
+    "compiled": ("fsdp", layers(), {"compile": True}, "compile=True do not go together: drop one"),
+    "fewer ranks later": ("tensor", layers(), {"max_failures": 1, "min_num_proc": 1}, "would leave fewer"),
+}  # fmt: skip
+BEFORE_RANKS_START = {
+    "few layers": (
+        "pipeline",
+        nn.Sequential(nn.Linear(3, 1)),
+        {},
+        "1 layers to cut between, and the pipeline 2 stages",
+    ),
+    "tied": ("pipeline(cuts=('2',))", tied(), {}, "1.weight would lie in the stages 0 and 1"),
+    "not traced": ("pipeline", ByRow(), {}, "ByRow cannot be cut into stages, since its forward cannot be"),
+    "no such module": ("pipeline(cuts=('7',))", layers(), {}, "cuts names '7', which is no module of Sequential"),
+    "other cuts": ("pipeline(cuts=('1', '2'))", layers(nn.Linear(8, 8)), {}, "2 cuts make 3 stages, and the mesh has"),
+}
+
+
+def refused(case, frame, store):
+    strategy, net, params, sentence = case
+    with pytest.raises(ConfigError) as error:
+        estimator(strategy, store, model=net, optimizer=torch.optim.Adam(net.parameters()), **params).fit(frame)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("case", BEFORE_SPARK_WORKS)
+def test_what_cannot_be_spread_is_refused_before_spark_works(frame, tmp_path, monkeypatch, case):
+    monkeypatch.setattr(fit, "prepare", lambda *_, **__: pytest.fail("shards were written"))
+    refused(BEFORE_SPARK_WORKS[case], frame, tmp_path)
+
+
+@pytest.mark.parametrize("case", BEFORE_RANKS_START)
+def test_a_model_that_cannot_be_cut_is_refused_before_a_rank_starts(frame, tmp_path, monkeypatch, case):
+    monkeypatch.setattr(fit, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    refused(BEFORE_RANKS_START[case], frame, tmp_path)
 
 
 class KilledOnce(Callback):
