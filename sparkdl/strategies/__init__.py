@@ -3,8 +3,8 @@
 Enters: functions that make a model and its optimizer, then batches and an objective. Leaves: the gradients of the
 global batch, and the whole state on the leader, whatever lay where. Start at ``base.py``, the contract. ``choice.py``
 reads what a user writes: a name of ``STRATEGIES``, a mesh (``mesh.py``, done by ``mesh_strategy.py`` with the parts in
-``sharded.py``, ``tensor.py``, ``stages.py``, ``pipeline.py`` and ``expert.py``), or steps that each rank makes by
-itself (``local_steps.py``, done by ``local_sgd.py``).
+``sharded.py``, ``tensor_plan.py``, ``tensor.py``, ``stages.py``, ``pipeline.py`` and ``expert.py``), or steps that each
+rank makes by itself (``local_steps.py``, done by ``local_sgd.py``).
 """
 
 STRATEGIES = {

@@ -18,7 +18,7 @@ from sparkdl.collective.gradients.buffers import BufferSharing
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
-from sparkdl.strategies import expert, stages, tensor
+from sparkdl.strategies import expert, stages, tensor, tensor_plan
 from sparkdl.strategies.all_reduce import fitting
 from sparkdl.strategies.base import StepObjective, Strategy, TaskView
 from sparkdl.strategies.copies import CopiesAverage
@@ -132,7 +132,7 @@ class MeshStrategy(Strategy):
     def _cut(self, model: torch.nn.Module, call: TaskView) -> None:
         mesh, devices = self.mesh, self._devices
         blocks = blocks_of(model)
-        plan = tensor.find_plan(model, mesh.tensor, mesh.plan) if mesh.tensor not in (1, None) else {}
+        plan = tensor_plan.find_plan(model, mesh.tensor, mesh.plan) if mesh.tensor not in (1, None) else {}
         if mesh.pipeline != 1:
             stage = self._stage(model, call)
             stages.release(model, stage)
@@ -505,7 +505,7 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
     if mesh.expert != 1:
         expert.check(model, int(mesh.expert or 1))
     if mesh.tensor != 1:
-        tensor.find_plan(model, int(mesh.tensor or 1), mesh.plan)
+        tensor_plan.find_plan(model, int(mesh.tensor or 1), mesh.plan)
 
 
 def _check_stages(mesh: Mesh, model: torch.nn.Module, call: TaskView) -> None:

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparkdl.collective import open_collective
 from sparkdl.errors import ConfigError
-from sparkdl.strategies.tensor import bytes_per_step, computing, find_plan, split
+from sparkdl.strategies.tensor import bytes_per_step, computing, split
+from sparkdl.strategies.tensor_plan import find_plan
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

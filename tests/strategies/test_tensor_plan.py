@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sparkdl.errors import ConfigError
-from sparkdl.strategies.tensor import bytes_per_step, find_plan
+from sparkdl.strategies.tensor import bytes_per_step
+from sparkdl.strategies.tensor_plan import find_plan
 
 
 class Own(nn.Module):
