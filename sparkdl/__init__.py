@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparkdl.estimator.registered import ModelRegistry, load_model
     from sparkdl.estimator.score_table import score_table
     from sparkdl.estimator.store import Store
+    from sparkdl.estimator.tune import Range, tune
     from sparkdl.models.trust import allow_imports, allow_pickle
     from sparkdl.pipeline.pipeline import Pipeline
     from sparkdl.runner import run, run_on_dataframe
@@ -31,6 +32,7 @@ __all__ = [
     "Mesh",
     "ModelRegistry",
     "Pipeline",
+    "Range",
     "ShardedDataset",
     "SpreadModel",
     "Store",
@@ -46,6 +48,7 @@ __all__ = [
     "run_elastic",
     "run_on_dataframe",
     "score_table",
+    "tune",
     "write_shards",
 ]
 
@@ -54,6 +57,7 @@ _HOMES = {
     "Mesh": "strategies.mesh",
     "ModelRegistry": "estimator.registered",
     "Pipeline": "pipeline.pipeline",
+    "Range": "estimator.tune",
     "ShardedDataset": "batches.reading.loader",
     "SpreadModel": "spread_model",
     "Store": "estimator.store",
@@ -68,6 +72,7 @@ _HOMES = {
     "run_elastic": "estimator.elastic",
     "run_on_dataframe": "runner",
     "score_table": "estimator.score_table",
+    "tune": "estimator.tune",
     "write_shards": "shards.write",
 }
 

@@ -12,10 +12,13 @@ from pyspark.sql import SparkSession
 from sparkdl.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
     IntegrityError,
     LaunchTimeoutError,
+    NonFiniteLossError,
     PreflightError,
     RankFailedError,
+    SchemaError,
     SparkdlError,
     StorageError,
     UnreachableError,
@@ -32,6 +35,7 @@ _REPLACEMENT_SECONDS = 10.0
 """How long a cluster has for a new executor before a fit goes on with fewer ranks."""
 
 _TRANSIENT = (RankFailedError, LaunchTimeoutError, UnreachableError, StorageError, CheckpointError)
+_OF_SETTINGS = ("ValueError", "OverflowError", "IndexError", "KeyError", "ZeroDivisionError", "AssertionError")
 _USERS_BUGS = ("TypeError", "AttributeError", "NameError", "ImportError", "ModuleNotFoundError", "NotImplementedError")
 
 
@@ -142,6 +146,13 @@ def is_transient(error: SparkdlError) -> bool:
     if isinstance(error, RankFailedError):
         return error.cause.partition(":")[0] not in _USERS_BUGS
     return isinstance(error, _TRANSIENT) and not isinstance(error, IntegrityError)
+
+
+def is_of_settings(error: SparkdlError) -> bool:
+    """Whether a training failed by what it was set to, so that others of a search may succeed and it will not."""
+    if isinstance(error, RankFailedError):
+        return not is_transient(error) or error.cause.partition(":")[0] in _OF_SETTINGS
+    return isinstance(error, NonFiniteLossError | ConfigError | DataError | SchemaError)
 
 
 def slots_left(spark: SparkSession, wanted: int, least: int, timeout: float) -> int:

@@ -21,7 +21,7 @@ from sparkdl.estimator.params.params import CheckedParams, callers_names
 from sparkdl.estimator.saving.persistence import StageWriter
 from sparkdl.storage import Storage
 
-__all__ = ["CrossValidator"]
+__all__ = ["CrossValidator", "SharedShards"]
 
 
 class CrossValidator(tuning.CrossValidator):
@@ -89,7 +89,7 @@ class _SearchReader(tuning.CrossValidatorReader):
         return search
 
 
-class _SharedShards:
+class SharedShards:
     """Shards of several fits, written by the first that needs them and deleted after the last.
 
     Args:
@@ -144,14 +144,14 @@ class GridFits(Iterator[tuple[int, TorchModel]]):
         self._frame = frame
         self._lock = threading.Lock()
         self._next = 0
-        self._shared: list[_SharedShards] = []
-        self._fits: list[tuple[CheckedParams, _SharedShards]] = []
+        self._shared: list[SharedShards] = []
+        self._fits: list[tuple[CheckedParams, SharedShards]] = []
         for estimator in estimators:
             key, transformation = sharing_key(estimator), estimator.getOrDefault("transformation_fn")
             alike = (each for each in self._shared if each.key == key and each.transformation is transformation)
             shards = next(alike, None)
             if shards is None:
-                shards = _SharedShards(key, transformation)
+                shards = SharedShards(key, transformation)
                 self._shared.append(shards)
             shards.fits_to_come += 1
             self._fits.append((estimator, shards))
@@ -169,7 +169,7 @@ class GridFits(Iterator[tuple[int, TorchModel]]):
             self.close()  # a search ends with its first error
             raise
 
-    def _fitted(self, estimator: CheckedParams, shards: _SharedShards) -> TorchModel:
+    def _fitted(self, estimator: CheckedParams, shards: SharedShards) -> TorchModel:
         fit = Fit(estimator, self._frame.sparkSession)
         try:
             return fit.train(shards.prepared(fit, self._frame))

@@ -100,8 +100,8 @@ def test_the_best_trial_becomes_the_challenger_and_a_larger_space_tries_what_is_
 @pytest.mark.slow
 def test_trials_side_by_side_and_one_by_one_are_the_same_trials(spark, shop, monkeypatch):
     rooms = []
-    room = searching._room
-    monkeypatch.setattr(searching, "_room", lambda *given: rooms.append(room(*given)) or rooms[-1])
+    room = searching.room_for_fits
+    monkeypatch.setattr(searching, "room_for_fits", lambda *given: rooms.append(room(*given)) or rooms[-1])
     space = "search={method: random, trials: 3, seed: 5, space: {train.learning_rate: {low: 0.001, high: 0.1}}}"
     found = [shop(space, f"search.slots={slots}", root=f"slots{slots}").trained for slots in (1, 2)]
     assert rooms == [1, 2]

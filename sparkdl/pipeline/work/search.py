@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextvars
 import math
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from torch import nn
 
-from sparkdl.errors import ConfigError, DataError, NonFiniteLossError, RankFailedError, SchemaError, SparkdlError
-from sparkdl.estimator.elastic import is_transient
-from sparkdl.launch.driver.slots import slots_of
+from sparkdl.errors import ConfigError, SparkdlError
+from sparkdl.estimator.elastic import is_of_settings
+from sparkdl.estimator.side_by_side import room_for_fits, run_side_by_side
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.spec import PipelineSpec
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["best_of", "train_trials"]
 
 Keep = Callable[[str, Tried, float], None]
-_BUGS = ("ValueError", "OverflowError", "IndexError", "KeyError", "ZeroDivisionError", "AssertionError")
 
 
 def train_trials(
@@ -54,11 +50,12 @@ def train_trials(
         TrainingError: a training went wrong for a reason that another attempt may not meet.
     """
     runs = [_Trial(spark, spec, prepared, settings, key, keep) for key, settings in trials.items()]
-    side_by_side = min(len(runs), _room(spec, spark))
-    if side_by_side > 1:
+    assert spec.search is not None
+    width = min(len(runs), room_for_fits(spark, spec.train.num_proc or 1, spec.search.slots))
+    if width > 1:
         for trial in runs:
             trial.make()
-    _run([trial.run for trial in runs], spark, side_by_side)
+    run_side_by_side([trial.run for trial in runs], spark, width)
 
 
 def best_of(spec: PipelineSpec, tried: Sequence[tuple[dict[str, Any], Tried]]) -> Trained:
@@ -126,8 +123,8 @@ class _Trial:
             if not isinstance(network, nn.Module):
                 raise network or ConfigError("no network was made")
             return Tried(trained=train(self._spark, self._spec, self._prepared, self._key, network))
-        except (NonFiniteLossError, ConfigError, DataError, SchemaError, RankFailedError) as error:
-            if isinstance(error, RankFailedError) and not _of_the_setting(error):
+        except SparkdlError as error:
+            if not is_of_settings(error):
                 said = _said(self._settings)
                 logger.warning("the search ends with the trial %s, and goes on with it next time", said)
                 raise
@@ -137,52 +134,10 @@ class _Trial:
             return Tried(trained=None, failed=reason)
 
 
-def _of_the_setting(error: RankFailedError) -> bool:
-    """Whether a rank failed by code that would fail again, and not because it was lost."""
-    return not is_transient(error) or error.cause.partition(":")[0] in _BUGS
-
-
 def _for_one(spec: PipelineSpec) -> PipelineSpec:
     """The pipeline of a trial, on as many ranks as the file says, or one, and with the metric that judges it."""
     settings = msgspec.structs.replace(spec.train, num_proc=spec.train.num_proc or 1, metrics=metrics_of_trials(spec))
     return msgspec.structs.replace(spec, train=settings)
-
-
-def _room(spec: PipelineSpec, spark: SparkSession) -> int:
-    """How many trials run side by side."""
-    assert spec.search is not None
-    slots = slots_of(spark)
-    return max(1, min(slots, spec.search.slots or slots) // (spec.train.num_proc or 1))
-
-
-def _run(tasks: Sequence[Callable[[], None]], spark: SparkSession, side_by_side: int) -> None:
-    """Run the tasks, so many at a time; the first error ends it once those that run have ended."""
-    if side_by_side <= 1:
-        for task in tasks:
-            task()
-        return
-    tag = f"sparkdl-search-{uuid.uuid4().hex}"
-
-    def tagged(task: Callable[[], None]) -> None:
-        spark.addTag(tag)
-        try:
-            task()
-        finally:
-            spark.removeTag(tag)
-
-    pool, futures = ThreadPoolExecutor(side_by_side, thread_name_prefix="trial"), list[Future[None]]()
-    try:
-        futures += [pool.submit(contextvars.copy_context().run, tagged, task) for task in tasks]
-        for future in futures:
-            future.result()
-    except BaseException as error:
-        for future in futures:
-            future.cancel()
-        if not isinstance(error, SparkdlError):  # the user wants it to end now
-            spark.interruptTag(tag)
-        raise
-    finally:
-        pool.shutdown(wait=True)
 
 
 def _best(trials: Sequence[Trial], *, higher: bool) -> int:

@@ -1,0 +1,147 @@
+"""Which trial a search trains next, which settings it draws, what it refuses; no Spark."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sparkdl.errors import ConfigError
+from sparkdl.estimator.tune import Range, Schedule, Trial, _ladder, _settings_of, tune
+
+
+def schedule(count, ladder=(1, 3, 9), maximise=False, seen=()):
+    trials = [Trial(number=number, settings={}) for number in range(count)]
+    for number, values in dict(seen).items():
+        trials[number] = Trial(number=number, settings={}, values=values)
+    return Schedule(ladder, 3, maximise=maximise, trials=trials)
+
+
+def walked(plan, value_of):
+    """The jobs of one worker, in order."""
+    jobs = []
+    while (job := plan.next()) is not None:
+        jobs.append(job)
+        plan.done(*job, value_of(*job))
+    return jobs
+
+
+def test_the_best_third_of_those_that_were_looked_at_goes_on():
+    jobs = walked(schedule(9), lambda number, epochs: float(number))
+    assert jobs == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (0, 3),
+        (3, 1),
+        (4, 1),
+        (5, 1),
+        (1, 3),
+        (6, 1),
+        (7, 1),
+        (8, 1),
+        (2, 3),
+        (0, 9),
+    ]
+
+
+def test_of_a_metric_that_should_be_great_the_greatest_go_on():
+    jobs = walked(schedule(9, maximise=True), lambda number, epochs: float(number))
+    assert (8, 3) in jobs
+    assert jobs[-1] == (8, 9)
+
+
+def test_a_trial_that_failed_never_goes_on_and_counts_for_nobody():
+    jobs = walked(schedule(9), lambda number, epochs: None if number < 6 else float(number))
+    assert [job for job in jobs if job[1] > 1] == [(6, 3)]
+
+
+def test_a_search_goes_on_with_what_it_has_seen():
+    seen = {0: {1: 0.0, 3: 0.0}, 1: {1: 1.0}, 2: {1: 2.0}}
+    jobs = walked(schedule(6, seen=seen), lambda number, epochs: float(number))
+    assert jobs == [(3, 1), (4, 1), (5, 1), (1, 3)]
+
+
+def test_a_worker_waits_for_what_others_may_send_on_and_all_end():
+    plan, jobs, lock = schedule(27), [], threading.Lock()
+
+    def work():
+        while (job := plan.next()) is not None:
+            with lock:
+                jobs.append(job)
+            plan.done(*job, float(job[0]))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(10)
+        assert not worker.is_alive()
+    assert sorted(number for number, epochs in jobs if epochs == 1) == list(range(27))
+    assert len(set(jobs)) == len(jobs)
+    assert (0, 9) in jobs
+
+
+def test_a_search_that_was_stopped_gives_no_trial():
+    plan = schedule(9)
+    plan.next()
+    plan.stop()
+    assert plan.next() is None
+
+
+def test_drawn_settings_are_the_same_each_time_and_begin_alike_where_more_are_asked_for():
+    space = {"lr": Range(1e-4, 1e-1, log=True), "width": Range(8, 64, whole=True), "act": ["relu", "tanh"]}
+    drawn = _settings_of(space, "random", 12, 5)
+    assert drawn == _settings_of(space, "random", 12, 5)
+    assert drawn == _settings_of(space, "halving", 20, 5)[:12]
+    assert drawn != _settings_of(space, "random", 12, 6)
+    assert all(1e-4 <= one["lr"] <= 1e-1 and one["width"] in range(8, 65) for one in drawn)
+    assert sum(one["lr"] < 10**-2.5 for one in _settings_of(space, "random", 400, 0)) == pytest.approx(200, abs=40)
+
+
+def test_a_grid_is_all_there_is():
+    assert _settings_of({"a": [1, 2], "b": (3,)}, "grid", None, 0) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+
+
+def test_trials_are_looked_at_at_rising_numbers_of_epochs():
+    assert _ladder(20, 1, 3) == (1, 3, 9, 20)
+    assert _ladder(9, 1, 3) == (1, 3, 9)
+    with pytest.raises(ConfigError, match="min_epochs=4, and the estimator's epochs=4: there is nothing to stop early"):
+        _ladder(4, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "options", "sentence"),
+    [
+        ({}, {}, "space={} names nothing to search: give a Range or values by name"),
+        ({"lr": []}, {}, "space['lr']=[] holds no values: give a list of them, or a Range"),
+        ({"lr": "abc"}, {}, "space['lr']='abc' holds no values"),
+        ({"lr": [object()]}, {}, "are not JSON values"),
+        (
+            {"lr": [1, 2]},
+            {"trials": 3},
+            "trials=3, and space has no more than 2 settings: ask for fewer",
+        ),
+        ({"lr": Range(0, 1)}, {"method": "grid"}, "space['lr'] is a Range, which a grid cannot go through"),
+        ({"lr": [1]}, {"method": "grid", "trials": 2}, "trials=2 and method='grid', which tries all there are"),
+        ({"lr": [1]}, {"method": "bayes"}, "method='bayes' is not one of 'random', 'grid', 'halving'"),
+        ({"lr": [1]}, {"reduction": 2}, "reduction=2 are of method='halving', and method='random': drop them"),
+        ({"lr": [1]}, {"method": "halving", "reduction": 1}, "reduction=1 is below 2"),
+        ({"lr": [1]}, {"trials": 0}, "trials=0 is below 1"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_sentence(monkeypatch, space, options, sentence):
+    monkeypatch.setattr("sparkdl.estimator.tune.check_frame", lambda *_: None)
+    with pytest.raises(ConfigError) as refused:
+        tune(None, None, space, **options)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [((2, 1), "Range(2, 1) is empty"), ((1, float("inf")), "is empty"), ((0, 1, True), "has no logarithm")],
+)
+def test_a_range_that_holds_nothing_is_one_sentence(given, sentence):
+    with pytest.raises(ConfigError) as refused:
+        Range(*given)
+    assert sentence in str(refused.value)
