@@ -41,7 +41,7 @@ from sparkdl.storage import Storage
 from sparkdl.train.objective.labels import Meaning
 
 if TYPE_CHECKING:
-    from sparkdl.models.folder import BundleInfo
+    from sparkdl.models.folder import Adjustment, BundleInfo
     from sparkdl.models.registry import Lineage, ModelRegistry, ModelVersion
 
 __all__ = ["TorchModel"]
@@ -158,6 +158,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         arguments: Mapping[str, Any] | None = None,
         preprocessing: Mapping[str, Any] | None = None,
         allow_pickle: bool = False,
+        adjustments: Sequence[Adjustment] = (),
     ) -> BundleInfo:
         """Write the model as a bundle, with its signature, features, history and the meaning of its outputs.
 
@@ -168,6 +169,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
             arguments: of the factory.
             preprocessing: more JSON values that travel with the model.
             allow_pickle: fall back on a pickle; loading it then needs the same word.
+            adjustments: what whoever loads it gets in place of the network's outputs, one each.
 
         Raises:
             BundleError: the model cannot be rebuilt from it.
@@ -177,7 +179,7 @@ class TorchModel(CheckedParams, Model, MLReadable["TorchModel"], MLWritable):
         return write_bundle(
             self.getModel(), uri, signature=self.signature, training=self._training(),
             preprocessing=preprocessing_of(self._features, self.origin.get("columns"), **(preprocessing or {})),
-            factory=factory, arguments=arguments, allow_pickle=allow_pickle,
+            factory=factory, arguments=arguments, allow_pickle=allow_pickle, adjustments=adjustments,
         )  # fmt: skip
 
     def publish(

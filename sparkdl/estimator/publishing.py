@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ from sparkdl.errors import ConfigError, ConflictError
 from sparkdl.estimator.saving.persistence import example_of
 from sparkdl.estimator.summary import TRAINING
 from sparkdl.estimator.user_code import loose_by_value
+from sparkdl.models.adjusted import adjusted
 from sparkdl.models.bundle import save_bundle
-from sparkdl.models.folder import BundleInfo
+from sparkdl.models.folder import Adjustment, BundleInfo
 from sparkdl.models.recipe import repeats
 from sparkdl.models.signature import Signature
 from sparkdl.observe import logger
@@ -37,6 +38,7 @@ def write_bundle(
     factory: str | Callable[..., nn.Module] | None = None,
     arguments: Mapping[str, Any] | None = None,
     allow_pickle: bool = False,
+    adjustments: Sequence[Adjustment] = (),
 ) -> BundleInfo:
     """Write a fitted model as a bundle, see ``TorchModel.save_bundle``.
 
@@ -49,7 +51,10 @@ def write_bundle(
         factory: as ``sparkdl.models.bundle.save_bundle`` takes it.
         arguments: of the factory.
         allow_pickle: fall back on a pickle.
+        adjustments: of the outputs, one each, in place of those that the module has.
     """
+    if adjustments:
+        module = adjusted(module, adjustments)
     if signature is None:
         raise ConfigError("this TorchModel has no signature, so nobody could feed what is published: give signature=")
     with loose_by_value(module) if allow_pickle else contextlib.nullcontext():

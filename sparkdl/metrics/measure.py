@@ -21,12 +21,14 @@ __all__ = [
     "METRICS",
     "Measured",
     "calibration",
+    "calibration_error",
     "check_metric",
     "confusion",
     "measure",
     "metric_over",
 ]
 
+_CONFIDENCE_BINS = 15
 _OF_CLASSES = ("log_loss", "brier", "accuracy", "precision", "recall", "f1")
 METRICS: Mapping[Task, tuple[str, ...]] = {
     "regression": ("mse", "rmse", "mae", "mape", "r2"),
@@ -150,6 +152,17 @@ def calibration(rows: Rows, bins: int = 10) -> tuple[CalibrationBin, ...]:
         )
         for one in np.flatnonzero(weight > 0)
     )
+
+
+def calibration_error(rows: Rows) -> float:
+    """Return the expected calibration error of the likeliest class, over 15 bins of equal width (Guo et al. 2017)."""
+    shares = rows.predictions
+    if shares.ndim == 1:
+        shares = np.stack([1 - shares, shares], axis=1)
+    confidence, right = shares.max(axis=1), shares.argmax(axis=1) == rows.labels
+    bins = np.minimum((confidence * _CONFIDENCE_BINS).astype(np.int64), _CONFIDENCE_BINS - 1)
+    gaps = np.bincount(bins, rows.weights * (confidence - right), _CONFIDENCE_BINS)
+    return float(np.abs(gaps).sum() / rows.weights.sum())
 
 
 def confusion(rows: Rows) -> Floats:

@@ -27,6 +27,7 @@ from torch import nn
 from sparkdl.compat.parametrized import Pickler
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError, ConflictError, IntegrityError
+from sparkdl.models.adjusted import AdjustedModel
 from sparkdl.models.copies import copy_bundle, local_copy
 from sparkdl.models.folder import (
     DOCUMENT,
@@ -181,9 +182,15 @@ def _write_model(
     was_training = model.training
     model.eval()
     try:
-        facts = save_weights(model, work / WEIGHTS)
-        recipe = recipe_of(model, factory, arguments, example)
-        recipe = replace(recipe, weights=facts, parametrizations=parametrizations_of(model))
+        plain = model.model if isinstance(model, AdjustedModel) else model
+        facts = save_weights(plain, work / WEIGHTS)
+        recipe = recipe_of(plain, factory, arguments, example)
+        recipe = replace(
+            recipe,
+            weights=facts,
+            parametrizations=parametrizations_of(plain),
+            adjustments=model.adjustments if isinstance(model, AdjustedModel) else (),
+        )
         prove(model, recipe, Storage.of(work), example)
         return recipe
     except BundleError:

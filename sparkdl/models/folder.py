@@ -105,6 +105,21 @@ class Parametrization:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Adjustment:
+    """What is made of an output after the network.
+
+    Attributes:
+        output: its name.
+        temperature: that logits are divided by (Guo et al. 2017, section 4.2).
+        ascending: whether its numbers are sorted, so that quantiles do not cross (Chernozhukov et al. 2010).
+    """
+
+    output: str
+    temperature: Annotated[float, msgspec.Meta(gt=0, lt=1e6)] = 1.0
+    ascending: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """How a model is rebuilt.
 
@@ -115,6 +130,7 @@ class Recipe:
         arguments: that the target is called with, JSON values.
         parametrizations: those that are registered afterwards, in their order.
         weights: about the file of weights.
+        adjustments: of its outputs, one each; none leaves them as they are.
     """
 
     kind: Literal["structure", "import", "pickle"]
@@ -123,6 +139,7 @@ class Recipe:
     arguments: dict[str, Any] = field(default_factory=dict)
     parametrizations: tuple[Parametrization, ...] = ()
     weights: WeightFacts = field(default_factory=WeightFacts)
+    adjustments: tuple[Adjustment, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values, without what this kind has not."""

@@ -17,6 +17,7 @@ from sparkdl.documents.tensors import tensor_facts
 from sparkdl.documents.typed import as_json
 from sparkdl.errors import BundleError
 from sparkdl.models import importing, structure
+from sparkdl.models.adjusted import adjusted
 from sparkdl.models.bounded_build import bounded_build
 from sparkdl.models.calling import Arguments
 from sparkdl.models.folder import MAX_BYTES, PICKLE, WEIGHTS, Recipe
@@ -178,7 +179,7 @@ def rebuilt(recipe: Recipe, folder: Storage, trusted: Sequence[str]) -> nn.Modul
     else:
         with torch.random.fork_rng(devices=[]):
             model = made()
-    return load_weights(model, weights, recipe.weights)
+    return adjusted(load_weights(model, weights, recipe.weights), recipe.adjustments)
 
 
 def own_layer(target: str) -> bool:

@@ -5,5 +5,6 @@ plain ``torch.nn.Module`` in a script, a notebook and where a published model sc
 """
 
 from sparkdl.nn.mixture import MixtureOfExperts
+from sparkdl.nn.quantile_loss import QuantileLoss
 
-__all__ = ["MixtureOfExperts"]
+__all__ = ["MixtureOfExperts", "QuantileLoss"]

@@ -50,6 +50,10 @@ def _summary(record: RunRecord) -> Iterator[Line]:
         yield from _trials(trained)
     if record.evaluated is not None:
         yield "quality", _quality(record.evaluated)
+        if record.evaluated.intervals is not None:
+            yield "intervals", record.evaluated.intervals.text()
+        if record.evaluated.calibrated is not None:
+            yield "calibration", record.evaluated.calibrated.text()
         yield "baseline", record.evaluated.decision.baseline_text()
         trees = record.evaluated.boosted
         yield "trees", "" if trees is None else trees.text(record.evaluated.decision.gate.metric)

@@ -89,13 +89,13 @@ def with_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> PipelineSp
 def compared_by(spec: PipelineSpec) -> str | None:
     """The metric by which trials are compared, the one of the gate; None compares them by the loss.
 
-    A training computes no other metric of several labels than ``train.metrics`` names, and none of classes whose loss
-    is a function of the user's, which does not say what the outputs are.
+    A training computes no other metric of several labels than ``train.metrics`` names, none of quantiles, and none of
+    classes whose loss is a function of the user's, which does not say what the outputs are.
     """
     name = spec.publish.label or next(iter(spec.label))
     label = spec.label[name]
     metric = spec.publish.metric or DEFAULT_METRICS[label.type]
-    told = label.type == "regression" or ":" not in (label.loss or "")
+    told = label.type == "regression" or (label.type != "quantiles" and ":" not in (label.loss or ""))
     return metric if told and (len(spec.label) == 1 or metric in spec.train.metrics) else None
 
 

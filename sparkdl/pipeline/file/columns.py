@@ -84,7 +84,7 @@ def _of_rows(spec: PipelineSpec) -> Iterator[_Use]:
         path: Path = ("features", name) if named else ("features", name, "column")
         yield _Use(path, options.source(name), named, fits, wanted)
     for name, label in spec.label.items():
-        fits, wanted = (_is_number, "numbers") if label.type == "regression" else (_is_class, _CLASSES)
+        fits, wanted = (_is_number, "numbers") if label.type in ("regression", "quantiles") else (_is_class, _CLASSES)
         yield _Use(("label", name), name, True, fits, wanted)
     if spec.weight is not None:
         yield _Use(("weight",), spec.weight, False, _is_number, "numbers")

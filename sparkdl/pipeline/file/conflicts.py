@@ -140,7 +140,8 @@ def _predictions_have_columns_of_their_own(
     source: SourceSection, split: Split | None, label: Mapping[str, Label], score: Score
 ) -> Mistakes:
     types = {name: options.type for name, options in label.items()}
-    own = {name.lower() for name in prediction_columns(types)}  # as in SQL
+    levels = {name: options.quantiles for name, options in label.items()}
+    own = {name.lower() for name in prediction_columns(types, levels)}  # as in SQL
     for position, name in enumerate(score.keep):
         if name.lower() in own:
             yield (

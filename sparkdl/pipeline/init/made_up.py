@@ -69,7 +69,9 @@ def _statistics(options: Feature) -> Statistics:
 
 def _label(name: str, label: Label) -> FittedLabel:
     classes = tuple(map(str, label.classes)) or tuple(str(number) for number in range(_LENGTH))
-    names = {"regression": (), "binary": ("0", "1"), "multiclass": classes}[label.type]
+    if label.type == "regression" or label.type == "quantiles":
+        return FittedLabel(name=name, type="regression", levels=label.quantiles)
+    names = ("0", "1") if label.type == "binary" else classes
     return FittedLabel(name=name, type=label.type, classes=names, mean=0.5 if label.type == "binary" else 0.0)
 
 

@@ -37,7 +37,7 @@ from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.rows.window_receipt import transformed
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
-from sparkdl.pipeline.state.results import Boosted, Drifted, Evaluated, Live, Trained
+from sparkdl.pipeline.state.results import Boosted, Drifted, Evaluated, Intervals, Live, Trained
 from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.windows import deleted_text
 from sparkdl.storage import Storage
@@ -380,6 +380,7 @@ def _comparison(record: RunRecord) -> dict[str, Any] | None:
         "part": evaluated.part,
         "table": _metrics(decision, evaluated.boosted),
         "boosted": evaluated.boosted,
+        "calibrated": evaluated.calibrated,
         "undefined": [
             f"Of the {name}: {text}."
             for name, measured in models
@@ -429,12 +430,21 @@ def _diagnostics(evaluated: Evaluated | None) -> dict[str, Any] | None:
     models = list(zip(MODELS, filter(None, (evaluated.challenger, evaluated.champion)), strict=False))
     tables = [("By threshold", _thresholds(mine.calibration))] if mine.calibration else []
     tables += [(f"Confusion, {name}", _confusion(model.confusion)) for name, model in models if model.confusion]
+    if evaluated.intervals is not None:
+        tables.append(("Quantiles", _quantiles(evaluated.intervals)))
     if mine.quantiles:
         header = ("residuals of", "5 %", "25 %", "median", "75 %", "95 %")
         lines = [(name, *map(number, model.quantiles)) for name, model in models if model.quantiles]
         note = "In the figures the outermost bars and fields hold what lies beyond them, too."
         tables.append(("", Table(header, lines, note)))
     return {"figures": figures, "tables": tables, "rows": evaluated.rows_text()} if figures or tables else None
+
+
+def _quantiles(intervals: Intervals) -> Table:
+    """How often labels lie below each quantile."""
+    lines = [(f"{level:g}", f"{below:.3f}") for level, below in zip(intervals.levels, intervals.below, strict=True)]
+    note = f"{sentence(intervals.text())} Between them lie {intervals.width:.4g} on average; pinball loss "
+    return Table(("level", "share of labels below"), lines, f"{note}{intervals.pinball:.4g}.")
 
 
 def _thresholds(bins: Sequence[CalibrationBin]) -> Table:

@@ -13,6 +13,7 @@ from sparkdl.pipeline.spec.data import (
     TimeSplit,
     Transform,
     prediction_columns,
+    quantile_column,
 )
 from sparkdl.pipeline.spec.operation import Drift, Gate, Notify, Places, Publish, Report, Score, SparkSession
 from sparkdl.pipeline.spec.source import (
@@ -60,4 +61,5 @@ __all__ = [
     "Train",
     "Transform",
     "prediction_columns",
+    "quantile_column",
 ]

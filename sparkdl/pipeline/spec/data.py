@@ -5,7 +5,7 @@ The features, their types and options are ``sparkdl.features.spec``'s.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
@@ -23,10 +23,12 @@ __all__ = [
     "TimeSplit",
     "Transform",
     "prediction_columns",
+    "quantile_column",
 ]
 
 LOSSES = {
     "regression": ("mse", "mae", "huber"),
+    "quantiles": ("pinball",),
     "binary": ("log_loss",),
     "multiclass": ("log_loss",),
 }
@@ -91,8 +93,11 @@ class Label(Section, frozen=True, kw_only=True):
     short = "type"
 
     type: Annotated[
-        Literal["regression", "binary", "multiclass"],
-        Meta(description="regression predicts a number, binary one of two values, multiclass one of several."),
+        Literal["regression", "quantiles", "binary", "multiclass"],
+        Meta(
+            description="regression predicts a number, quantiles several that a number stays below with given "
+            "probabilities, binary one of two values, multiclass one of several."
+        ),
     ]
     loss: Annotated[
         Annotated[
@@ -101,8 +106,8 @@ class Label(Section, frozen=True, kw_only=True):
         ]
         | None,
         Meta(
-            description="mse (default), mae or huber of a regression, log_loss of classes, or module:function, a "
-            "function of yours of (output, label).",
+            description="mse (default), mae or huber of a regression, pinball of quantiles, log_loss of classes, or "
+            "module:function, a function of yours of (output, label).",
         ),
     ] = None
     weight: Annotated[
@@ -121,7 +126,49 @@ class Label(Section, frozen=True, kw_only=True):
         ),
     ] = ()
 
+    levels: Annotated[
+        tuple[float, ...],
+        Meta(
+            description="Of quantiles: the probabilities, ascending, [0.1, 0.5, 0.9] if left out; the one nearest to "
+            "0.5 is the prediction."
+        ),
+    ] = ()
+    calibrate: Annotated[
+        Literal["none", "temperature"],
+        Meta(
+            description="Of classes: temperature divides the logits by the number that makes the probabilities of the "
+            "validation rows most likely (Guo et al. 2017)."
+        ),
+    ] = "none"
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The levels of quantiles; none of other types."""
+        return (self.levels or (0.1, 0.5, 0.9)) if self.type == "quantiles" else ()
+
     def _misfits(self) -> Iterator[Wrong]:
+        if self.levels and self.type != "quantiles":
+            yield (
+                "levels",
+                f"={list(self.levels)} belong to type 'quantiles', and type is {self.type!r}: leave them out",
+            )
+        elif not all(0 < level < 1 for level in self.levels):
+            yield "levels", f"={list(self.levels)} are no probabilities of quantiles: give numbers above 0 and below 1"
+        elif any(low >= high for low, high in itertools.pairwise(self.levels)):
+            yield "levels", f"={list(self.levels)} do not ascend: give each level once, the lowest first"
+        elif len({quantile_column(level) for level in self.levels}) < len(self.levels):
+            yield "levels", f"={list(self.levels)} are too near to each other to have columns of their own: round them"
+        if self.calibrate != "none":
+            if self.type not in ("binary", "multiclass"):
+                yield (
+                    "calibrate",
+                    f"={self.calibrate!r} is for probabilities of classes, and type is {self.type!r}: leave it out",
+                )
+            elif self.loss and ":" in self.loss:
+                yield (
+                    "calibrate",
+                    f"={self.calibrate!r} needs outputs that are logits, which {self.loss} does not say: leave one out",
+                )
         known = LOSSES[self.type]
         if self.loss and ":" not in self.loss and self.loss not in known:
             yield (
@@ -154,19 +201,31 @@ _TEST = (
 
 _PREDICTED = {
     "regression": ("prediction",),
+    "quantiles": ("prediction",),
     "binary": ("prediction", "probability"),
     "multiclass": ("prediction", "probability", "probabilities"),
 }
 
 
-def prediction_columns(types: Mapping[str, str]) -> tuple[str, ...]:
+def quantile_column(level: float) -> str:
+    """What the column of a quantile is called: ``q10``, ``q2_5``."""
+    return f"q{100 * level:g}".replace(".", "_")
+
+
+def prediction_columns(
+    types: Mapping[str, str], levels: Mapping[str, Sequence[float]] | None = None
+) -> tuple[str, ...]:
     """The columns that predictions have besides the key and what is kept.
 
     Args:
         types: of the labels, by name.
+        levels: of those that are quantiles, likewise.
     """
     before = {name: "" if len(types) == 1 else f"{name}_" for name in types}
-    predicted = (f"{before[name]}{column}" for name, kind in types.items() for column in _PREDICTED[kind])
+    columns = {
+        name: (*_PREDICTED[kind], *map(quantile_column, (levels or {}).get(name, ()))) for name, kind in types.items()
+    }
+    predicted = (f"{before[name]}{column}" for name, own in columns.items() for column in own)
     return (*predicted, "model_version", "run_id", "scored_at")
 
 

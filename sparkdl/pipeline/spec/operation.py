@@ -21,13 +21,13 @@ _Metric = Literal[
     "mse", "rmse", "mae", "mape", "r2", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
     "log_loss",
 ]  # fmt: skip
-DEFAULT_METRICS = {"regression": "rmse", "binary": "auc", "multiclass": "accuracy"}
+DEFAULT_METRICS = {"regression": "rmse", "quantiles": "mae", "binary": "auc", "multiclass": "accuracy"}
 """What judges a model, by the type of the label that it is judged by."""
 
 
 def metrics_of(label_type: str) -> tuple[str, ...]:
     """The metrics that can be computed of a label of this type."""
-    values = label_type == "regression"
+    values = label_type in ("regression", "quantiles")
     return tuple(name for name in METRIC_NAMES if (name in OF_VALUES) == values)
 
 

@@ -18,8 +18,10 @@ from sparkdl.pipeline.judging.gate import Decision
 
 __all__ = [
     "Boosted",
+    "Calibrated",
     "Drifted",
     "Evaluated",
+    "Intervals",
     "Live",
     "LiveError",
     "Published",
@@ -96,6 +98,7 @@ class Trained:
         chosen_by: the column of the history that they were compared by.
         warnings: what looks wrong with its losses, a sentence each.
         labels: of the rows that it was trained on, by column; empty in results of versions that did not note it.
+        temperatures: of the labels whose probabilities were calibrated, by column.
     """
 
     bundle: str
@@ -118,6 +121,7 @@ class Trained:
     chosen_by: str = ""
     warnings: tuple[str, ...] = ()
     labels: Mapping[str, LabelSummary] = field(default_factory=dict)
+    temperatures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -195,6 +199,51 @@ class Boosted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Intervals:
+    """Predicted quantiles on held-out rows.
+
+    Attributes:
+        levels: of the quantiles, ascending.
+        below: the share of labels that are no greater than each.
+        coverage: the share of labels from the lowest to the highest quantile.
+        width: the mean distance of these two.
+        pinball: the mean loss over rows and levels.
+    """
+
+    levels: tuple[float, ...]
+    below: tuple[float, ...]
+    coverage: float
+    width: float
+    pinball: float
+
+    def text(self) -> str:
+        """In one sentence, how many labels lie where they should."""
+        levels = ", ".join(f"{level:g}: {share:.3f}" for level, share in zip(self.levels, self.below, strict=True))
+        asked = self.levels[-1] - self.levels[0]
+        between = f"{self.coverage:.1%} of labels lie between the outer quantiles, {asked:.1%} should" if asked else ""
+        return "; ".join(filter(None, [between, f"share of labels below each level, {levels}"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """Probabilities on held-out rows, and what they would be without the temperature of the validation rows.
+
+    Attributes:
+        temperature: that the logits are divided by.
+        before: expected calibration error without it.
+        after: with it.
+    """
+
+    temperature: float
+    before: float
+    after: float
+
+    def text(self) -> str:
+        """In one sentence."""
+        return f"temperature {self.temperature:.3g}: expected calibration error {self.before:.4f} -> {self.after:.4f}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """What held-out rows say of a challenger.
 
@@ -210,6 +259,8 @@ class Evaluated:
         windows: of that part.
         of_rows: how many rows of it could judge; the decision knows how many were measured.
         baseline_slices: the metric of the gate of the best guess without a model, by column and value.
+        intervals: of the challenger's quantiles; None of another label.
+        calibrated: what its temperature does; None where it has none.
         boosted: LightGBM beside it; None where the file leaves it out, or an older version judged.
     """
 
@@ -224,6 +275,8 @@ class Evaluated:
     windows: tuple[str, ...] = ()
     of_rows: Count = 0
     baseline_slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    intervals: Intervals | None = None
+    calibrated: Calibrated | None = None
     boosted: Boosted | None = None
 
     def rows_text(self) -> str:

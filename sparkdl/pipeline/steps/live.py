@@ -201,7 +201,7 @@ def _measured(
     known = windows if by_time or (trained and trained.split not in ({}, context.settings["split"])) else {}
     whole = not by_time and spec.score.window == "all"
     summary = None if trained is None else trained.labels.get(label.name)
-    metric = spec.publish.metric or DEFAULT_METRICS[label.type]
+    metric = spec.publish.metric or DEFAULT_METRICS[spec.label[label.name].type]
     return [
         _error(each, label, of_window.get(each.window, rows.head(0)), whole or each.window in known, metric, summary)
         for each in due

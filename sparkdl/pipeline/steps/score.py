@@ -15,7 +15,7 @@ from sparkdl.errors import SchemaError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.parts import Parts, parts_to_do, rows_of
 from sparkdl.pipeline.sources.base import WINDOW
-from sparkdl.pipeline.spec import TimeSplit
+from sparkdl.pipeline.spec import TimeSplit, quantile_column
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
@@ -206,6 +206,12 @@ def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | Non
 def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:
     from pyspark.sql import functions as F
 
+    if label.levels:
+        several = [F.element_at(output, place) for place in range(1, len(label.levels) + 1)]
+        quantiles = [value.cast("double") for value in (several if len(label.levels) > 1 else [output])]
+        named = zip(map(quantile_column, label.levels), quantiles, strict=True)
+        middle = quantiles[label.middle].alias(f"{prefix}prediction")
+        return [middle, *(value.alias(f"{prefix}{name}") for name, value in named)]
     if label.type == "regression":
         return [output.cast("double").alias(f"{prefix}prediction")]
     names = F.array(*[F.lit(value) for value in label.classes])

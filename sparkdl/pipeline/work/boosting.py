@@ -30,7 +30,7 @@ from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.observe import logger
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.results import Boosted
-from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, probabilities
+from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, predicted
 from sparkdl.pipeline.work.labels import FittedLabel, encoded
 from sparkdl.scoring.score import score
 
@@ -146,7 +146,7 @@ def train_trees(
         callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False), clock],
     )
     trees = np.asarray(booster.predict(matrices[2], num_threads=parameters["num_threads"]), np.float64)
-    model = probabilities(label.type, numbers(tables[2][output]))
+    model = predicted(label, numbers(tables[2][output]))
     measured = [
         measure(Rows.of(label.type, truths[2], predictions, weights=weights[2], label=label.name))
         for predictions in (trees, model)
@@ -189,6 +189,8 @@ def _objective(spec: PipelineSpec, label: FittedLabel) -> dict[str, Any]:
         return {"objective": "binary"}
     if label.type == "multiclass":
         return {"objective": "multiclass", "num_class": label.outputs}
+    if label.levels:
+        return {"objective": "quantile", "alpha": label.levels[label.middle]}
     loss = spec.label[label.name].loss
     if loss == "huber":
         return {"objective": "huber", "alpha": 1.0}  # as torch's

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
+from sparkdl.metrics.measure import calibration_error
 from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of, best_guess, summary_of
@@ -30,7 +32,7 @@ from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.bounds import MIN_GROUPS, RESAMPLES, least_groups, least_resamples
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
-from sparkdl.pipeline.state.results import Evaluated, Trained
+from sparkdl.pipeline.state.results import Calibrated, Evaluated, Intervals, Trained
 from sparkdl.pipeline.work.labels import FittedLabel, Labels, encoded, labels_of
 from sparkdl.scoring.score import score
 
@@ -45,7 +47,7 @@ __all__ = [
     "judged_label",
     "label_summaries",
     "numbers",
-    "probabilities",
+    "predicted",
     "with_last_values",
 ]
 
@@ -135,7 +137,7 @@ def evaluate(
     options = {"config": config, "trusted": trusted}
     table, theirs, known, error = _predicted(scored, [*kept, mine], label, None if seen else champion, options)
     classes = list(dict.fromkeys([*label.classes, *known.classes]))
-    outputs = [(numbers(table[name]), of.classes) for name, of in ((mine, label), (theirs, known)) if name]
+    outputs = [(numbers(table[name]), of) for name, of in ((mine, label), (theirs, known)) if name]
     found = _rows_of(table, spec, label, outputs, classes)
     gate, summary, last = gate_of(spec, label), trained.labels.get(label.name), _last_values(table)
     baseline = guess = None
@@ -158,6 +160,8 @@ def evaluate(
         challenger=views[0],
         champion=views[1] if theirs else None,
         of_rows=count,
+        intervals=_intervals(label, found[0], outputs[0][0]) if label.levels else None,
+        calibrated=_calibrated(label, found[0], outputs[0][0], trained.temperatures.get(label.name)),
         baseline_slices={
             name: _guessed(one, summary, found[0], classes, last, gate.metric)
             for name, one in slices.items()
@@ -170,14 +174,40 @@ def _rows_of(
     table: pa.Table,
     spec: PipelineSpec,
     label: FittedLabel,
-    outputs: Sequence[tuple[Floats, Sequence[str]]],
+    outputs: Sequence[tuple[Floats, FittedLabel]],
     classes: Sequence[str],
 ) -> list[Rows]:
     """The held-out rows with what each model predicts of them: by its raw outputs, and its classes."""
     labels, groups = numbers(table["_label"]), table["_group"].to_pandas().to_numpy()
     weights = numbers(table[spec.weight]) if spec.weight else None
-    predictions = [_in_order(probabilities(label.type, raw), known, classes) for raw, known in outputs]
+    predictions = [_in_order(predicted(known, raw), known.classes, classes) for raw, known in outputs]
     return [Rows.of(label.type, labels, each, weights=weights, groups=groups, label=label.name) for each in predictions]
+
+
+def _intervals(label: FittedLabel, rows: Rows, quantiles: Floats) -> Intervals:
+    """How often labels lie below each of the quantiles, and what the quantiles lose."""
+    truth, levels = rows.labels[:, None], np.array(label.levels)
+    quantiles = quantiles.reshape(len(truth), -1)
+    error = truth - quantiles
+    pinball = np.maximum(levels * error, (levels - 1) * error).mean(axis=1)
+    inside = (truth[:, 0] >= quantiles[:, 0]) & (truth[:, 0] <= quantiles[:, -1])
+    return Intervals(
+        levels=label.levels,
+        below=tuple(np.average(error <= 0, axis=0, weights=rows.weights).tolist()),
+        coverage=float(np.average(inside, weights=rows.weights)),
+        width=float(np.average(quantiles[:, -1] - quantiles[:, 0], weights=rows.weights)),
+        pinball=float(np.average(pinball, weights=rows.weights)),
+    )
+
+
+def _calibrated(label: FittedLabel, rows: Rows, logits: Floats, temperature: float | None) -> Calibrated | None:
+    """The calibration error of the model, and what it would be without its temperature."""
+    if temperature is None:
+        return None
+    before, after = (
+        calibration_error(replace(rows, predictions=predicted(label, scale * logits))) for scale in (temperature, 1.0)
+    )
+    return Calibrated(temperature=temperature, before=before, after=after)
 
 
 def _last_values(table: pa.Table) -> Floats | None:
@@ -299,19 +329,22 @@ def numbers(column: pa.ChunkedArray) -> Floats:
     return found
 
 
-def probabilities(task: str, outputs: Floats) -> Floats:
+def predicted(label: FittedLabel, outputs: Floats) -> Floats:
     """What a model's raw outputs say: values; the probability of class 1; probabilities of all classes.
 
     Args:
-        task: what the label is.
-        outputs: (rows,) or (rows, 1) numbers; (rows, classes) logits for ``multiclass``.
+        label: what is predicted.
+        outputs: (rows,) or (rows, 1) numbers; (rows, levels) quantiles, of which the middle one is the value; (rows,
+            classes) logits for ``multiclass``.
     """
-    if task == "multiclass":
+    if label.type == "multiclass":
         powers: Floats = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         powers /= powers.sum(axis=1, keepdims=True)
         return powers
+    if label.levels:
+        return outputs.reshape(len(outputs), -1)[:, label.middle]
     values = outputs.reshape(len(outputs))
-    return values if task == "regression" else 1 / (1 + np.exp(-np.clip(values, -700, 700)))
+    return values if label.type == "regression" else 1 / (1 + np.exp(-np.clip(values, -700, 700)))
 
 
 def _over(spec: PipelineSpec) -> str:

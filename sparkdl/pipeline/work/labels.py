@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.columns.names import quoted
@@ -52,6 +52,7 @@ class FittedLabel:
         name: of its column.
         type: as in the file.
         classes: its values, in the order of the model's outputs; ``(negative, positive)`` of a binary label; as text.
+        levels: of quantiles, which are a regression with an output a level.
         mean: of a regression's training rows; of a binary label the share of positives; 0 otherwise.
         deviation: of a regression's training rows, 1 for other types.
     """
@@ -61,11 +62,17 @@ class FittedLabel:
     classes: tuple[str, ...] = ()
     mean: float = 0.0
     deviation: float = 1.0
+    levels: tuple[float, ...] = ()
 
     @property
     def outputs(self) -> int:
-        """Numbers that the model says of a row: one, or one a class."""
-        return len(self.classes) if self.type == "multiclass" else 1
+        """Numbers that the model says of a row: one, one a class, or one a level."""
+        return len(self.classes) if self.type == "multiclass" else max(1, len(self.levels))
+
+    @property
+    def middle(self) -> int:
+        """The place of the quantile that is the prediction: the one whose level is nearest to 0.5."""
+        return min(range(len(self.levels)), key=lambda place: abs(self.levels[place] - 0.5), default=0)
 
     @property
     def most_measured(self) -> int:
@@ -112,7 +119,10 @@ def fit_labels(rows: DataFrame, labels: Mapping[str, Label]) -> Labels:
 
 def same_label(fitted: FittedLabel, label: Label) -> bool:
     """Whether a label that a model was trained with means what the file says of it."""
-    if fitted.type != label.type or (label.classes and fitted.classes != tuple(map(_as_spark, label.classes))):
+    kind = "regression" if label.type == "quantiles" else label.type
+    if (fitted.type, fitted.levels) != (kind, label.quantiles) or (
+        label.classes and fitted.classes != tuple(map(_as_spark, label.classes))
+    ):
         return False
     positive = _true(fitted.classes) if label.positive is None else [_as_spark(label.positive)]
     return fitted.type != "binary" or positive in ([], [fitted.classes[1]])
@@ -222,9 +232,10 @@ def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:
         if name not in rows.columns:
             raise SchemaError(f"label names {name!r}, the rows have {rows.columns}: name one of these")
         kind = rows.schema[name].dataType.typeName()
-        if each.type == "regression" and kind not in _NUMBERS:
+        values = each.type in ("regression", "quantiles")
+        if values and kind not in _NUMBERS:
             raise SchemaError(f"label {name!r} is a {kind}: a regression needs a number")
-        if each.type != "regression" and kind not in (*_NUMBERS, "string"):
+        if not values and kind not in (*_NUMBERS, "string"):
             raise SchemaError(f"label {name!r} is a {kind}: classes are numbers, texts or booleans")
 
 
@@ -238,7 +249,9 @@ def _no_rows(part: str, unlabelled: int) -> DataError:
 
 
 def _fit(rows: DataFrame, name: str, each: Label) -> FittedLabel:
-    return _fit_number(rows, name) if each.type == "regression" else _fit_classes(rows, name, each)
+    if each.type in ("regression", "quantiles"):
+        return replace(_fit_number(rows, name), levels=each.quantiles)
+    return _fit_classes(rows, name, each)
 
 
 def _fit_number(rows: DataFrame, name: str) -> FittedLabel:

@@ -27,7 +27,8 @@ def described(features: Features, labels: Labels) -> dict[str, Any]:
 
     Returns:
         ``{"inputs": [{"name", "dtype", "shape", "names", "cardinalities"}, ...], "labels": [{"name", "type",
-        "outputs", "classes", "mean", "deviation"}, ...]}``; a list of ids has the shape ``[]``.
+        "outputs", "classes", "mean", "deviation"}, ...]}``, and
+        ``levels`` of quantiles; a list of ids has the shape ``[]``.
     """
     inputs = [
         {
@@ -47,6 +48,7 @@ def described(features: Features, labels: Labels) -> dict[str, Any]:
             "classes": list(label.classes),
             "mean": label.mean if label.type == "regression" else 0.0,
             "deviation": label.deviation,
+            **({"levels": list(label.levels)} if label.levels else {}),
         }
         for label in labels
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +23,15 @@ from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.store import Store
 from sparkdl.estimator.summary import plain_epochs
 from sparkdl.launch.driver.slots import slots_of
+from sparkdl.models.adjusted import adjusted
 from sparkdl.models.bundle import load_bundle, read_bundle
+from sparkdl.models.folder import Adjustment
 from sparkdl.models.preprocessing import COLUMN_TYPES
+from sparkdl.nn import QuantileLoss
 from sparkdl.pipeline.code import imported, split_target
 from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
+from sparkdl.pipeline.work.calibration import adjustments_of
 from sparkdl.pipeline.work.labels import Labels
 from sparkdl.pipeline.work.network import described, factory_of, make_network
 from sparkdl.pipeline.work.optimizer import Schedule, make_optimizer
@@ -92,8 +97,9 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
     )
     model = estimator.fit_on_shards(prepared.train, prepared.validate)
     folder = f"{spec.places.runs}/models/{key}"
+    adjustments = adjustments_of(model, spec, labels, prepared.validate)
     try:
-        content_hash = _saved(model.setFeatures(features), folder, spec, description, prepared)
+        content_hash = _saved(model.setFeatures(features), folder, spec, description, prepared, adjustments)
         load_bundle(folder, trusted=_trusted(spec))  # what cannot be loaded again is not published
     except BundleError as error:
         raise ConfigError(
@@ -101,7 +107,8 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
             f"published: {error}"
         ) from error
     checkpoints_of(spec, key).delete(recursive=True)
-    return _trained(model, settings, folder, content_hash)
+    temperatures = {one.output: one.temperature for one in adjustments if spec.label[one.output].calibrate != "none"}
+    return replace(_trained(model, settings, folder, content_hash), temperatures=temperatures)
 
 
 def _trained(model: TorchModel, settings: Train, folder: str, content_hash: str) -> Trained:
@@ -136,7 +143,14 @@ def _trusted(spec: PipelineSpec) -> list[str]:
     return [split_target(factory_of(spec.model))[0]] if spec.model.factory else []
 
 
-def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict[str, Any], prepared: Prepared) -> str:
+def _saved(
+    model: TorchModel,
+    folder: str,
+    spec: PipelineSpec,
+    description: dict[str, Any],
+    prepared: Prepared,
+    adjustments: Sequence[Adjustment],
+) -> str:
     """Save the model as a bundle with the features and labels it was trained on; return its content hash."""
     try:
         info = model.save_bundle(
@@ -144,6 +158,7 @@ def _saved(model: TorchModel, folder: str, spec: PipelineSpec, description: dict
             factory=factory_of(spec.model),
             arguments={"features": description, **spec.model.arguments},
             preprocessing={COLUMN_TYPES: dict(prepared.types), "labels": [vars(label) for label in prepared.labels]},
+            adjustments=adjustments,
         )
     except ConflictError:  # an earlier run was killed between this and its result
         info = read_bundle(folder)
@@ -181,7 +196,7 @@ def _optional(spec: PipelineSpec, steps: int, labels: Labels) -> dict[str, Any]:
 
 
 def _start_from(network: nn.Module, champion: str, trusted: Sequence[str]) -> None:
-    weights = load_bundle(champion, trusted=trusted).model.state_dict()
+    weights = adjusted(load_bundle(champion, trusted=trusted).model, ()).state_dict()
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
@@ -205,6 +220,8 @@ def _loss(spec: PipelineSpec, name: str) -> Any:
     label = spec.label[name]
     if label.loss and ":" in label.loss:
         return imported(label.loss, f"label.{name}.loss")
+    if label.type == "quantiles":
+        return QuantileLoss(label.quantiles)
     if label.type == "regression":
         return _LOSSES[label.loss or "mse"]()
     return nn.BCEWithLogitsLoss() if label.type == "binary" else nn.CrossEntropyLoss()

@@ -1,0 +1,117 @@
+"""What a trained model's outputs become: quantiles in order, probabilities calibrated by the validation rows.
+
+The temperature is the one number by which all logits are divided (Guo et al. 2017, "On Calibration of Modern Neural
+Networks", section 4.2): it moves no row past another of two classes, and no class past another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from sparkdl.batches.reading.loader import ShardedDataset
+from sparkdl.metrics.rows import Floats
+from sparkdl.models.folder import Adjustment
+from sparkdl.models.signature import Signature
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.work.evaluate import numbers
+from sparkdl.pipeline.work.labels import FittedLabel, Labels
+from sparkdl.scoring.rows import score_rows
+
+if TYPE_CHECKING:
+    from sparkdl.estimator.model import TorchModel
+
+__all__ = ["adjustments_of", "temperature_of"]
+
+MOST_ROWS = 200_000
+"""Validation rows that a temperature is fitted to; one number needs no more."""
+_BATCH = 8_192
+_LOWEST, _HIGHEST = 0.05, 50.0
+
+
+def adjustments_of(model: TorchModel, spec: PipelineSpec, labels: Labels, validate: str) -> tuple[Adjustment, ...]:
+    """What is made of the outputs of a trained model, one adjustment a label; none where the file asks for none.
+
+    Args:
+        model: that was trained.
+        spec: the pipeline.
+        labels: of its outputs, in order.
+        validate: address of the validation shards.
+    """
+    calibrated = [label for label in labels if spec.label[label.name].calibrate == "temperature"]
+    temperatures = _temperatures(model, spec, labels, calibrated, validate) if calibrated else {}
+    if not calibrated and not any(label.levels for label in labels):
+        return ()
+    return tuple(
+        Adjustment(output=label.name, temperature=temperatures.get(label.name, 1.0), ascending=bool(label.levels))
+        for label in labels
+    )
+
+
+def _temperatures(
+    model: TorchModel, spec: PipelineSpec, labels: Labels, calibrated: Sequence[FittedLabel], validate: str
+) -> dict[str, float]:
+    """The temperature of each label that is to be calibrated."""
+    signature, names = model.signature, [*labels.names, *([spec.weight] if spec.weight else [])]
+    assert signature is not None
+    outputs: list[pa.Table] = []
+    truths: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    for batch in itertools.islice(ShardedDataset(validate).loader(batch_size=_BATCH), -(-MOST_ROWS // _BATCH)):
+        outputs.append(score_rows(model.getModel(), _inputs(batch, signature), signature=signature))
+        for name in names:
+            truths[name].append(batch[name].reshape(-1))
+    scored = pa.concat_tables(outputs)
+    known = {name: torch.cat(values).double().numpy() for name, values in truths.items()}
+    weights = known[spec.weight] if spec.weight else np.ones(scored.num_rows)
+    places = [labels.names.index(label.name) for label in calibrated]
+    return {
+        label.name: temperature_of(_logits(numbers(scored.column(place)), label), known[label.name], weights)
+        for place, label in zip(places, calibrated, strict=True)
+    }
+
+
+def _inputs(batch: dict[str, torch.Tensor], signature: Signature) -> pa.Table:
+    """The inputs of a batch as columns: padded ones as lists."""
+    columns: dict[str, pa.Array] = {}
+    for name in signature.columns:
+        values, valid = batch[name], batch.get(f"{name}__valid")
+        flat = values.reshape(len(values), -1)
+        if valid is None:
+            columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1).numpy()), flat.shape[1])
+        else:
+            offsets = np.concatenate([[0], np.cumsum(valid.sum(1).numpy())]).astype(np.int32)
+            columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[valid].numpy()))
+    return pa.table(columns)
+
+
+def _logits(outputs: Floats, label: FittedLabel) -> Floats:
+    """``(rows, classes)`` logits; of two classes, of which the model says the log-odds, 0 and these."""
+    if label.type == "multiclass":
+        return outputs
+    return np.stack([np.zeros(len(outputs)), outputs.reshape(len(outputs))], axis=1)
+
+
+def temperature_of(logits: Floats, labels: Floats, weights: Floats) -> float:
+    """The temperature that makes labels most likely, between 0.05 and 50.
+
+    Args:
+        logits: ``(rows, classes)``.
+        labels: ``(rows,)`` numbers of classes.
+        weights: ``(rows,)``.
+    """
+    from scipy.optimize import minimize_scalar  # not before it is asked for: it takes a moment to load
+    from scipy.special import logsumexp
+
+    chosen = logits[np.arange(len(logits)), labels.astype(np.int64)]
+
+    def loss(log_temperature: float) -> float:
+        scale = np.exp(-log_temperature)
+        return float(np.average(logsumexp(scale * logits, axis=1) - scale * chosen, weights=weights))
+
+    found = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
+    return float(np.exp(found.x))

@@ -1,0 +1,124 @@
+"""Quantiles and calibrated probabilities by one word each: the same numbers in report, table and loaded model."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import sparkdl
+from sparkdl.models.registry import ModelRegistry
+from sparkdl.pipeline.file import loads
+from sparkdl.pipeline.run import run
+from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.summary import summary_lines
+from sparkdl.tables.table import Table
+
+NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def trips(tmp_path_factory):
+    """Trips whose delay spreads the more the busier it is, and whose lateness is a coin that ``tags`` load."""
+    random = np.random.default_rng(0)
+    busy = random.random(ROWS)
+    frame = pd.DataFrame({"trip": range(ROWS), "busy": busy, "noise": random.normal(size=ROWS)})
+    frame["tags"] = [["rain"] * (n % 3) + ["snow"] * (n % 2) for n in range(ROWS)]
+    frame["delay"] = 5 + 20 * busy * random.gamma(2, 1, ROWS)
+    frame["late"] = np.where(random.random(ROWS) < 0.2 + 0.3 * busy, "yes", "no")
+    folder = tmp_path_factory.mktemp("trips")
+    frame.to_parquet(folder / "rows.parquet")
+    return folder, frame
+
+
+def pipeline(trips, root, label, *overrides):
+    text = f"""
+    name: trips
+    root: {root}
+    source: {{kind: parquet, path: {trips[0]}, key: trip}}
+    features: {{"busy, noise": number, tags: ids}}
+    label: {label}
+    split: {{by: hash, train: 0.5, validate: 0.2, test: 0.2, score: 0.1}}
+    model: {{arguments: {{width: 32, depth: 1, dropout: 0}}}}
+    train: {{epochs: 4, batch_size: 64, learning_rate: 0.01, num_proc: 1, verbose: 0, random_seed: 1, baseline: off}}
+    publish: {{gate: {{min_rows: 20, baseline: never}}}}
+    """
+    return loads(text, overrides)
+
+
+def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
+    file = pipeline(trips, tmp_path / "p", "{delay: {type: quantiles, levels: [0.05, 0.5, 0.95]}}")
+    done = run(Context(file, NOW), spark)
+    assert done.outcome == "promoted", done.message
+    intervals = done.evaluated.intervals
+    assert intervals.levels == (0.05, 0.5, 0.95)
+    assert intervals.below == pytest.approx(intervals.levels, abs=0.06)
+    assert intervals.coverage == pytest.approx(0.9, abs=0.06)
+    assert done.evaluated.decision.gate.metric == "mae"
+    assert done.evaluated.decision.beats_baseline
+    assert "lie between the outer quantiles, 90.0% should" in dict(summary_lines(done))["intervals"]
+    assert "share of labels below" in Path(done.places["report"]).read_text()
+
+    table = Table(done.places["predictions"]).rows().to_pandas()
+    assert (table.q5 <= table.q50).all()
+    assert (table.q50 <= table.q95).all()
+    assert (table.q50 == table.prediction).all()
+    narrow, wide = (table.q95 - table.q5)[trips[1].busy[table.trip].to_numpy() < 0.3], table.q95 - table.q5
+    assert narrow.mean() < 0.7 * wide.mean()  # wider where delays spread more
+    loaded = sparkdl.load_model("trips@champion", ModelRegistry(f"{tmp_path}/p/trips/registry"))
+    by_hand = np.stack(loaded.predict(trips[1].iloc[table.trip]).prediction)
+    np.testing.assert_allclose(by_hand, table[["q5", "q50", "q95"]], atol=1e-4)
+    source = Table(f"{tmp_path}/raw")
+    source.append(pa.Table.from_pandas(trips[1].iloc[table.trip], preserve_index=False))
+    sparkdl.score_table(source, loaded, f"{tmp_path}/scored", keep=["trip"])
+    scored = Table(f"{tmp_path}/scored").rows().to_pandas().set_index("trip").loc[table.trip]
+    np.testing.assert_allclose(np.stack(scored.prediction), by_hand, atol=1e-4)
+    again = run(Context(file, NOW))
+    assert again.outcome == "nothing new"
+
+
+@pytest.mark.slow
+def test_probabilities_are_calibrated_by_the_validation_rows_and_stay_so(spark, trips, tmp_path):
+    overfitted = ("train.epochs=40", "model.arguments.width=128", "split.train=0.1")
+    label = "{late: {type: binary, positive: yes, calibrate: temperature}}"
+    done = run(Context(pipeline(trips, tmp_path / "p", label, *overfitted), NOW), spark)
+    calibrated = done.evaluated.calibrated
+    assert calibrated.temperature > 1.2  # it was too sure of itself
+    assert calibrated.after < 0.8 * calibrated.before
+    assert done.trained.temperatures == {"late": calibrated.temperature}
+    assert dict(summary_lines(done))["calibration"] == calibrated.text()
+
+    table = Table(done.places["predictions"]).rows().to_pandas().sort_values("trip")
+    rows = trips[1].iloc[table.trip]
+    registry = ModelRegistry(f"{tmp_path}/p/trips/registry")
+    loaded = sparkdl.load_model("trips@champion", registry)
+    probability = np.stack(loaded.predict(rows).probability)[:, 1]
+    np.testing.assert_allclose(probability, table.probability, atol=1e-6)
+    by_frame = loaded.transform(spark.createDataFrame(rows)).toPandas().sort_values("trip")
+    np.testing.assert_allclose(np.stack(by_frame.probability)[:, 1], table.probability, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("label", "sentence"),
+    [
+        (
+            "{type: quantiles, levels: [0.1, 1.5]}",
+            "are no probabilities of quantiles: give numbers above 0 and below 1",
+        ),
+        ("{type: quantiles, levels: [0.9, 0.1]}", "do not ascend: give each level once, the lowest first"),
+        ("{type: quantiles, levels: [0.5, 0.5]}", "do not ascend"),
+        ("{type: regression, levels: [0.5]}", "belong to type 'quantiles', and type is 'regression': leave them out"),
+        ("{type: regression, calibrate: temperature}", "is for probabilities of classes, and type is 'regression'"),
+        ("{type: quantiles, calibrate: temperature}", "is for probabilities of classes, and type is 'quantiles'"),
+        ("{type: binary, calibrate: temperature, loss: 'a:b'}", "needs outputs that are logits, which a:b does not"),
+        ("{type: quantiles, loss: mse}", "is no loss of type 'quantiles': choose pinball, or module:function"),
+    ],
+)
+def test_words_that_do_not_go_together_are_refused(trips, tmp_path, label, sentence):
+    with pytest.raises(sparkdl.errors.ConfigError, match=sentence):
+        pipeline(trips, tmp_path, f"{{delay: {label}}}")
