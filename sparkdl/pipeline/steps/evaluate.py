@@ -81,7 +81,7 @@ class EvaluateStep(Step):
             if spec.train.baseline != "off":
                 stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
                 label = judged_label(spec, prepared.labels)
-                trees = boosted(training, stopping, rows, spec, prepared, label, count, trained.bundle, context.trusted)
+                trees = boosted(training, stopping, rows, spec, prepared, label, count, trained, context.trusted)
                 evaluated = replace(evaluated, boosted=trees)
             context.receipts.keep(self.name, key, evaluated)
         return True

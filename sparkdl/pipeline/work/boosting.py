@@ -29,7 +29,7 @@ from sparkdl.metrics.measure import measure
 from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.observe import logger
 from sparkdl.pipeline.spec import PipelineSpec
-from sparkdl.pipeline.state.results import Boosted
+from sparkdl.pipeline.state.results import Boosted, Trained
 from sparkdl.pipeline.work.evaluate import drawn, held_out, numbers, predicted
 from sparkdl.pipeline.work.labels import FittedLabel, encoded
 from sparkdl.scoring.score import score
@@ -45,8 +45,11 @@ MOST_ROWS = 300_000
 MOST_VALUES = 30_000_000
 """Rows by columns and outputs that are held at once, of 8 bytes each; of more rows, a share is drawn by a hash."""
 MOST_CLASSES = 100
-MOST_THREADS = 8
-ROUNDS, PATIENCE, SECONDS = 2_000, 50, 60.0
+MOST_THREADS, VALUES_OF_A_THREAD = 8, 1_000_000
+"""Threads that have less to do wait for each other, and on a busy machine for long."""
+ROUNDS, PATIENCE = 2_000, 50
+LEAST_SECONDS = 60.0
+"""That a training may take, or as long as the model's did."""
 _OBJECTIVES = {"mse": "regression", "mae": "regression_l1", "huber": "huber"}
 
 
@@ -58,7 +61,7 @@ def boosted(
     prepared: Prepared,
     label: FittedLabel,
     judging_rows: int,
-    bundle: str,
+    trained: Trained,
     trusted: Sequence[str],
 ) -> Boosted:
     """Train LightGBM, and measure it and the model on the same held-out rows.
@@ -71,7 +74,7 @@ def boosted(
         prepared: features, labels, and numbers of rows.
         label: the one that is judged.
         judging_rows: how many rows judge.
-        bundle: address of the model's.
+        trained: the model.
         trusted: packages that the bundle may import.
 
     Returns:
@@ -92,7 +95,7 @@ def boosted(
         frame, _ = held_out(judging, spec, label, judging_rows)
         scored = score(
             drawn(frame, spec, "boosted", most, min(judging_rows, label.most_measured)),
-            bundle,
+            trained.bundle,
             output_columns=[f"_output_{n}" for n in range(len(prepared.labels.names))],
             config=ScoreConfig(batch_rows=spec.train.transform_batch_size),
             trusted=trusted,
@@ -101,7 +104,8 @@ def boosted(
         stopping = drawn(stopping, spec, "boosted", most, prepared.validate_rows)
         tables = [_collected(rows, spec, features, label) for rows in (training, stopping)]
         tables.append(_collected(scored, spec, features, label, output))
-        found = train_trees(tables, spec, features, label, output)
+        seconds = max(LEAST_SECONDS, trained.seconds.get("fit", 0.0))
+        found = train_trees(tables, spec, features, label, output, seconds)
     except CancelledError:
         raise
     except Exception as cause:
@@ -117,7 +121,12 @@ def boosted(
 
 
 def train_trees(
-    tables: Sequence[pa.Table], spec: PipelineSpec, features: Features, label: FittedLabel, output: str
+    tables: Sequence[pa.Table],
+    spec: PipelineSpec,
+    features: Features,
+    label: FittedLabel,
+    output: str,
+    seconds: float = LEAST_SECONDS,
 ) -> Boosted:
     """Train on the first table, stop by the second, measure on the third, which has the model's outputs."""
     import lightgbm
@@ -128,7 +137,7 @@ def train_trees(
     parameters: dict[str, Any] = {
         **_objective(spec, label),
         "learning_rate": 0.05,
-        "num_threads": min(MOST_THREADS, len(os.sched_getaffinity(0))),
+        "num_threads": max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)), matrices[0].size // VALUES_OF_A_THREAD)),
         "seed": spec.train.random_seed or 0,
         "deterministic": True,
         "force_row_wise": True,
@@ -137,7 +146,7 @@ def train_trees(
     named: dict[str, Any] = {"params": parameters, "categorical_feature": _categorical(features)}
     training = lightgbm.Dataset(matrices[0], truths[0], weight=weights[0], **named)
     stopping = lightgbm.Dataset(matrices[1], truths[1], weight=weights[1], reference=training, **named)
-    clock = _Clock(begun + SECONDS, lightgbm.callback.EarlyStopException)
+    clock = _Clock(begun + seconds, lightgbm.callback.EarlyStopException)
     booster = lightgbm.train(
         parameters,
         training,

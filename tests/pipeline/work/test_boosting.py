@@ -72,7 +72,7 @@ def test_trees_find_what_is_in_categories_and_in_what_is_missing(features, task)
         hidden = np.random.default_rng(seed).random(count) < 0.3
         odd = frame.shop.isin(["n", "e"]).to_numpy()
         if task == "regression":
-            frame["_label"] = 10.0 * odd + 5.0 * hidden + np.random.default_rng(seed).normal(size=count)
+            frame["_label"] = 10.0 * odd + 5.0 * hidden + np.random.default_rng(seed + 5).normal(size=count)
         else:
             frame["_label"] = (odd & hidden).astype(float) + (odd if task == "multiclass" else 0.0)
             unlike = np.random.default_rng(seed + 9).random(count) < 0.1  # of which nothing can know
@@ -122,9 +122,8 @@ def test_trees_are_trained_for_the_loss_of_the_label(features, loss, objective, 
     assert asked == [objective]
 
 
-def test_the_clock_ends_a_training_with_the_trees_that_there_are(features, monkeypatch):
-    monkeypatch.setattr(boosting, "SECONDS", 0.0)
+def test_the_clock_ends_a_training_with_the_trees_that_there_are(features):
     tables = [_with_labels(500, seed, [1.0]) for seed in range(3)]
-    found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output")
+    found = boosting.train_trees(tables, spec_of(), features, LABELS["regression"], "_output", seconds=0.0)
     assert (found.rounds, found.out_of_time) == (1, True)
     assert "stopped by the clock" in found.conditions()
