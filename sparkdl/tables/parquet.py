@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparkdl.columns.numpy_arrow import from_numpy, from_rows, to_numpy
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.config import require
 from sparkdl.storage import Storage, storage_errors
@@ -171,8 +172,8 @@ class WriteTask:
         )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the batches; yield one batch of ``FILE_ROW_SCHEMA`` rows."""
-        yield pa.RecordBatch.from_pylist([asdict(row) for row in self.write(batches)], schema=FILE_ROW_SCHEMA)
+        """Write the batches; yield ``FILE_ROW_SCHEMA`` rows."""
+        yield from from_rows([asdict(row) for row in self.write(batches)], FILE_ROW_SCHEMA).to_batches()
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[FileRow]:
         """Write the batches into files of this task's own; on failure none of them is left.
@@ -356,14 +357,14 @@ def split(
     codes = np.zeros(batch.num_rows, dtype=np.int64)
     for name in partition_by:
         encoded = batch.column(name).dictionary_encode(null_encoding="encode")
-        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+        codes = codes * len(encoded.dictionary) + to_numpy(encoded.indices)
     distinct, first, which = np.unique(codes, return_index=True, return_inverse=True)
     for number, position in enumerate(first):
         values = tuple(partition_text(batch.column(name)[int(position)].as_py()) for name in partition_by)
         if len(distinct) == 1:
             yield values, rest
         else:
-            yield values, rest.take(pa.array(np.flatnonzero(which == number)))
+            yield values, rest.take(from_numpy(np.flatnonzero(which == number)))
 
 
 def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[str, int]) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.columns.numpy_arrow import from_numpy, one_value, to_numpy
+from sparkdl.columns.numpy_arrow import from_numpy, from_rows, from_values, one_value, to_numpy
 
 DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 
@@ -43,6 +45,63 @@ def test_other_values_go_the_way_of_arrow():
 def test_bytes_become_one_row():
     for data in (b"", b"report"):
         assert one_value(data).equals(pa.array([data], pa.binary()))
+
+
+INSTANTS = [datetime(1, 1, 1, tzinfo=UTC), None, datetime(2026, 3, 2, 5, 6, 7, 89, tzinfo=UTC)]
+VALUES = [
+    (["", None, "\u00e9"], pa.string()),
+    ([b"", None, b"\0"], pa.binary()),
+    ([-(2**63), None, 2**63 - 1], pa.int64()),
+    ([0.1, None, -0.0, float("inf")], pa.float64()),
+    ([0.5, 3], pa.float32()),
+    ([True, None, False] * 5, pa.bool_()),
+    (INSTANTS, pa.timestamp("us", "UTC")),
+    ([None, Decimal("1.5")], pa.decimal128(5, 2)),
+    ([[1], None, [2, 3]], pa.list_(pa.int64())),
+    ([None, None], pa.float64()),
+    ([], pa.string()),
+    ([], pa.int8()),
+]
+
+
+@pytest.mark.parametrize(("values", "kind"), VALUES)
+def test_values_become_what_arrow_makes_of_them(values, kind):
+    made = from_values(values, kind)
+    made.validate(full=True)
+    assert made.equals(pa.array(values, kind))
+    assert made.null_count == values.count(None)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(300, pa.uint8()), (1.5, pa.int64()), ("1", pa.int32()), (2**63, pa.int64())]
+)
+def test_values_that_do_not_fit_are_refused(value, kind):
+    with pytest.raises((TypeError, OverflowError)):
+        from_values([value], kind)
+
+
+def test_rows_become_a_table_with_nulls_where_they_lack_a_column():
+    schema = pa.schema([("a", pa.string()), ("b", pa.int32())])
+    rows = [{"a": "x", "b": 1}, {"b": None}, {"a": "y"}]
+    assert from_rows(rows, schema).equals(pa.Table.from_pylist(rows, schema=schema))
+    assert from_rows([], schema).equals(schema.empty_table())
+
+
+def test_bools_and_python_values_need_no_pandas():
+    program = """
+        import sys
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        from sparkdl.columns.numpy_arrow import from_numpy, from_values, to_numpy
+
+        texts = from_values(["a", None], pa.string())
+        assert to_numpy(pc.equal(texts.drop_null(), from_values(["a"], pa.string())[0])).tolist() == [True]
+        assert texts.filter(from_numpy(np.array([False, True]))).to_pylist() == [None]
+        assert "pandas" not in sys.modules
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_numbers_are_written_without_what_only_others_need(tmp_path):

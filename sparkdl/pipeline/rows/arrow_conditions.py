@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.columns.numpy_arrow import from_numpy, from_values, to_numpy
 from sparkdl.pipeline.rows.expect import KEPT
 
 __all__ = ["ArrowCondition", "Judge", "arrow_condition"]
@@ -37,6 +38,12 @@ _COMPARE: dict[str, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
 }  # fmt: skip
 
 
+def _scalar(value: str | bool | int | float) -> pa.Scalar:
+    """Of the type that ``pa.scalar`` makes of it, which imports pandas."""
+    kinds = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+    return from_values([value], kinds[type(value)])[0]
+
+
 @dataclass(frozen=True)
 class _Term:
     column: str
@@ -47,10 +54,10 @@ class _Term:
         if self.test == "not null":
             return values.is_valid()
         if self.test == "not nan":
-            return pc.invert(pc.fill_null(pc.is_nan(values), False))  # of NULL, isnan is false
+            return pc.invert(pc.fill_null(pc.is_nan(values), _scalar(False)))  # of NULL, isnan is false
         if self.test == "finite":
-            return pc.or_(values.is_null(), pc.fill_null(pc.is_finite(values), False))
-        met = _COMPARE[self.test](values, pa.scalar(self.number))
+            return pc.or_(values.is_null(), pc.fill_null(pc.is_finite(values), _scalar(False)))
+        met = _COMPARE[self.test](values, _scalar(self.number))
         if pa.types.is_floating(values.type) and self.test in (">", ">="):
             met = pc.or_(met, pc.is_nan(values))
         return met
@@ -64,9 +71,9 @@ class ArrowCondition:
 
     def broken(self, rows: pa.RecordBatch) -> pa.Array:
         """Of each row whether the condition is not true, NULL included."""
-        met = pa.repeat(pa.scalar(True), rows.num_rows)
+        met = pa.repeat(_scalar(True), rows.num_rows)
         for term in self.terms:
-            met = pc.and_(met, pc.fill_null(term.met(rows.column(term.column)), False))
+            met = pc.and_(met, pc.fill_null(term.met(rows.column(term.column)), _scalar(False)))
         return pc.invert(met)
 
 
@@ -132,9 +139,9 @@ class Judge:
         """The rows, then outcome, list of what was broken, and nulls for the line."""
         for batch in batches:
             broken = {name: condition.broken(batch) for name, condition in self.conditions.items()}
-            outcomes = pa.repeat(pa.scalar(KEPT), batch.num_rows)
+            outcomes = pa.repeat(_scalar(KEPT), batch.num_rows)
             for name in reversed(self.reasons):
-                outcomes = pc.if_else(broken[name], name, outcomes)
+                outcomes = pc.if_else(broken[name], _scalar(name), outcomes)
             lines = pa.nulls(batch.num_rows, pa.string())
             columns = [*batch.columns, outcomes, _names_of(broken, self.named, batch.num_rows), lines]
             yield pa.RecordBatch.from_arrays(columns, [f"column_{place}" for place in range(len(columns))])
@@ -144,8 +151,8 @@ def _names_of(broken: Mapping[str, pa.Array], named: Sequence[str], rows: int) -
     """Of each row the names of what it broke."""
     masks = np.zeros((rows, len(named)), bool)
     for place, name in enumerate(named):
-        masks[:, place] = broken[name].to_numpy(zero_copy_only=False)
+        masks[:, place] = to_numpy(broken[name])
     offsets = np.zeros(rows + 1, np.int32)
     offsets[1:] = masks.sum(axis=1).cumsum()
-    names = pa.array([named[place] for place in np.nonzero(masks)[1].tolist()], pa.string())
-    return pa.ListArray.from_arrays(pa.array(offsets), names)
+    names = from_values(named, pa.string()).take(from_numpy(np.nonzero(masks)[1]))
+    return pa.ListArray.from_arrays(from_numpy(offsets), names)

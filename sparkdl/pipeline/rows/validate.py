@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
-from sparkdl.columns.numpy_arrow import one_value, to_numpy
+from sparkdl.columns.numpy_arrow import from_values, one_value, to_numpy
 from sparkdl.columns.row_hash import column_hashes, mixed
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
@@ -37,7 +38,7 @@ __all__ = ["QUARANTINE", "clean_columns", "fingerprints", "validate_rows"]
 QUARANTINE = (WINDOW, "reason", "row")
 """The columns of the table of refused rows, all of them texts."""
 
-Broken = dict[tuple[str, str, bool], int]
+Broken = Counter[tuple[str, str, bool]]
 """Rows by window, by the expectation that they broke, and by whether they were kept."""
 
 Hash = tuple[int, int]
@@ -46,6 +47,7 @@ Hash = tuple[int, int]
 Sums = dict[tuple[str, str], tuple[int, list[Hash]]]
 """By window and outcome: rows; their hash, and that without the labels."""
 _NOTHING: list[Hash] = [(0, 0), (0, 0)]
+_KEPT, _DUPLICATE = from_values([KEPT, DUPLICATE], pa.string())
 
 
 def clean_columns(rows: DataFrame) -> list[str]:
@@ -205,7 +207,7 @@ class _Fingerprint:
         sums: Sums = {}
         for batch in promptly(batches):
             rows = pa.RecordBatch.from_arrays(batch.columns[1:], list(self.columns[1:]))
-            _add(sums, batch.column(0), pa.repeat(pa.scalar(KEPT), len(rows)), rows, ())
+            _add(sums, batch.column(0), pa.repeat(_KEPT, len(rows)), rows, ())
         report = {"sums": _of_sums(sums), "broken": []}
         yield pa.RecordBatch.from_arrays([one_value(json.dumps(report).encode())], ["report"])
 
@@ -228,7 +230,7 @@ class _Validation:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sums: Sums = {}
-        broken: Broken = {}
+        broken: Broken = Counter()
         with self.clean.open() as clean, self.quarantine.open() as quarantine:
             for batch in promptly(batches):
                 judged = _Judged(batch, self.columns)
@@ -251,28 +253,25 @@ class _Judged:
         self.rows = pa.RecordBatch.from_arrays(batch.columns[: len(columns)], list(columns))
         self.outcomes, self.broken, self.lines = batch.columns[len(columns) :]
         self.windows = batch.column(0)
-        self.kept = pc.equal(self.outcomes, KEPT)
+        self.kept = pc.equal(self.outcomes, _KEPT)
 
     def sound(self) -> pa.RecordBatch:
         return self.rows if self.kept.true_count == len(self.kept) else self.rows.filter(self.kept)
 
     def refused(self) -> pa.RecordBatch:
-        chosen = pc.invert(pc.or_(self.kept, pc.equal(self.outcomes, DUPLICATE)))
+        chosen = pc.invert(pc.or_(self.kept, pc.equal(self.outcomes, _DUPLICATE)))
         windows, outcomes, lines = (column.filter(chosen) for column in (self.windows, self.outcomes, self.lines))
-        texts = pa.array(_as_json(self.rows.filter(chosen)), pa.string())
+        texts = from_values(_as_json(self.rows.filter(chosen)), pa.string())
         return pa.RecordBatch.from_arrays([windows, outcomes, pc.coalesce(lines, texts)], list(QUARANTINE))
 
     def count(self, sums: Sums, broken: Broken, labels: Collection[str]) -> None:
         """Add the rows of the batch."""
         rows = pa.RecordBatch.from_arrays(self.rows.columns[1:], self.rows.schema.names[1:])
         _add(sums, self.windows, self.outcomes, rows, labels)
-        if len(names := self.broken.flatten()):
-            rows = pc.list_parent_indices(self.broken)
-            table = pa.table([self.windows.take(rows), names, self.kept.take(rows)], ["window", "name", "kept"])
-            counted = table.group_by(table.column_names).aggregate([([], "count_all")])
-            for row in counted.to_pylist():
-                told = row["window"], row["name"], row["kept"]
-                broken[told] = broken.get(told, 0) + row["count_all"]
+        row_of_name = pc.list_parent_indices(self.broken)
+        windows, kept = self.windows.take(row_of_name), self.kept.take(row_of_name)
+        names = self.broken.flatten()
+        broken.update(zip(windows.to_pylist(), names.to_pylist(), kept.to_pylist(), strict=True))
 
 
 _JSON = msgspec.json.Encoder(decimal_format="number")

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
+from sparkdl.columns.numpy_arrow import from_rows
 from sparkdl.documents.typed import Source, convert, encode, parse, read
 from sparkdl.errors import IntegrityError
 from sparkdl.observe import logger
@@ -232,7 +233,7 @@ class ReceiptTable:
             written_at, run_id = datetime.now(UTC).isoformat(timespec="microseconds"), self._run_id()
             stamped = [replace(receipt, run_id=run_id, written_at=written_at) for receipt in receipts]
             epoch = None if self._lease is None else self._lease.number
-            rows = pa.Table.from_pylist([{**vars(receipt), "epoch": epoch} for receipt in stamped], schema=_SCHEMA)
+            rows = from_rows([{**vars(receipt), "epoch": epoch} for receipt in stamped], _SCHEMA)
             transaction = None if self._lease is None else self._lease.fence.transaction()
             if self._table.exists():
                 version = self._table.merge(rows, on=["step", "partition"], transaction=transaction)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.columns.numpy_arrow import from_rows
 from sparkdl.errors import IntegrityError
 from sparkdl.observe import logger
 from sparkdl.pipeline.state.context import Context
@@ -65,8 +66,7 @@ def add_run(table: Table, record: RunRecord) -> None:
         StorageError: the table cannot be written.
         SchemaError: it is another table than this one.
     """
-    row = pa.Table.from_pylist([row_of(record)], schema=RUNS)
-    version = table.append(row, new_columns=True)
+    version = table.append(from_rows([row_of(record)], RUNS), new_columns=True)
     if version % _COMPACT_EVERY == _COMPACT_EVERY - 1:
         table.compact()
 

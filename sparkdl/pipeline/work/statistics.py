@@ -31,6 +31,7 @@ from pyspark.sql import functions as F
 
 from sparkdl import errors
 from sparkdl.columns.names import quoted
+from sparkdl.columns.numpy_arrow import from_values
 from sparkdl.columns.statistics import RunningStats
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.compat.spark_errors import task_errors
@@ -300,15 +301,15 @@ def _flat(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _of_one_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Batches as ``_Count`` takes them: the window in front."""
     for batch in batches:
-        window = pa.repeat(pa.scalar("", pa.string()), batch.num_rows)
+        window = pa.repeat(from_values([""], pa.string())[0], batch.num_rows)
         yield pa.RecordBatch.from_arrays([window, *batch.columns], ["window", *batch.schema.names])
 
 
 def _by_window(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     column = batch.column(0)
-    windows = pc.unique(column).to_pylist()
+    windows = pc.unique(column)
     for window in windows:
-        yield window, batch if len(windows) == 1 else batch.filter(pc.equal(column, window))
+        yield window.as_py(), batch if len(windows) == 1 else batch.filter(pc.equal(column, window))
 
 
 def _values(window: str, place: int, values: Mapping[str, int]) -> pa.RecordBatch:
@@ -317,10 +318,10 @@ def _values(window: str, place: int, values: Mapping[str, int]) -> pa.RecordBatc
 
 def _rows(window: str, features: list[int], values: list[str], times: list[int], reports: list[Any]) -> pa.RecordBatch:
     arrays = [
-        pa.array([window] * len(features), pa.string()),
-        pa.array(features, pa.int32()),
-        pa.array(values, pa.string()),
-        pa.array(times, pa.int64()),
-        pa.array(reports, pa.binary()),
+        from_values([window] * len(features), pa.string()),
+        from_values(features, pa.int32()),
+        from_values(values, pa.string()),
+        from_values(times, pa.int64()),
+        from_values(reports, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(arrays, ["window", "feature", "value", "times", "report"])

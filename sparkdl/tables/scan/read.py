@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sparkdl.columns.numpy_arrow import from_numpy, from_values
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
 from sparkdl.errors import DataError, SchemaError
@@ -122,7 +123,7 @@ class ScanTask:
         deleted = None if part.deleted is None else np.frombuffer(zlib.decompress(part.deleted), np.uint8)
         for batch in rows:
             count = batch.num_rows
-            kept = None if deleted is None else pa.array(_unpacked_bits(deleted, first, count) == 0)
+            kept = None if deleted is None else from_numpy(_unpacked_bits(deleted, first, count) == 0)
             for condition in self.where:
                 met = condition.mask(
                     batch.column(stored[condition.column])
@@ -141,8 +142,8 @@ class ScanTask:
     def _column(self, field: pa.Field, batch: pa.RecordBatch, part: FilePart, stored: Mapping[str, str]) -> pa.Array:
         """One column in the type that it has in the table: the partition's value, the file's, or nulls."""
         if field.name in self.layout:
-            value = pa.scalar(part.partition[field.name], pa.string()).cast(field.type)
-            return pa.repeat(value, batch.num_rows)
+            value = from_values([part.partition[field.name]], pa.string()).cast(field.type)
+            return pa.repeat(value[0], batch.num_rows)
         if field.name not in stored:
             return pa.nulls(batch.num_rows, field.type)
         column = batch.column(stored[field.name])

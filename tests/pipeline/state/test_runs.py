@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -55,6 +58,31 @@ def test_runs_that_end_at_once_are_all_there(table):
         list(pool.map(lambda number: add_run(table, record_of(number)), range(40)))
     assert sorted(table.rows(["run_id"])["run_id"].to_pylist()) == sorted(f"run-{n}" for n in range(40))
     assert len(table.files()) < 40, "the small files were never joined"
+
+
+def test_rows_and_receipts_are_written_and_read_without_pandas(tmp_path):
+    program = """
+        import sys
+        from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable
+        from sparkdl.pipeline.state.record import RunRecord
+        from sparkdl.pipeline.state.runs import add_run
+        from sparkdl.storage import Storage
+        from sparkdl.tables.table import Table
+
+        folder = sys.argv[1]
+        for number in range(2):
+            started = "2026-03-20T12:00:00+00:00"
+            add_run(Table(folder + "/runs"), RunRecord(pipeline="shop", run_id=f"run-{number}", started=started))
+            table = Table(folder + "/receipts")
+            receipts = ReceiptTable(table, Storage.of(folder + "/steps"), lambda: f"run-{number}")
+            receipts.write([Receipt(step="ingest", partition="2026-03-20", key=f"{number}" * 32)])
+            assert receipts.of("ingest")["2026-03-20"].run_id == f"run-{number}"
+        assert not {"pandas", "pyspark", "torch"} & sys.modules.keys()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(Table(str(tmp_path / "runs")).rows()) == 2
 
 
 def test_a_table_of_an_older_version_gets_the_columns_that_it_lacks(table):
