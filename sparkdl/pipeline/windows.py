@@ -13,6 +13,7 @@ the newest day.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -210,6 +211,7 @@ def _moved(moment: datetime, by: timedelta) -> datetime:
         return (datetime.max if by > timedelta(0) else datetime.min).replace(tzinfo=UTC)
 
 
+@functools.lru_cache(maxsize=100_000)
 def _start(name: str) -> datetime:
     if _NAME.fullmatch(name):
         with suppress(ValueError):  # the 30th of February, hour 24, year 0

@@ -19,7 +19,7 @@ from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.lease import Lease
 from sparkdl.pipeline.state.places import Places
-from sparkdl.pipeline.state.receipts import ReceiptTable, StepNote
+from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, StepNote
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.storage import Storage
 from sparkdl.tables.table import AppTransaction, Table
@@ -60,6 +60,7 @@ class Context:
     clean_rows: DataFrame | None = None
     notes: list[StepNote] = field(default_factory=list)
     _champion: list[ModelVersion | None] | None = None
+    _windows: tuple[Mapping[str, Receipt], Mapping[str, WindowReceipt]] | None = None
 
     @property
     def spec(self) -> PipelineSpec:
@@ -113,9 +114,12 @@ class Context:
             self.clean_rows = self.tables.table("clean").read(spark)
         return self.clean_rows
 
-    def windows(self) -> dict[str, WindowReceipt]:
+    def windows(self) -> Mapping[str, WindowReceipt]:
         """What is known of the clean rows of each window, in order, those that are due again among them."""
-        return {name: receipt.read(WindowReceipt) for name, receipt in self.receipts.of("ingest").items()}
+        receipts = self.receipts.of("ingest")  # another mapping once any is written
+        if self._windows is None or self._windows[0] is not receipts:
+            self._windows = receipts, {name: receipt.read(WindowReceipt) for name, receipt in receipts.items()}
+        return self._windows[1]
 
     def content(self, *, labels: bool = True) -> dict[str, str | None]:
         """A hash of the clean rows of each window, in order; None of one that is due again, in a plan.

@@ -126,9 +126,8 @@ def stale_of(step: Step, context: Context) -> Stale:
             return False
         return step.exists(context, receipt)
 
-    fresh = [partition for partition, key in wanted.items() if holds(partition, key)]
-    keys = {partition: key for partition, key in wanted.items() if partition not in set(fresh)}
-    return Stale(step=step, keys=keys, fresh=fresh)
+    stale = {partition: key for partition, key in wanted.items() if not holds(partition, key)}
+    return Stale(step=step, keys=stale, fresh=[partition for partition in wanted if partition not in stale])
 
 
 def walk(steps: Sequence[Step], context: Context, passed: Collection[str] = ()) -> Iterator[Stale]:

@@ -197,8 +197,8 @@ def deleted_windows(context: Context) -> list[str]:
     windows = source_windows(context)
     if windows is None:
         return []
-    due_now = _due(context, windows)
-    return [name for name, books in context.windows().items() if books.read and name not in {*windows, *due_now}]
+    held = {*windows, *_due(context, windows)}
+    return [name for name, books in context.windows().items() if books.read and name not in held]
 
 
 def tell_deleted(context: Context) -> None:
