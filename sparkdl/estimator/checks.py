@@ -29,7 +29,6 @@ from sparkdl.strategies.choice import choice_of, needs_torch_groups
 from sparkdl.strategies.local_sgd import check_local_steps
 from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
-from sparkdl.strategies.mesh_strategy import check_layers, check_model, check_training
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_start
 from sparkdl.train.model_selection import monitor_of
@@ -150,6 +149,8 @@ def check_strategy(spec: FitSpec, objects: UserObjects) -> None:
             f"strategy={spec.strategy!r} is filled by {spec.num_proc} ranks, and min_num_proc={spec.min_num_proc} "
             "would leave fewer after a failure: drop min_num_proc"
         )
+    from sparkdl.strategies.mesh_strategy import check_layers, check_training  # with DTensor and sympy
+
     check_training(mesh, spec.train, "cpu" if spec.use_gpu is False else None)
     if mesh.pipeline != 1 and spec.batch_size < mesh.parts_of_a_batch:
         raise ConfigError(
@@ -297,6 +298,8 @@ def check_task(message: FitMessage, task: Task, model: torch.nn.Module, num_proc
     mesh = None if message.strategy in STRATEGIES else choice_of(message.strategy).filled(num_proc)
     if isinstance(mesh, Mesh):
         by_user = task.forward is not None or task.train_step is not None
+        from sparkdl.strategies.mesh_strategy import check_model
+
         check_model(mesh, model, TaskView(task.inputs, task.input_style, by_user))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         count = sum(1 for _ in model.parameters())
