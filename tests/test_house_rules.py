@@ -30,7 +30,7 @@ ALLOWED = {
     "nn": set(),
     "collective": {"launch.store", "launch.wire", "nn"},
     "launch": set(),
-    "tables": {"columns.names"},
+    "tables": {"columns.names", "columns.numpy_arrow"},
     "batches": {"columns", "shards.manifest"},
     "strategies": {"collective", "nn"},
     "train": {"batches", "collective.base", "documents", "metrics", "nn", "strategies.base"},

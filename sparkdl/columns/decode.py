@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.columns.numpy_arrow import from_numpy, to_numpy
+from sparkdl.columns.numpy_arrow import filled, from_numpy, from_values, to_numpy
 from sparkdl.columns.types import is_list, is_text, is_vector, number_dtype
 from sparkdl.errors import DataError, SchemaError
 
@@ -158,7 +158,7 @@ def _codes(column: pa.Array, codes: Mapping[str, int]) -> tuple[pa.Array, int]:
     """Strings as numbers, and how many have none; work is done once a distinct value, not once a row."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     known = [codes.get(value) for value in encoded.dictionary.to_pylist()]
-    translated = pa.array(known, pa.int32()).take(encoded.indices)
+    translated = from_values(known, pa.int32()).take(encoded.indices)
     return translated, translated.null_count - column.null_count
 
 
@@ -192,7 +192,7 @@ def _lists(
     holes = None
     if inner.null_count:
         holes = to_numpy(inner.is_null())
-        inner = inner.fill_null(pa.scalar(0).cast(inner.type))
+        inner = filled(inner, 0)
     return _numbers(name, inner), lengths, shape, holes, width if ragged else 1
 
 
@@ -204,7 +204,7 @@ def _vectors(name: str, present: pa.Array) -> tuple[Array, Array, int]:
     stored = to_numpy(pc.list_value_length(values)).astype(np.int64, copy=False)
     lengths = stored
     if sparse.any():
-        lengths = np.where(sparse, to_numpy(present.field("size").fill_null(0)), stored)
+        lengths = np.where(sparse, to_numpy(filled(present.field("size"), 0)), stored)
     k = _even(name, lengths, "vectors")
     numbers = to_numpy(values.flatten())
     if not sparse.any():

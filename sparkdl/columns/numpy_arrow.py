@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["from_numpy", "from_rows", "from_values", "one_value", "to_numpy"]
+__all__ = ["filled", "from_numpy", "from_rows", "from_values", "instants", "one_value", "to_numpy"]
 
 _EPOCH, _INSTANT = datetime(1970, 1, 1, tzinfo=UTC), pa.timestamp("us", "UTC")
 _CODES = {
@@ -35,15 +35,23 @@ def to_numpy(values: pa.Array) -> np.ndarray[Any, Any]:
     return values.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def from_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
-    """The numbers ``values``, ``(n,)``, as an Arrow array on the same memory; bools become bits."""
-    if values.dtype.kind == "b":
-        bits = np.packbits(values, bitorder="little")
-        return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
-    if values.dtype.kind not in "iuf":
-        return pa.array(values)
-    values = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+def filled(values: pa.Array, value: str | float) -> pa.Array:
+    """The values with ``value`` in place of nulls."""
+    return values.fill_null(from_values([value], values.type)[0]) if values.null_count else values
+
+
+def from_numpy(values: np.ndarray[Any, Any], missing: np.ndarray[Any, Any] | None = None) -> pa.Array:
+    """The numbers ``values``, ``(n,)``, as an Arrow array on the same memory; bools become bits.
+
+    Args:
+        values: numbers or bools.
+        missing: of each whether it is null.
+    """
+    if values.dtype.kind not in "iufb":
+        return pa.array(values, mask=missing)
+    validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    data = np.packbits(values, bitorder="little") if values.dtype.kind == "b" else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, pa.py_buffer(data)])
 
 
 def one_value(data: bytes) -> pa.Array:
@@ -76,6 +84,17 @@ def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind)
     numbers = array.array(_CODES.get(kind, "q"), [0 if value is None else value for value in values])
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(numbers.tobytes())])
+
+
+def instants(values: pa.Array) -> list[datetime | None]:
+    """Instants in microseconds as ``to_pylist`` gives them, in their time zone.
+
+    Raises:
+        OverflowError: Python's datetime has no such year.
+    """
+    zone = pa.lib.string_to_tzinfo(values.type.tz)
+    numbers = values.cast(pa.int64()).to_pylist()
+    return [None if n is None else (_EPOCH + timedelta(microseconds=n)).astimezone(zone) for n in numbers]
 
 
 def from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:

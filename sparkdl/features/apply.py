@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.columns.numpy_arrow import from_numpy, to_numpy
+from sparkdl.columns.numpy_arrow import filled, from_numpy, to_numpy
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.hashing import to_buckets
 from sparkdl.features.images import images_of
@@ -221,5 +221,5 @@ def _part(part: Part, found: Statistics, times: pa.Array) -> Array:
         "minute": pc.minute,
     }[part]
     first = {"year": int(found.minimum or 0), "weekday": 0, "hour": 0, "minute": 0}.get(part, 1)
-    ids = to_numpy(read(times).cast(pa.int64()).fill_null(first - 1)) - first + 1
+    ids = to_numpy(filled(read(times).cast(pa.int64()), first - 1)) - first + 1
     return np.where((ids >= 1) & (ids <= part_ids(part, found)), ids, 0)

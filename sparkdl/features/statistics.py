@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.columns.numpy_arrow import to_numpy
 from sparkdl.columns.statistics import RunningStats
 from sparkdl.documents.typed import Count
 from sparkdl.errors import SchemaError
@@ -144,7 +145,7 @@ class Running:
         elif isinstance(options, DateParts):
             self.missing += column.null_count
             years = pc.year(times_of(name, column, options.timezone).drop_null())
-            self.numbers.add(years.to_numpy(zero_copy_only=False))
+            self.numbers.add(to_numpy(years))
         elif isinstance(options, Image):
             self.missing += column.null_count
         elif isinstance(options, Category):

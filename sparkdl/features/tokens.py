@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.columns.numpy_arrow import filled
 from sparkdl.columns.types import is_text
 from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.features.spec import Text
@@ -42,7 +43,7 @@ def tokens_of(name: str, column: pa.Array, options: Text, functions: Functions) 
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
-        texts = pc.utf8_normalize(column.cast(pa.string()).fill_null(""), form="NFC").to_pylist()
+        texts = pc.utf8_normalize(filled(column.cast(pa.string()), ""), form="NFC").to_pylist()
     except (pa.ArrowInvalid, UnicodeDecodeError) as cause:
         raise DataError(f"column {name!r} holds texts that are no UTF-8 ({cause}): decode them first") from cause
     cut = _cutter(name, options.tokens, functions)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.decode import decode
-from sparkdl.columns.numpy_arrow import to_numpy
+from sparkdl.columns.numpy_arrow import filled, from_numpy, to_numpy
 from sparkdl.columns.types import is_list, is_text, is_vector
 from sparkdl.errors import DataError, SchemaError
 
@@ -98,7 +98,7 @@ def coded(name: str, column: pa.Array) -> Coded:
         distinct = pc.utf8_normalize(encoded.dictionary, form="NFC").to_pylist()
     except (pa.ArrowInvalid, UnicodeDecodeError) as cause:
         raise DataError(f"column {name!r} holds strings that are no UTF-8 ({cause}): decode them first") from cause
-    return Coded(distinct, to_numpy(encoded.indices.fill_null(-1)).astype(np.int64))
+    return Coded(distinct, to_numpy(filled(encoded.indices, -1)).astype(np.int64))
 
 
 def lists_of(name: str, column: pa.Array) -> Lists:
@@ -112,7 +112,7 @@ def lists_of(name: str, column: pa.Array) -> Lists:
         return Lists(Coded([], np.empty(0, np.int64)), np.zeros(len(column), np.int64), len(column))
     if not is_list(column.type):
         raise SchemaError(f"column {name!r} is {column.type}, no list: give a list, or make it a category")
-    lengths = to_numpy(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+    lengths = to_numpy(filled(pc.list_value_length(column), 0)).astype(np.int64)
     return Lists(coded(name, column.flatten()), lengths, column.null_count)
 
 
@@ -182,7 +182,7 @@ def _whole(name: str, values: Array) -> pa.Array:
     whole = np.where(missing, 0.0, values)
     if ((whole != np.trunc(whole)) | (np.abs(whole) > _EXACT)).any():
         raise _fraction(name, "float")
-    return pa.array(whole.astype(np.int64), mask=missing)
+    return from_numpy(whole.astype(np.int64), missing)
 
 
 def _fraction(name: str, kind: object) -> DataError:

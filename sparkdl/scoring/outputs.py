@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 
 from sparkdl.columns.matrices import Matrix, matrix_of
+from sparkdl.columns.numpy_arrow import from_numpy
 from sparkdl.errors import BundleError, SchemaError
 from sparkdl.models.signature import TensorField
 
@@ -116,30 +117,30 @@ def _column(field: TensorField, tensor: Any, rows: int, missing: Array | None, *
     if tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
     kind = output_type(field, as_vectors)
-    null = pa.array(missing) if missing is not None else None
+    null = from_numpy(missing) if missing is not None else None
     if pa.types.is_struct(kind):
         return _vector_column(tensor.double().contiguous().numpy(), kind, null)
     sizes = tensor.shape[1:] if None in field.shape else field.shape
     leaf = _ARROW[field.dtype]
     flat = np.ascontiguousarray(tensor.numpy()).reshape(-1)
     if not field.shape:
-        return pa.array(flat, mask=missing).cast(leaf)
-    values = pa.array(flat).cast(leaf)
+        return from_numpy(flat, missing).cast(leaf)
+    values = from_numpy(flat).cast(leaf)
     for level, size in enumerate(reversed(sizes)):
         outer = level == len(sizes) - 1
-        offsets = pa.array(np.arange(0, len(values) + 1, size, dtype=np.int32))
+        offsets = from_numpy(np.arange(0, len(values) + 1, size, dtype=np.int32))
         values = pa.ListArray.from_arrays(offsets, values, mask=null if outer else None)
     return values
 
 
 def _vector_column(values: Array, kind: pa.StructType, null: pa.Array | None) -> pa.Array:
     rows, width = values.shape
-    offsets = pa.array(np.arange(0, rows * width + 1, width, dtype=np.int32))
+    offsets = from_numpy(np.arange(0, rows * width + 1, width, dtype=np.int32))
     parts = [
-        pa.array(np.ones(rows, dtype=np.int8)),
+        from_numpy(np.ones(rows, dtype=np.int8)),
         pa.nulls(rows, pa.int32()),
         pa.nulls(rows, kind.field("indices").type),
-        pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1))),
+        pa.ListArray.from_arrays(offsets, from_numpy(values.reshape(-1))),
     ]
     return pa.StructArray.from_arrays(parts, fields=list(kind), mask=null)
 
@@ -158,5 +159,5 @@ def kept_columns(batch: pa.RecordBatch, kept: Sequence[Kept]) -> list[pa.Array]:
             turned[one.column] = np.ascontiguousarray(packs[one.column].values.T)
         holes = packs[one.column].holes
         mask = None if holes is None else holes[:, one.place]
-        out.append(pa.array(turned[one.column][one.place], mask=mask))
+        out.append(from_numpy(turned[one.column][one.place], mask))
     return out

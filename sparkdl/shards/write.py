@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from sparkdl.columns.layout import Layout, Preparation, plan_tensors, with_dictionaries
 from sparkdl.columns.names import check_names, quoted, tells_cases_apart
-from sparkdl.columns.numpy_arrow import one_value
+from sparkdl.columns.numpy_arrow import filled, one_value
 from sparkdl.columns.spec import TensorSpec
 from sparkdl.columns.types import tensor_kind
 from sparkdl.compat.quick_ack import promptly
@@ -348,7 +348,7 @@ class _WriteTask:
         if len(self.targets) == 1:
             return (batch,)
         *columns, last_column = batch.columns
-        marks = pc.fill_null(last_column, False)
+        marks = filled(last_column, False)
         rows = pa.RecordBatch.from_arrays(columns, batch.schema.names[:-1])
         return rows.filter(pc.invert(marks)), rows.filter(marks)
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timedelta
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -382,15 +383,17 @@ def statistics(metadata: pq.FileMetaData, schema: pa.Schema, counted: Mapping[st
         if pa.types.is_nested(schema.field(name).type):
             continue
         chunks = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
-        if any(arrow_field is None or not arrow_field.has_null_count for arrow_field in chunks):
+        if any(chunk is None or not chunk.has_null_count for chunk in chunks):
             continue
-        nulls[name] = sum(arrow_field.null_count for arrow_field in chunks)
-        filled = [arrow_field for arrow_field in chunks if arrow_field.num_values]
-        if name in bounded and filled and all(arrow_field.has_min_max for arrow_field in filled):
+        nulls[name] = sum(chunk.null_count for chunk in chunks)
+        filled = [chunk for chunk in chunks if chunk.num_values]
+        if name in bounded and filled and all(chunk.has_min_max for chunk in filled):
+            kind = schema.field(name).type
+            raw = "_raw" if pa.types.is_timestamp(kind) else ""  # an instant of Arrow's would import pandas
             with suppress(OverflowError):  # Python knows no year before 1 or after 9999
-                lows[name] = _bound(min(arrow_field.min for arrow_field in filled), upper=False)
+                lows[name] = _bound(min(getattr(chunk, f"min{raw}") for chunk in filled), kind, upper=False)
             with suppress(OverflowError):
-                highs[name] = _bound(max(arrow_field.max for arrow_field in filled), upper=True)
+                highs[name] = _bound(max(getattr(chunk, f"max{raw}") for chunk in filled), kind, upper=True)
     return {"numRecords": metadata.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
 
 
@@ -405,9 +408,11 @@ def is_ordered(kind: pa.DataType) -> bool:
     return any(is_one(kind) for is_one in test)
 
 
-def _bound(value: Any, *, upper: bool) -> Any:
+def _bound(value: Any, kind: pa.DataType, *, upper: bool) -> Any:
+    """A least or greatest value as Delta's log spells it; of an instant, of microseconds since 1970."""
     if isinstance(value, str) and len(value) > 32:
         return value[:32] + ("\U0010ffff" if upper else "")
-    if hasattr(value, "hour"):
-        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    if pa.types.is_timestamp(kind):
+        moment = datetime(1970, 1, 1) + timedelta(microseconds=value)
+        return moment.isoformat(timespec="microseconds") + ("Z" if kind.tz else "")
     return value.isoformat() if hasattr(value, "isoformat") else value

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.columns.numpy_arrow import from_numpy, from_rows, from_values, one_value, to_numpy
+from sparkdl.columns.numpy_arrow import filled, from_numpy, from_rows, from_values, instants, one_value, to_numpy
 
 DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 
@@ -78,6 +78,30 @@ def test_values_become_what_arrow_makes_of_them(values, kind):
 def test_values_that_do_not_fit_are_refused(value, kind):
     with pytest.raises((TypeError, OverflowError)):
         from_values([value], kind)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York", "+02:30"])
+def test_instants_are_those_of_arrow_in_their_zone(zone):
+    numbers = [0, None, -1, 1_774_746_000_123_456, 1_792_890_000_000_000]
+    values = pa.array(numbers, pa.int64()).cast(pa.timestamp("us", zone))
+    assert list(map(str, instants(values))) == list(map(str, values.to_pylist()))
+
+
+@pytest.mark.parametrize("number", [-62_135_596_800_000_001, 253_402_300_800_000_000])
+def test_an_instant_without_a_year_of_pythons_is_refused(number):
+    with pytest.raises(OverflowError):
+        instants(pa.array([number], pa.int64()).cast(pa.timestamp("us", "UTC")))
+
+
+def test_nulls_are_filled_and_set():
+    for values, value in (([1, None], -1), (["a", None], ""), ([0.5, None], 0), ([True, None], False)):
+        array = pa.array(values)
+        assert filled(array, value).equals(array.fill_null(value))
+    for numbers in (np.array([1.5, 2.5]), np.array([1, 2], np.int8), np.array([True, True])):
+        missing = np.array([False, True])
+        made = from_numpy(numbers, missing)
+        made.validate(full=True)
+        assert made.equals(pa.array(numbers, mask=missing))
 
 
 def test_rows_become_a_table_with_nulls_where_they_lack_a_column():

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.columns.names import quoted
-from sparkdl.columns.numpy_arrow import from_values, one_value, to_numpy
+from sparkdl.columns.numpy_arrow import from_values, instants, one_value, to_numpy
 from sparkdl.columns.row_hash import column_hashes, mixed
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.quick_ack import promptly
@@ -281,8 +281,9 @@ def _as_json(rows: pa.RecordBatch) -> list[str]:
     """Each row, but for its window, as JSON: times as ISO 8601, bytes in base64, NaN and infinities as words."""
     columns = []
     for column in rows.columns[1:]:
+        with_zone = pa.types.is_timestamp(column.type) and column.type.tz is not None and column.type.unit == "us"
         try:
-            values = column.to_pylist()
+            values = instants(column) if with_zone else column.to_pylist()
         except (OverflowError, ValueError):  # a time that Python has none for
             values = column.cast(_with_texts(column.type)).to_pylist()
         kind = column.type
