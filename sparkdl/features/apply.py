@@ -45,7 +45,7 @@ from sparkdl.features.statistics import PROBABILITIES, Statistics, column_of, li
 from sparkdl.features.tokens import Functions, tokens_of
 from sparkdl.features.values import Coded, Lists, coded, lists_of, numbers_of, times_of, vectors_of
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "knots_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -148,14 +148,29 @@ def _number(name: str, options: Number, found: Statistics, column: pa.Array) -> 
     missing = np.isnan(values)
     if missing.any():
         values = np.where(missing, _fill(name, options, found, int(missing.sum()), len(values)), values)
+    narrow = _float32(name, _standardised(options, found, values))
+    return [narrow, missing.astype(np.float32)] if options.missing_indicator else [narrow]
+
+
+def _standardised(options: Number, found: Statistics, values: Array) -> Array:
+    """Numbers as the model gets them, in float64."""
     values = scaled(options, limits_of(options, found.quantiles), values)
     if options.standardise:
         mean, deviation = found.scaled_mean or 0.0, math.sqrt(found.scaled_variance or 0.0)
         values = values - mean
         if deviation > _CONSTANT * abs(mean):
             values = values / deviation
-    narrow = _float32(name, values)
-    return [narrow, missing.astype(np.float32)] if options.missing_indicator else [narrow]
+    return values
+
+
+def knots_of(options: Number, found: Statistics) -> list[float]:
+    """The least number, the knots and the greatest number of the training rows as the model gets them, each once."""
+    if not found.knots or found.minimum is None or found.maximum is None:
+        return []
+    raw = np.array([found.minimum, *found.knots, found.maximum])
+    with np.errstate(over="ignore"):
+        narrow = np.unique(_standardised(options, found, raw).astype(np.float32))
+    return [float(number) for number in narrow[np.isfinite(narrow)]]
 
 
 def _fill(name: str, options: Number, found: Statistics, missing: int, rows: int) -> float:

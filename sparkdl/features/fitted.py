@@ -20,10 +20,10 @@ import pyarrow as pa
 from sparkdl.config import require
 from sparkdl.documents.typed import Source, convert, encode
 from sparkdl.errors import DataError
-from sparkdl.features.apply import Encoder
+from sparkdl.features.apply import Encoder, knots_of
 from sparkdl.features.inputs import Input, inputs_of
 from sparkdl.features.spec import MAX_VALUES, DateParts, Encoded, Feature, Number, Text, Vector, check_features
-from sparkdl.features.statistics import PROBABILITIES, Statistics
+from sparkdl.features.statistics import KNOTS, PROBABILITIES, Statistics
 from sparkdl.features.tokens import Functions, Tokens
 from sparkdl.storage import sha256_hex
 
@@ -53,12 +53,15 @@ class Fitted:
         numbers = (
             *(found.minimum, found.maximum, found.mean, found.variance, found.scaled_mean, found.scaled_variance),
             *found.quantiles,
+            *found.knots,
         )
         require(all(one is None or math.isfinite(one) for one in numbers), f"{what} has statistics that are not finite")
         require(len(found.values) == len(found.value_counts), f"{what} has other values than counts of them")
         require(len(set(found.values)) == len(found.values) <= MAX_VALUES, f"{what} has a value twice, or too many")
         require(len(found.quantiles) in (0, len(PROBABILITIES)), f"{what} has {len(found.quantiles)} quantiles")
         require(sorted(found.quantiles) == list(found.quantiles), f"{what} has quantiles out of order")
+        require(len(found.knots) in (0, len(KNOTS)), f"{what} has {len(found.knots)} knots")
+        require(sorted(found.knots) == list(found.knots), f"{what} has knots out of order")
         require(len(found.counts) <= 64, f"{what} has {len(found.counts)} bins")
         spread = (found.variance or 0.0, found.scaled_variance or 0.0)
         require(min(spread) >= 0, f"{what} has a variance below 0")
@@ -106,6 +109,20 @@ class Features:
     def inputs(self) -> tuple[Input, ...]:
         """What ``apply`` makes, in order: names, dtypes, shapes and cardinalities, as a model factory needs them."""
         return inputs_of({one.name: (one.options, one.statistics) for one in self.fitted})
+
+    @functools.cached_property
+    def knots(self) -> tuple[tuple[float, ...], ...]:
+        """Of each column of the input ``numbers``, where its training rows lie, as the model gets them: ascending.
+
+        From the least number to the greatest, each interval with about as many rows; empty for the columns that mark
+        missing values.
+        """
+        knots: list[tuple[float, ...]] = []
+        for one in self.fitted:
+            if isinstance(one.options, Number):
+                knots.append(tuple(knots_of(one.options, one.statistics)))
+                knots += [()] if one.options.missing_indicator else []
+        return tuple(knots)
 
     def describe(self) -> list[dict[str, Any]]:
         """The inputs as JSON values: what a model factory is told, and told again when a bundle is rebuilt."""

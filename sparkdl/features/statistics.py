@@ -30,6 +30,7 @@ from sparkdl.features.tokens import Functions, tokens_of
 from sparkdl.features.values import Coded, coded, lists_of, numbers_of, times_of, vectors_of
 
 __all__ = [
+    "KNOTS",
     "PROBABILITIES",
     "Running",
     "Statistics",
@@ -45,6 +46,9 @@ Array = np.ndarray[Any, Any]
 
 PROBABILITIES = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
 """Of the quantiles; each is the smallest number of the rows that so large a share does not exceed."""
+
+KNOTS = tuple(part / 32 for part in range(1, 32))
+"""Of the knots, quantiles between which a network may bend its answer."""
 
 LENGTHS = (0, *(2**power for power in range(21)))
 """Edges of the bins in which lengths of rows are counted."""
@@ -71,6 +75,7 @@ class Statistics:
         scaled_mean: of a number as it is clipped and put on a logarithmic scale; None for other types.
         scaled_variance: likewise.
         quantiles: of a number, at ``PROBABILITIES``; empty for other types and where there is none.
+        knots: of a number, at ``KNOTS``; empty likewise, and in what was fitted before there were knots.
         counts: numbers up to each of ``edges_of`` the quantiles and above the last; lengths up to each of ``LENGTHS``
             and above; hashed ids by their remainder modulo ``HASH_BINS``.
         values: of a vocabulary, the most frequent first; equally frequent ones in the order of their code points.
@@ -88,6 +93,7 @@ class Statistics:
     scaled_mean: float | None = None
     scaled_variance: float | None = None
     quantiles: tuple[float, ...] = ()
+    knots: tuple[float, ...] = ()
     counts: tuple[Count, ...] = ()
     values: tuple[str, ...] = ()
     value_counts: tuple[Count, ...] = ()
@@ -197,12 +203,15 @@ class Running:
         if other.counts:
             self._add_counts(np.array(other.counts))
 
-    def result(self, quantiles: Sequence[float], values: Sequence[tuple[str, int]]) -> Statistics:
+    def result(
+        self, quantiles: Sequence[float], values: Sequence[tuple[str, int]], knots: Sequence[float] = ()
+    ) -> Statistics:
         """The statistics of all rows.
 
         Args:
             quantiles: of a number, from the first pass.
             values: the vocabulary and how often each value occurred.
+            knots: of a number, from the first pass.
         """
         numbers, of_scaled = self.numbers.result(), self.scaled.result()
         return Statistics(
@@ -216,6 +225,7 @@ class Running:
             scaled_mean=of_scaled.mean,
             scaled_variance=of_scaled.variance,
             quantiles=tuple(quantiles),
+            knots=tuple(knots),
             counts=tuple(self.counts),
             values=tuple(value for value, _ in values),
             value_counts=tuple(times for _, times in values),
@@ -242,12 +252,13 @@ def statistics_of(
     for name, options in features.items():
         source = options.source(name)
         chunks = column_of(table, source).chunks
-        quantiles = _quantiles(source, chunks) if isinstance(options, Number) else ()
+        at_all = _quantiles(source, chunks) if isinstance(options, Number) else ()
+        quantiles, knots = at_all[: len(PROBABILITIES)], at_all[len(PROBABILITIES) :]
         running, counted = Running(), Counter[str]()
         for chunk in chunks:
             counted.update(running.add(source, options, chunk, quantiles=quantiles, functions=functions or {}))
         values = top_values(counted.items(), options) if isinstance(options, Encoded) else []
-        found[name] = running.result(quantiles, values)
+        found[name] = running.result(quantiles, values, knots)
     return found
 
 
@@ -296,6 +307,7 @@ def scaled(options: Number, limits: tuple[float, float] | None, values: Array) -
 
 
 def _quantiles(name: str, chunks: Sequence[pa.Array]) -> tuple[float, ...]:
+    """The quantiles of a number, then its knots."""
     values = np.concatenate([numbers_of(name, chunk) for chunk in chunks]) if chunks else np.empty(0)
     values = values[~np.isnan(values)]
-    return tuple(np.quantile(values, PROBABILITIES, method="inverted_cdf").tolist()) if values.size else ()
+    return tuple(np.quantile(values, PROBABILITIES + KNOTS, method="inverted_cdf").tolist()) if values.size else ()

@@ -7,17 +7,26 @@ bundle can have any of them made, with any arguments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-__all__ = ["TabularNet"]
+__all__ = ["TabularEnsemble", "TabularNet"]
+
+_BENDS = 8
+"""Piecewise linear functions of each number, up to 64 numbers."""
+_FEW_IDS = 8
+"""Ids up to which each has a place of its own."""
 
 
 class TabularNet(nn.Module):
     """Embeddings of ids, numbers as they are, a convolution for images, a residual MLP over all of it.
+
+    It is plain and quick, and was sparkdl's own network before ``TabularEnsemble``, which is better on most tables.
 
     Args:
         features: ``{"inputs": [{"name": ..., "shape": [...], "cardinalities": [...]}, ...], "labels": [{"name": ...,
@@ -71,6 +80,107 @@ class TabularNet(nn.Module):
         return answer if len(self.outputs) == 1 else torch.split(answer, self.outputs, dim=1)
 
 
+class TabularEnsemble(nn.Module):
+    """A few networks in one, that share all but their first scales and their last layer; sparkdl's own for tables.
+
+    Each number enters as it is, and once more as piecewise linear functions of it that bend where the training rows lie
+    (Gorishniy et al. 2022, "On embeddings for numerical features in tabular deep learning", 3.2); ids enter as
+    embeddings, images through a convolution. Each of the ``members`` scales all that by numbers of its own, and then
+    goes through the layers of all and its own last layer (Gorishniy et al. 2025, "TabM", the variant mini). The mean
+    over the members is the answer.
+
+    Each member is trained on its own loss: that of the mean, which the trainer computes, and, as ``auxiliary_loss``,
+    what the members' losses exceed it by on average. It depends on no label for squared errors, where it is the
+    variance of the members, and for classes. Of other losses the mean alone is trained. Sample weights weigh the first
+    of both alone.
+
+    Args:
+        features: ``{"inputs": [{"name": ..., "shape": [...], "cardinalities": [...], "knots": [[...], ...]}, ...],
+            "labels": [{"name": ..., "type": ..., "outputs": 1, "mean": 0.0, "deviation": 1.0, "loss": "mse", "weight":
+            1.0}, ...]}``: inputs as ``TabularNet`` takes them; ``knots`` of an input of numbers are ascending numbers
+            for each of its columns, none for columns that are to enter as they are alone. Without type and loss of a
+            label, its mean alone is trained.
+        width: of the hidden layers.
+        depth: how many hidden layers.
+        embedding: width of every embedding of ids; by default it follows from the number of ids.
+        dropout: share of hidden units that a training step leaves out.
+        members: how many networks; 1 is a plain one.
+        bends: piecewise linear functions of each number; by default 8, fewer of more than 64 numbers; 0 for
+            none.
+
+    Shape:
+        - Input: ``{"numbers": (rows, k), "categories": (rows, c), "<ids>": (rows, n), "<ids>_mask": (rows, n), ...}``
+        - Output: ``(rows, outputs)`` of the one label, or a tuple of one such a label.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, Any],
+        width: int = 128,
+        depth: int = 2,
+        embedding: int | None = None,
+        dropout: float = 0.1,
+        members: int = 8,
+        bends: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._arguments = {"features": features, "width": width, "depth": depth, "embedding": embedding,
+                           "dropout": dropout, "members": members, "bends": bends}  # fmt: skip
+        if depth < 1 or members < 1:
+            raise ValueError(f"depth={depth} and members={members} have to be 1 or more")
+        self.labels = [dict(label) for label in features["labels"]]
+        self.outputs = [int(label["outputs"]) for label in self.labels]
+        self.names = [str(each["name"]) for each in features["inputs"]]
+        self.parts = nn.ModuleList(_ensemble_part(each, embedding, bends) for each in features["inputs"])
+        entering = sum(part.width for part in self.parts)
+        # Every member looks at the inputs in its own proportions, some of them turned round: that makes them differ.
+        self.scales = nn.Parameter(torch.randn(members, entering) if members > 1 else torch.ones(1, entering))
+        layers: list[nn.Module] = []
+        for inputs in (entering, *[width] * (depth - 1)):
+            layers += [nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*layers)
+        bound = 1 / math.sqrt(width)
+        self.leave = nn.Parameter(torch.empty(members, width, sum(self.outputs)).uniform_(-bound, bound))
+        self.leave_bias = nn.Parameter(torch.zeros(members, sum(self.outputs)))
+        for name in ("mean", "deviation"):
+            scales = [torch.full((int(label["outputs"]),), label[name], dtype=torch.float32) for label in self.labels]
+            self.register_buffer(name, torch.cat(scales))
+        self.auxiliary_loss: Tensor | None = None
+
+    def bundle_arguments(self) -> dict[str, Any]:
+        """What it was made with, from which a bundle makes it again."""
+        return self._arguments
+
+    def forward(self, row: dict[str, Tensor]) -> Tensor | tuple[Tensor, ...]:
+        """Predict, see the class."""
+        parts = [part(row[name], row.get(f"{name}_mask")) for name, part in zip(self.names, self.parts, strict=True)]
+        hidden = self.layers(torch.cat(parts, dim=1).unsqueeze(1) * self.scales)  # (rows, members, width)
+        leaving = torch.einsum("rmw,mwo->rmo", hidden, self.leave) + self.leave_bias
+        answers = leaving * self.deviation + self.mean
+        answer = answers.mean(1)
+        if self.training:
+            self.auxiliary_loss = self._excess(answers, answer)
+        return answer if len(self.outputs) == 1 else torch.split(answer, self.outputs, dim=1)
+
+    def _excess(self, answers: Tensor, answer: Tensor) -> Tensor | None:
+        """What the mean loss of the members exceeds the loss of their mean by; a mean over the rows."""
+        excess: Tensor | None = None
+        by_label = zip(self.labels, answers.split(self.outputs, dim=2), answer.split(self.outputs, dim=1), strict=True)
+        for label, members, mean in by_label:
+            kind, loss = label.get("type"), label.get("loss")
+            if kind == "regression" and loss == "mse":
+                of_label = (members - mean.unsqueeze(1)).square().mean()
+            elif kind == "binary" and loss == "log_loss":  # softplus(z) - y z: the second term is linear in z
+                of_label = functional.softplus(members).mean() - functional.softplus(mean).mean()
+            elif kind == "multiclass" and loss == "log_loss":
+                of_label = members.logsumexp(2).mean() - mean.logsumexp(1).mean()
+            else:
+                continue
+            of_label = of_label * float(label.get("weight", 1.0))
+            excess = of_label if excess is None else excess + of_label
+        return excess
+
+
 class _Block(nn.Module):
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -99,11 +209,46 @@ class _Numbers(_Part):
         return values.reshape(values.shape[0], self.width).float()
 
 
-class _Categories(_Part):
-    def __init__(self, cardinalities: Sequence[int], embedding: int | None) -> None:
+class _BentNumbers(_Part):
+    """Numbers as they are, and beside them piecewise linear functions of each, rectified."""
+
+    def __init__(self, knots: Sequence[Sequence[float]], bends: int) -> None:
         super().__init__()
-        widths = [embedding or _width(count) for count in cardinalities]
-        self.tables = nn.ModuleList(map(_table, cardinalities, widths))
+        self.columns = len(knots)
+        self.width = self.columns * (1 + bends)
+        intervals = max(1, *(len(ends) - 1 for ends in knots))
+        # Of a column with fewer intervals the rest have the slope 0, and so a share of 0 for every number.
+        starts, slopes = torch.zeros(self.columns, intervals), torch.zeros(self.columns, intervals)
+        for column, ends in enumerate(knots):
+            edges = torch.tensor(ends, dtype=torch.float64)
+            if len(edges) > 2:  # two ends are one line, which the number itself is
+                starts[column, : len(edges) - 1] = edges[:-1].float()
+                slopes[column, : len(edges) - 1] = (1 / edges.diff()).clamp(max=1e30).float()
+        self.register_buffer("starts", starts)
+        self.register_buffer("slopes", slopes)
+        self.lines = nn.Parameter(torch.empty(self.columns, bends).uniform_(-1, 1))
+        self.line_bias = nn.Parameter(torch.empty(self.columns, bends).uniform_(-1, 1))
+        self.steps = nn.Parameter(torch.zeros(self.columns, intervals, bends))
+
+    def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        numbers = values.reshape(values.shape[0], self.columns).float()
+        column = numbers.unsqueeze(2)
+        shares = ((column - self.starts) * self.slopes).clamp(0, 1)  # (rows, columns, intervals), how much is passed
+        bent = torch.einsum("rci,cib->rcb", shares, self.steps) + column * self.lines + self.line_bias
+        return torch.cat([numbers, bent.relu().flatten(1)], dim=1)
+
+
+class _Categories(_Part):
+    def __init__(
+        self,
+        cardinalities: Sequence[int],
+        embedding: int | None,
+        width: Callable[[int], int],
+        table: Callable[[int, int], nn.Embedding],
+    ) -> None:
+        super().__init__()
+        widths = [embedding or width(count) for count in cardinalities]
+        self.tables = nn.ModuleList(map(table, cardinalities, widths))
         self.width = sum(widths)
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -148,8 +293,30 @@ class _Image(_Part):
 def _part(each: Mapping[str, Any], embedding: int | None) -> _Part:
     sizes, shape = list(each.get("cardinalities", ())), list(each["shape"])
     if sizes:
-        return _Categories(sizes, embedding) if shape else _Bag(sizes[0], embedding)
+        return _Categories(sizes, embedding, _width, _table) if shape else _Bag(sizes[0], embedding)
     return _Image(shape) if len(shape) == 3 else _Numbers(shape[0])
+
+
+def _ensemble_part(each: Mapping[str, Any], embedding: int | None, bends: int | None) -> _Part:
+    sizes, knots = list(each.get("cardinalities", ())), list(each.get("knots", ()))
+    if sizes and list(each["shape"]):
+        return _Categories(sizes, embedding, _ensemble_width, _ensemble_table)
+    if any(knots) and bends != 0:
+        return _BentNumbers(knots, bends or max(2, min(_BENDS, 64 * _BENDS // len(knots))))
+    return _part(each, embedding)
+
+
+def _ensemble_width(cardinality: int) -> int:
+    """Of an embedding: one place for each of a few ids, as indicators have it; 16 at most."""
+    return cardinality if cardinality <= _FEW_IDS else min(16, _width(cardinality))
+
+
+def _ensemble_table(cardinality: int, width: int) -> nn.Embedding:
+    """Vectors of ids: indicators of a few, small ones of many."""
+    table = _table(cardinality, width)
+    if width == cardinality <= _FEW_IDS:
+        nn.init.eye_(table.weight)
+    return table
 
 
 def _table(cardinality: int, width: int) -> nn.Embedding:

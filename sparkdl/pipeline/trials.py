@@ -33,7 +33,7 @@ __all__ = [
     "with_settings",
 ]
 
-OWN_NETWORK = "sparkdl.models.networks:TabularNet"
+OWN_NETWORK = "sparkdl.models.networks:TabularEnsemble"
 """The network where the file names none."""
 MAX_TRIALS = 1000
 _FIXED = {

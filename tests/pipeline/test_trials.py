@@ -95,7 +95,7 @@ def test_trials_are_compared_by_the_metric_of_the_gate_where_a_training_computes
     ("search", "said"),
     [
         ("{space: {model.witdh: [8]}}",
-         "search.space.model.witdh is no argument of sparkdl.models.networks:TabularNet: write width"),
+         "search.space.model.witdh is no argument of sparkdl.models.networks:TabularEnsemble: write width"),
         ("{space: {model.features: [8]}}", "search.space.model.features is what the pipeline itself gives"),
         ("{space: {train.start: [scratch, champion]}}", "search.space.train.start is nothing to search"),
         ("{space: {train.verbose: [0, 1]}}", "train.verbose is nothing to search, as it changes no weights"),

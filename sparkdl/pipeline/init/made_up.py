@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparkdl.features.fitted import Features, fit
 from sparkdl.features.spec import DateParts, Encoded, Feature, Vector
-from sparkdl.features.statistics import PROBABILITIES, Statistics
+from sparkdl.features.statistics import KNOTS, PROBABILITIES, Statistics
 from sparkdl.pipeline.spec import Label, PipelineSpec
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 from sparkdl.pipeline.work.network import described
@@ -46,7 +46,7 @@ def example_of(spec: PipelineSpec, rows: int = 4) -> Example:
     fitted = fit(spec.features, {name: _statistics(options) for name, options in spec.features.items()})
     labels = Labels(labels=tuple(_label(name, options) for name, options in spec.label.items()))
     return Example(
-        features=described(fitted, labels),
+        features=described(fitted, labels, spec.label),
         inputs=_inputs(fitted, rows),
         outputs={label.name: label.outputs for label in labels},
     )
@@ -63,8 +63,9 @@ def _statistics(options: Feature) -> Statistics:
     if isinstance(options, Vector):
         return Statistics(**plain, minimum=0, maximum=1, total=2 * (options.size or _LENGTH))
     return Statistics(
-        **plain, minimum=0, maximum=1, scaled_mean=0.5, scaled_variance=0.25, quantiles=(0.5,) * len(PROBABILITIES)
-    )
+        **plain, minimum=0, maximum=1, scaled_mean=0.5, scaled_variance=0.25,
+        quantiles=(0.5,) * len(PROBABILITIES), knots=KNOTS,
+    )  # fmt: skip
 
 
 def _label(name: str, label: Label) -> FittedLabel:

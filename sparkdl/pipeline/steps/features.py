@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "FeaturesStep", "FittedFeatures", "features_key", "features_of", "fitted_key"]
 
-VERSION = 1
+VERSION = 2
 """Of how features are fitted and shards cut; raise it when that changes."""
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparkdl.compat.column_names import Task
 from sparkdl.compat.worker_python import use_drivers_python
-from sparkdl.features.statistics import PROBABILITIES
+from sparkdl.features.statistics import KNOTS, PROBABILITIES
 from sparkdl.features.values import numbers_of
 from sparkdl.tables.scan.plan import TableScan, tasks_at_once
 from sparkdl.tables.scan.read import Chain
@@ -67,9 +67,10 @@ class FileRows:
         return pa.Table.from_batches(batches, read.schema)
 
     def quantiles(self, columns: Sequence[str]) -> dict[str, tuple[float, ...]]:
-        """The quantiles at ``PROBABILITIES``, by column: numbers of the rows, whose ranks are off by 1/20,000 at most.
+        """The quantiles at ``PROBABILITIES`` and ``KNOTS``, by column: numbers of the rows.
 
-        What is missing, NaN or infinite does not count; a column without any number is not there.
+        Their ranks are off by 1/20,000 of the rows at most. What is missing, NaN or infinite does not count; a column
+        without any number is not there.
         """
         points = self.map(columns, [_Points(tuple(columns))], "place int, value double, weight bigint")
         merged = points.groupBy("place").applyInArrow(_quantiles, "place int, quantiles array<double>")
@@ -114,6 +115,6 @@ def _quantiles(points: pa.Table) -> pa.Table:
     value, weight = points["value"].to_numpy(), points["weight"].to_numpy()
     order = np.argsort(value, kind="stable")
     upto = np.cumsum(weight[order])
-    at = np.searchsorted(upto, np.ceil(np.array(PROBABILITIES) * upto[-1] - 1e-9), side="left")
+    at = np.searchsorted(upto, np.ceil(np.array(PROBABILITIES + KNOTS) * upto[-1] - 1e-9), side="left")
     place, found = points["place"][:1], value[order][np.minimum(at, len(order) - 1)]
     return pa.table({"place": place, "quantiles": pa.array([found.tolist()], pa.list_(pa.float64()))})

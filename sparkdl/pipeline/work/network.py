@@ -6,6 +6,7 @@ network is made here, and again wherever its bundle is loaded; and the network.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,22 +14,28 @@ from torch import nn
 
 from sparkdl.errors import ConfigError
 from sparkdl.features.fitted import Features
+from sparkdl.features.spec import NUMBERS
 from sparkdl.models.importing import makes_a_model
 from sparkdl.pipeline.code import imported
-from sparkdl.pipeline.spec import Model
+from sparkdl.pipeline.spec import Label, Model
 from sparkdl.pipeline.trials import OWN_NETWORK
-from sparkdl.pipeline.work.labels import Labels
+from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
 __all__ = ["described", "factory_of", "make_network"]
 
 
-def described(features: Features, labels: Labels) -> dict[str, Any]:
+def described(features: Features, labels: Labels, sections: Mapping[str, Label]) -> dict[str, Any]:
     """What a factory is called with as ``features``: plain values that travel in the bundle.
+
+    Args:
+        features: fitted.
+        labels: fitted.
+        sections: of the labels, in the file, by name: which loss they have, and its weight.
 
     Returns:
         ``{"inputs": [{"name", "dtype", "shape", "names", "cardinalities"}, ...], "labels": [{"name", "type",
-        "outputs", "classes", "mean", "deviation"}, ...]}``, and
-        ``levels`` of quantiles; a list of ids has the shape ``[]``.
+        "outputs", "classes", "mean", "deviation", "loss", "weight"}, ...]}``, and ``levels`` of quantiles; a list of
+        ids has the shape ``[]``, and ``numbers`` has ``knots``, see ``Features.knots``.
     """
     inputs = [
         {
@@ -37,6 +44,7 @@ def described(features: Features, labels: Labels) -> dict[str, Any]:
             "shape": list(one.shape),
             "names": list(one.names),
             "cardinalities": list(one.cardinalities),
+            **({"knots": [list(knots) for knots in features.knots]} if one.name == NUMBERS else {}),
         }
         for one in features.inputs
     ]
@@ -49,10 +57,19 @@ def described(features: Features, labels: Labels) -> dict[str, Any]:
             "mean": label.mean if label.type == "regression" else 0.0,
             "deviation": label.deviation,
             **({"levels": list(label.levels)} if label.levels else {}),
+            "loss": sections[label.name].loss or _loss_of(label),
+            "weight": 1.0 if sections[label.name].weight is None else sections[label.name].weight,
         }
         for label in labels
     ]
     return {"inputs": inputs, "labels": found}
+
+
+def _loss_of(label: FittedLabel) -> str:
+    """The loss of a label whose section names none."""
+    if label.type != "regression":
+        return "log_loss"
+    return "pinball" if label.levels else "mse"
 
 
 def factory_of(model: Model) -> str:

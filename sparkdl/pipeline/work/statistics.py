@@ -38,7 +38,7 @@ from sparkdl.compat.spark_errors import task_errors
 from sparkdl.compat.worker_python import use_drivers_python
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.spec import Category, DateParts, Encoded, Feature, Image, Number
-from sparkdl.features.statistics import PROBABILITIES, Running, Statistics, statistics_of, top_values
+from sparkdl.features.statistics import KNOTS, PROBABILITIES, Running, Statistics, statistics_of, top_values
 from sparkdl.features.tokens import Functions
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.tables.scan.read import Chain
@@ -85,7 +85,8 @@ def spark_statistics(
         with task_errors():
             table = _collected(df, features, sources) if files is None else files.collected(sources)
         return statistics_of(table, features, functions)
-    quantiles = _quantiles(df, features, files)
+    at_all = _quantiles(df, features, files)
+    quantiles = {name: numbers[: len(PROBABILITIES)] for name, numbers in at_all.items()}
     task = _Count(dict(features), sources, quantiles, dict(functions or {}))
     with task_errors():
         if files is None:
@@ -101,7 +102,9 @@ def spark_statistics(
     found = {}
     for place, (name, options) in enumerate(features.items()):
         values = top_values(counted[place], options) if isinstance(options, Encoded) else []
-        found[name] = running.get("", _none(features))[name].result(quantiles.get(name, ()), values)
+        found[name] = running.get("", _none(features))[name].result(
+            quantiles.get(name, ()), values, at_all.get(name, ())[len(PROBABILITIES) :]
+        )
     return found
 
 
@@ -178,7 +181,7 @@ def _collected(df: DataFrame, features: Mapping[str, Feature], sources: Sequence
 
 
 def _quantiles(df: DataFrame, features: Mapping[str, Feature], files: FileRows | None) -> dict[str, tuple[float, ...]]:
-    """The quantiles of every number, in one aggregation; none where no row has one."""
+    """The quantiles of every number and then its knots, in one aggregation; none where no row has one."""
     sources = {name: options.source(name) for name, options in features.items() if isinstance(options, Number)}
     columns = list(dict.fromkeys(sources.values()))
     if not columns:
@@ -199,7 +202,7 @@ def _quantile(df: DataFrame, name: str) -> Column:
         raise SchemaError(f"column {name!r} is {kind.simpleString()}, no number: cast it, or make it another type")
     number = F.col(quoted(name)).cast("double")
     finite = F.when(~F.isnan(number) & (F.abs(number) < float("inf")), number)
-    return F.percentile_approx(finite, list(PROBABILITIES), ACCURACY)
+    return F.percentile_approx(finite, [*PROBABILITIES, *KNOTS], ACCURACY)
 
 
 def _bounded(counted: DataFrame, features: Mapping[str, Feature]) -> DataFrame:

@@ -56,7 +56,7 @@ def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
     Raises:
         ConfigError: the factory fails, or the champion's weights do not fit what it makes.
     """
-    description = described(prepared.features, prepared.labels)
+    description = described(prepared.features, prepared.labels, spec.label)
     network = make_network(spec.model, description, spec.train.random_seed or 0)
     if prepared.start is not None:
         _start_from(network, prepared.start, _trusted(spec))
@@ -80,7 +80,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
         TrainingError: the training went wrong.
     """
     features, labels = prepared.features, prepared.labels
-    description = described(features, labels)
+    description = described(features, labels, spec.label)
     settings = spec.train
     ranks = settings.num_proc or slots_of(spark)
     steps = _steps(settings, prepared.train_rows, ranks)
