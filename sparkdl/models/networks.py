@@ -120,7 +120,7 @@ class TabularEnsemble(nn.Module):
         depth: int = 2,
         embedding: int | None = None,
         dropout: float = 0.1,
-        members: int = 8,
+        members: int = 4,
         bends: int | None = None,
     ) -> None:
         super().__init__()

@@ -85,6 +85,8 @@ def _spoiled(document, path, value):
         (("features", 0, "statistics", "scaled_mean"), None, "has no moments"),
         (("features", 0, "statistics", "scaled_variance"), -1.0, "a variance below 0"),
         (("features", 0, "statistics", "quantiles"), [1.0], "1 quantiles"),
+        (("features", 0, "statistics", "knots"), [1.0], "1 knots"),
+        (("features", 0, "statistics", "knots"), [2.0, *[1.0] * 30], "knots out of order"),
         (("features", 0, "statistics", "rows"), -1, "Expected `int` >= 0"),
         (("features", 1, "statistics", "value_counts"), [1], "other values than counts"),
         (("features", 1, "statistics", "values"), ["a", "a"], "a value twice"),
@@ -146,7 +148,7 @@ def test_statistics_of_parts_merge_to_those_of_the_whole():
                     counted[value] = counted.get(value, 0) + times
             merged.merge(running)
         kept = [(value, counted[value]) for value in whole[name].values]
-        again = merged.result(whole[name].quantiles, kept)
+        again = merged.result(whole[name].quantiles, kept, whole[name].knots)
         for field in Statistics.__dataclass_fields__:
             one, two = getattr(again, field), getattr(whole[name], field)
             assert one == two or one == pytest.approx(two, rel=1e-12), (name, field)
@@ -170,3 +172,25 @@ def test_moments_are_of_clipped_and_logarithmic_numbers():
 def test_a_document_that_is_too_large_is_refused():
     with pytest.raises(IntegrityError, match="has 200 bytes, and none of its kind has more than 100"):
         decode(b" " * 200, dict, SOURCE, 100)
+
+
+def test_knots_are_what_the_model_gets_of_the_training_rows_quantiles():
+    values = np.random.default_rng(0).lognormal(3, 2, 3200)
+    features = {"many": Number(column="c", log=True), "marked": Number(column="n", missing_indicator=True)}
+    rows = pa.table({"c": values, "n": np.where(np.arange(3200) % 4 == 0, np.nan, np.arange(3200) % 2)})
+    fitted = fit(features, statistics_of(rows, features))
+    many, marked, indicator = fitted.knots
+    inputs = fitted.apply(rows.combine_chunks().to_batches()[0])["numbers"].flatten().to_numpy().reshape(3200, 3)
+    assert len(many) == 33
+    assert set(np.float32(many)) <= set(inputs[:, 0])
+    assert (many[0], many[-1]) == (inputs[:, 0].min(), inputs[:, 0].max())
+    assert np.histogram(inputs[:, 0], many)[0] == pytest.approx([100] * 32, abs=2)
+    assert marked == (inputs[:, 1].min(), inputs[:, 1].max())
+    assert indicator == ()
+
+
+def test_features_that_were_fitted_before_there_were_knots_have_none():
+    features = {"c": Number()}
+    document = fit(features, statistics_of(pa.table({"c": [1.0, 2.0, 3.0]}), features)).to_json()
+    del document["features"][0]["statistics"]["knots"]
+    assert Features.from_json(document, Source("old")).knots == ((),)

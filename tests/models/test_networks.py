@@ -12,18 +12,18 @@ from sparkdl.models import networks
 from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.folder import content_hash_of
 from sparkdl.models.importing import build, resolve
-from sparkdl.models.networks import TabularNet
+from sparkdl.models.networks import TabularEnsemble, TabularNet
 
 FEATURES = {
     "inputs": [
-        {"name": "numbers", "shape": [3]},
+        {"name": "numbers", "shape": [3], "knots": [[-1.0, 0.0, 0.5, 2.0], [], [0.0, 1.0]]},
         {"name": "categories", "shape": [2], "cardinalities": [5, 400]},
         {"name": "basket", "shape": [], "cardinalities": [50]},
         {"name": "photo", "shape": [1, 8, 8]},
     ],
     "labels": [
-        {"name": "fare", "outputs": 1, "mean": 12.0, "deviation": 3.0},
-        {"name": "kind", "outputs": 4, "mean": 0.0, "deviation": 1.0},
+        {"name": "fare", "type": "regression", "outputs": 1, "mean": 12.0, "deviation": 3.0, "loss": "mse"},
+        {"name": "kind", "type": "multiclass", "outputs": 4, "mean": 0.0, "deviation": 1.0, "loss": "log_loss"},
     ],
 }
 
@@ -42,16 +42,16 @@ def rows(count, seed=0):
     }
 
 
-@pytest.fixture
-def net():
+@pytest.fixture(params=[TabularEnsemble, TabularNet])
+def net(request):
     torch.manual_seed(0)
-    return TabularNet(FEATURES).eval()
+    return request.param(FEATURES).eval()
 
 
 def test_it_answers_for_every_label(net):
     fare, kind = net(rows(7))
     assert (fare.shape, kind.shape) == ((7, 1), (7, 4))
-    one = TabularNet({**FEATURES, "labels": FEATURES["labels"][:1]}).eval()
+    one = type(net)({**FEATURES, "labels": FEATURES["labels"][:1]}).eval()
     assert one(rows(7)).shape == (7, 1)
     assert one(rows(500)).mean().item() == pytest.approx(12.0, abs=3.0)
 
@@ -84,6 +84,62 @@ def test_it_learns(net):
     assert losses[-1] < 0.3 * losses[0]
 
 
+def test_the_members_of_an_ensemble_are_trained_each_on_its_own_loss():
+    labels = [
+        {**FEATURES["labels"][0], "weight": 2.0},
+        {"name": "late", "type": "binary", "outputs": 1, "mean": 0.0, "deviation": 1.0, "loss": "log_loss"},
+        FEATURES["labels"][1],
+    ]
+    torch.manual_seed(0)
+    net = TabularEnsemble({**FEATURES, "labels": labels}, dropout=0.0)
+    answers: list[torch.Tensor] = []
+    net.layers.register_forward_hook(lambda _, __, hidden: answers.append(hidden))
+    fares, late, kinds = torch.randn(7, 1) + 12, torch.randint(0, 2, (7, 1)).float(), torch.randint(0, 4, (7,))
+
+    def loss(fare, is_late, kind):
+        of_late = torch.nn.functional.binary_cross_entropy_with_logits(is_late, late)
+        return 2 * (fare - fares).square().mean() + of_late + torch.nn.functional.cross_entropy(kind, kinds)
+
+    of_mean = loss(*net(rows(7)))
+    leaving = torch.einsum("rmw,mwo->mro", answers[0], net.leave) + net.leave_bias.unsqueeze(1)
+    members = [loss(*member.split(net.outputs, dim=1)) for member in leaving * net.deviation + net.mean]
+    torch.testing.assert_close(of_mean + net.auxiliary_loss, torch.stack(members).mean())
+    assert net.auxiliary_loss > 0.01
+    net.auxiliary_loss = None
+    net.eval()(rows(7))
+    assert net.auxiliary_loss is None
+
+
+def test_of_other_losses_the_mean_of_the_members_is_trained():
+    label = {**FEATURES["labels"][0], "loss": "mae"}
+    net = TabularEnsemble({**FEATURES, "labels": [label]})
+    net(rows(7))
+    assert net.auxiliary_loss is None
+
+
+def test_numbers_bend_at_their_knots_and_go_on_straight_beyond_them():
+    torch.manual_seed(0)
+    features = {"inputs": [FEATURES["inputs"][0]], "labels": FEATURES["labels"][:1]}
+    (part,) = TabularEnsemble(features).parts
+    torch.nn.init.normal_(part.steps)
+    numbers = torch.zeros(6, 3)
+    numbers[:, 0] = torch.tensor([-0.9, -0.5, -0.1, 5.0, 6.0, 7.0])
+    shares = ((numbers.unsqueeze(2) - part.starts) * part.slopes).clamp(0, 1)
+    torch.testing.assert_close(shares[:3, 0, 0], torch.tensor([0.1, 0.5, 0.9]))
+    assert shares[3:, 0].eq(1).all()
+    assert not shares[:, 1:].any()  # without knots, and between two ends, a number is a line as it is
+    bent = part(numbers, None)
+    assert bent.shape == (6, 27)
+    torch.testing.assert_close(bent[:, :3], numbers)
+    torch.testing.assert_close(bent[4] - bent[3], bent[5] - bent[4])
+
+
+@pytest.mark.parametrize("arguments", [{"members": 1}, {"bends": 0}, {"width": 16, "depth": 1}, {"embedding": 3}])
+def test_each_argument_of_an_ensemble_changes_its_size(arguments):
+    count = sum(parameter.numel() for parameter in TabularEnsemble(FEATURES).parameters())
+    assert sum(parameter.numel() for parameter in TabularEnsemble(FEATURES, **arguments).parameters()) != count
+
+
 def test_a_bundle_of_it_loads_without_a_word(net, tmp_path):
     save_bundle(net, str(tmp_path / "bundle"))
     document = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
@@ -107,6 +163,12 @@ def test_a_bundle_of_it_loads_without_a_word(net, tmp_path):
 def test_nothing_else_of_sparkdl_is_made(path):
     with pytest.raises(BundleError):
         build(path, {})
+
+
+@pytest.mark.parametrize("arguments", [{"members": 0}, {"depth": 0}])
+def test_an_ensemble_of_nothing_is_refused(arguments):
+    with pytest.raises(ValueError, match="1 or more"):
+        TabularEnsemble(FEATURES, **arguments)
 
 
 def test_the_module_holds_networks_and_helpers_alone():

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, DateParts, Ids, Number
-from sparkdl.features.statistics import PROBABILITIES, Statistics, statistics_of
+from sparkdl.features.statistics import KNOTS, PROBABILITIES, Statistics, statistics_of
 from sparkdl.pipeline.work import file_rows, statistics
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.statistics import spark_statistics, window_statistics
@@ -83,10 +83,10 @@ def test_quantiles_of_files_are_numbers_of_the_rows_however_few_a_column_has(mon
         place: file_rows._quantiles(points.filter(pc.equal(points["place"], place)))["quantiles"][0].as_py()
         for place in (0, 1)
     }
-    for found, share in zip(by_column[0], PROBABILITIES, strict=True):
+    for found, share in zip(by_column[0], PROBABILITIES + KNOTS, strict=True):
         assert found in many
         assert found == pytest.approx(share * 100_000, abs=100)
-    assert by_column[1] == np.nanquantile(few, PROBABILITIES, method="inverted_cdf").tolist()
+    assert by_column[1] == np.nanquantile(few, PROBABILITIES + KNOTS, method="inverted_cdf").tolist()
     assert 2 not in points["place"].to_pylist()
 
 
@@ -138,6 +138,7 @@ def test_quantiles_are_numbers_of_the_rows(spark):
     for quantile, share in zip(found.quantiles, (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99), strict=True):
         assert quantile == int(quantile / 2) * 2
         assert quantile / 200_000 == pytest.approx(share, abs=2e-4)
+    assert np.array(found.knots) / 200_000 == pytest.approx(KNOTS, abs=2e-4)
     assert sum(found.counts) == found.rows == 100_000
 
 
