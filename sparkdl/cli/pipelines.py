@@ -36,6 +36,9 @@ def add_commands(commands: Any) -> None:
         help="a Delta table, a file or folder of Parquet, CSV or JSON, or catalog.schema.table (which starts Spark)",
     )  # fmt: skip
     begin.add_argument("--label", help="the column to predict; guessed if it is left out")
+    begin.add_argument(
+        "--with-model", action="store_true", help="write the default network out beside the file, which names it then"
+    )
     begin.add_argument("--label-type", metavar="TYPE", help="regression, binary or multiclass; else by its values")
     for name, pipeline_command, text in (
         (
@@ -86,7 +89,9 @@ def add_commands(commands: Any) -> None:
 def _init(options: argparse.Namespace, console: Console) -> int:
     from sparkdl.pipeline.init import init
 
-    done = init(options.name, options.table, options.label, label_type=options.label_type)
+    done = init(
+        options.name, options.table, options.label, label_type=options.label_type, with_model=options.with_model
+    )
     print_lines(console, [*done.lines(), ("next", f"sparkdl check {shlex.quote(done.path)}, then plan and run")])
     return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -72,6 +74,36 @@ def _width(each: dict) -> int:
     return 8 * len(sizes) if sizes else int(torch.tensor(each["shape"]).prod())
 '''
 
+_OWN_MODEL = '''\
+"""The network of {name}, sparkdl's own as it stood when this was written: yours from now on.
+
+`model: {module}:network` in {name}.yaml names it. Try it with `pytest {test}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def network(
+    features: Mapping[str, Any], width: int = 128, depth: int = 2, dropout: float = 0.1, members: int = 4
+) -> torch.nn.Module:
+    """What `model: {module}:network` names; its arguments come from `model: {{arguments: ...}}`."""
+    return TabularEnsemble(features, width=width, depth=depth, dropout=dropout, members=members)
+
+
+{source}
+'''
+_NETWORKS = "sparkdl.models.networks"
+_PLAIN_NETWORK = ("TabularNet", "_Block")
+"""What of the module of networks the ensemble does not need."""
+
 _TEST = '''\
 """The file of {name} is sound, and so is the model beside it: `pytest {test}`, without Spark."""
 
@@ -116,7 +148,7 @@ _README = """\
 | file | what it is |
 |---|---|
 | `{name}.yaml` | the pipeline: source, features, label, split, training, when a model is published |
-| `{module}.py` | a network of your own to begin with; the pipeline uses sparkdl's until you name it |
+| `{module}.py` | {what} |
 | `{test}` | whether file and network are sound: `pytest {test}` |
 | `{schedule}` | a line for cron |
 
@@ -150,15 +182,27 @@ def module_of(name: str) -> str:
     return f"{plain if plain[0].isalpha() else f'p_{plain}'}_model"
 
 
-def write_folder(folder: Storage, name: str, text: str) -> list[str]:
-    """Write all files, and the folder appears with them; return their names."""
+def write_folder(folder: Storage, name: str, text: str, *, with_model: bool = False) -> list[str]:
+    """Write all files, and the folder appears with them; return their names.
+
+    Args:
+        folder: to write to.
+        name: of the pipeline.
+        text: of its file.
+        with_model: whether the module beside it is sparkdl's own network, in full, in place of a short one.
+    """
     module = module_of(name)
     words = {"name": name, "module": module, "test": f"test_{module}.py", "schedule": f"{name}.cron"}
     path = str(folder.local_path())
+    words["what"] = (
+        "the network, sparkdl's own written out: the pipeline uses this one"
+        if with_model
+        else "a network of your own to begin with; the pipeline uses sparkdl's until you name it"
+    )
     words["folder"] = shlex.quote(path).replace("%", r"\%")
     files = {
         f"{name}.yaml": text,
-        f"{module}.py": _MODEL.format(**words),
+        f"{module}.py": _OWN_MODEL.format(**words, source=_own_network()) if with_model else _MODEL.format(**words),
         words["test"]: _TEST.format(**words),
         words["schedule"]: _SCHEDULE.format(**words),
         "README.md": _README.format(**words),
@@ -172,3 +216,20 @@ def write_folder(folder: Storage, name: str, text: str) -> list[str]:
         folder.delete(recursive=True)
         raise
     return list(files)
+
+
+def _own_network() -> str:
+    """The source of sparkdl's own network and its parts; torch is not imported for it."""
+    module = importlib.util.find_spec(_NETWORKS)
+    assert module is not None
+    assert module.origin is not None
+    source = Path(module.origin).read_text(encoding="utf-8")
+    body = ast.parse(source).body
+    wanted = next(at for at, node in enumerate(body) if isinstance(node, ast.Assign | ast.AnnAssign)) + 1
+    definitions = [
+        ast.get_source_segment(source, node) or ""
+        for node in body[wanted:]
+        if not (isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in _PLAIN_NETWORK)
+    ]
+    spaced = [f"\n\n{text}" if text.startswith(("class ", "def ")) else text for text in definitions]
+    return "\n".join(spaced).lstrip("\n")

@@ -83,6 +83,7 @@ def init(
     now: datetime | None = None,
     *,
     label_type: str | None = None,
+    with_model: bool = False,
 ) -> Initialised:
     """Look at a table and write a pipeline for it.
 
@@ -93,6 +94,7 @@ def init(
         spark: the session to read a table of a catalog with; None opens one for it.
         now: the time that it is.
         label_type: ``regression``, ``binary`` or ``multiclass``; None goes by the label's values.
+        with_model: write sparkdl's own network out, and let the file name it, so that it can be changed.
 
     Raises:
         ConfigError: the name cannot be one, the folder is there already, or the table is of no kind that is known.
@@ -116,13 +118,13 @@ def init(
         name=name, table=table, seen=sample.seen, source=rows.source, notes=rows.notes, profiles=profiles,
         choices=_features(profiles, sample, chosen, key, when), key=key, when=when, label=chosen,
         plan=plan_for(sample.total or _about(rows, sample), when, _unlabelled(sample, when, chosen.name)),
-        factory=f"{module_of(name)}:network",
+        factory=f"{module_of(name)}:network", with_model=with_model,
     )  # fmt: skip
     text = pipeline_text(draft)
     read = loads(text, name=f"{name}.yaml", folder=str(folder.local_path()))
     return Initialised(
         folder=folder.uri,
-        files=write_folder(folder, name, text),
+        files=write_folder(folder, name, text, with_model=with_model),
         file=read,
         seen=sample.seen,
         label=f"{chosen.name}, {chosen.type}, {chosen.why}",

@@ -19,9 +19,8 @@ _ENOUGH = 100
 _TESTED = 700
 """Rows from which on a share of them judges that chose nothing."""
 _NO_TEST = "too few rows for a test part, so those that choose the epoch judge, too"
-_PATIENCE = 6
-_STEPS = 1200
-"""Steps that even a small table's training takes."""
+_ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 1_000_000, 10, 40
+"""Rows that a training reads in all epochs, as long as these are no fewer and no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +112,24 @@ def _duration(number: int, when: When) -> str:
 
 
 def _training(rows: int) -> tuple[dict[str, Any], dict[str, str]]:
-    batch = 1 << min(10, max(4, round(math.log2(max(1, rows / 40)))))
+    """The recipe of the default network by the number of training rows; docs/quality.md says how it was chosen."""
+    batch = 1 << min(9, max(5, round(math.log2(max(1, rows / 128)))))
     steps = max(1, math.ceil(rows / batch))
-    epochs = min(60, max(5, math.ceil(_STEPS / steps)))
-    train: dict[str, Any] = {"epochs": epochs, "batch_size": batch}
-    train["early_stopping_patience"] = min(_PATIENCE, max(2, epochs // 3))
+    epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, math.ceil(_ROWS_READ / max(1, rows))))
+    train: dict[str, Any] = {
+        "epochs": epochs,
+        "batch_size": batch,
+        "learning_rate": 0.004 if batch >= 256 else 0.002,
+        "warmup_steps": min(200, math.ceil(steps * epochs / 20)),
+        "decay": "cosine",
+        "early_stopping_patience": max(8, epochs // 3),
+    }
     notes = {
-        "epochs": f"at most, of about {count_of(steps, 'step')} each",
-        "batch_size": f"for about {rows:,} training rows",
+        "epochs": f"at most, of about {count_of(steps, 'step')} each: a million rows are read",
+        "batch_size": f"for about {rows:,} training rows, whose 128th part it is, from 32 to 512",
+        "learning_rate": "0.004 of batches of 256 rows or more, 0.002 of smaller ones",
+        "warmup_steps": "a twentieth of all steps, 200 at most",
+        "decay": "to 0 at the last step",
         "early_stopping_patience": "epochs without a better loss on the held-out rows; the best one's weights are kept",
     }
     if rows < 50_000:

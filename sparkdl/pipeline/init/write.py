@@ -45,7 +45,8 @@ class Draft:
         when: rows happened.
         label: what is predicted.
         plan: split and training.
-        factory: of the model stub, as module:function.
+        factory: of the model beside the file, as module:function.
+        with_model: whether the file names it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Draft:
     label: Label
     plan: Plan
     factory: str
+    with_model: bool = False
 
 
 def pipeline_text(draft: Draft) -> str:
@@ -156,8 +158,11 @@ def _split(draft: Draft) -> list[str]:
 
 
 def _model(draft: Draft) -> list[str]:
+    if draft.with_model:
+        return line("model", draft.factory, "sparkdl's own network, written out beside this file: change it there")
     return [
-        "# The network: embeddings and a residual MLP, sized by the features. For one of your own, begin with",
+        "# The network: an ensemble of small ones over embeddings of ids and of numbers. `sparkdl init --with-model`",
+        "# writes it out, and `model: {arguments: {width: 256}}` makes it wider. For one of your own, begin with",
         f"# {draft.factory.partition(':')[0]}.py and take the # away:",
         f"# model: {draft.factory}",
     ]

@@ -21,7 +21,7 @@ OPTIMIZERS = ("adamw", "adam", "sgd")
 
 
 class Model(Section, frozen=True, kw_only=True):
-    """The network. Left out: embeddings of the categories and a residual MLP, sized by the features."""
+    """The network. Left out: an ensemble of small ones over embeddings of categories and of numbers."""
 
     short = "factory"
 

@@ -20,6 +20,7 @@ from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.features.spec import Category, DateParts, Ids, Image, Number, Text, Vector
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.init import init
+from sparkdl.pipeline.init.split import _training
 from sparkdl.pipeline.spec import HashSplit, TimeSplit
 from sparkdl.tables.table import Table
 
@@ -615,3 +616,37 @@ def test_decimal_commas_are_numbers(tmp_path):
     source = init(str(tmp_path / "q"), str(tmp_path / "e.csv")).file.spec.source
     assert "locale" not in source.options
     assert "`paid` STRING" in source.schema
+
+
+def test_the_default_network_is_written_out_and_named_by_the_file(tmp_path):
+    random = np.random.default_rng(0)
+    columns = {"x": random.normal(size=300), "kind": random.choice(["a", "b", "c"], 300), "y": random.normal(size=300)}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert (
+        main(["init", str(tmp_path / "own"), "--from", str(tmp_path / "t.parquet"), "--label", "y", "--with-model"])
+        == 0
+    )
+    folder = tmp_path / "own"
+    assert Pipeline.load(folder / "own.yaml").spec.model.factory == "own_model:network"
+    program = (
+        "import torch, own_model\n"
+        "from sparkdl.models.networks import TabularEnsemble\n"
+        "from sparkdl.pipeline import Pipeline\n"
+        "example = Pipeline.load('own.yaml').example(rows=4)\n"
+        "torch.manual_seed(0)\nours = own_model.network(example.features).eval()\n"
+        "torch.manual_seed(0)\ntheirs = TabularEnsemble(example.features).eval()\n"
+        "assert type(ours) is not TabularEnsemble and type(ours).__module__ == 'own_model'\n"
+        "assert torch.equal(ours(example.inputs), theirs(example.inputs))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "batch"), [(3, 40, 32), (8_000, 40, 64), (60_000, 24, 512), (10**8, 10, 512)]
+)
+def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs, batch):
+    train, notes = _training(rows)
+    assert (train["epochs"], train["batch_size"]) == (epochs, batch)
+    assert notes.keys() == train.keys()
+    assert train["warmup_steps"] < epochs * -(-rows // batch)
