@@ -113,6 +113,9 @@ class TabularEnsemble(nn.Module):
         - Output: ``(rows, outputs)`` of the one label, or a tuple of one such a label.
     """
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(
         self,
         features: Mapping[str, Any],
@@ -131,8 +134,9 @@ class TabularEnsemble(nn.Module):
         self.labels = [dict(label) for label in features["labels"]]
         self.outputs = [int(label["outputs"]) for label in self.labels]
         self.names = [str(each["name"]) for each in features["inputs"]]
-        self.parts = nn.ModuleList(_ensemble_part(each, embedding, bends) for each in features["inputs"])
-        entering = sum(part.width for part in self.parts)
+        parts = [_ensemble_part(each, embedding, bends) for each in features["inputs"]]
+        self.parts = nn.ModuleList(parts)
+        entering = sum(part.width for part in parts)
         # Every member looks at the inputs in its own proportions, some of them turned round: that makes them differ.
         self.scales = nn.Parameter(torch.randn(members, entering) if members > 1 else torch.ones(1, entering))
         layers: list[nn.Module] = []
@@ -165,8 +169,8 @@ class TabularEnsemble(nn.Module):
     def _excess(self, answers: Tensor, answer: Tensor) -> Tensor | None:
         """What the mean loss of the members exceeds the loss of their mean by; a mean over the rows."""
         excess: Tensor | None = None
-        by_label = zip(self.labels, answers.split(self.outputs, dim=2), answer.split(self.outputs, dim=1), strict=True)
-        for label, members, mean in by_label:
+        of_members, of_mean = (torch.split(values, self.outputs, dim=-1) for values in (answers, answer))
+        for label, members, mean in zip(self.labels, of_members, of_mean, strict=True):
             kind, loss = label.get("type"), label.get("loss")
             if kind == "regression" and loss == "mse":
                 of_label = (members - mean.unsqueeze(1)).square().mean()
@@ -211,6 +215,9 @@ class _Numbers(_Part):
 
 class _BentNumbers(_Part):
     """Numbers as they are, and beside them piecewise linear functions of each, rectified."""
+
+    starts: Tensor
+    slopes: Tensor
 
     def __init__(self, knots: Sequence[Sequence[float]], bends: int) -> None:
         super().__init__()
