@@ -6,8 +6,7 @@ stopping on the validation rows), HistGradientBoosting (with a validation share 
 where pytabkit is installed, and ``before``, the network and the recipe that were the default until 2026-11.
 The error, on the part ``test``, is the rmse of a regression, 1 - auc of two classes, 1 - accuracy of more.
 
-``make bench-quality`` goes on where it stopped: a line of ``bench-results/quality.jsonl`` is one table, split and model.
-``docs/quality.md`` and its plot are written anew from these lines at the end. ``ARGS`` may be names of tables and
+``make bench-quality`` goes on where it stopped: a line of ``bench-results/quality.jsonl`` is one result. ``docs/quality.md`` and its plot are written anew from these lines at the end. ``ARGS`` may be names of tables and
 ``--splits N``.
 """
 
@@ -252,8 +251,8 @@ def page_of(lines: list[dict[str, Any]]) -> str:
         f"Written by `make bench-quality` from {len(lines)} results. Each table went through `sparkdl init` and `run`",
         "with nothing named but table, label and split; peers had the same rows and columns. The error is rmse of a",
         "regression, 1 - auc of two classes, 1 - accuracy of more, on test rows; ratios below 1 say that the default",
-        "is better. Seconds are of the fit alone, on a machine that was busy with other work: read them as no more than",
-        f"orders. The six tables {', '.join(CHOOSING)} chose the defaults; the others are only reported.\n",
+        "is better. Seconds are of the fit alone, on a machine that was busy with other work: read them as",
+        f"orders of size. The six tables {', '.join(CHOOSING)} chose the defaults; the others are only reported.\n",
         "![error ratios](quality.png)\n",
         f"| {' | '.join(header)} |",
         f"|{'---|' * len(header)}",
