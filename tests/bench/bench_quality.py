@@ -6,8 +6,9 @@ stopping on the validation rows), HistGradientBoosting (with a validation share 
 where pytabkit is installed, and ``before``, the network and the recipe that were the default until 2026-11.
 The error, on the part ``test``, is the rmse of a regression, 1 - auc of two classes, 1 - accuracy of more.
 
-``make bench-quality`` goes on where it stopped: a line of ``bench-results/quality.jsonl`` is one result. ``docs/quality.md`` and its plot are written anew from these lines at the end. ``ARGS`` may be names of tables and
-``--splits N``.
+``make bench-quality`` goes on where it stopped: a line of ``bench-results/quality.jsonl`` is one result.
+``docs/quality.md`` and its plot are written anew from these lines at the end. ``ARGS`` may be names of tables,
+``--splits N`` and ``--without realmlp``.
 """
 
 from __future__ import annotations
