@@ -40,7 +40,7 @@ from sparkdl.world import World
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WIDTH, BLOCKS, ROWS = 256, 8, 256
-STEPS, SKIPPED, ROUNDS = 16, 4, 7
+STEPS, SKIPPED, ROUNDS = 12, 3, 5
 MICRO_BATCHES = 8
 
 
