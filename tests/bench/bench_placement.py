@@ -77,7 +77,7 @@ def trained(strategy, collective):
         callbacks=[meter],
         strategy=opened,
     )
-    seconds, sent, _ = meter.result()
+    seconds, _, sent, _ = meter.result()
     return seconds / (STEPS - SKIPPED), sent
 
 
