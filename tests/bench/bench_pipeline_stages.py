@@ -1,6 +1,6 @@
 """How long the ranks of a pipeline wait, against (K-1)/(M+K-1), and of how many micro-batches they hold activations.
 
-The layers sleep, 20 ms forward and 40 ms backward for each micro-batch, so that K stages overlap on fewer cores. One
+The layers sleep, 50 ms forward and 100 ms backward for each micro-batch, so that K stages overlap on fewer cores. One
 JSON line per schedule, K and M, and a plot of all, ``bench-results/pipeline.png``; ``python
 tests/bench/bench_pipeline_stages.py LOG PNG`` draws the lines of an earlier run.
 """
@@ -31,8 +31,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 RESULTS = Path(__file__).parents[2] / "bench-results"
 STAGES, MICRO_BATCHES = (2, 4), (1, 2, 4, 8, 16)
-REPEATS = 5
-FORWARD, BACKWARD = 0.02, 0.04  # seconds
+REPEATS = 3
+FORWARD, BACKWARD = 0.05, 0.1  # seconds
 WIDTH = 8
 
 

@@ -2,7 +2,10 @@
 
 The hosts are network namespaces whose cables carry 1 Gbit/s each way, the driver has one of its own. Well placed is
 what the launcher and ``Mesh`` make of the hosts; badly, ranks are numbered in turns over the hosts by a launcher that
-knows none. One JSON line, of runs in turns; needs root, ip and tc.
+knows none. One JSON line a mesh, of runs in turns; needs root, ip and tc.
+
+A second workload has few rows and many parameters, whose gradients are averaged over copies on the two hosts: while the
+backward pass goes on, and in turns behind it.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,9 +29,13 @@ import torch
 BENCH = Path(__file__).parent
 sys.path.insert(0, str(BENCH.parent / "launch"))  # for hosts
 
-RATE, ROUNDS = "1gbit", 5
-MESHES = ("mesh(data=2, tensor=2)", "mesh(shard=2, tensor=2)", "mesh(data=2, pipeline=2)")
-WIDTH, BLOCKS, ROWS, STEPS, SKIPPED = 128, 8, 4096, 8, 3
+RATE, ROUNDS, BLOCKS, STEPS, SKIPPED = "1gbit", 3, 8, 4, 1
+SIZES = {"placement": (128, 2048), "copies": (512, 256)}  # width, and rows of a global batch
+MESHES = {
+    "placement": ("mesh(data=2, tensor=2)", "mesh(data=2, pipeline=2, micro_batches=4)"),
+    "copies": ("mesh(data=2, tensor=2)", "mesh(data=2, pipeline=2, micro_batches=4)"),
+}
+WAYS = {"placement": ("well", "badly"), "copies": ("within", "behind")}  # the second one is worse
 WORK = f"""
 def work(world):
     import sys
@@ -37,16 +46,16 @@ def work(world):
 
 
 class Block(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.fc1 = torch.nn.Linear(WIDTH, 4 * WIDTH)
-        self.fc2 = torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.fc1 = torch.nn.Linear(width, 4 * width)
+        self.fc2 = torch.nn.Linear(4 * width, width)
 
     def forward(self, x):
         return x + self.fc2(torch.nn.functional.gelu(self.fc1(x)))
 
 
-def trained(strategy, collective):
+def trained(strategy, collective, width, rows):
     """Seconds and sent bytes of a step on this rank."""
     from bench_strategies import Meter
 
@@ -59,18 +68,18 @@ def trained(strategy, collective):
 
     config = TrainConfig(epochs=1)
     opened = open_strategy(strategy, collective, config)
-    data = {name: torch.randn(ROWS * STEPS, WIDTH, generator=torch.Generator().manual_seed(1)) for name in ("x", "y")}
+    data = {name: torch.randn(rows * STEPS, width, generator=torch.Generator().manual_seed(1)) for name in ("x", "y")}
     meter = Meter(STEPS, SKIPPED)
     fit(
         Task(
-            model=lambda: torch.nn.Sequential(*[Block() for _ in range(BLOCKS)]),
+            model=lambda: torch.nn.Sequential(*[Block(width) for _ in range(BLOCKS)]),
             optimizer=torch.optim.AdamW,
             loss=torch.nn.MSELoss(),
             inputs=["x"],
             labels=["y"],
         ),
         TensorSource(
-            data, global_batch_rows=ROWS, world=World(rank=opened.data_rank, size=opened.data_size), shuffle=False
+            data, global_batch_rows=rows, world=World(rank=opened.data_rank, size=opened.data_size), shuffle=False
         ),
         collective=collective,
         config=config,
@@ -82,22 +91,26 @@ def trained(strategy, collective):
 
 
 def on_a_rank(world):
-    """By mesh and placement, what each round took."""
+    """By workload, mesh and way, what each round took."""
     from sparkdl.collective import open_collective
+    from sparkdl.strategies.copies import CopiesAverage
 
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
     # Rank r of the mesh, counted host by host, is then the r-th in turns over the hosts.
     turns = replace(world, node_rank=0, local_rank=2 * world.local_rank + world.node_rank, local_size=4, num_nodes=1)
     results = {}
-    for strategy in MESHES:
-        for number in range(ROUNDS + 1):
-            for placed, seen in (("well", world), ("badly", turns)):
-                collective._world = seen
-                collective.barrier()
-                result = trained(strategy, collective)
-                if number:
-                    results.setdefault((strategy, placed), []).append(result)
+    for workload, meshes in MESHES.items():
+        for strategy in meshes:
+            for number in range(ROUNDS + 1):
+                for way in WAYS[workload]:
+                    collective._world = turns if way == "badly" else world
+                    collective.barrier()
+                    begins = {"begin": lambda average, passes=1: None} if way == "behind" else {}
+                    with patch.multiple(CopiesAverage, **begins) if begins else nullcontext():
+                        result = trained(strategy, collective, *SIZES[workload])
+                    if number:
+                        results.setdefault((workload, strategy, way), []).append(result)
     collective._world = world
     collective.close()
     return results
@@ -109,24 +122,26 @@ def measure(folder):
     with hosts(3) as (driver, *computing):
         for host in computing:
             host.shape(RATE)
-        run = Run(folder, [computing[number] for number in (0, 1, 0, 1)], WORK, driver=driver)
+        run = Run(folder, [computing[number] for number in (0, 1, 0, 1)], WORK, driver=driver, seconds=3000)
         try:
             run.start_ranks()
             _, values = run.result()
         finally:
             run.end()
     ranks = ast.literal_eval(values)
-    for strategy in MESHES:
-        line = {"workload": "placement", "strategy": strategy, "rate": RATE, "hosts": 2, "ranks": len(ranks)}
-        taken = {}
-        for placed in ("well", "badly"):
-            taken[placed] = [max(rank[strategy, placed][i][0] for rank in ranks) for i in range(ROUNDS)]
-            line[f"{placed}_seconds_per_step"] = round(statistics.median(taken[placed]), 4)
-            line[f"{placed}_spread"] = [round(min(taken[placed]), 4), round(max(taken[placed]), 4)]
-            line["sent_bytes_per_step"] = round(max(rank[strategy, placed][-1][1] for rank in ranks))
-        ratios = [bad / good for bad, good in zip(taken["badly"], taken["well"], strict=True)]
-        line["ratio"] = round(statistics.median(ratios), 2)
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    for workload, strategy in [(workload, strategy) for workload, meshes in MESHES.items() for strategy in meshes]:
+        line = {"workload": workload, "strategy": strategy, "rate": RATE, "hosts": 2, "ranks": len(ranks)}
+        seconds = {}
+        for way in WAYS[workload]:
+            rounds = [[rank[workload, strategy, way][i] for rank in ranks] for i in range(ROUNDS)]
+            seconds[way] = [max(taken for taken, _ in of_ranks) for of_ranks in rounds]
+            line[f"{way}_seconds_per_step"] = round(statistics.median(seconds[way]), 4)
+            line[f"{way}_spread"] = [round(min(seconds[way]), 4), round(max(seconds[way]), 4)]
+            line["sent_bytes_per_step"] = round(max(sent for _, sent in rounds[-1]))
+        better, worse = (seconds[way] for way in WAYS[workload])
+        line["ratio"] = round(statistics.median(b / a for a, b in zip(better, worse, strict=True)), 2)
+        line["ratio_of_minima"] = round(min(worse) / min(better), 2)
         line |= {"git": commit, "torch": torch.__version__, "python": platform.python_version()}
         print(json.dumps(line | {"cores": os.cpu_count()}), flush=True)
 

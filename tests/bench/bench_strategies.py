@@ -294,7 +294,7 @@ def measure(strategy, size):
         line[f"{name}_rows_per_second"] = round(ROWS / statistics.median(taken))
         line[f"{name}_sent_bytes_per_step"] = round(max(rank[2] for rank in each[-1]))
         line[f"{name}_resident_mib"] = round(
-            statistics.median(max(rank[2] for rank in ranks) for ranks in each) / 2**20, 1
+            statistics.median(max(rank[3] for rank in of_ranks) for of_ranks in each) / 2**20, 1
         )
     line["git"] = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return line | {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}

@@ -99,7 +99,7 @@ class Nobody:
     def cancel(self): pass
     def post_mortem(self, slot): return ""
 
-address, size, interface, file, source = sys.argv[1:]
+address, size, interface, seconds, file, source = sys.argv[1:]
 scope = {}
 exec(open(source).read(), scope)
 work = scope["work"]
@@ -108,7 +108,7 @@ def rank(world):
     import functools
     return _call(Configuration(), functools.partial(work, world), (), {}, world)
 
-config = LaunchConfig(start_timeout_seconds=240, timeout_seconds=240, interface=interface or None)
+config = LaunchConfig(start_timeout_seconds=240, timeout_seconds=int(seconds), interface=interface or None)
 with Channel(
     address, int(size), services=[horovod_rendezvous], interface=config.interface
 ) as channel:
@@ -137,14 +137,14 @@ class Run:
     The driver is on the host of the first rank, or on ``driver``.
     """
 
-    def __init__(self, folder, hosts, source, *, addresses=None, interface="", driver=None):
+    def __init__(self, folder, hosts, source, *, addresses=None, interface="", driver=None, seconds=240):
         self.hosts, self.addresses = hosts, addresses or [host.address for host in hosts]
         reached = driver.address if driver is not None else self.addresses[0]
         self.folder, self.info = folder, folder / "info"
         (folder / "driver.py").write_text(DRIVER)
         (folder / "rank.py").write_text(RANK)
         (folder / "work.py").write_text(source)
-        arguments = (reached, len(hosts), interface, self.info, folder / "work.py")
+        arguments = (reached, len(hosts), interface, seconds, self.info, folder / "work.py")
         self.driver = (driver or hosts[0]).start(folder / "driver.py", *arguments, stdin=subprocess.PIPE)
         self.ranks = []
         assert self.driver.stdout.readline() == "listening\n"
@@ -156,7 +156,8 @@ class Run:
 
     def result(self):
         """Wait for the ranks; return how much the driver grew, KiB, and what it printed of their values."""
-        grown, values = self.driver.stdout.readline(), self.driver.stdout.readline()
+        lines = iter(self.driver.stdout.readline, "")  # what ranks printed stands there, too
+        grown, values = (next(line for line in lines if line.startswith(word)) for word in ("grown ", "values "))
         return int(grown.split()[1]), values.removeprefix("values ").strip()
 
     def end(self):

@@ -41,7 +41,7 @@ def model(width):
 
 
 def trained(strategy, collective, width):
-    config = TrainConfig(epochs=2, max_grad_norm=1.0)
+    config = TrainConfig(epochs=1, max_grad_norm=1.0)
     opened = open_strategy(strategy, collective, config)
     data = {name: torch.randn(16, width, generator=torch.Generator().manual_seed(1)) for name in ("x", "y")}
     result = fit(
@@ -67,7 +67,7 @@ def trained(strategy, collective, width):
 
 
 def limited(strategy, world):
-    """Train while the process may hold ``LIMIT`` bytes more than before, files it maps not counted."""
+    """Train while the process may hold ``LIMIT`` bytes more than before; files that it maps are not counted."""
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch" if world.size > 1 else "solo")
     trained(strategy, collective, 8)  # loads what a first training loads
@@ -89,8 +89,8 @@ def fresh_ranks(monkeypatch):
     """Ranks whose allocator gives back at once what is freed, so that the limit is one of what is in use."""
     from rank_pool import Ranks
 
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "524288")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "524288")
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     pool = Ranks()
     yield pool
@@ -104,11 +104,13 @@ def alone():
 
 
 def test_one_rank_runs_out_of_memory(fresh_ranks):
-    (refusal,) = fresh_ranks.run(functools.partial(limited, "all_reduce"), 1)
+    (refusal,) = fresh_ranks.run(functools.partial(limited, "all_reduce"), 1, seconds=280.0)
     assert "can't allocate memory" in refusal
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor", "pipeline(micro_batches=2)", "mesh(shard=2, pipeline=2)"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", "tensor", "pipeline(micro_batches=2)", "mesh(shard=2, pipeline=2, micro_batches=2)"]
+)
 def test_four_ranks_train_it(fresh_ranks, alone, strategy):
     values = fresh_ranks.together(functools.partial(limited, strategy), 4, "torch")
     for rank in values:
