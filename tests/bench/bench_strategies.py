@@ -168,7 +168,8 @@ def sharded(*, keep=False, sizes=None):
     from torch.distributed.fsdp import fully_shard
 
     meter, net = Meter(), model()
-    mesh = init_device_mesh("cpu", sizes or (dist.get_world_size(),))
+    sizes = sizes or (dist.get_world_size(),)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("copies", "shard")[-len(sizes) :])
     for block in net:
         fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
     fully_shard(net, mesh=mesh, reshard_after_forward=not keep)
@@ -273,9 +274,12 @@ def measure(strategy, size):
     with patch.dict(os.environ, {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}):
         pool = Ranks()
         try:
-            ranks = pool.together(partial(on_a_rank, strategy), size, "torch" if size > 1 else "solo")
+            ranks = pool.run_at_store([], partial(on_a_rank, strategy), size, seconds=1800.0)
         finally:
             pool.end()
+    for value in ranks:
+        if isinstance(value, BaseException):
+            raise value
     line = {"workload": "strategies", "strategy": strategy, "ranks": size}
     seconds = {
         name: [max(rank[name][i][0] for rank in ranks) / (STEPS - SKIPPED) for i in range(ROUNDS)]
