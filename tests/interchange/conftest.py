@@ -15,7 +15,7 @@ from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, DateParts, Ids, Image, Number, Text, Vector
 from sparkdl.features.statistics import statistics_of
 from sparkdl.models.bundle import save_bundle
-from sparkdl.models.networks import TabularNet
+from sparkdl.models.networks import TabularEnsemble
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.models.registry import Lineage, ModelRegistry
 from sparkdl.models.signature import Signature, TensorField
@@ -83,7 +83,8 @@ def bundles(tmp_path_factory):
     save_bundle(net, str(root / "vector"), signature=signature)
     features = fit(FEATURES, statistics_of(raw_rows(60), FEATURES))
     label = {"name": "y", "outputs": 1, "mean": 3.0, "deviation": 2.0}
-    whole = TabularNet({"inputs": features.describe(), "labels": [label]}, width=8, depth=1)
+    described = [{**one, "knots": features.knots} if one["name"] == "numbers" else one for one in features.describe()]
+    whole = TabularEnsemble({"inputs": described, "labels": [label]}, width=8, depth=1)
     inputs = tuple(field for one in features.inputs for field in _input(one))
     fed = Signature(inputs=inputs, outputs=(TensorField(name="y"),), call="dict")
     save_bundle(whole, str(root / "everything"), signature=fed, preprocessing=preprocessing_of(features, TYPES))

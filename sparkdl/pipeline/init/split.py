@@ -113,7 +113,7 @@ def _duration(number: int, when: When) -> str:
 
 def _training(rows: int) -> tuple[dict[str, Any], dict[str, str]]:
     """The recipe of the default network by the number of training rows; docs/quality.md says how it was chosen."""
-    batch = 1 << min(9, max(5, round(math.log2(max(1, rows / 128)))))
+    batch = 1 << min(9, max(4, round(math.log2(max(1, min(64, rows / 40), rows / 128)))))
     steps = max(1, math.ceil(rows / batch))
     epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, math.ceil(_ROWS_READ / max(1, rows))))
     train: dict[str, Any] = {
@@ -126,7 +126,7 @@ def _training(rows: int) -> tuple[dict[str, Any], dict[str, str]]:
     }
     notes = {
         "epochs": f"at most, of about {count_of(steps, 'step')} each: a million rows are read",
-        "batch_size": f"for about {rows:,} training rows, whose 128th part it is, from 32 to 512",
+        "batch_size": f"for about {rows:,} training rows, a 40th of few of them, 64, a 128th of many; 512 at most",
         "learning_rate": "the height, after the warm-up; 0.001 to 0.02 are worth a try",
         "warmup_steps": "a twentieth of all steps, 200 at most",
         "decay": "to 0 at the last step",

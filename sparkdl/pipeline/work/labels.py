@@ -264,7 +264,8 @@ def _fit_number(rows: DataFrame, name: str) -> FittedLabel:
     assert found is not None
     if not math.isfinite(found["mean"]) or not math.isfinite(found["deviation"]):
         raise DataError(
-            f"label {name!r} is NaN or infinite in some of {found['rows']} training rows: refuse them in expect"
+            f"label {name!r} is NaN, infinite or too large in some of {found['rows']} training rows: refuse them in "
+            "expect"
         )
     if not found["deviation"]:
         raise DataError(

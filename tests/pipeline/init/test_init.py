@@ -643,7 +643,7 @@ def test_the_default_network_is_written_out_and_named_by_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "epochs", "batch"), [(3, 40, 32), (8_000, 40, 64), (60_000, 17, 512), (10**8, 10, 512)]
+    ("rows", "epochs", "batch"), [(3, 40, 16), (1_200, 40, 32), (8_000, 40, 64), (60_000, 17, 512), (10**8, 10, 512)]
 )
 def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs, batch):
     train, notes = _training(rows)
