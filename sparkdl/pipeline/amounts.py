@@ -2,11 +2,13 @@
 
 Enters: the sizes of the source's windows, the receipts, the records of earlier runs. Leaves: an ``Amount`` a step. Rows
 come from a table's log, from the footers of Parquet files and from receipts; what none of these tells is None.
-Seconds are those of the newest run that did the step, in proportion to the rows; without such a run None, too.
+Seconds are those of the newest run that did the step, in proportion to the rows; without such a run None, too, but for
+a training of the default network, whose steps were timed when it was chosen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,6 +22,10 @@ from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.trials import trials_of, with_settings
 from sparkdl.pipeline.windows import WHOLE
 
+_STEP_SECONDS, _ROW_SECONDS = 4e-3, 12e-6
+"""A step of the default network, and each row of it, take about as long on one processor: from 64 rows of 28 features,
+5 ms, and 256 rows of 9, 7 ms, measured 2026-11 (docs/quality.md)."""
+
 __all__ = ["Amount", "amounts_of", "with_seconds"]
 
 
@@ -32,8 +38,8 @@ class Amount:
         told: how far the rows can be relied upon: ``at most`` before expectations have judged them, ``as last
             ingested`` where only Spark can tell what has changed since; empty where they are known.
         bytes: of the files that it reads; None where nothing tells.
-        seconds: that it may take; None without an earlier run to go by.
-        by: run id of that one.
+        seconds: that it may take; None without an earlier run to go by, unless the default network is trained.
+        by: run id of that one; empty where there is none.
     """
 
     rows: int | None = None
@@ -122,7 +128,21 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
             open_steps.remove(name)
         if not open_steps:
             break
+    if "train" in open_steps and spec.model.factory is None:
+        found["train"] = replace(found["train"], seconds=_modelled(spec, found["train"].rows or 0))
     return found
+
+
+def _modelled(spec: PipelineSpec, rows: int) -> float:
+    """Seconds of all epochs of all trainings of the default network, as long as each rank has a processor."""
+    seconds = 0.0
+    for settings in trials_of(spec):
+        train = with_settings(spec, settings).train
+        of_rank = rows / (train.num_proc or 1)
+        steps = train.train_steps_per_epoch or math.ceil(of_rank / train.batch_size)
+        read = min(of_rank, steps * train.batch_size)
+        seconds += train.epochs * (steps * _STEP_SECONDS + read * _ROW_SECONDS)
+    return seconds
 
 
 def _work(record: RunRecord, step: str) -> int | None:

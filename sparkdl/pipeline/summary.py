@@ -253,9 +253,11 @@ def _cost(plan: Plan) -> str:
         return "no earlier run to go by"
     total = sum(one.seconds or 0.0 for one in timed.values())
     untold = [name for name in plan.amounts if name not in timed]
-    runs = ", ".join(dict.fromkeys(one.by for one in timed.values()))
+    runs = ", ".join(dict.fromkeys(one.by for one in timed.values() if one.by))
+    by = [f"the rows and times of run {runs}"] if runs else []
+    by += ["the steps of the default network at full length"] if any(not one.by for one in timed.values()) else []
     more = f"; nothing to go by for {', '.join(untold)}" if untold else ""
-    return f"about {_seconds(total)} by the rows and times of run {runs}{more}; starting Spark comes on top"
+    return f"about {_seconds(total)} by {' and '.join(by)}{more}; starting Spark comes on top"
 
 
 def _seconds(seconds: float) -> str:

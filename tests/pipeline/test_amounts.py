@@ -121,6 +121,15 @@ def test_seconds_are_those_of_the_newest_run_that_did_the_step_in_proportion_to_
     assert found["train"].seconds == 8.0 * 200 * 3 / 400
 
 
+def test_a_first_training_of_the_default_network_takes_what_its_steps_take():
+    chosen = ["train.epochs=10", "train.batch_size=256", "train.num_proc=2"]
+    amounts = {"train": Amount(rows=51_200), "score": Amount(rows=10)}
+    found = with_seconds(spec(*chosen), amounts, [])
+    assert found["train"].seconds == pytest.approx(10 * 100 * (0.004 + 256 * 12e-6))
+    assert (found["train"].by, found["score"].seconds) == ("", None)
+    assert with_seconds(spec(*chosen, "model.factory=mine:network"), amounts, [])["train"].seconds is None
+
+
 def test_a_plan_prints_them_and_says_that_there_is_no_earlier_run(tmp_path):
     for day in DAYS:
         (tmp_path / "rows" / f"day={day}").mkdir(parents=True)
@@ -130,13 +139,16 @@ def test_a_plan_prints_them_and_says_that_there_is_no_earlier_run(tmp_path):
     assert lines["ingest"].endswith("KiB)")
     assert "(4 rows, " in lines["ingest"]
     assert lines["features"].endswith("(at most 2 rows)")
-    assert lines["cost"] == "no earlier run to go by"
+    assert lines["train"].endswith("(at most 2 rows, about 0.0 s)")
+    assert lines["cost"].startswith("about 0.0 s by the steps of the default network at full length; nothing to go by")
+    own = loads(TEXT.format(kind="parquet", place="path", root=tmp_path), overrides=["model.factory=torch.nn:Identity"])
+    assert dict(plan_lines(plan_of(Context(own))))["cost"] == "no earlier run to go by"
     seconds = {"ingest": 2.0, "features": 1.0, "shards": 1.0, "evaluate": 0.5}
     record(seconds, {"read": 2, "train": 1, "validate": 1}).write(context.runs.child("20260301T000000-a/record.json"))
     lines = dict(plan_lines(plan_of(context)))
     assert lines["ingest"].endswith("KiB, about 4.0 s)")
     assert lines["cost"] == (
-        "about 8.0 s by the rows and times of run earlier; nothing to go by for train, score; "
-        "starting Spark comes on top"
+        "about 8.0 s by the rows and times of run earlier and the steps of the default network at full length; nothing "
+        "to go by for score; starting Spark comes on top"
     )
     assert not [name for name in dict(plan_lines(plan_of(Context(context.file, until="ingest")))) if name == "train"]
