@@ -7,7 +7,7 @@ window have changed. Labels are found by the key of the source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,8 @@ _MOST_KEPT = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Due:
-    """Predictions of one window that are to be compared."""
+class _Predictions:
+    """The predictions of one window, and the key of their comparison with its labels."""
 
     window: str
     scored: Scored
@@ -84,20 +84,21 @@ class LiveStep(Step):
         """Compare what was predicted with the labels that are there now."""
         ((name, key),) = stale.keys.items()
         receipt = context.receipts.of(self.name).get(name)
-        before = Live(label=name, metric=_metric(context.spec)) if receipt is None else receipt.read(Live)
-        live = _compared(context, context.clean(spark), before)
+        earlier = Live(label=name, metric=_metric(context.spec)) if receipt is None else receipt.read(Live)
+        live = _compared(context, context.clean(spark), earlier)
         with replacing(context.receipts, self.name, stale.keys) as made:
             made[name] = (str(key), live)
-        return live.windows != before.windows
+        return live.windows != earlier.windows
 
     def tell(self, context: Context) -> None:
         """The errors, as far as there are any."""
         name = _label(context.spec)
         receipt = context.receipts.of(self.name).get(name)
         reason = "" if context.spec.source.key else "without source.key no label can be joined to its prediction"
-        nothing = Live(label=name, metric=_metric(context.spec), reason=reason)
-        known = nothing if receipt is None or reason else receipt.read(Live)
-        context.record.live = replace(known, metric=nothing.metric, rows={})
+        metric = _metric(context.spec)
+        nothing = Live(label=name, metric=metric, reason=reason)
+        live = nothing if receipt is None or reason else receipt.read(Live)
+        context.record.live = replace(live, metric=metric, rows={})
 
 
 def _label(spec: PipelineSpec) -> str:
@@ -118,37 +119,40 @@ def _predicted(context: Context) -> dict[str, Receipt]:
     }
 
 
-def _compared(context: Context, clean: DataFrame, before: Live) -> Live:
+def _compared(context: Context, clean: DataFrame, earlier: Live) -> Live:
     """Compare the newest windows, and those whose rows have changed since they were compared."""
-    name, content = before.label, {window: str(rows) for window, rows in context.content().items()}
-    known = {(one.window, one.version): one for one in before.windows}
-    scored = _predicted(context)
-    rows = {window: content[window] for window in scored}
-    changed = [window for window in rows if before.rows.get(window) != rows[window]]
-    looked_at = sorted({*sorted(scored)[-_MOST_WINDOWS:], *changed})
-    due = [_due(context, window, scored[window], content[window]) for window in looked_at]
-    due = [each for each in due if _differs(known, each)]
+    content = {window: str(rows) for window, rows in context.content().items()}
+    errors = {(error.window, error.version): error for error in earlier.windows}
+    receipts = _predicted(context)
+    rows = {window: content[window] for window in receipts}
+    changed = [window for window in rows if earlier.rows.get(window) != rows[window]]
+    by_version: dict[int, list[_Predictions]] = {}
+    for window in sorted({*sorted(receipts)[-_MOST_WINDOWS:], *changed}):
+        predictions = _predictions(context, window, receipts[window], content[window])
+        version = predictions.scored.version
+        compared = errors.get((window, version))
+        if compared is None or compared.key != predictions.key:
+            by_version.setdefault(version, []).append(predictions)
     reasons = []
-    for version in sorted({each.scored.version for each in due}):
-        of_version = [each for each in due if each.scored.version == version]
+    for version, windows in sorted(by_version.items()):
         try:
-            known |= {(one.window, one.version): one for one in _of_version(context, clean, name, of_version)}
-        except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
-            for each in of_version:
-                del rows[each.window]  # so that it is compared again when the next label comes
-            reasons.append(f"the predictions of version {version} cannot be compared: {error}")
+            errors |= {(window, version): error for window, error in _errors(context, clean, earlier.label, windows)}
+        except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as cause:
+            for predictions in windows:
+                del rows[predictions.window]  # so that it is compared again when the next label comes
+            reasons.append(f"the predictions of version {version} cannot be compared: {cause}")
             logger.warning("live error: %s", reasons[-1])
-    return replace(before, metric=_metric(context.spec), windows=_newest(known), rows=rows, reason="; ".join(reasons))
+    return replace(earlier, metric=_metric(context.spec), windows=_newest(errors), rows=rows, reason="; ".join(reasons))
 
 
-def _newest(known: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]:
+def _newest(errors: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]:
     """What is kept, in order: labels may come later than hundreds of windows that still wait for theirs."""
-    measured = [each for each in sorted(known) if known[each].measured is not None]
-    waiting = [each for each in sorted(known) if known[each].measured is None]
-    return tuple(known[each] for each in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
+    measured = [place for place in sorted(errors) if errors[place].measured is not None]
+    waiting = [place for place in sorted(errors) if errors[place].measured is None]
+    return tuple(errors[place] for place in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
 
 
-def _due(context: Context, window: str, receipt: Receipt, rows: str) -> _Due:
+def _predictions(context: Context, window: str, receipt: Receipt, rows: str) -> _Predictions:
     """The predictions of a window, and what decides how good those were."""
     inputs = {
         "version": VERSION,
@@ -157,22 +161,18 @@ def _due(context: Context, window: str, receipt: Receipt, rows: str) -> _Due:
         "label": context.settings["label"][_label(context.spec)],
         "weight": context.spec.weight,
     }
-    return _Due(window=window, scored=receipt.read(Scored), key=content_key("live", inputs))
+    return _Predictions(window=window, scored=receipt.read(Scored), key=content_key("live", inputs))
 
 
-def _differs(known: Mapping[tuple[str, int], LiveError], each: _Due) -> bool:
-    found = known.get((each.window, each.scored.version))
-    return found is None or found.key != each.key
-
-
-def _of_version(context: Context, clean: DataFrame, name: str, due: list[_Due]) -> list[LiveError]:
-    """The errors of some windows that one version predicted, a few windows at a time."""
+def _errors(
+    context: Context, clean: DataFrame, name: str, windows: Sequence[_Predictions]
+) -> Iterator[tuple[str, LiveError]]:
+    """The errors of windows that one version predicted, by window, a few windows at a time."""
     from sparkdl.pipeline.work.labels import labels_of
 
-    spec, version = context.spec, due[0].scored.version
+    spec, version = context.spec, windows[0].scored.version
     model = context.registry.get(str(spec.publish.name), version)
-    artifacts = {each.scored.artifact for each in due} - {"", model.artifact}
-    if artifacts:
+    if {predictions.scored.artifact for predictions in windows} - {"", model.artifact}:
         raise ConfigError(f"another model than {spec.publish.name} has made them")
     labels = labels_of(model.uri)
     if name not in labels.names:
@@ -180,44 +180,63 @@ def _of_version(context: Context, clean: DataFrame, name: str, due: list[_Due]) 
     label = labels.labels[labels.names.index(name)]
     column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
     output = column if len(labels.names) == 1 else f"{name}_{column}"
-    found: list[LiveError] = []
-    chunk: list[_Due] = []
-    for each in due:
-        if chunk and sum(one.scored.rows for one in (*chunk, each)) > label.most_measured:
-            found += _measured(context, clean, (label, output), chunk, model)
+    chunk: list[_Predictions] = []
+    for predictions in windows:
+        if chunk and sum(each.scored.rows for each in (*chunk, predictions)) > label.most_measured:
+            yield from _measured(context, clean, label, output, chunk, model)
             chunk = []
-        chunk.append(each)
-    return found + _measured(context, clean, (label, output), chunk, model)
+        chunk.append(predictions)
+    yield from _measured(context, clean, label, output, chunk, model)
 
 
 def _measured(
-    context: Context, clean: DataFrame, what: tuple[FittedLabel, str], due: list[_Due], model: ModelVersion
-) -> list[LiveError]:
-    label, spec = what[0], context.spec
-    rows = _joined(clean, spec, what, due, model.version).toPandas()
-    of_window = dict(tuple(rows.groupby("_window", sort=False)))
+    context: Context,
+    clean: DataFrame,
+    label: FittedLabel,
+    output: str,
+    windows: Sequence[_Predictions],
+    model: ModelVersion,
+) -> Iterator[tuple[str, LiveError]]:
+    """The errors of windows, by window.
+
+    Args:
+        context: of the run.
+        clean: the clean rows.
+        label: that is compared.
+        output: the column of the predictions of it.
+        windows: few enough for the driver to hold their rows.
+        model: that predicted them.
+    """
+    spec = context.spec
+    rows = _joined(clean, spec, label, output, windows, model.version).toPandas()
+    rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
     trained, by_time = trained_of(context.receipts, model), isinstance(spec.split, TimeSplit)
-    windows = {} if trained is None else trained.windows
-    known = windows if by_time or (trained and trained.split not in ({}, context.settings["split"])) else {}
-    whole = not by_time and spec.score.window == "all"
+    trained_on: Mapping[str, str] = {}
+    if trained is not None and (by_time or trained.split not in ({}, context.settings["split"])):
+        trained_on = trained.windows
+    all_rows_scored = not by_time and spec.score.window == "all"
     summary = None if trained is None else trained.labels.get(label.name)
     metric = spec.publish.metric or DEFAULT_METRICS[spec.label[label.name].type]
-    return [
-        _error(each, label, of_window.get(each.window, rows.head(0)), whole or each.window in known, metric, summary)
-        for each in due
-    ]
+    for predictions in windows:
+        window = predictions.window
+        seen = all_rows_scored or window in trained_on
+        yield window, _error(predictions, label, rows_by_window.get(window, rows.head(0)), seen, metric, summary)
 
 
 def _joined(
-    clean: DataFrame, spec: PipelineSpec, what: tuple[FittedLabel, str], due: list[_Due], version: int
+    clean: DataFrame,
+    spec: PipelineSpec,
+    label: FittedLabel,
+    output: str,
+    predicted: Sequence[_Predictions],
+    version: int,
 ) -> DataFrame:
     """Predicted rows with what came of them: ``_window``, ``_missing``, ``_label``, ``_output``, ``_weight``."""
     from pyspark.sql import functions as F
 
     from sparkdl.pipeline.work.labels import encoded
 
-    label, output = what
-    windows, key = [each.window for each in due], spec.source.key
+    windows, key = [predictions.window for predictions in predicted], spec.source.key
     predictions = Table(str(spec.score.target)).read(clean.sparkSession)
     absent = [name for name in (*key, output, "model_version") if name not in predictions.columns]
     if absent:
@@ -225,7 +244,7 @@ def _joined(
     if label.name not in clean.columns:
         raise SchemaError(f"the rows have no label {label.name!r}, but {clean.columns}")
     made = predictions.where(F.col(WINDOW).isin(*windows) & (F.col("model_version") == version))
-    most = max(each.scored.rows for each in due)
+    most = max(predictions.scored.rows for predictions in predicted)
     if most > label.most_measured:
         hashed = F.xxhash64(*[F.col(quoted(name)) for name in key])
         made = made.where(F.pmod(hashed, F.lit(most)) < label.most_measured)
@@ -244,26 +263,31 @@ def _joined(
 
 
 def _error(
-    each: _Due, label: FittedLabel, rows: pd.DataFrame, seen: bool, metric: str, summary: LabelSummary | None
+    predictions: _Predictions,
+    label: FittedLabel,
+    rows: pd.DataFrame,
+    seen: bool,
+    metric: str,
+    summary: LabelSummary | None,
 ) -> LiveError:
     missing = rows["_missing"].to_numpy(dtype=bool)
     numbers = rows["_label"].to_numpy(dtype=np.float64)
-    there = ~missing & np.isfinite(numbers)
+    labelled = ~missing & np.isfinite(numbers)
     measured, baseline = None, None
-    if there.any():
-        outputs: Any = rows["_output"][there]
+    if labelled.any():
+        outputs: Any = rows["_output"][labelled]
         outputs = np.stack(outputs.to_list()) if label.type == "multiclass" else outputs.to_numpy(dtype=np.float64)
-        weights = rows["_weight"][there].to_numpy(dtype=np.float64)
-        known = Rows.of(label.type, numbers[there], outputs, weights=weights, label=label.name)
-        measured = measure(known)
+        weights = rows["_weight"][labelled].to_numpy(dtype=np.float64)
+        predicted = Rows.of(label.type, numbers[labelled], outputs, weights=weights, label=label.name)
+        measured = measure(predicted)
         if summary is not None:
-            baseline = baseline_of(summary, known, label.classes).values.get(metric)
+            baseline = baseline_of(summary, predicted, label.classes).values.get(metric)
     return LiveError(
-        window=each.window,
-        version=each.scored.version,
-        key=each.key,
+        window=predictions.window,
+        version=predictions.scored.version,
+        key=predictions.key,
         waiting=int(missing.sum()),
-        unknown=int((~missing & ~there).sum()),
+        unknown=int((~missing & ~labelled).sum()),
         measured=measured,
         trained_on=seen,
         baseline=baseline,

@@ -178,13 +178,13 @@ def test_labels_that_come_hundreds_of_windows_later_are_joined(spark, tmp_path, 
     late = shop.look(clean.assign(price=3.0), content | {A: "rows with labels"})
     assert [(one.waiting, one.measured.values["rmse"]) for one in late.windows] == [(0, 2.0), (0, 2.0)]
 
-    looked_at, due = [], live._due
+    looked_at, predictions_of = [], live._predictions
 
     def spied(context, window, *more):
         looked_at.append(window)
-        return due(context, window, *more)
+        return predictions_of(context, window, *more)
 
-    monkeypatch.setattr(live, "_due", spied)
+    monkeypatch.setattr(live, "_predictions", spied)
     monkeypatch.setattr(live, "_MOST_KEPT", 1)
     assert shop.look(None, content | {A: "rows with labels"}).windows == late.windows
     assert looked_at == []
