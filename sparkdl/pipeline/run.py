@@ -100,7 +100,8 @@ def _make_what_is_stale(steps: Sequence[Step], context: Context, spark: SparkSes
             step = stale.step
             if stale:
                 attempt = (step.name, *sorted(stale.keys), *stale.keys.values())
-                assert attempt not in made, f"{step.name} was made, and is stale again: {list(stale.keys)[:3]}"
+                if attempt in made:  # a fault of the step's, which would be made for ever
+                    raise RuntimeError(f"the step {step.name} was made, and is stale again: {list(stale.keys)[:3]}")
                 made.add(attempt)
                 _make(stale, context, spark)
                 if step.looks:  # once a run, whatever it has seen

@@ -13,6 +13,13 @@ and of all Python workers and ranks together, without the pages that they share.
     python tests/bench/bench_pipeline.py 200000 2000000 --folder /somewhere/with/space
 
 20 million rows take 7 GB of text and about as much again for tables, shards and what is written by hand.
+
+Two tables more are measured as whoever meets them first does, from a Parquet file to predictions by one ``sparkdl run``
+in a process of its own: ``small``, 22,272 rows of 13 columns, and ``wide``, 20,000 rows of 502. Processor seconds are
+those of the driver's Python, of the JVM, and of all workers and ranks; on a machine that is busy they tell more than
+seconds do:
+
+    python tests/bench/bench_pipeline.py small wide
 """
 
 from __future__ import annotations
@@ -27,12 +34,15 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +51,19 @@ DAYS, WARM_UP = 8, 20_000
 TRAINING = DAYS - 2
 ETL = ("ingest", "features", "shards")
 NUMBERS = [f"I{n}" for n in range(1, 14)]
+WHOLE = {"small": (22_272, 13), "wide": (20_000, 502)}
+"""Rows and columns of the tables that are taken from a file to predictions, a label and a category among them."""
+WHOLE_FILE = """
+name: {name}
+root: {root}
+source: {{kind: parquet, path: {path}}}
+expect: {{has a label: label IS NOT NULL}}
+features: {{kind: category, "{numbers}": number}}
+label: {{label: regression}}
+split: {{by: hash, train: 0.7, validate: 0.2, score: 0.1}}
+publish: {{gate: {{baseline: never}}}}
+spark: {{master: "local[2]"}}
+"""
 HASHED = ["C3", "C12", "C16", "C21"]
 LOOKED_UP = [f"C{n}" for n in range(1, 27) if f"C{n}" not in HASHED]
 
@@ -70,28 +93,39 @@ def make_clicks(folder, rows):
 
 
 class Sampler(threading.Thread):
-    """Resident memory of this process, its JVM and all below that, every 50 ms."""
+    """Resident memory and processor time of a process, its JVM and all below that, every 50 ms.
 
-    def __init__(self):
+    Args:
+        process: its number; None takes this one.
+    """
+
+    def __init__(self, process=None):
         super().__init__(daemon=True)
-        self.me, self.samples, self.over = psutil.Process(), [], threading.Event()
+        self.root, self.samples, self.over, self.times = psutil.Process(process), [], threading.Event(), {}
 
     def run(self):
         while not self.over.wait(0.05):
-            found = {"driver": self.me.memory_info().rss, "jvm": 0, "workers": 0}
-            for child in self.me.children(recursive=True):
-                try:
-                    memory = child.memory_info()
-                    jvm = child.name() == "java"
-                except psutil.Error:
-                    continue
-                found["jvm" if jvm else "workers"] += memory.rss - (0 if jvm else memory.shared)
-            self.samples.append((time.time(), found))
+            memory = {"driver": 0, "jvm": 0, "workers": 0}
+            with suppress(psutil.Error):
+                for process in (self.root, *self.root.children(recursive=True)):
+                    with suppress(psutil.Error):
+                        who = "jvm" if process.name() == "java" else "workers"
+                        who = "driver" if process == self.root else who
+                        resident, times = process.memory_info(), process.cpu_times()
+                        memory[who] += resident.rss - (resident.shared if who == "workers" else 0)
+                        self.times[process] = who, times.user + times.system
+            self.samples.append((time.time(), memory))
 
     def peak_mib(self, since, until):
-        """The most of each between two times."""
-        within = [found for at, found in self.samples if since - 0.1 <= at <= until + 0.1]
-        return {who: round(max(found[who] for found in within) / 2**20) for who in ("driver", "jvm", "workers")}
+        """The most memory of each between two times."""
+        within = [memory for at, memory in self.samples if since - 0.1 <= at <= until + 0.1]
+        return {who: round(max(memory[who] for memory in within) / 2**20) for who in ("driver", "jvm", "workers")}
+
+    def processor_seconds(self):
+        """The processor time of each, of processes that have ended, too."""
+        return {
+            who: round(sum(t for of, t in self.times.values() if of == who), 1) for who in ("driver", "jvm", "workers")
+        }
 
 
 def by_hand(spark, source, schema, folder, keyed):
@@ -228,6 +262,33 @@ def measured(rows, folder):
     spark.stop()
 
 
+def from_file_to_predictions(name, folder):
+    """Make the table ``name``, run its pipeline once, and return the line of it."""
+    rows, columns = WHOLE[name]
+    rng = np.random.default_rng(7)
+    numbers = {f"x{place}": rng.standard_normal(rows) for place in range(columns - 2)}
+    kind = rng.integers(0, 20, rows)
+    label = numbers["x0"] - 2 * numbers["x1"] + 0.1 * kind + 0.1 * rng.standard_normal(rows)
+    table = pa.table({**numbers, "kind": pa.array([f"k{value}" for value in kind]), "label": label})
+    (folder / "rows").mkdir(parents=True)
+    pq.write_table(table, folder / "rows" / "part.parquet")
+    file, root = folder / f"{name}.yaml", folder / "p"
+    file.write_text(WHOLE_FILE.format(name=name, root=root, path=folder / "rows", numbers=", ".join(numbers)))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "sparkdl.cli", "run", str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    sampler = Sampler(process.pid)
+    sampler.start()
+    summary = process.communicate()[0]
+    seconds = time.perf_counter() - start
+    sampler.over.set()
+    assert process.returncode == 0, summary
+    steps = next(line for line in summary.splitlines() if line.startswith("time ")).removeprefix("time").strip()
+    figures = {"seconds": round(seconds, 1), "processor_seconds": sampler.processor_seconds(), "steps": steps}
+    return {"workload": f"from file to predictions: {name}", **figures, "columns": columns, **stamp(rows)}
+
+
 def size_of(folder):
     """Bytes of all files below."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -272,6 +333,15 @@ def lines_of(sizes, folder):
 
 
 @pytest.mark.bench
+@pytest.mark.parametrize("name", WHOLE)
+def test_from_file_to_predictions(name, tmp_path, capsys):
+    """A first run of a small and of a wide table."""
+    line = from_file_to_predictions(name, tmp_path)
+    with capsys.disabled():
+        print("\n" + json.dumps(line), flush=True)
+
+
+@pytest.mark.bench
 def test_clicks(tmp_path, capsys):
     """The sizes of SPARKDL_BENCH_ROWS, or all three."""
     sizes = [int(size) for size in os.environ.get("SPARKDL_BENCH_ROWS", "").split()] or SIZES
@@ -283,14 +353,17 @@ def test_clicks(tmp_path, capsys):
 def main():
     """Read the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("sizes", type=int, nargs="*", default=SIZES, help="rows")
+    parser.add_argument("sizes", nargs="*", default=SIZES, help=f"rows of clicks, or {' or '.join(WHOLE)}")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where to write")
     parser.add_argument("--alone", type=int, help="measure this size in this process")
     given = parser.parse_args()
     if given.alone:
         measured(given.alone, given.folder)
         return
-    for line in lines_of(given.sizes, given.folder):
+    for name in filter(WHOLE.__contains__, given.sizes):
+        with tempfile.TemporaryDirectory(dir=given.folder) as place:
+            print(json.dumps(from_file_to_predictions(name, Path(place))), flush=True)
+    for line in lines_of([int(size) for size in given.sizes if size not in WHOLE], given.folder):
         print(json.dumps(line), flush=True)
 
 

@@ -26,7 +26,7 @@ from sparkdl.pipeline.state.lease import Lease
 from sparkdl.storage import Storage, sha256_hex
 from sparkdl.tables.table import Table
 
-__all__ = ["Making", "Receipt", "ReceiptTable", "Receipts", "StepNote", "content_key", "replacing"]
+__all__ = ["Receipt", "ReceiptTable", "Receipts", "StepNote", "content_key", "replacing"]
 
 T = TypeVar("T")
 
@@ -123,10 +123,6 @@ class StepNote:
     seconds: float
 
 
-class Making(dict[str, tuple[str, Any]]):
-    """Key and facts of each partition that has been made, see ``Receipts.replacing``."""
-
-
 class Receipts(Protocol):
     """What the steps of a pipeline remember."""
 
@@ -156,7 +152,7 @@ class Receipts(Protocol):
 
 
 @contextmanager
-def replacing(receipts: Receipts, step: str, partitions: Iterable[str]) -> Iterator[Making]:
+def replacing(receipts: Receipts, step: str, partitions: Iterable[str]) -> Iterator[dict[str, tuple[str, Any]]]:
     """Overwrite partitions: strike their receipts out, let the block commit what replaces them, write new receipts.
 
     Nobody believes a receipt whose partition may hold something else by now, whenever the run is killed. The block
@@ -169,7 +165,7 @@ def replacing(receipts: Receipts, step: str, partitions: Iterable[str]) -> Itera
     valid = [known[name] for name in partitions if name in known and known[name].key]
     if valid:
         receipts.write([replace(receipt, key="") for receipt in valid])
-    made = Making()
+    made: dict[str, tuple[str, Any]] = {}
     yield made
     if made:
         receipts.write(

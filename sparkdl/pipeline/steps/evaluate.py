@@ -16,7 +16,7 @@ from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Evaluated, Published
 from sparkdl.pipeline.steps.drift import trained_of
-from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing
+from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
 from sparkdl.pipeline.steps.shards import prepared_of
 from sparkdl.pipeline.steps.train import train_key, trained_now
 from sparkdl.pipeline.trials import chosen_settings
@@ -61,10 +61,7 @@ class EvaluateStep(Step):
         from sparkdl.pipeline.work.boosting import boosted
         from sparkdl.pipeline.work.evaluate import evaluate, judged_label, with_last_values
 
-        ((_, key),) = stale.keys.items()
-        parts, _ = parts_to_learn(context)
-        assert parts is not None
-        assert key is not None
+        parts, key = windows_and_key(context, stale)
         torch_for_workers(spark)
         spec, clean, prepared = context.spec, context.clean(spark), prepared_of(context, parts, spark)
         against = judged_against(context, publish_inputs(context, parts) or {})
@@ -123,10 +120,7 @@ class PublishStep(Step):
         """Publish the model, and promote it if the verdict says so."""
         from sparkdl.interchange.mlflow import mirror_published
 
-        ((_, key),) = stale.keys.items()
-        parts, _ = parts_to_learn(context)
-        assert parts is not None
-        assert key is not None
+        parts, key = windows_and_key(context, stale)
         spec, champion = context.spec.publish, context.champion()
         if context.receipts.of("evaluate").get(str(_evaluate_key(context, parts))) is None:
             raise ConflictError(f"another run moved {spec.alias} of {spec.name} meanwhile: run again")

@@ -13,7 +13,7 @@ from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, content_key
-from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing
+from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ class FeaturesStep(Step):
         """Fit them, or take the champion's."""
         from sparkdl.pipeline.work.prepare import champions_features, fit_features
 
-        ((_, key),) = stale.keys.items()
-        parts, _ = parts_to_learn(context)
-        assert parts is not None
-        assert key is not None
+        parts, key = windows_and_key(context, stale)
         champion = context.champion() if context.spec.train.start == "champion" else None
         with unless_labels_are_missing(context, parts):
             if champion is not None:

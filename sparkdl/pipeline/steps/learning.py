@@ -8,10 +8,18 @@ from contextlib import contextmanager
 from sparkdl.documents.typed import encode
 from sparkdl.pipeline.rows.parts import Parts, parts_of, parts_to_do
 from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.evaluator import Stale
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.work.labels import NoLabelsError
 
-__all__ = ["learn_from_all", "learns_from_all", "part_rows", "parts_to_learn", "unless_labels_are_missing"]
+__all__ = [
+    "learn_from_all",
+    "learns_from_all",
+    "part_rows",
+    "parts_to_learn",
+    "unless_labels_are_missing",
+    "windows_and_key",
+]
 
 
 def parts_to_learn(context: Context) -> tuple[Parts | None, str]:
@@ -37,6 +45,15 @@ def parts_to_learn(context: Context) -> tuple[Parts | None, str]:
             return chosen, ""
         waits = f"learning waits: {receipt.read(str)}"
     return None, waits
+
+
+def windows_and_key(context: Context, stale: Stale) -> tuple[Parts, str]:
+    """The windows that a step of learning is made for, and the one key that it is made by."""
+    (key,) = stale.keys.values()
+    parts, _ = parts_to_learn(context)
+    assert parts is not None
+    assert key is not None
+    return parts, key
 
 
 def learns_from_all(context: Context) -> bool:

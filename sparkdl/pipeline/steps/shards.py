@@ -11,7 +11,7 @@ from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Shards
 from sparkdl.pipeline.steps.features import VERSION, features_of, fitted_key
-from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing
+from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,10 +47,7 @@ class ShardsStep(Step):
         from sparkdl.pipeline.session import start_torch_daemon
         from sparkdl.pipeline.work.prepare import cut_shards
 
-        ((_, key),) = stale.keys.items()
-        parts, _ = parts_to_learn(context)
-        assert parts is not None
-        assert key is not None
+        parts, key = windows_and_key(context, stale)
         start_torch_daemon(spark)  # a training follows
         spec, clean = context.spec, context.clean(spark)
         features, labels, _ = features_of(context, parts)

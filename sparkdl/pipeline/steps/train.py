@@ -13,7 +13,7 @@ from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.receipts import Receipt, StepNote, content_key
 from sparkdl.pipeline.state.results import Trained, Tried
-from sparkdl.pipeline.steps.learning import parts_to_learn
+from sparkdl.pipeline.steps.learning import parts_to_learn, windows_and_key
 from sparkdl.pipeline.steps.shards import prepared_of, shards_key
 from sparkdl.pipeline.trials import chosen_by, chosen_settings, metrics_of_trials, trials_of
 from sparkdl.pipeline.work.labels import labelled
@@ -116,10 +116,7 @@ class TrainStep(Step):
         from sparkdl.pipeline.work.search import best_of
         from sparkdl.pipeline.work.training import network_of, train
 
-        ((_, key),) = stale.keys.items()
-        parts, _ = parts_to_learn(context)
-        assert parts is not None
-        assert key is not None
+        parts, key = windows_and_key(context, stale)
         torch_for_workers(spark)
         spec, prepared = context.spec, prepared_of(context, parts, spark)
         if spec.search is None:
