@@ -13,6 +13,7 @@ from sparkdl import Mesh, SpreadModel
 from sparkdl.errors import ConfigError
 from sparkdl.runner import run_on_dataframe
 from sparkdl.train.in_memory import TensorSource
+from sparkdl.world import SOLO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -94,6 +95,53 @@ def test_a_loop_of_ones_own_trains_what_a_plain_one_does(ranks, strategy):
     torch.testing.assert_close(leader[3], weights, **EXACT)
     torch.testing.assert_close(leader[2]["model"], weights, **EXACT)
     assert other[2] is other[3] is None
+
+
+class Attention(torch.nn.Module):
+    """An odd vocabulary, and query, key and value by one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.wte, self.c_attn = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 24)
+        self.c_proj, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+
+    def forward(self, tokens):
+        x = self.wte(tokens)
+        rows, positions, features = x.shape
+        q, k, v = (part.view(rows, positions, 2, 4).transpose(1, 2) for part in self.c_attn(x).split(features, 2))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(self.c_proj(y.transpose(1, 2).reshape(rows, positions, features)).mean(1))
+
+
+def attention_on_a_rank(world):
+    """Three steps, and two more by another model that takes the state over."""
+    torch.set_num_threads(1)
+    tokens = torch.arange(40).reshape(8, 5) % 11
+    batch, state = {"tokens": tokens, "y": torch.arange(8.0).unsqueeze(1).double()}, None
+    plan = {"c_attn": "qkv", "c_proj": "row", "wte": "row"}
+    for steps in (3, 2):
+        with SpreadModel(Mesh(tensor=world.size, plan=plan) if world.size > 1 else "all_reduce") as model:
+            model.build(
+                lambda: Attention().double(), torch.optim.AdamW, torch.nn.MSELoss(), inputs=["tokens"], labels=["y"]
+            )
+            if state is not None or steps == 2:
+                model.load_state_dict(state)
+            for _ in range(steps):
+                model.step(batch, max_norm=0.1)
+            state = model.state_dict()
+    return state
+
+
+def test_packed_projections_and_vocabularies_are_gathered_whole_and_dealt_out_again(ranks):
+    wanted = attention_on_a_rank(SOLO)
+    leader, _ = ranks.together(attention_on_a_rank, 2, "torch")
+    torch.testing.assert_close(leader["model"], wanted["model"], **EXACT)
+    names = [name for name, _ in Attention().named_parameters()]
+    keys = slice(8, 16)  # their bias has no gradient but for rounding
+    for state in (leader, wanted):
+        state["optimizer"]["state"][names.index("c_attn.bias")]["exp_avg"][keys] = 0
+        state["optimizer"]["state"][names.index("c_attn.bias")]["exp_avg_sq"][keys] = 0
+    torch.testing.assert_close(leader["optimizer"], wanted["optimizer"], **EXACT)
 
 
 def test_one_process_alone_needs_no_launcher():

@@ -43,8 +43,8 @@ class Mesh:
             (Lepikhin et al., 2021).
         keep_parameters: with ``shard``, parameters stay gathered from the forward to the backward pass, which is less
             to send and more to hold (stage 2); they are cut at rest.
-        plan: with ``tensor``, by pattern of module names ``"column"``, ``"row"`` or ``"heads"``; None finds the plan in
-            the model's structure.
+        plan: with ``tensor``, by pattern of module names ``"column"``, ``"row"``, ``"heads"`` or ``"qkv"``, of linear
+            layers, attentions and embeddings; None finds the plan in the model's structure.
         micro_batches: with ``pipeline``, parts that a batch goes through the stages in; None is four a stage.
         schedule: with ``pipeline``, ``"1f1b"``, ``"gpipe"`` or ``"naive"`` (one micro-batch).
         cuts: with ``pipeline``, names of the modules that begin the second stage and each after it; None balances

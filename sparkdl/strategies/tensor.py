@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,19 +19,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from sparkdl.errors import ConfigError
-from sparkdl.strategies.tensor_plan import COLUMN, HEADS, ROW
+from sparkdl.strategies.tensor_plan import COLUMN, HEADS, QKV, ROW
 
-__all__ = ["SplitAttention", "bytes_per_step", "computing", "split"]
+__all__ = ["SplitAttention", "SplitQkv", "bytes_per_step", "computing", "split"]
 
 
 def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
     """Leave this rank's part of each module of ``plan`` in ``model``; every rank of ``mesh`` calls it.
 
-    Parameters of these modules become ``DTensor``; those of an attention's input projection have the shapes
-    ``(3, embed, embed)`` and ``(3, embed)``. Each other parameter stays a plain tensor whose gradient is equal on all
-    ranks of ``mesh``. What goes into a split region and what leaves it are plain tensors, equal on all ranks; within
-    one the activations are ``DTensor``, so that code which is written for the whole shapes means the same. Forward and
-    backward run within ``computing()``.
+    Parameters of these modules become ``DTensor``; those of a projection to query, key and value have the shapes
+    ``(3, features, inputs)`` and ``(3, features)``. Each other parameter stays a plain tensor whose gradient is equal
+    on all ranks of ``mesh``. What goes into a split region and what leaves it are plain tensors, equal on all ranks;
+    within one the activations are ``DTensor``, so that code which is written for the whole shapes means the same.
+    Forward and backward run within ``computing()``.
 
     Args:
         model: with the same weights on every rank.
@@ -44,6 +45,11 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
         module = model.get_submodule(name)
         if how == HEADS:
             _split_attention(module, mesh)
+        elif how == QKV:
+            module.__class__ = SplitQkv
+            _split_packed(module, mesh, "weight", "bias")
+        elif isinstance(module, nn.Embedding):
+            _split_embedding(module, mesh, how)
         else:
             _split_linear(module, mesh, how)
     for module in model.modules():
@@ -51,9 +57,14 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
     for parameter in model.parameters():
-        if not isinstance(parameter, DTensor) and parameter.requires_grad:
-            parameter.register_hook(_whole_gradient)  # type: ignore[no-untyped-call]
-    columns = [name for name, how in plan.items() if how == COLUMN]
+        if parameter.requires_grad:
+            placements = parameter.placements if isinstance(parameter, DTensor) else None
+            parameter.register_hook(functools.partial(_laid_out, placements))  # type: ignore[no-untyped-call]
+    columns = [
+        name
+        for name, how in plan.items()
+        if how in (COLUMN, QKV) and not isinstance(model.get_submodule(name), nn.Embedding)
+    ]
 
     def refuse_parts(_: nn.Module, __: Any, output: Any) -> None:
         if any(isinstance(leaf, DTensor) for leaf in tree_leaves(output)):
@@ -96,14 +107,16 @@ def bytes_per_step(model: nn.Module, plan: Mapping[str, str], size: int, rows: i
         rows: vectors that go through each module: rows of the batch, times positions of a sequence.
         itemsize: bytes of one number of the activations.
     """
-    features = 0
+    features = 0.0
     for name, how in plan.items():
         module: Any = model.get_submodule(name)
         if how == HEADS:
             features += 2 * module.embed_dim
+        elif isinstance(module, nn.Embedding):
+            features += module.embedding_dim / 2 if how == COLUMN else module.embedding_dim  # gathered, or added up
         else:
-            features += module.in_features if how == COLUMN else module.out_features
-    return 2 * (size - 1) * features * rows * itemsize // size
+            features += module.out_features if how == ROW else module.in_features
+    return int(2 * (size - 1) * features * rows * itemsize / size)
 
 
 def _split_linear(module: nn.Module, mesh: DeviceMesh, how: str) -> None:
@@ -115,24 +128,44 @@ def _split_linear(module: nn.Module, mesh: DeviceMesh, how: str) -> None:
     parallelize_module(module, mesh, style, src_data_rank=None)
 
 
-def _split_attention(module: nn.Module, mesh: DeviceMesh) -> None:
-    module.__class__ = SplitAttention
-    embed = module.embed_dim
-    for name in ("in_proj_weight", "in_proj_bias"):
+def _split_embedding(module: nn.Module, mesh: DeviceMesh, how: str) -> None:
+    style = (
+        ColwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+        if how == COLUMN
+        else RowwiseParallel(input_layouts=Replicate())
+    )
+    parallelize_module(module, mesh, style, src_data_rank=None)
+
+
+def _split_packed(module: nn.Module, mesh: DeviceMesh, *names: str) -> None:
+    """Give each rank its features of query, of key and of value."""
+    for name in names:
         whole = getattr(module, name)
         if whole is not None:
-            packed = whole.detach().reshape(3, embed, *whole.shape[1:])  # each rank has its heads of q, of k and of v
+            packed = whole.detach().reshape(3, -1, *whole.shape[1:])
             part = distribute_tensor(packed, mesh, [Shard(1)], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
+
+
+def _split_attention(module: nn.Module, mesh: DeviceMesh) -> None:
+    module.__class__ = SplitAttention
+    _split_packed(module, mesh, "in_proj_weight", "in_proj_bias")
     assert isinstance(module.out_proj, nn.Linear)
     _split_linear(module.out_proj, mesh, ROW)
     # Hooks keep nn.TransformerEncoderLayer from its fast path, which would read the weights past this module.
     module.register_forward_hook(lambda *_: None)
 
 
-def _whole_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient of a whole parameter that a split region uses is in parts."""
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+def _laid_out(placements: tuple[Any, ...] | None, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient as its parameter lies; None for a whole parameter, whose gradient a split region gives in parts.
+
+    That of a split vocabulary comes whole, and would count on every rank in the norm.
+    """
+    if not isinstance(gradient, DTensor):
+        return gradient
+    if placements is None:
+        return gradient.full_tensor()
+    return gradient if gradient.placements == placements else gradient.redistribute(placements=placements)
 
 
 class _SplitFunctions(TorchFunctionMode):
@@ -142,11 +175,57 @@ class _SplitFunctions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if args and getattr(args[0], "packed_qkv", False):
+            return _unpack(func, args, kwargs)
         if func in (F.dropout, torch.dropout) and isinstance(args[0], DTensor):
             return _dropout(*args, **{name: value for name, value in kwargs.items() if name != "inplace"})
         if func is F.scaled_dot_product_attention and any(isinstance(tensor, DTensor) for tensor in args[:3]):
             return _scaled_dot_product_attention(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _unpack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do with the output of ``SplitQkv``, which has this rank's query, key and value, what is meant for all features.
+
+    Raises:
+        ConfigError: it is neither split into three, nor viewed as ``(batch, positions, 3, heads, features)``.
+    """
+    packed, name = args[0], getattr(func, "__name__", "")
+    if name in ("__get__", "size", "dim"):
+        return func(*args, **kwargs)
+    mesh, whole, local = packed.device_mesh, packed.shape[-1], packed.to_local()
+    if name in ("split", "chunk"):
+        by, axis = [*args[1:], *kwargs.values()][:2] if len(args) + len(kwargs) > 2 else (args[1], 0)
+        if axis in (-1, packed.ndim - 1) and by in (3 if name == "chunk" else whole // 3, [whole // 3] * 3):
+            return tuple(
+                DTensor.from_local(part, mesh, [Shard(packed.ndim - 1)], run_check=False) for part in local.chunk(3, -1)
+            )
+    if name in ("view", "reshape"):
+        shape = args[1] if len(args) == 2 else args[1:]
+        if len(shape) == 5 and shape[2] == 3 and int(shape[3]) % mesh.size() == 0:
+            features = whole // 3 // int(shape[3])
+            part = local.view(*local.shape[:2], 3, int(shape[3]) // mesh.size(), features)
+            return DTensor.from_local(part, mesh, [Shard(3)], run_check=False)
+    raise ConfigError(
+        f"{name} reads what a layer that is split by 'qkv' gives, of shape {tuple(packed.shape)}: split it into three "
+        "along the last dimension, or view it as (batch, positions, 3, heads, features)"
+    )
+
+
+class SplitQkv(nn.Linear):
+    """A linear layer to query, key and value, of each of which this rank has some heads."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return this rank's features of query, key and value, as a part of ``(..., 3 * features)``."""
+        weight: Any = self.weight
+        bias: Any = self.bias
+        mesh = weight.device_mesh
+        whole = DTensor.from_local(input, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+        parts = weight.to_local().flatten(0, 1), None if bias is None else bias.to_local().flatten()
+        states = F.linear(whole, *parts)
+        packed: Any = DTensor.from_local(states, mesh, [Shard(states.ndim - 1)], run_check=False)
+        packed.packed_qkv = True
+        return packed  # type: ignore[no-any-return]
 
 
 def _dropout(tensor: DTensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

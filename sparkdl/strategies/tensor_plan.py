@@ -15,10 +15,12 @@ from torch import fx, nn
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["COLUMN", "HEADS", "ROW", "find_plan"]
+__all__ = ["COLUMN", "HEADS", "QKV", "ROW", "find_plan"]
 
-COLUMN, ROW, HEADS = "column", "row", "heads"
-"""A linear layer by its output features, one by its input features, and ``nn.MultiheadAttention`` by its heads."""
+COLUMN, ROW, HEADS, QKV = "column", "row", "heads", "qkv"
+"""A linear layer by its output features, one by its input features, ``nn.MultiheadAttention`` by its heads, and a
+linear layer whose output features are those of query, key and value, one behind the other, by those of each. An
+embedding is split by columns (its features) or by rows (its vocabulary)."""
 
 _ELEMENTWISE_MODULES = (
     nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU,
@@ -33,22 +35,36 @@ _ELEMENTWISE_FUNCTIONS = {
 }  # fmt: skip
 _ELEMENTWISE_METHODS = {"add", "mul", "pow", "relu", "sigmoid", "square", "tanh"}
 _LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+_BY_HEAD_MODULES = (nn.Dropout, nn.Identity, nn.Softmax)
+_BY_HEAD_FUNCTIONS = {
+    F.dropout, F.scaled_dot_product_attention, F.softmax, torch.cat, torch.chunk, torch.matmul, torch.softmax,
+    torch.split, torch.transpose, torch.add, torch.mul, operator.add, operator.getitem, operator.matmul, operator.mul,
+    operator.neg, operator.sub, operator.truediv,
+}  # fmt: skip
+_BY_HEAD_METHODS = {
+    "add", "chunk", "contiguous", "div", "flatten", "masked_fill", "matmul", "mul", "permute", "reshape", "softmax",
+    "split", "transpose", "unbind", "unflatten", "view",
+}  # fmt: skip
+_SOFTMAX = {F.softmax, torch.softmax, F.scaled_dot_product_attention, "softmax"}
+_SHAPES = {"dim", "size"}
 
 
 def find_plan(model: nn.Module, size: int, given: Mapping[str, str] | None = None) -> dict[str, str]:
     """Say which modules of ``model`` are split over ``size`` ranks, and how; it needs no ranks.
 
-    Without ``given``, pairs of linear layers are split between which only elementwise functions stand, as a trace by
-    ``torch.fx`` proves, those of torch's transformer layers, and ``nn.MultiheadAttention``. The rest stays whole.
+    Without ``given``, a trace by ``torch.fx`` shows what is split: pairs of linear layers between which only
+    elementwise functions stand, and the projections of an attention of the user's own, which are viewed as heads, meet
+    in a softmax or in ``scaled_dot_product_attention``, and are read by one linear layer. So are the linear layers of
+    torch's transformer layers, and ``nn.MultiheadAttention``. The rest stays whole, embeddings, too.
 
     Args:
         model: the whole model; nothing of it is changed.
         size: number of ranks, 2 or more.
-        given: by pattern of module names (as of ``fnmatch``), ``"column"``, ``"row"`` or ``"heads"``: exactly these are
-            split, such as the projections of an attention of the user's own, ``{"*.q": "column", "*.o": "row"}``.
+        given: by pattern of module names (as of ``fnmatch``), ``"column"``, ``"row"``, ``"heads"`` or ``"qkv"``:
+            exactly these are split, such as ``{"*.c_attn": "qkv", "*.c_proj": "row", "wte": "row"}``.
 
     Returns:
-        By module name ``"column"``, ``"row"`` or ``"heads"``.
+        By module name ``"column"``, ``"row"``, ``"heads"`` or ``"qkv"``.
 
     Raises:
         ConfigError: nothing can be split, or something of ``given`` cannot.
@@ -58,13 +74,15 @@ def find_plan(model: nn.Module, size: int, given: Mapping[str, str] | None = Non
         return _given_plan(model, size, given, tied)
     plan: dict[str, str] = {}
     reasons: list[str] = []
-    for names, columns, row in _pairs(model):
-        reason = next(filter(None, (_refusal(model, name, COLUMN, size, tied) for name in columns)), None)
-        reason = reason or _refusal(model, row, ROW, size, tied)
+    for layers, heads in _regions(model):
+        reason = next(filter(None, (_refusal(model, name, how, size, tied) for name, how in layers.items())), None)
+        odd = next((name for name, count in heads.items() if count % size), None)
+        if reason is None and odd is not None:
+            reason = f"{odd} gives {heads[odd]} heads, no multiple of {size}"
         if reason:
             reasons.append(reason)
-        elif not any(name in plan for name in names):
-            plan |= dict.fromkeys(columns, COLUMN) | {row: ROW}
+        elif not plan.keys() & layers.keys():
+            plan |= layers
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             reason = _refusal(model, name, HEADS, size, tied)
@@ -74,8 +92,8 @@ def find_plan(model: nn.Module, size: int, given: Mapping[str, str] | None = Non
                 plan[name] = HEADS
     if not plan:
         why = "; ".join(dict.fromkeys(reasons)) or (
-            "it has no nn.MultiheadAttention, and no two linear layers between which a trace shows nothing but "
-            "elementwise functions"
+            "it has no attention whose projections a trace shows, and no two linear layers between which it shows "
+            "nothing but elementwise functions"
         )
         raise ConfigError(
             f"tensor={size} finds nothing to split in {type(model).__name__} ({why}): choose another size, or name the "
@@ -107,13 +125,23 @@ def _refusal(model: nn.Module, name: str, how: str, size: int, tied: Mapping[str
         if module.num_heads % size:
             return f"{name} has {module.num_heads} heads, no multiple of {size}"
         inner = {name, f"{name}.out_proj"}
+    elif type(module) is nn.Embedding and how in (COLUMN, ROW):
+        if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+            return f"{name} has max_norm, scale_grad_by_freq or sparse, which are not split"
+        if how == COLUMN and module.embedding_dim % size:
+            return f"{name} has {module.embedding_dim} features, no multiple of {size}"
+        if how == ROW and module.padding_idx is not None:
+            return f"{name} has padding_idx, which a split vocabulary does not know: split it by column"
+        inner = {name}
     else:
         if type(module) is not nn.Linear or set(module._parameters) != {"weight", "bias"}:
             return f"{name} is {kind}, and only a plain nn.Linear is split by {how}s"
-        features = module.out_features if how == COLUMN else module.in_features
-        if features % size:
-            direction = "output" if how == COLUMN else "input"
-            return f"{name} has {features} {direction} features, no multiple of {size}"
+        features = module.in_features if how == ROW else module.out_features
+        if how == QKV and features % 3:
+            return f"{name} has {features} output features, and those of query, key and value would be a multiple of 3"
+        if features % (3 * size if how == QKV else size):
+            direction = "input" if how == ROW else "output"
+            return f"{name} has {features} {direction} features, no multiple of {3 * size if how == QKV else size}"
         inner = {name}
     for part in inner & tied.keys():
         return f"{part} shares a parameter with {tied[part]}"
@@ -126,8 +154,8 @@ def _given_plan(model: nn.Module, size: int, given: Mapping[str, str], tied: Map
     names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     plan: dict[str, str] = {}
     for pattern, how in given.items():
-        if how not in (COLUMN, ROW, HEADS):
-            raise ConfigError(f"plan={{{pattern!r}: {how!r}}} is unknown: choose 'column', 'row' or 'heads'")
+        if how not in (COLUMN, ROW, HEADS, QKV):
+            raise ConfigError(f"plan={{{pattern!r}: {how!r}}} is unknown: choose 'column', 'row', 'heads' or 'qkv'")
         matches = fnmatch.filter(names, pattern)
         if not matches:
             raise ConfigError(
@@ -143,16 +171,17 @@ def _given_plan(model: nn.Module, size: int, given: Mapping[str, str], tied: Map
                     f"plan={{{pattern!r}: {how!r}}} cannot be split over tensor={size} ranks ({reason}): choose "
                     "another size, or leave it out"
                 )
-    ways = set(plan.values())
-    if (COLUMN in ways) != (ROW in ways):
-        alone, other = (COLUMN, ROW) if COLUMN in ways else (ROW, COLUMN)
+    linear = {name: how for name, how in plan.items() if isinstance(model.get_submodule(name), nn.Linear)}
+    begins, ends = bool({COLUMN, QKV} & set(linear.values())), ROW in linear.values()
+    if begins != ends:
+        alone, other = (COLUMN, ROW) if begins else (ROW, COLUMN)
         raise ConfigError(
             f"plan={dict(given)} splits by {alone} and nothing by {other}: name the layers on the other side, too"
         )
     for graph, prefix in _graphs(model):
         modules = dict(model.get_submodule(prefix).named_modules())
         for node in graph.nodes:
-            if node.op == "call_module" and plan.get(_joined(prefix, node.target)) == COLUMN:
+            if node.op == "call_module" and linear.get(_joined(prefix, node.target)) == COLUMN:
                 _check_consumers(node, prefix, modules, plan)
     return plan
 
@@ -175,22 +204,27 @@ def _check_consumers(column: fx.Node, prefix: str, modules: Mapping[str, nn.Modu
                 raise ConfigError(f"plan splits {name} by column, and {reader}, which reads it, not by row: do so, too")
 
 
-def _pairs(model: nn.Module) -> Iterator[tuple[list[str], list[str], str]]:
-    """Names of all layers, of those by column and of the one by row, where that is proved."""
+def _regions(model: nn.Module) -> Iterator[tuple[dict[str, str], dict[str, int]]]:
+    """How the layers of a region are split, where a trace proves that they can be, and the heads that some give."""
     for name, module in model.named_modules():
         if type(module) in _LAYERS and _is_elementwise_activation(module.activation):
             first, second = _joined(name, "linear1"), _joined(name, "linear2")
-            yield [first, second], [first], second
+            yield {first: COLUMN, second: ROW}, {}
     for graph, prefix in _graphs(model):
         modules = dict(model.get_submodule(prefix).named_modules())
         calls = Counter(id(modules[str(node.target)]) for node in graph.nodes if node.op == "call_module")
         for node in graph.nodes:
-            if _is_linear(node, modules):
-                columns = _columns_of(node, modules)
-                layers = [*columns, node]
-                if columns and all(calls[id(modules[str(layer.target)])] == 1 for layer in layers):
-                    names = [_joined(prefix, layer.target) for layer in layers]
-                    yield names, names[:-1], names[-1]
+            if not _is_linear(node, modules):
+                continue
+            heads: dict[str, int] = {}
+            ways = dict.fromkeys(_columns_of(node, modules), COLUMN)
+            if not ways:
+                attention = _attention_of(node, modules)
+                ways = {column: how for column, (how, _) in attention.items()}
+                heads = {_joined(prefix, column.target): count for column, (_, count) in attention.items()}
+            layers = ways | {node: ROW}
+            if ways and all(calls[id(modules[str(layer.target)])] == 1 for layer in layers):
+                yield {_joined(prefix, layer.target): how for layer, how in layers.items()}, heads
 
 
 def _columns_of(row: fx.Node, modules: Mapping[str, nn.Module]) -> list[fx.Node]:
@@ -218,6 +252,105 @@ def _columns_of(row: fx.Node, modules: Mapping[str, nn.Module]) -> list[fx.Node]
     return columns
 
 
+def _attention_of(row: fx.Node, modules: Mapping[str, nn.Module]) -> dict[fx.Node, tuple[str, int]]:
+    """The projections of the attention that ``row`` joins, how each is split, and into how many heads; or none.
+
+    Within, each operation works on heads by themselves: DTensor gives its meaning, and nothing is exchanged.
+    """
+    projections: dict[fx.Node, None] = {}
+    region: set[fx.Node] = set()
+    behind = list(row.all_input_nodes)
+    while behind:
+        node = behind.pop()
+        if node in region or node in projections:
+            continue
+        if _is_linear(node, modules):
+            projections[node] = None
+        elif _keeps_heads(node, modules, row):
+            region.add(node)
+            behind += node.all_input_nodes
+    # Masks, scales and lengths are whole on every rank: what no projection reaches is none of the region.
+    reached = set(projections)
+    for node in row.graph.nodes:  # in the order of their calls
+        if node in region and reached.intersection(node.all_input_nodes):
+            reached.add(node)
+    region &= reached
+    leaves = any(
+        user is not row and user not in region and not _reads_shape(user) for node in reached for user in node.users
+    )
+    # A query, key or value that no projection gives as heads is whole on every rank, and the others are not.
+    mixes = any(node not in reached for product in region & reached for node in _multiplied(product))
+    if leaves or mixes or not any(_is_softmax(node, modules) for node in region):
+        return {}
+    split: dict[fx.Node, tuple[str, int]] = {}
+    for projection in projections:
+        layer: Any = modules[str(projection.target)]
+        how, heads = _heads_of(projection, layer.out_features)
+        if not heads or layer.out_features // (3 if how == QKV else 1) % heads:
+            return {}
+        split[projection] = how, heads
+    return split
+
+
+def _heads_of(projection: fx.Node, features: int) -> tuple[str, int]:
+    """How a projection is viewed as heads: by column, or as query, key and value; 0 heads where no trace says it."""
+    how, views = COLUMN, [user for user in projection.users if not _reads_shape(user)]
+    if len(views) == 1 and views[0].op != "call_module" and _name_of(views[0]) in ("split", "chunk"):
+        pieces = [user for user in views[0].users if not _reads_shape(user)]
+        by = views[0].args[1] if len(views[0].args) > 1 else None
+        unequal = isinstance(by, tuple | list) or (isinstance(by, int) and by not in (3, features // 3))
+        if len(pieces) != 3 or unequal or any(piece.target is not operator.getitem for piece in pieces):
+            return COLUMN, 0
+        how, views = QKV, [user for piece in pieces for user in piece.users if not _reads_shape(user)]
+    counts: set[int] = set()
+    for view in views:
+        shape = list(view.args[1:])
+        if _name_of(view) == "unflatten" and len(shape) == 2 and isinstance(shape[1], tuple | list):
+            shape = [None, None, *shape[1]]
+        elif _name_of(view) not in ("view", "reshape"):
+            return COLUMN, 0
+        elif len(shape) == 1 and isinstance(shape[0], tuple | list):
+            shape = list(shape[0])
+        if len(shape) == 5 and shape[2] == 3 and how == COLUMN and len(views) == 1:
+            how, shape = QKV, [*shape[:2], *shape[3:]]
+        counts.add(shape[2] if len(shape) == 4 and isinstance(shape[2], int) and shape[2] > 0 else 0)
+    return how, counts.pop() if len(counts) == 1 else 0
+
+
+def _multiplied(node: fx.Node) -> list[Any]:
+    """What an attention multiplies head by head."""
+    if node.target is F.scaled_dot_product_attention:
+        return [*node.args, *(node.kwargs[name] for name in ("query", "key", "value") if name in node.kwargs)][:3]
+    return list(node.args[:2]) if node.target in (torch.matmul, operator.matmul, "matmul") else []
+
+
+def _name_of(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+
+
+def _keeps_heads(node: fx.Node, modules: Mapping[str, nn.Module], row: fx.Node) -> bool:
+    """Whether ``node`` works on each head by itself, once features are viewed as heads."""
+    if node.op == "call_module":
+        module: Any = modules[str(node.target)]
+        if type(module) in (nn.LayerNorm, nn.RMSNorm):  # of a head, not of all features
+            joined: Any = modules[str(row.target)]
+            return bool(module.normalized_shape != (joined.in_features,))
+        return type(module) in _BY_HEAD_MODULES
+    if node.op == "call_method":
+        return node.target in _BY_HEAD_METHODS
+    return node.op == "call_function" and node.target in _BY_HEAD_FUNCTIONS
+
+
+def _is_softmax(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    return node.target in _SOFTMAX or (node.op == "call_module" and type(modules[str(node.target)]) is nn.Softmax)
+
+
+def _reads_shape(node: fx.Node) -> bool:
+    return (node.op == "call_method" and node.target in _SHAPES) or (
+        node.op == "call_function" and node.target is getattr and node.args[1] in ("shape", "ndim", "dtype", "device")
+    )
+
+
 def _is_linear(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     return node.op == "call_module" and type(modules[str(node.target)]) is nn.Linear
 
@@ -236,6 +369,8 @@ def _is_elementwise_activation(activation: Any) -> bool:
 
 class _Tracer(fx.Tracer):
     """Goes into containers and, where it shall, into modules of the user's own."""
+
+    proxy_buffer_attributes = True  # masks that are cut to a length of the input
 
     def __init__(self, goes_into_own: bool) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ def test_transformer_layers_are_split_by_features_and_heads():
 @pytest.mark.parametrize(
     ("model", "size", "why"),
     [
-        (mlp(nn.BatchNorm1d(12)), 2, "no two linear layers between which a trace shows nothing but"),
+        (mlp(nn.BatchNorm1d(12)), 2, "no two linear layers between which it shows nothing but"),
         (mlp(nn.Softmax(-1)), 2, "no two linear layers between which"),
         (mlp(nn.ReLU()), 5, "0 has 12 output features, no multiple of 5"),
         (nn.MultiheadAttention(16, 4), 3, "has 4 heads, no multiple of 3"),
@@ -76,6 +76,65 @@ def test_transformer_layers_are_split_by_features_and_heads():
 def test_a_model_with_nothing_to_split_is_refused(model, size, why):
     with pytest.raises(ConfigError, match=f"tensor={size} finds nothing to split .*{why}"):
         find_plan(model, size)
+
+
+class Attention(nn.Module):
+    """Projections to heads, to fewer of key and value, and what may make a plan of them impossible."""
+
+    def __init__(self, kind="", heads=4):
+        super().__init__()
+        self.kind, self.heads = kind, heads
+        self.q, self.k, self.v, self.o = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x):
+        rows, positions, features = x.shape
+        states = self.q(x)
+        q = self.norm(states) if self.kind == "norm of all features" else states
+        q = q.view(rows, positions, self.heads, -1).transpose(1, 2)
+        k = self.k(x).unflatten(-1, (self.heads // 2, features // self.heads)).transpose(1, 2)
+        v = self.v(x).reshape(rows, positions, self.heads // 2, -1).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        if self.kind == "mixed heads":
+            y = y.cumsum(1)
+        y = self.o(y.transpose(1, 2).flatten(2))
+        return y + states if self.kind == "used twice" else y
+
+
+def test_projections_of_an_attention_are_found():
+    assert find_plan(Attention(), 2) == {"q": "column", "k": "column", "v": "column", "o": "row"}
+
+
+@pytest.mark.parametrize("kind", ["norm of all features", "mixed heads", "used twice"])
+def test_an_attention_that_does_more_than_attend_stays_whole(kind):
+    with pytest.raises(
+        ConfigError, match=r"no attention whose projections a trace shows.*name the modules, as in plan="
+    ):
+        find_plan(Attention(kind), 2)
+
+
+def test_heads_that_do_not_divide_are_named():
+    with pytest.raises(ConfigError, match=r"[kv] gives 2 heads, no multiple of 4"):
+        find_plan(Attention(), 4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "how", "why"),
+    [
+        (nn.Embedding(10, 7), "column", "has 7 features, no multiple of 2"),
+        (nn.Embedding(10, 8, padding_idx=0), "row", "has padding_idx, which a split vocabulary does not know"),
+        (nn.Embedding(10, 8, max_norm=1.0), "column", "has max_norm, scale_grad_by_freq or sparse"),
+        (nn.Linear(8, 8), "qkv", "has 8 output features, and those of query, key and value would be a multiple of 3"),
+        (nn.Linear(8, 9), "qkv", "has 9 output features, no multiple of 6"),
+    ],
+)
+def test_layers_that_cannot_be_split_so_are_refused(layer, how, why):
+    with pytest.raises(ConfigError, match=why):
+        find_plan(nn.Sequential(layer), 2, {"0": how})
+
+
+def test_an_embedding_needs_no_layer_on_the_other_side():
+    assert find_plan(nn.Sequential(nn.Embedding(11, 8)), 2, {"0": "row"}) == {"0": "row"}
 
 
 def test_tied_parameters_stay_whole():
@@ -94,7 +153,7 @@ def test_a_given_plan_is_matched_by_patterns():
     ("given", "why"),
     [
         ({"fc*": "column"}, "matches no module of Own"),
-        ({"w1": "columns"}, "choose 'column', 'row' or 'heads'"),
+        ({"w1": "columns"}, "choose 'column', 'row', 'heads' or 'qkv'"),
         ({"norm": "column"}, "norm is LayerNorm, and only a plain nn.Linear"),
         ({"w1": "heads"}, "w1 is Linear, and only nn.MultiheadAttention"),
         ({"w1": "column", "w?": "row"}, "plan splits w1 by column and by row"),
