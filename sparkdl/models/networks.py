@@ -166,6 +166,9 @@ class TabularEnsemble(nn.Module):
             self.auxiliary_loss = self._excess(answers, answer)
         return answer if len(self.outputs) == 1 else torch.split(answer, self.outputs, dim=1)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "auxiliary_loss": None}  # a part of a graph can be neither copied nor pickled
+
     def _excess(self, answers: Tensor, answer: Tensor) -> Tensor | None:
         """What the mean loss of the members exceeds the loss of their mean by; a mean over the rows."""
         excess: Tensor | None = None

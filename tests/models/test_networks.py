@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -105,6 +106,7 @@ def test_the_members_of_an_ensemble_are_trained_each_on_its_own_loss():
     members = [loss(*member.split(net.outputs, dim=1)) for member in leaving * net.deviation + net.mean]
     torch.testing.assert_close(of_mean + net.auxiliary_loss, torch.stack(members).mean())
     assert net.auxiliary_loss > 0.001
+    assert copy.deepcopy(net).auxiliary_loss is None
     net.auxiliary_loss = None
     net.eval()(rows(7))
     assert net.auxiliary_loss is None
