@@ -217,8 +217,14 @@ class _Numbers(_Part):
 
 
 class _BentNumbers(_Part):
-    """Numbers as they are, and beside them piecewise linear functions of each, rectified."""
+    """Numbers as they are, and beside them piecewise linear functions of each, rectified.
 
+    What lies farther out than half the span of the training rows beyond it counts as if it lay there: a slip of the pen
+    by a factor of ten is otherwise carried on along a line.
+    """
+
+    low: Tensor
+    high: Tensor
     starts: Tensor
     slopes: Tensor
 
@@ -228,12 +234,18 @@ class _BentNumbers(_Part):
         self.width = self.columns * (1 + bends)
         intervals = max(1, *(len(ends) - 1 for ends in knots))
         # Of a column with fewer intervals the rest have the slope 0, and so a share of 0 for every number.
+        low, high = torch.full((self.columns,), -math.inf), torch.full((self.columns,), math.inf)
         starts, slopes = torch.zeros(self.columns, intervals), torch.zeros(self.columns, intervals)
         for column, ends in enumerate(knots):
             edges = torch.tensor(ends, dtype=torch.float64)
+            if len(edges) > 1:
+                margin = (edges[-1] - edges[0]) / 2
+                low[column], high[column] = edges[0] - margin, edges[-1] + margin
             if len(edges) > 2:  # two ends are one line, which the number itself is
                 starts[column, : len(edges) - 1] = edges[:-1].float()
                 slopes[column, : len(edges) - 1] = (1 / edges.diff()).clamp(max=1e30).float()
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
         self.register_buffer("starts", starts)
         self.register_buffer("slopes", slopes)
         self.lines = nn.Parameter(torch.empty(self.columns, bends).uniform_(-1, 1))
@@ -241,7 +253,7 @@ class _BentNumbers(_Part):
         self.steps = nn.Parameter(torch.zeros(self.columns, intervals, bends))
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        numbers = values.reshape(values.shape[0], self.columns).float()
+        numbers = values.reshape(values.shape[0], self.columns).float().clamp(self.low, self.high)
         column = numbers.unsqueeze(2)
         shares = ((column - self.starts) * self.slopes).clamp(0, 1)  # (rows, columns, intervals), how much is passed
         bent = torch.einsum("rci,cib->rcb", shares, self.steps) + column * self.lines + self.line_bias

@@ -119,13 +119,13 @@ def test_of_other_losses_the_mean_of_the_members_is_trained():
     assert net.auxiliary_loss is None
 
 
-def test_numbers_bend_at_their_knots_and_go_on_straight_beyond_them():
+def test_numbers_bend_at_their_knots_and_go_on_straight_beyond_them_for_half_their_span():
     torch.manual_seed(0)
     features = {"inputs": [FEATURES["inputs"][0]], "labels": FEATURES["labels"][:1]}
     (part,) = TabularEnsemble(features).parts
     torch.nn.init.normal_(part.steps)
     numbers = torch.zeros(6, 3)
-    numbers[:, 0] = torch.tensor([-0.9, -0.5, -0.1, 5.0, 6.0, 7.0])
+    numbers[:, 0] = torch.tensor([-0.9, -0.5, -0.1, 3.3, 3.4, 3.5])
     shares = ((numbers.unsqueeze(2) - part.starts) * part.slopes).clamp(0, 1)
     torch.testing.assert_close(shares[:3, 0, 0], torch.tensor([0.1, 0.5, 0.9]))
     assert shares[3:, 0].eq(1).all()
@@ -134,6 +134,8 @@ def test_numbers_bend_at_their_knots_and_go_on_straight_beyond_them():
     assert bent.shape == (6, 27)
     torch.testing.assert_close(bent[:, :3], numbers)
     torch.testing.assert_close(bent[4] - bent[3], bent[5] - bent[4])
+    far = torch.tensor([[3.5, 1e6, 1.5], [50.0, 1e6, 80.0]])
+    torch.testing.assert_close(part(far, None)[1], part(far, None)[0])
 
 
 @pytest.mark.parametrize("arguments", [{"members": 1}, {"bends": 0}, {"width": 16, "depth": 1}, {"embedding": 3}])
