@@ -15,6 +15,7 @@ from sparkdl.collective.agree import agree_on_tensors
 from sparkdl.collective.base import Collective, on_leader
 from sparkdl.collective.gradients.batch_norm import synchronise_norms
 from sparkdl.collective.gradients.buffers import BufferSharing
+from sparkdl.compat.recomputed import recompute
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
@@ -26,7 +27,7 @@ from sparkdl.strategies.expert import GroupTokens
 from sparkdl.strategies.file_tensors import in_file, in_memory, parameters_in_files
 from sparkdl.strategies.mesh import DIMENSIONS, READERS, Mesh
 from sparkdl.strategies.pipeline import Pipeline
-from sparkdl.strategies.sharded import blocks_of, recomputable, recompute, shard
+from sparkdl.strategies.sharded import blocks_of, recomputable, shard
 
 __all__ = ["MeshStrategy", "check_layers", "check_model", "check_training"]
 
@@ -266,8 +267,15 @@ class MeshStrategy(Strategy):
     def _group(self, dimensions: tuple[str, ...]) -> Any:
         """The process group of the ranks that differ from this one in ``dimensions`` alone; all ranks ask in turn."""
         if dimensions not in self._groups:
-            inner = self._devices[dimensions] if len(dimensions) > 1 else self._devices[dimensions[0]]
-            self._groups[dimensions] = (inner._flatten() if len(dimensions) > 1 else inner).get_group()
+            if len(dimensions) == 1:
+                self._groups[dimensions] = self._devices[dimensions[0]].get_group()
+            else:
+                from torch.distributed import new_subgroups_by_enumeration
+
+                axes = [DIMENSIONS.index(dimension) for dimension in dimensions]
+                others = [axis for axis in range(len(DIMENSIONS)) if axis not in axes]
+                ranks = self._devices.mesh.permute(*others, *axes).reshape(-1, _product(self.mesh, dimensions))
+                self._groups[dimensions], _ = new_subgroups_by_enumeration(ranks.tolist())
         return self._groups[dimensions]
 
     @torch.no_grad()
@@ -601,7 +609,8 @@ def _part_of(whole: torch.Tensor, like: Any) -> Any:
 
 def _local(tensor: Any) -> torch.Tensor:
     """This rank's memory of ``tensor``, without a copy."""
-    local: torch.Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+    with torch.no_grad():
+        local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach() if local.requires_grad else local
 
 

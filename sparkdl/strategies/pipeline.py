@@ -214,7 +214,7 @@ class Pipeline:
         )
         example = _filled(runner.structure, [tensor.detach() for tensor in sent]) if self.is_last else None
         task.structure = runner.structure
-        return _Plan(stage_of_torch, schedule, runner, task, example)
+        return _Plan(stage_of_torch, schedule, self.micro_batches, runner, task, example)
 
     def _receive(self) -> tuple[tuple[torch.Tensor, ...], Any, SparkdlError | None]:
         objects: list[Any] = [None]
@@ -322,6 +322,7 @@ class _Plan:
     Attributes:
         stage: as torch knows it.
         schedule: of torch.
+        micro_batches: that a batch is cut into.
         runner: what the stage calls.
         task: what it computes the loss of.
         example: on the last stage, outputs of a micro-batch.
@@ -329,14 +330,14 @@ class _Plan:
 
     stage: Any
     schedule: Any
+    micro_batches: int
     runner: _Runner
     task: _Task
     example: Any
 
     def run(self, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
         """Do the schedule; return the outputs of each micro-batch, on the last stage."""
-        count = self.schedule._n_microbatches
-        target = torch.arange(count) if self.stage.is_last else None
+        target = torch.arange(self.micro_batches) if self.stage.is_last else None
         try:
             self.schedule.step(target=target, **_keywords(tensors))
         except RuntimeError as error:

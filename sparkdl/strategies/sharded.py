@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["blocks_of", "recomputable", "recompute", "shard"]
+__all__ = ["blocks_of", "recomputable", "shard"]
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -41,14 +41,6 @@ def recomputable(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
         for block in blocks
         if not any(isinstance(module, _NormBase) and module.track_running_stats for module in block.modules())
     ]
-
-
-def recompute(blocks: Iterable[torch.nn.Module]) -> None:
-    """Let each block compute its activations again in the backward pass, instead of keeping them."""
-    from torch.distributed._composable import checkpoint  # type: ignore[attr-defined]
-
-    for block in blocks:
-        checkpoint(block)
 
 
 def shard(

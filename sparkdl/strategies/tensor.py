@@ -301,7 +301,8 @@ def _attend(
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     # Positions that may attend to none get 0 from torch's fused kernels, and NaN where weights are asked for.
-    weights = scores.softmax(-1) if need_weights else torch._safe_softmax(scores, -1)
+    hidden = scores.isneginf().all(-1, keepdim=True) & (not need_weights)
+    weights = scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
     if dropout:
         # The fused kernels draw alike on all ranks; one rank's mask has all heads.
         batch, heads, *positions = weights.shape
