@@ -8,6 +8,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import pickletools
 import site
 import sys
@@ -154,8 +155,18 @@ def _installed_folders() -> tuple[Path, ...]:
 
 @functools.cache
 def _distributed() -> frozenset[str]:
-    """Packages that are installed, those in place included, whose files lie outside site-packages."""
-    return frozenset(importlib.metadata.packages_distributions())
+    """Packages that are installed in place, so that their files lie outside site-packages.
+
+    Others count by where their files lie alone: some wheels bring a package called ``tests``, or say that they do.
+    """
+    in_place = set()
+    for distribution in importlib.metadata.distributions():
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        home = Path(str(distribution.locate_file(""))).resolve()
+        if origin.get("dir_info", {}).get("editable") or home not in _installed_folders():
+            in_place.add(distribution.metadata["Name"])
+    packages = importlib.metadata.packages_distributions()
+    return frozenset(name for name, owners in packages.items() if in_place.intersection(owners))
 
 
 _registry = threading.Lock()  # cloudpickle's registry is one for the process

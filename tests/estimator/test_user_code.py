@@ -1,3 +1,5 @@
+import importlib
+import importlib.metadata
 import pickle
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator import user_code
 from sparkdl.estimator.rank import UserObjects
 from sparkdl.estimator.user_code import foreign_modules, missing_modules, pack
 from sparkdl.train.callbacks import Callback
@@ -88,3 +91,24 @@ def test_what_cannot_travel_is_named_with_the_remedy():
     parts.callbacks, parts.losses = [], [Locked()]
     with pytest.raises(ConfigError, match=r"^loss cannot travel to the ranks"):
         pack(parts)
+
+
+def test_a_wheel_that_brings_a_package_of_the_same_name_makes_no_module_of_the_users_an_installed_one(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "site" / "wheel-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "wheel-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: wheel-1\n")
+    (tmp_path / "site" / "wheel-1.0.dist-info" / "top_level.txt").write_text("loose_named_alike\n")
+    (tmp_path / "loose_named_alike.py").write_text(LOOSE)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folders = (*user_code._installed_folders(), (tmp_path / "site").resolve())
+    monkeypatch.setattr(user_code, "_installed_folders", lambda: folders)
+    user_code._distributed.cache_clear()
+    try:
+        importlib.import_module("loose_named_alike")
+        assert "loose_named_alike" in importlib.metadata.packages_distributions()
+        assert user_code.is_loose("loose_named_alike")
+    finally:
+        user_code._distributed.cache_clear()
+        sys.modules.pop("loose_named_alike", None)

@@ -44,9 +44,12 @@ STRATEGIES = {
         "mesh(data=2, expert=2)",
     ],
 }
+SLOW = {"zero2", "fsdp(activation_checkpointing=True)", "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))"}
 FEW = ("clipped", "weights", "best")  # of four ranks, on two processors
 EVERY = [
-    pytest.param(size, strategy, marks=[pytest.mark.slow] if size == 4 else [], id=f"{size}-{strategy}")
+    pytest.param(
+        size, strategy, marks=[pytest.mark.slow] if size == 4 or strategy in SLOW else [], id=f"{size}-{strategy}"
+    )
     for size, names in STRATEGIES.items()
     for strategy in names
 ]

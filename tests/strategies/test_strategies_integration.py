@@ -31,6 +31,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 NAMES = [*sorted(STRATEGIES), "fsdp", "zero2", "mesh(data=2, activation_checkpointing=True)"]
+PAIRS = [(first, then) for first in NAMES for then in NAMES if first == then or "all_reduce" in (first, then)]
 
 
 def data():
@@ -111,10 +112,9 @@ def on_a_rank(folder, world):
     collective = open_collective(world, backend="torch")
     run = functools.partial(trained, world=world, collective=collective)
     found = {(name, optimizer): run(name, optimizer=optimizer) for name in NAMES for optimizer in OPTIMIZERS}
-    for first in NAMES:
-        for then in NAMES:
-            run(first, folder=f"{folder}/{first}-{then}", epochs=1)
-            found[first, then] = run(then, folder=f"{folder}/{first}-{then}")
+    for first, then in PAIRS:
+        run(first, folder=f"{folder}/{first}-{then}", epochs=1)
+        found[first, then] = run(then, folder=f"{folder}/{first}-{then}")
     for name in NAMES:
         found[name, "best"] = run(name, restore_best=True, folder=f"{folder}/best-{name}")
         found[name, "accumulated"] = run(name, accumulate_steps=4)
@@ -160,8 +160,7 @@ def test_accumulated_batches_are_exchanged_once(together, strategy):
         same_weights(rank[strategy, "accumulated"], wanted)
 
 
-@pytest.mark.parametrize("then", NAMES)
-@pytest.mark.parametrize("first", NAMES)
+@pytest.mark.parametrize(("first", "then"), PAIRS)
 def test_a_strategy_goes_on_from_the_checkpoint_of_another(together, first, then):
     for rank in together:
         resumed, undisturbed = rank[first, then], rank["all_reduce", "groups"]
