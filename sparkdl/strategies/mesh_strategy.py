@@ -275,7 +275,7 @@ class MeshStrategy(Strategy):
                 axes = [DIMENSIONS.index(dimension) for dimension in dimensions]
                 others = [axis for axis in range(len(DIMENSIONS)) if axis not in axes]
                 ranks = self._devices.mesh.permute(*others, *axes).reshape(-1, _product(self.mesh, dimensions))
-                self._groups[dimensions], _ = new_subgroups_by_enumeration(ranks.tolist())
+                self._groups[dimensions], _ = new_subgroups_by_enumeration(ranks.tolist())  # type: ignore[no-untyped-call]
         return self._groups[dimensions]
 
     @torch.no_grad()
