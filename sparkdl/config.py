@@ -264,6 +264,12 @@ class TrainConfig:
         _check_least(self, 1, "early_stopping_patience", "window_steps")
         _check_least(self, 0, "warmup_steps", "min_delta", "progress_seconds")
         _check_choice(self, "precision", "fp32", "bf16", "fp16")
+        compression = getattr(self.sync, "compression", None)
+        require(
+            self.precision != "fp16" or compression in (None, "fp16", "bf16"),
+            f"precision='fp16' has steps whose gradients overflow, and compression={compression!r} would carry them "
+            "into all later ones: choose precision='bf16'",
+        )
         _check_choice(self, "monitor_mode", "auto", "min", "max")
         require(
             self.max_grad_norm is None or self.max_grad_norm > 0,

@@ -295,6 +295,7 @@ class _Search:
                 raise ConfigError("trials go on from checkpoints, and workers share no disk with the driver: set store")
             self._store = self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-tune-"))
             first = self._estimator(self.trials[0])
+        self._users_store = first.getOrDefault("store")
         self.epochs, self.ranks = int(first.getOrDefault("epochs")), int(first.getOrDefault("num_proc") or 1)
         self._shards = SharedShards(sharing_key(first), first.getOrDefault("transformation_fn"))
         self._shards.fits_to_come = len(settings) + 1  # one more than there are: close() ends it
@@ -377,7 +378,7 @@ class _Search:
         if not isinstance(made, TorchEstimator):
             raise ConfigError(f"make returned a {type(made).__name__}: return a TorchEstimator")
         estimator: TorchEstimator = made.copy()
-        estimator.setParams(run_id=f"{self._name}-trial-{trial.number}")
+        estimator.setParams(run_id=self._run_id(trial))
         if self._store is not None:
             estimator.setParams(store=self._store)
         if not estimator.isSet("num_proc"):
@@ -410,9 +411,17 @@ class _Search:
         return TuneResult(model=model, best=best, trials=tuple(self.trials), metric=self._metric)
 
     def close(self) -> None:
-        """Delete the shards, and a store that is nobody else's."""
+        """Delete the shards; of a search that nobody can go on with also its runs, and a store of its own."""
         self._shards.close()
+        if self._kept is None:
+            shared_disk = str(self._frame.sparkSession.conf.get("spark.master", "")).startswith("local")
+            store = open_store(self._store or self._users_store, shared_disk=shared_disk)
+            for trial in self.trials:
+                store.run(self._run_id(trial)).delete(recursive=True)
         self._at_end.close()
+
+    def _run_id(self, trial: Trial) -> str:
+        return f"{self._name}-trial-{trial.number}"
 
     # --- what is kept -------------------------------------------------------------------------------------------
 

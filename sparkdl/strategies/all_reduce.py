@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.collective.base import on_leader
+from sparkdl.collective.base import GradientSync, on_leader
 from sparkdl.errors import CheckpointError, SparkdlError
 from sparkdl.strategies.base import Strategy, TaskView
 
@@ -29,10 +29,14 @@ class AllReduce(Strategy):
         """Make both, give every rank those of rank 0, and hook the gradients."""
         self.model = make_model()
         self.optimizer = make_optimizer(self.model)
-        self.gradients = self.collective.wrap(self.model, self.optimizer, self.config.sync)
+        self.gradients = self._hooked_gradients()
         how = self.config.compile
         self.net = torch.compile(self.model, mode=None if how is True else how) if how else self.model
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _hooked_gradients(self) -> GradientSync:
+        """Give every rank rank 0's model and optimizer, and let their gradients be exchanged."""
+        return self.collective.wrap(self.model, self.optimizer, self.config.sync)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the leader's own state, which is every rank's."""

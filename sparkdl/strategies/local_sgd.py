@@ -10,7 +10,7 @@ import torch
 from sparkdl.collective.agree import named_parameters, share_optimizer
 from sparkdl.collective.backends.group import BROADCAST_BYTES, batches_of
 from sparkdl.collective.backends.solo import LocalGradients
-from sparkdl.collective.base import Collective, on_leader
+from sparkdl.collective.base import Collective, GradientSync, on_leader
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce, fitting
@@ -56,17 +56,16 @@ class LocalSGD(AllReduce):
         call: TaskView,
     ) -> None:
         """Make both, give every rank those of rank 0, and count the optimizer's steps."""
-        self.model = make_model()
-        self.optimizer = make_optimizer(self.model)
+        super().build(make_model, make_optimizer, call)
+        self._counter = self.optimizer.register_step_post_hook(lambda *_: self._count_step())
+        self._begin_outer_steps()
+
+    def _hooked_gradients(self) -> GradientSync:
+        """Give every rank rank 0's model and optimizer, and leave each its own gradients."""
         self._parameters = list(named_parameters(self.model, self.optimizer))
         self._share([*self._parameters, *self.model.buffers()])
         self._share_optimizer()
-        self.gradients = LocalGradients(self.model, self.optimizer, self.collective.name)
-        self._counter = self.optimizer.register_step_post_hook(lambda *_: self._count_step())
-        how = self.config.compile
-        self.net = torch.compile(self.model, mode=None if how is True else how) if how else self.model
-        self.optimizer.zero_grad(set_to_none=True)
-        self._begin_outer_steps()
+        return LocalGradients(self.model, self.optimizer, self.collective.name)
 
     def _begin_outer_steps(self) -> None:
         if self.steps.outer_lr == 1 and self.steps.outer_momentum == 0:

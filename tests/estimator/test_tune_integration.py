@@ -55,6 +55,12 @@ def test_trials_share_their_shards_and_the_best_of_a_grid_is_returned(rows, trai
     assert predicted < 0.1
 
 
+def test_a_search_without_a_name_leaves_nothing_in_the_store(rows, tmp_path):
+    search = tune(functools.partial(linear, store=str(tmp_path)), rows, {"lr": [0.01, 0.1]}, method="grid")
+    assert search.settings == {"lr": 0.1}
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_a_search_that_was_interrupted_goes_on_where_it_was(rows, trained, tmp_path):
     jobs, _ = trained
     space = {"lr": Range(1e-5, 0.2, log=True)}

@@ -113,7 +113,8 @@ class PowerSGDCarrier(LossyCarrier):
         """One step of the power method: P = M Q, orthogonal; Q = M' P; M is P Q'."""
         cut = [(param, gradient) for param, gradient in parts if self._rank_of(param)]
         self._mean([gradient for param, gradient in parts if not self._rank_of(param)])
-        matrices = [(gradient + self.residual(param)).reshape(len(param), -1) for param, gradient in cut]
+        wide = torch.float64 if cut and cut[0][1].dtype == torch.float64 else torch.float32  # QR knows no 16 bits
+        matrices = [(gradient + self.residual(param)).reshape(len(param), -1).to(wide) for param, gradient in cut]
         lefts = [matrix @ self._start(param, matrix) for (param, _), matrix in zip(cut, matrices, strict=True)]
         self._mean(lefts)
         lefts = [torch.linalg.qr(left).Q for left in lefts]
@@ -150,7 +151,9 @@ class PowerSGDCarrier(LossyCarrier):
         """Also the vectors."""
         super().load_rank_state(state, params)
         if state.get("compression") == str(self._compression):
-            self._right = {params[int(index)]: right.to(params[int(index)]) for index, right in state["right"].items()}
+            self._right = {
+                params[int(index)]: right.to(params[int(index)].device) for index, right in state["right"].items()
+            }
 
 
 class TopKCarrier(LossyCarrier):
@@ -163,13 +166,14 @@ class TopKCarrier(LossyCarrier):
         """Send what is largest in the whole bucket; all ranks add up what they get in the order of the ranks."""
         flat = torch.cat([(gradient + self.residual(param)).reshape(-1) for param, gradient in parts])
         count = max(1, math.ceil(self._compression.keep * flat.numel()))
-        places = torch.topk(flat.abs(), count).indices.to(torch.int32)
+        kind = torch.int32 if flat.numel() < 2**31 else torch.int64
+        places = torch.topk(flat.abs(), count).indices.to(kind)
         values = flat[places]
         flat[places] = 0
         common = torch.zeros_like(flat)
         for packed in self._ranks.gather_rows(torch.cat([as_bytes(places), as_bytes(values)])):
             their_places, their_values = torch.split(packed, [places.nbytes, values.nbytes])
-            common.index_add_(0, their_places.clone().view(torch.int32), their_values.clone().view(flat.dtype))
+            common.index_add_(0, their_places.clone().view(kind), their_values.clone().view(flat.dtype))
         common /= self._ranks.world.size
         sizes = [param.numel() for param, _ in parts]
         for (param, gradient), rest, mean in zip(

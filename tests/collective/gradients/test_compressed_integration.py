@@ -214,6 +214,12 @@ def test_a_compression_that_cannot_be_is_one_sentence(text, sentence):
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize("text", [*LOSSY, "adasum"])
+def test_steps_that_may_overflow_are_not_compressed_with_a_memory(text):
+    with pytest.raises(ConfigError, match="choose precision='bf16'"):
+        TrainConfig(precision="fp16", sync=SyncConfig(compression=text))
+
+
 def test_a_compression_has_a_text_that_gives_it():
     for text in ("bf16", "powersgd(rank=2)", "topk(keep=0.5)", "adasum"):
         assert str(Compression.of_text(text)) == text
