@@ -90,6 +90,8 @@ class TaskView:
         input_style: how, as in ``Task``.
         by_user: a function of the user's calls it, in a way that nobody knows.
         example: gives this rank's first batch.
+        earlier_cuts: gives the ``cuts`` of an earlier attempt, None where it left no checkpoint; the leader alone calls
+            it.
         optimizer: what the user made of the whole model already; None where it is still to be made.
     """
 
@@ -97,6 +99,7 @@ class TaskView:
     input_style: Literal["positional", "keyword", "dict"] = "positional"
     by_user: bool = False
     example: Callable[[], Any] | None = None
+    earlier_cuts: Callable[[], Sequence[str] | None] | None = None
     optimizer: torch.optim.Optimizer | None = None
 
 
@@ -118,6 +121,7 @@ class Strategy(ABC):
         optimizer: the one to step, with every parameter group: the user's own, or what wraps it.
         gradients: what exchanges gradients, once the model is built.
         allows_own_steps: whether a function of the user's own may call ``backward`` and ``optimizer.step()``.
+        cuts: the modules that stages begin with, where the model is cut into some: a run that goes on cuts alike.
     """
 
     model: torch.nn.Module
@@ -125,6 +129,7 @@ class Strategy(ABC):
     optimizer: torch.optim.Optimizer
     gradients: GradientSync
     allows_own_steps: bool = False
+    cuts: tuple[str, ...] | None = None
 
     def __init__(self, collective: Collective, config: TrainConfig) -> None:
         self.collective, self.config = collective, config

@@ -48,8 +48,8 @@ class Mesh:
         micro_batches: with ``pipeline``, parts that a batch goes through the stages in; None is four a stage.
         schedule: with ``pipeline``, ``"1f1b"``, ``"gpipe"`` or ``"naive"`` (one micro-batch).
         cuts: with ``pipeline``, names of the modules that begin the second stage and each after it; None balances
-            measured time, which may fall out otherwise when a run goes on. Each stage draws its own numbers for
-            dropout: where those must be the same, name the cuts.
+            measured time, and what is sent where times are equal; a run that goes on cuts as its checkpoint says. Each
+            stage draws its own numbers for dropout, so other cuts, as two runs may measure them, draw others.
         activation_checkpointing: compute the activations of each block again in the backward pass instead of keeping
             them (Chen et al., 2016); blocks with running statistics keep theirs.
         offload: with ``shard`` on GPUs, parameters and optimizer state wait in the host's memory.

@@ -164,12 +164,18 @@ class MeshStrategy(Strategy):
             shard(root, blocks, over, keep_parameters=mesh.keep_parameters, offload=mesh.offload)
 
     def _stage(self, model: torch.nn.Module, call: TaskView) -> stages.Stage:
-        """Cut the model as rank 0 says, which measures where nobody named the cuts; return this rank's stage."""
+        """Cut the model as rank 0 says, and return this rank's stage.
+
+        Rank 0 takes the cuts that are named, else those of an earlier attempt of the run, else it measures.
+        """
         mesh, called = self.mesh, {"inputs": call.inputs, "input_style": call.input_style}
 
         def cuts() -> tuple[str, ...]:
             if mesh.cuts is not None:
                 return mesh.cuts
+            earlier = call.earlier_cuts() if call.earlier_cuts is not None else None
+            if earlier is not None and len(earlier) == int(mesh.pipeline or 1) - 1:
+                return tuple(earlier)
             example = None
             if call.example is not None:
                 first = call.example()
@@ -177,7 +183,8 @@ class MeshStrategy(Strategy):
                 example = {name: value[:rows] for name, value in first.items()}
             return stages.measure(model, int(mesh.pipeline or 1), example=example, **called)  # type: ignore[arg-type]
 
-        parts = stages.split(model, on_leader(self.collective, cuts), **called)  # type: ignore[arg-type]
+        self.cuts = on_leader(self.collective, cuts)
+        parts = stages.split(model, self.cuts, **called)  # type: ignore[arg-type]
         for part in parts:
             self._stages |= dict.fromkeys([*part.parameters, *part.buffers], part.index)
         return parts[self._place.pipeline]
@@ -514,6 +521,12 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
         expert.check(model, int(mesh.expert or 1))
     if mesh.tensor != 1:
         tensor_plan.find_plan(model, int(mesh.tensor or 1), mesh.plan)
+    taken = list(inspect.signature(model.forward).parameters.values())
+    if mesh.pipeline != 1 and all(
+        parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+        for parameter in taken
+    ):
+        _check_stages(mesh, model, TaskView([parameter.name for parameter in taken]))
 
 
 def _check_stages(mesh: Mesh, model: torch.nn.Module, call: TaskView) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import operator
 import random
 import time
@@ -24,6 +25,8 @@ InputStyle = Literal["positional", "keyword", "dict"]
 _NUMBERS = {"shape", "ndim", "dtype", "device", "size", "dim"}
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg}
 _REPEATS = 3
+_SLACK = 0.1
+"""By how much more than the fastest the slowest stage may take, where less is sent: times are no surer than that."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def measure(
     input_style: InputStyle = "positional",
     example: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[str, ...]:
-    """Choose where to cut ``model`` so that its slowest stage is as fast as can be.
+    """Choose where to cut ``model``: of all ways whose slowest stage is nearly the fastest, the one that sends least.
 
     The times of two machines differ, so one rank measures and tells the others. The model is as it was afterwards.
 
@@ -106,10 +109,11 @@ def _measured(
             f"the model has {len(starts) + 1} layers to cut between, and the pipeline {stages} stages: choose at most "
             f"{len(starts) + 1} stages{_untraced(trace)}"
         )
-    costs = _seconds(trace, model, example) if example is not None else _parameter_counts(trace, model)
+    costs, sizes = _measure_nodes(trace, model, example) if example is not None else _count_parameters(trace, model)
     edges = [0, *starts, len(trace.body)]
     segments = [sum(costs[node] for node in trace.body[a:b]) for a, b in itertools.pairwise(edges)]
-    return tuple(starts[edges[first]] for first in _partition(segments, stages))
+    crossing = [_crossing(trace, edge, sizes) for edge in edges]
+    return tuple(starts[edges[first]] for first in _partition(segments, crossing, stages))
 
 
 def split(
@@ -460,8 +464,22 @@ def _untraced(trace: _Trace) -> str:
     return f", or let the forward of {name!r}, which stays whole ({why}), be one that torch.fx can trace"
 
 
-def _parameter_counts(trace: _Trace, model: torch.nn.Module) -> dict[torch.fx.Node, float]:
-    return {node: float(sum(parameter.numel() for parameter in _parameters(node, model))) for node in trace.body}
+def _crossing(trace: _Trace, position: int, sizes: Mapping[torch.fx.Node, float]) -> float:
+    """What a cut before the node at ``position`` sends: values that were computed before and are used behind it."""
+    behind = set(trace.body[position:])
+    return sum(
+        sizes[node]
+        for node in trace.body[:position]
+        if any(user in behind or user.op == "output" for user in node.users)
+    )
+
+
+def _count_parameters(
+    trace: _Trace, model: torch.nn.Module
+) -> tuple[dict[torch.fx.Node, float], dict[torch.fx.Node, float]]:
+    """What stands for the seconds and the bytes of each node where nothing is measured: its parameters, and 1."""
+    counts = {node: float(sum(parameter.numel() for parameter in _parameters(node, model))) for node in trace.body}
+    return counts, dict.fromkeys(trace.body, 1.0)
 
 
 def _parameters(node: torch.fx.Node, model: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -473,28 +491,33 @@ def _parameters(node: torch.fx.Node, model: torch.nn.Module) -> list[torch.nn.Pa
     return [own[name] for name in names if name in own]
 
 
-def _seconds(trace: _Trace, model: torch.nn.Module, example: Mapping[str, torch.Tensor]) -> dict[torch.fx.Node, float]:
-    """Seconds of each node, forward and backward: the least of a few runs."""
+def _measure_nodes(
+    trace: _Trace, model: torch.nn.Module, example: Mapping[str, torch.Tensor]
+) -> tuple[dict[torch.fx.Node, float], dict[torch.fx.Node, float]]:
+    """Seconds of each node, forward and backward, the least of a few runs; and bytes of what it gives."""
     fastest: dict[torch.fx.Node, float] = {}
+    sizes: dict[torch.fx.Node, float] = {}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with _mode_of(model, training=True), _forked(model), torch.enable_grad():
         for _ in range(_REPEATS):
             stopwatch = _Stopwatch(model, graph=trace.graph)
             stopwatch.run(*[example[name] for name in trace.inputs])
+            sizes = stopwatch.bytes
             for node, seconds in stopwatch.seconds.items():
                 fastest[node] = min(seconds, fastest.get(node, seconds))
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
-    return fastest
+    return fastest, sizes
 
 
 class _Stopwatch(torch.fx.Interpreter):
-    """Times forward and backward of each node by itself; gradients are thrown away."""
+    """Times forward and backward of each node by itself, and weighs what it gives; gradients are thrown away."""
 
     def __init__(self, module: torch.nn.Module, graph: torch.fx.Graph) -> None:
         super().__init__(module, graph=graph)
         self.seconds: dict[torch.fx.Node, float] = {}
+        self.bytes: dict[torch.fx.Node, float] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         leaves: list[torch.Tensor] = []
@@ -513,16 +536,18 @@ class _Stopwatch(torch.fx.Interpreter):
             leaves += [p for p in self.fetch_attr(str(n.target)).parameters() if p.requires_grad]
         begin = _now(leaves)
         result = getattr(self, n.op)(n.target, args, kwargs)
-        outputs: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
 
         def collect(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                outputs.append(value)
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
 
         torch.fx.node.map_aggregate(result, collect)
+        outputs = [tensor for tensor in tensors if tensor.requires_grad]
         if outputs and leaves and n.op in ("call_module", "call_function", "call_method"):
             torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True)
         self.seconds[n] = _now(leaves) - begin
+        self.bytes[n] = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
         return torch.fx.node.map_aggregate(result, lambda v: v.detach() if isinstance(v, torch.Tensor) else v)
 
 
@@ -532,28 +557,52 @@ def _now(tensors: Sequence[torch.Tensor]) -> float:
     return time.perf_counter()
 
 
-def _partition(costs: Sequence[float], parts: int) -> list[int]:
-    """Where to cut ``costs`` into runs, none empty, so that the greatest sum is least: the first item of each run.
+def _partition(costs: Sequence[float], crossing: Sequence[float], parts: int) -> list[int]:
+    """Where to cut ``costs`` into runs, none empty: the first item of each run but the first.
 
-    The linear partition problem by dynamic programming (Skiena, The Algorithm Design Manual, section 10.7).
+    The greatest sum of a run is within a tenth of the least there can be, and what crosses the cuts is then the least.
+
+    The linear partition problem by dynamic programming (Skiena, The Algorithm Design Manual, section 10.7), once for
+    the greatest sum, and once for what crosses among the runs that are short enough.
+
+    Args:
+        costs: of each item.
+        crossing: what a cut before each item sends.
+        parts: how many runs.
     """
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    best = [[float("inf")] * (len(costs) + 1) for _ in range(parts + 1)]
-    last_cut = [[0] * (len(costs) + 1) for _ in range(parts + 1)]
-    best[0][0] = 0.0
+    sums = list(itertools.accumulate(costs, initial=0.0))
+    (_, fastest), _ = _least(sums, [0.0] * len(sums), parts, math.inf)
+    return _least(sums, crossing, parts, fastest * (1 + _SLACK))[1]
+
+
+def _least(
+    sums: Sequence[float], crossing: Sequence[float], parts: int, limit: float
+) -> tuple[tuple[float, float], list[int]]:
+    """What crosses the best cuts, and the greatest sum of a run, which is the less important; and these cuts.
+
+    Args:
+        sums: of the costs before each item, and of all.
+        crossing: what a cut before each item sends.
+        parts: how many runs.
+        limit: the greatest sum that a run may have.
+    """
+    items, never = len(sums) - 1, (math.inf, math.inf)
+    best = [[never] * (items + 1) for _ in range(parts + 1)]
+    last_cut = [[0] * (items + 1) for _ in range(parts + 1)]
+    best[0][0] = 0.0, 0.0
     for part in range(1, parts + 1):
-        for end in range(part, len(costs) + 1):
+        for end in range(part, items + 1):
             for begin in range(part - 1, end):
-                slowest = max(best[part - 1][begin], sums[end] - sums[begin])
-                if slowest < best[part][end]:
-                    best[part][end], last_cut[part][end] = slowest, begin
-    cuts, end = [], len(costs)
+                cost = sums[end] - sums[begin]
+                sent, slowest = best[part - 1][begin]
+                candidate = sent + (crossing[begin] if begin else 0.0), max(slowest, cost)
+                if cost <= limit and candidate < best[part][end]:
+                    best[part][end], last_cut[part][end] = candidate, begin
+    cuts, end = [], items
     for part in range(parts, 1, -1):
         end = last_cut[part][end]
         cuts.append(end)
-    return cuts[::-1]
+    return best[parts][-1], cuts[::-1]
 
 
 # --- the parts ----------------------------------------------------------------------------------------------------

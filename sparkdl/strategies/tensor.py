@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +17,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.tensor_plan import COLUMN, HEADS, QKV, ROW
@@ -67,7 +67,9 @@ def split(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
     ]
 
     def refuse_parts(_: nn.Module, __: Any, output: Any) -> None:
-        if any(isinstance(leaf, DTensor) for leaf in tree_leaves(output)):
+        leaves: list[Any] = []
+        torch.fx.node.map_aggregate(output, leaves.append)
+        if any(isinstance(leaf, DTensor) for leaf in leaves):
             raise ConfigError(
                 f"a part of the features leaves the model, since no row joins what a column of {columns} gives: split "
                 'the layer that reads it by "row", or leave that column out of the plan'

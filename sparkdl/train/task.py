@@ -109,12 +109,18 @@ def make_model(task: Task, device: torch.device, *, seed: int, channels_last: bo
     """Make the model of ``task`` on ``device``; the same seed gives the same initial weights on every rank.
 
     Raises:
-        ConfigError: it is no module.
+        ConfigError: it is no module, or what an earlier training left of one that it spread over ranks.
     """
     torch.manual_seed(seed)
     model = task.model if isinstance(task.model, torch.nn.Module) else _made("model", task.model)
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module or a callable that makes one")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta or hasattr(parameter, "placements"):
+            raise ConfigError(
+                f"a training before has spread this {type(model).__name__} over its ranks, and left a part of {name!r} "
+                "here: make a new one, or give a callable that makes it"
+            )
     model.to(device)
     if channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +26,7 @@ from sparkdl.strategies.base import Strategy, TaskView, open_strategy
 from sparkdl.train.callbacks import Callback, Hooks, Run
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
-from sparkdl.train.checkpoint.resume import facts_of, going_on, load_newest, rank_states, restore_rank
+from sparkdl.train.checkpoint.resume import earlier_cuts, facts_of, going_on, load_newest, rank_states, restore_rank
 from sparkdl.train.model_selection import ModelSelection
 from sparkdl.train.objective.batch_loss import BatchLoss, autocast_of
 from sparkdl.train.objective.loss import Objective
@@ -121,6 +122,7 @@ class _Trainer:
                 input_style=task.input_style,
                 by_user=task.forward is not None or task.train_step is not None,
                 example=self._first_batch,
+                earlier_cuts=partial(earlier_cuts, checkpoints) if checkpoints is not None else None,
                 optimizer=task.optimizer if isinstance(task.optimizer, torch.optim.Optimizer) else None,
             ),
         )
@@ -444,7 +446,7 @@ class _Trainer:
                 "ranks": ranks,
                 "callbacks": self.hooks.state_dict(),
                 **{name: None if part is None else part.state_dict() for name, part in self._stateful().items()},
-                **facts_of(self.checkpoints, run, gathered["model"]),
+                **facts_of(self.checkpoints, run, gathered["model"], self.strategy.cuts),
             }
             self.checkpoints.save(state, step=run.step, epoch=run.epoch, best=best)
         self.hooks.call("on_checkpoint", run)

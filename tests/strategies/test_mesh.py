@@ -14,7 +14,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce
 from sparkdl.strategies.base import TaskView, open_strategy
 from sparkdl.strategies.choice import choice_of
-from sparkdl.strategies.mesh_strategy import check_model, check_training
+from sparkdl.strategies.mesh_strategy import check_layers, check_model, check_training
 from sparkdl.strategies.sharded import blocks_of
 from sparkdl.world import SOLO
 
@@ -118,6 +118,35 @@ def test_a_model_that_cannot_be_spread_is_refused_without_ranks(mesh, model, sen
     with pytest.raises(ConfigError) as refused:
         check_model(mesh, model, TaskView(("x",)))
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "model", "sentence"),
+    [
+        (Mesh(pipeline=3), sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)), "layers to cut between"),
+        (Mesh(pipeline=2), tied(), "0.weight would lie in the stages 0 and 1"),
+        (Mesh(pipeline=2, cuts=("7",)), sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)), "'7'"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_before_anybody_knows_the_inputs(mesh, model, sentence):
+    with pytest.raises(ConfigError) as refused:
+        check_layers(mesh, model)
+    assert sentence in str(refused.value)
+
+
+def test_a_model_with_arguments_that_may_be_left_out_is_checked_once_the_inputs_are_known():
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+        def forward(self, x, mask=None):
+            return self.first(x) if mask is None else self.second(self.first(x) * mask)
+
+    check_layers(Mesh(pipeline=2), Masked())
+    check_model(Mesh(pipeline=2), Masked(), TaskView(("x", "mask")))
+    with pytest.raises(ConfigError, match="the model has 1 layers to cut between"):
+        check_model(Mesh(pipeline=2), Masked(), TaskView(("x",)))
 
 
 def test_a_pipeline_refuses_a_function_that_calls_the_model():

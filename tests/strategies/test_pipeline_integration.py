@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
+from unittest.mock import patch
 
 import cloudpickle
 import pytest
@@ -13,12 +15,18 @@ from torch import nn
 
 from sparkdl.batches.reading.batch import Batch
 from sparkdl.collective import open_collective
+from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.strategies import stages
+from sparkdl.strategies.base import open_strategy
 from sparkdl.strategies.pipeline import Pipeline
 from sparkdl.strategies.stages import release, split
+from sparkdl.train.checkpoint.checkpoint import Checkpointer
+from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.objective.batch_loss import BatchLoss
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.task import Task
+from sparkdl.train.trainer import fit
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -237,24 +245,51 @@ def refusals(rank):
     return messages
 
 
-def on_a_rank(runs, world):
+def goes_on(folder, collective):
+    """Where a run was cut that measured, where it is cut when it goes on, and what a third one says of its model."""
+    generator = torch.Generator().manual_seed(1)
+    data = {"x": torch.randn(64, 5, generator=generator), "y": torch.randn(64, 1, generator=generator)}
+    parts = {"model": mlp, "optimizer": sgd, "loss": nn.MSELoss(), "inputs": ["x"], "labels": ["y"]}
+
+    def trained(epochs, **options):
+        config = TrainConfig(epochs=epochs)
+        strategy = open_strategy("pipeline", collective, config)
+        source = TensorSource(data, global_batch_rows=16, world=replace(collective.world, rank=0, size=1))
+        checkpoints = Checkpointer(CheckpointConfig(uri=str(folder)))
+        fit(Task(**parts | options), source, collective=collective, config=config, checkpoints=checkpoints,
+            strategy=strategy)  # fmt: skip
+        return strategy.cuts
+
+    with patch.object(stages, "measure", lambda *_, **__: ("2",)):
+        measured = trained(1)
+    with patch.object(stages, "measure", lambda *_, **__: ("6",)):  # as on a machine of other speeds
+        again = trained(2)
+    model = mlp()
+    trained(3, model=model)
+    with pytest.raises(ConfigError) as refused:
+        trained(4, model=model)
+    return measured, again, str(refused.value)
+
+
+def on_a_rank(runs, folder, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
     results = {run: piped(*run, collective) for run in runs}
     if world.size == 2:
         results |= {"dropped": [dropped(world.rank) for _ in range(2)], "refusals": refusals(world.rank)}
+        results["goes on"] = goes_on(folder, collective)
     collective.close()
     return results
 
 
 @pytest.fixture(scope="module")
-def two(ranks):
-    return ranks.together(functools.partial(on_a_rank, RUNS), 2, "torch")
+def two(ranks, tmp_path_factory):
+    return ranks.together(functools.partial(on_a_rank, RUNS, tmp_path_factory.mktemp("run")), 2, "torch")
 
 
 @pytest.fixture(scope="module")
 def four(ranks):
-    return ranks.together(functools.partial(on_a_rank, LONG), 4, "torch")
+    return ranks.together(functools.partial(on_a_rank, LONG, None), 4, "torch")
 
 
 def check(of_ranks, run):
@@ -285,6 +320,13 @@ def test_stages_drop_by_streams_of_their_own_that_a_seed_repeats(two):
     assert torch.equal(first, again)
     assert 0.2 < (first == 4).double().mean() < 0.3  # a half of a half: had both dropped alike, it were a half
     assert [rank["dropped"][0][1] for rank in two] == [number, number]
+
+
+def test_a_run_that_goes_on_is_cut_as_it_was_and_a_model_that_was_cut_is_refused(two):
+    for rank in two:
+        measured, again, refused = rank["goes on"]
+        assert measured == again == ("2",)
+        assert refused.startswith("a training before has spread this Sequential over its ranks")
 
 
 def test_what_does_not_go_through_a_pipeline_is_refused_on_every_rank(two):

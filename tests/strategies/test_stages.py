@@ -176,6 +176,24 @@ def test_stages_are_balanced_by_the_time_of_their_passes():
     assert measure(model, 2, inputs=["x"], example={"x": torch.randn(4, 8)}) == ("6",)
 
 
+def test_of_cuts_that_are_as_fast_those_that_send_least_are_taken():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(32, 256), nn.Linear(256, 32)
+
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(x)))
+
+    def wide(count):
+        return nn.Sequential(*[Wide() for _ in range(count)])
+
+    example = {"x": torch.randn(256, 32)}
+    assert measure(wide(8), 4, inputs=["x"], example=example) == ("2", "4", "6")
+    assert measure(wide(8), 4, inputs=["x"]) == ("2", "4", "6")
+    assert measure(wide(1), 2, inputs=["x"], example=example) == ("0.down",)  # in a block, where there is no choice
+
+
 def test_what_a_stage_does_not_hold_becomes_meta_and_keeps_its_name_and_its_place_in_an_optimizer():
     model = blocks()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

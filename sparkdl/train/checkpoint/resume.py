@@ -5,7 +5,7 @@ Enters: the parts of a run. Leaves: one nested state for a checkpoint; from it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,7 +26,16 @@ from sparkdl.world import World
 Start = Literal["fresh", "exact", "warm"]
 _FACTS = "facts"
 
-__all__ = ["check_start", "check_state", "facts_of", "going_on", "load_newest", "rank_states", "restore_rank"]
+__all__ = [
+    "check_start",
+    "check_state",
+    "earlier_cuts",
+    "facts_of",
+    "going_on",
+    "load_newest",
+    "rank_states",
+    "restore_rank",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class _Facts:
         epochs: epochs that were trained.
         partly: whether a part of the next one was.
         shapes: of the model's tensors, by name.
+        cuts: the modules that the stages of a pipeline began with; None without stages.
     """
 
     identity: dict[str, str] | None = None
@@ -89,6 +99,7 @@ class _Facts:
     epochs: Count = 0
     partly: bool = False
     shapes: dict[str, list[Count]] | None = None
+    cuts: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,17 +153,31 @@ def going_on(step: int) -> Iterator[None]:
         ) from cause
 
 
-def facts_of(checkpoints: Checkpointer, run: Run, model: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(
+    checkpoints: Checkpointer, run: Run, model: Mapping[str, Any], cuts: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return what a checkpoint of ``run`` shall say of it: the part of its state that ``check_start`` reads.
 
     Args:
         checkpoints: where it will lie.
         run: where it stands.
         model: the whole state of its model.
+        cuts: the modules that the stages of a pipeline begin with.
     """
     facts = {"identity": checkpoints.identity, "fit_id": checkpoints.config.fit_id}
     epochs = {"epochs": run.epoch, "partly": run.batch > 0}
-    return {_FACTS: facts | epochs | {"shapes": _shapes(model)}}
+    stages = {} if cuts is None else {"cuts": list(cuts)}
+    return {_FACTS: facts | epochs | stages | {"shapes": _shapes(model)}}
+
+
+def earlier_cuts(checkpoints: Checkpointer) -> list[str] | None:
+    """The modules that stages began with, as the newest checkpoint says; None where it or they are none.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none can be read.
+    """
+    newest = checkpoints.peek(_FACTS)
+    return None if newest is None else _facts(checkpoints, *newest).cuts
 
 
 def check_start(checkpoints: Checkpointer, model: torch.nn.Module, epochs: int) -> Start:
