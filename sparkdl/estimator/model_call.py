@@ -71,7 +71,7 @@ class ModelInput:
 
 
 @dataclass(frozen=True)
-class TaskView:
+class ModelCall:
     """All arguments of a model, and how it takes them; usable as a forward pre-hook.
 
     Attributes:
@@ -109,7 +109,7 @@ class TaskView:
         return self.arguments(dict(zip(self.tensors, args, strict=True)))
 
 
-def attach_call(model: torch.nn.Module, call: TaskView) -> None:
+def attach_call(model: torch.nn.Module, call: ModelCall) -> None:
     """Let ``model`` take the tensors of a batch, in the order of ``call.tensors``, as its positional arguments."""
     detach_call(model)
     if not (call.is_plain and call.style == "positional"):
@@ -119,7 +119,7 @@ def attach_call(model: torch.nn.Module, call: TaskView) -> None:
 def detach_call(model: torch.nn.Module) -> None:
     """Let ``model`` be called in its own calling convention again."""
     for key, hook in list(model._forward_pre_hooks.items()):
-        if isinstance(hook, TaskView):
+        if isinstance(hook, ModelCall):
             del model._forward_pre_hooks[key]
             model._forward_pre_hooks_with_kwargs.pop(key, None)
 
@@ -154,7 +154,7 @@ class Probe:
         returned: what the model returned for them.
     """
 
-    call: TaskView
+    call: ModelCall
     outputs: tuple[Output, ...]
     batch: Batch
     returned: Any
@@ -261,7 +261,7 @@ def _probed(
     labels: Sequence[str],
     written: bool,
 ) -> Probe:
-    first: tuple[TaskView, Exception] | None = None
+    first: tuple[ModelCall, Exception] | None = None
     for one_table in (True, False):
         batch = two_rows(manifest, one_table=one_table)
         for call in _candidates(model, inputs, by_column, batch, manifest):
@@ -293,7 +293,7 @@ def _check_bytes(argument: ModelInput, manifest: Manifest) -> None:
         )
 
 
-def _called(model: torch.nn.Module, call: TaskView, batch: Mapping[str, torch.Tensor]) -> Any:
+def _called(model: torch.nn.Module, call: ModelCall, batch: Mapping[str, torch.Tensor]) -> Any:
     positional, named = call.arguments(batch)
     with _quiet(model):
         return model(*positional, **named)
@@ -305,7 +305,7 @@ def _candidates(
     by_column: tuple[ModelInput, ...],
     batch: Mapping[str, Any],
     manifest: Manifest,
-) -> Iterator[TaskView]:
+) -> Iterator[ModelCall]:
     """Ways to call a model, the likeliest first."""
     parameters = [p for p in parameters_of(model) if p.kind is not p.VAR_KEYWORD]
     specs = {argument.name: manifest.tensor(argument.tensor) for argument in by_column if argument.index is None}
@@ -327,11 +327,11 @@ def _candidates(
         styles.append(("positional", floats))
     for style, arranged in styles:
         if style == "dict":
-            yield TaskView(tuple(entry for argument in arranged for entry in _in_a_dict(argument, manifest)), style)
+            yield ModelCall(tuple(entry for argument in arranged for entry in _in_a_dict(argument, manifest)), style)
         elif asked:
             yield _with_forms(arranged, asked, parameters, manifest)
         else:
-            yield TaskView(arranged, style)
+            yield ModelCall(arranged, style)
 
 
 def _is_open(argument: ModelInput, manifest: Manifest) -> bool:
@@ -352,7 +352,7 @@ def _with_forms(
     asked: Mapping[str, Mapping[str, Form]],
     parameters: Sequence[inspect.Parameter],
     manifest: Manifest,
-) -> TaskView:
+) -> ModelCall:
     """Hand over each column as ``forward`` asks for it: all by keyword, or, to ``*args``, the values by position."""
     companions = {name for forms in asked.values() for name, form in forms.items() if form in COMPANIONS}
     open_names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and p.name not in companions]
@@ -371,7 +371,7 @@ def _with_forms(
         for name, form in asked.get(argument.name, {}).items()
         if form in COMPANIONS
     ]
-    return TaskView((*(named if by_keyword else values), *beside), "keywords" if by_keyword else "positional")
+    return ModelCall((*(named if by_keyword else values), *beside), "keywords" if by_keyword else "positional")
 
 
 def _formed(argument: ModelInput, form: Form, name: str, manifest: Manifest) -> ModelInput:
@@ -398,7 +398,7 @@ def _outputs(returned: Any, labels: Sequence[str]) -> tuple[Output, ...]:
 
 def _refusal(
     model: torch.nn.Module,
-    call: TaskView,
+    call: ModelCall,
     error: Exception,
     batch: Mapping[str, torch.Tensor],
     manifest: Manifest,
@@ -549,7 +549,7 @@ Rows = Mapping[str, torch.Tensor]
 
 
 def check_rows_independent(
-    model: torch.nn.Module, forward: Callable[[Rows], Any], call: TaskView, batch: Rows, labels: Sequence[str]
+    model: torch.nn.Module, forward: Callable[[Rows], Any], call: ModelCall, batch: Rows, labels: Sequence[str]
 ) -> None:
     """Refuse a model whose answer to a row depends on the row beside it.
 
@@ -618,7 +618,7 @@ def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
     return torch.allclose(one.double(), two.double(), rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
-def _shorter_row(call: TaskView, batch: Rows) -> dict[str, torch.Tensor]:
+def _shorter_row(call: ModelCall, batch: Rows) -> dict[str, torch.Tensor]:
     """The first row by itself: as long as it is, without padding."""
     row = {name: tensor[:1] for name, tensor in batch.items()}
     for argument in call.inputs:

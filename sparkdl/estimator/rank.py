@@ -14,7 +14,7 @@ from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
 from sparkdl.documents.payload import Payload
 from sparkdl.errors import WorldSizeError
 from sparkdl.estimator.horovod.adapters import MinibatchStep, adapted_loss, adapted_metrics
-from sparkdl.estimator.model_call import TaskView, attach_call
+from sparkdl.estimator.model_call import ModelCall, attach_call
 from sparkdl.storage import Storage
 from sparkdl.train.task import Task, takes_no_arguments
 from sparkdl.worker import RankJob, RankReport, run_rank
@@ -61,7 +61,7 @@ class FitMessage:
     """
 
     objects: Payload
-    call: TaskView
+    call: ModelCall
     input_order: tuple[str, ...] = ()
     labels: tuple[str, ...]
     loss_weights: tuple[float, ...] | None = None
@@ -162,7 +162,7 @@ def made_losses(losses: list[Any]) -> list[Any]:
     return [loss() if takes_no_arguments(loss) else loss for loss in losses]
 
 
-def _taking_batches(model: Any, call: TaskView) -> Any:
+def _taking_batches(model: Any, call: ModelCall) -> Any:
     """The model, or what makes it, so that it takes the tensors of a batch."""
     if not isinstance(model, torch.nn.Module):
         return functools.partial(_build, model, call)
@@ -170,7 +170,7 @@ def _taking_batches(model: Any, call: TaskView) -> Any:
     return model
 
 
-def _build(factory: Any, call: TaskView) -> torch.nn.Module:
+def _build(factory: Any, call: ModelCall) -> torch.nn.Module:
     model: torch.nn.Module = factory()
     attach_call(model, call)
     return model

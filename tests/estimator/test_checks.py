@@ -16,7 +16,7 @@ from sparkdl.estimator.checks import (
 )
 from sparkdl.estimator.column_plan import Roles
 from sparkdl.estimator.horovod.adapters import adapted_metrics
-from sparkdl.estimator.model_call import Output, Probe, TaskView
+from sparkdl.estimator.model_call import ModelCall, Output, Probe
 from sparkdl.estimator.user_code import built, naming_errors
 from sparkdl.shards.manifest import Manifest
 from sparkdl.train.task import Task
@@ -89,7 +89,7 @@ def check_named(metrics, loss, returned, labels):
         labels=("y",),
         metrics=adapted_metrics(metrics, ["y"], [loss]),
     )
-    check_metrics(task, Probe(TaskView(()), (Output("y", tuple(returned.shape[1:]), "float32"),), batch, returned))
+    check_metrics(task, Probe(ModelCall(()), (Output("y", tuple(returned.shape[1:]), "float32"),), batch, returned))
 
 
 @pytest.mark.parametrize("name", ["accuracy", "auc", "log_loss", "f1"])

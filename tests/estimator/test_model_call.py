@@ -2,7 +2,7 @@ import cloudpickle
 import pytest
 import torch
 
-from sparkdl.estimator.model_call import ModelInput, TaskView, attach_call, detach_call
+from sparkdl.estimator.model_call import ModelCall, ModelInput, attach_call, detach_call
 
 BATCH = {"features": torch.arange(6.0).reshape(3, 2), "id": torch.tensor([1, 0, 1])}
 COLUMNS = (
@@ -13,7 +13,7 @@ COLUMNS = (
 
 
 def test_columns_of_a_packed_tensor_are_views_without_a_copy():
-    (a, b, identity), named = TaskView(COLUMNS).arguments(BATCH)
+    (a, b, identity), named = ModelCall(COLUMNS).arguments(BATCH)
     assert named == {}
     assert a.shape == (3, 1)
     assert b.shape == (3,)
@@ -35,7 +35,7 @@ class Takes(torch.nn.Module):
 
 @pytest.mark.parametrize("style", ["positional", "keywords", "dict"])
 def test_a_model_with_attached_views_takes_a_batchs_tensors_and_travels_so(style):
-    model, call = Takes(style), TaskView(COLUMNS, style)
+    model, call = Takes(style), ModelCall(COLUMNS, style)
     attach_call(model, call)
     model = cloudpickle.loads(cloudpickle.dumps(model))
     assert call.tensors == ("features", "id")
@@ -45,7 +45,7 @@ def test_a_model_with_attached_views_takes_a_batchs_tensors_and_travels_so(style
 
 
 def test_plain_views_attach_nothing():
-    plain = TaskView((ModelInput("features", "features"),))
+    plain = ModelCall((ModelInput("features", "features"),))
     model = torch.nn.Linear(2, 1)
     attach_call(model, plain)
     assert not model._forward_pre_hooks

@@ -5,7 +5,7 @@ from dataclasses import fields
 import torch
 
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
-from sparkdl.estimator.model_call import ModelInput, TaskView
+from sparkdl.estimator.model_call import ModelCall, ModelInput
 from sparkdl.estimator.rank import FitMessage, UserObjects
 from sparkdl.estimator.user_code import pack
 from sparkdl.train.callbacks import Callback
@@ -40,7 +40,7 @@ def message(model, call):
 
 
 def test_every_field_of_a_ranks_job_comes_from_the_message():
-    sent = message(torch.nn.Linear(2, 1), TaskView((ModelInput("features", "features"),)))
+    sent = message(torch.nn.Linear(2, 1), ModelCall((ModelInput("features", "features"),)))
     job = sent.job()
     for field in fields(RankJob):
         if field.name in DECIDED_BY_THE_ESTIMATOR:
@@ -64,7 +64,7 @@ def test_the_model_of_a_rank_takes_the_tensors_of_a_batch_whether_it_is_given_or
         def forward(self, b, a):
             return (b - a) * self.weight
 
-    call = TaskView((ModelInput("a", "features", index=0), ModelInput("b", "features", index=1)), "keywords")
+    call = ModelCall((ModelInput("a", "features", index=0), ModelInput("b", "features", index=1)), "keywords")
     rows = torch.tensor([[1.0, 5.0]])
     assert message(Difference(), call).job().task.model(rows) == 4
     assert message(Difference, call).job().task.model()(rows) == 4

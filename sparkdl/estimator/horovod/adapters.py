@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sparkdl.errors import ConfigError
-from sparkdl.estimator.model_call import TaskView
+from sparkdl.estimator.model_call import ModelCall
 from sparkdl.models.calling import parameters_of
 from sparkdl.models.signature import COMPANIONS
 from sparkdl.train.objective.labels import label_kind
@@ -122,7 +122,7 @@ def _fresh(name: str, taken: Mapping[str, Any]) -> str:
     return next(f"{name}_{n}" for n in range(2, len(taken) + 3) if f"{name}_{n}" not in taken)
 
 
-def inputs_by_position(model: torch.nn.Module, call: TaskView) -> tuple[str, ...]:
+def inputs_by_position(model: torch.nn.Module, call: ModelCall) -> tuple[str, ...]:
     """In which order ``model(*inputs)`` takes inputs that go by keyword; empty where they go by position as they are.
 
     A ``train_minibatch_fn`` of Horovod's calls ``model(*inputs)``, whatever the names of the model's parameters. A
@@ -165,7 +165,7 @@ class MinibatchStep:
     """
 
     function: Callable[..., Any]
-    call: TaskView
+    call: ModelCall
     labels: tuple[str, ...]
     sample_weight: str | None = None
     passes: int = 1

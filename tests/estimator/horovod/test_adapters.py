@@ -12,7 +12,7 @@ from sparkdl.estimator.horovod.adapters import (
     adapted_metrics,
     inputs_by_position,
 )
-from sparkdl.estimator.model_call import ModelInput, TaskView
+from sparkdl.estimator.model_call import ModelCall, ModelInput
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.objective.loss import Objective
 from sparkdl.train.objective.named_metrics import NamedMetric
@@ -47,7 +47,7 @@ def horovods_minibatch(model, optimizer, transform_outputs, loss_fn, inputs, lab
 
 
 def step_task(model, optimizer, function=horovods_minibatch, weight=None):
-    call = TaskView((ModelInput("x", "x"),))
+    call = ModelCall((ModelInput("x", "x"),))
     step = MinibatchStep(function, call, ("y",), weight)
     return Task(
         model=model,
@@ -149,14 +149,14 @@ class KeywordOnly(torch.nn.Module):
 
 
 def test_a_minibatch_function_gets_inputs_that_go_by_name_in_the_order_of_forward():
-    call = TaskView((ModelInput("a", "a"), ModelInput("b", "b")), "keywords")
+    call = ModelCall((ModelInput("a", "a"), ModelInput("b", "b")), "keywords")
     step = MinibatchStep(horovods_minibatch, call, ("y",), order=inputs_by_position(Named(), call))
     batch = {"a": torch.tensor([5.0]), "b": torch.tensor([1.0])}
     assert step.forward(Named(), batch).tolist() == Named()(**batch).tolist() == [3.0]
 
 
 def test_a_minibatch_function_gets_the_mask_that_stands_beside_an_input():
-    call = TaskView(
+    call = ModelCall(
         (ModelInput("b", "b"), ModelInput("a", "a"), ModelInput("ids_mask", "m", form="mask", valid="m")), "keywords"
     )
     step = MinibatchStep(horovods_minibatch, call, ("y",), order=inputs_by_position(Named(), call))
@@ -169,7 +169,7 @@ def test_a_model_that_takes_one_dict_gets_it_as_the_only_input_of_a_minibatch_fu
         def forward(self, row):
             return row["a"] + row["b"]
 
-    call = TaskView((ModelInput("a", "a"), ModelInput("b", "b")), "dict")
+    call = ModelCall((ModelInput("a", "a"), ModelInput("b", "b")), "dict")
     step = MinibatchStep(horovods_minibatch, call, ("y",), order=inputs_by_position(Sum(), call))
     assert step.forward(Sum(), {"a": torch.tensor([5.0]), "b": torch.tensor([1.0])}).tolist() == [6.0]
 
@@ -179,9 +179,9 @@ def test_what_a_minibatch_function_could_not_hand_over_by_position_is_refused_by
         def forward(self, *args, x_mask=None):
             return args[0]
 
-    call = TaskView((ModelInput("a", "a"), ModelInput("b", "b")), "keywords")
+    call = ModelCall((ModelInput("a", "a"), ModelInput("b", "b")), "keywords")
     with pytest.raises(ConfigError, match=r"forward of KeywordOnly takes \['a'\] by keyword, not among its first 2"):
         inputs_by_position(KeywordOnly(), call)
-    masked = TaskView((ModelInput("x", "x"), ModelInput("x_mask", "x", form="mask", valid="v")))
+    masked = ModelCall((ModelInput("x", "x"), ModelInput("x_mask", "x", form="mask", valid="v")))
     with pytest.raises(ConfigError, match="x_mask"):  # which would otherwise be left out without a word
         inputs_by_position(Any(), masked)
