@@ -18,7 +18,17 @@ import torch.fx
 
 from sparkdl.errors import ConfigError
 
-__all__ = ["GraphPart", "InputStyle", "Stage", "check_rows_are_independent", "measure", "release", "split"]
+__all__ = [
+    "GraphPart",
+    "InputStyle",
+    "Profile",
+    "Stage",
+    "check_rows_are_independent",
+    "measure",
+    "profile",
+    "release",
+    "split",
+]
 
 InputStyle = Literal["positional", "keyword", "dict"]
 
@@ -67,6 +77,30 @@ class Stage:
     buffers: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Profile:
+    """What each layer of a model costs that a pipeline may be cut before or behind.
+
+    Attributes:
+        begins: by layer, the module that it begins with; empty for the first.
+        seconds: by layer, forward and backward of the example; where there is none, its parameters.
+        sent: by layer, bytes that a cut before it sends of the example; where there is none, how many values.
+        parameters: by layer, their bytes.
+    """
+
+    begins: tuple[str, ...]
+    seconds: tuple[float, ...]
+    sent: tuple[float, ...]
+    parameters: tuple[int, ...]
+
+    def cuts(self, stages: int) -> list[int]:
+        """The layers that the second to the last of so many stages begin with.
+
+        Of all ways whose slowest stage is nearly the fastest it is the one that sends least.
+        """
+        return _partition(self.seconds, self.sent, stages)
+
+
 def measure(
     model: torch.nn.Module,
     stages: int,
@@ -75,7 +109,7 @@ def measure(
     input_style: InputStyle = "positional",
     example: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[str, ...]:
-    """Choose where to cut ``model``: of all ways whose slowest stage is nearly the fastest, the one that sends least.
+    """Choose where to cut ``model``, see ``Profile.cuts``.
 
     The times of two machines differ, so one rank measures and tells the others. The model is as it was afterwards.
 
@@ -95,25 +129,52 @@ def measure(
     """
     if stages < 2:
         raise ConfigError(f"a pipeline of {stages} stages is none: cut the model into 2 or more")
+    layers, why = _profile(model, inputs, input_style, example)
+    if len(layers.begins) < stages:
+        raise ConfigError(
+            f"the model has {len(layers.begins)} layers to cut between, and the pipeline {stages} stages: choose at "
+            f"most {len(layers.begins)} stages{why}"
+        )
+    return tuple(layers.begins[first] for first in layers.cuts(stages))
+
+
+def profile(
+    model: torch.nn.Module,
+    *,
+    inputs: Sequence[str],
+    input_style: InputStyle = "positional",
+    example: Mapping[str, torch.Tensor] | None = None,
+) -> Profile:
+    """Measure the layers of ``model``; the arguments are those of ``measure``.
+
+    Raises:
+        ConfigError: the model cannot be cut.
+    """
+    return _profile(model, inputs, input_style, example)[0]
+
+
+def _profile(
+    model: torch.nn.Module,
+    inputs: Sequence[str],
+    input_style: InputStyle,
+    example: Mapping[str, torch.Tensor] | None,
+) -> tuple[Profile, str]:
+    """The layers, and what keeps modules whole, as the end of a sentence."""
     check_rows_are_independent(model)
     with _without_constants(model):
-        return _measured(model, stages, _traced(model, inputs, input_style, training=True), example)
-
-
-def _measured(
-    model: torch.nn.Module, stages: int, trace: _Trace, example: Mapping[str, torch.Tensor] | None
-) -> tuple[str, ...]:
-    starts = _cut_points(trace, model)
-    if len(starts) + 1 < stages:
-        raise ConfigError(
-            f"the model has {len(starts) + 1} layers to cut between, and the pipeline {stages} stages: choose at most "
-            f"{len(starts) + 1} stages{_untraced(trace)}"
-        )
-    costs, sizes = _measure_nodes(trace, model, example) if example is not None else _count_parameters(trace, model)
+        trace = _traced(model, inputs, input_style, training=True)
+        starts = _cut_points(trace, model)
+        costs, sizes = _measure_nodes(trace, model, example) if example is not None else _count_parameters(trace, model)
     edges = [0, *starts, len(trace.body)]
-    segments = [sum(costs[node] for node in trace.body[a:b]) for a, b in itertools.pairwise(edges)]
-    crossing = [_crossing(trace, edge, sizes) for edge in edges]
-    return tuple(starts[edges[first]] for first in _partition(segments, crossing, stages))
+    layers = [trace.body[a:b] for a, b in itertools.pairwise(edges)]
+    held = [{p for node in layer for p in _parameters(node, model)} for layer in layers]
+    layers_of_model = Profile(
+        begins=("", *starts.values()),
+        seconds=tuple(sum(costs[node] for node in layer) for layer in layers),
+        sent=(0.0, *(_crossing(trace, start, sizes) for start in starts)),
+        parameters=tuple(sum(p.numel() * p.element_size() for p in parameters) for parameters in held),
+    )
+    return layers_of_model, _untraced(trace)
 
 
 def split(
@@ -567,11 +628,11 @@ def _partition(costs: Sequence[float], crossing: Sequence[float], parts: int) ->
 
     Args:
         costs: of each item.
-        crossing: what a cut before each item sends.
+        crossing: what a cut before each item sends, 0 for the first.
         parts: how many runs.
     """
     sums = list(itertools.accumulate(costs, initial=0.0))
-    (_, fastest), _ = _least(sums, [0.0] * len(sums), parts, math.inf)
+    (_, fastest), _ = _least(sums, [0.0] * len(costs), parts, math.inf)
     return _least(sums, crossing, parts, fastest * (1 + _SLACK))[1]
 
 
@@ -595,7 +656,7 @@ def _least(
             for begin in range(part - 1, end):
                 cost = sums[end] - sums[begin]
                 sent, slowest = best[part - 1][begin]
-                candidate = sent + (crossing[begin] if begin else 0.0), max(slowest, cost)
+                candidate = sent + crossing[begin], max(slowest, cost)
                 if cost <= limit and candidate < best[part][end]:
                     best[part][end], last_cut[part][end] = candidate, begin
     cuts, end = [], items
