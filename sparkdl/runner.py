@@ -366,11 +366,16 @@ def _with_loader(
 
 def _check_strategy(strategy: str | Choice, ranks: int, backend: str) -> None:
     from sparkdl.strategies import STRATEGIES
-    from sparkdl.strategies.choice import Choice, choice_of, needs_torch_groups
+    from sparkdl.strategies.choice import AUTO, Choice, choice_of, needs_torch_groups
 
     if not isinstance(strategy, str | Choice):
         raise ConfigError(
             f"strategy={strategy!r} is a {type(strategy).__name__}: give a name such as 'fsdp', or a sparkdl.Mesh"
+        )
+    if strategy == AUTO:
+        raise ConfigError(
+            "strategy='auto' measures the model, which the function makes: name a strategy, as `sparkdl size` ranks "
+            "them, or use TorchEstimator"
         )
     if strategy not in STRATEGIES:
         (choice_of(strategy) if isinstance(strategy, str) else strategy).filled(ranks)

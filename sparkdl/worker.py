@@ -7,6 +7,8 @@ so that a machine without Java trains from the same shards.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -16,17 +18,21 @@ import torch
 from sparkdl.batches.reading.gather import Decode, valid_name
 from sparkdl.batches.reading.loader import ShardedDataset, ShardLoader
 from sparkdl.collective import open_collective
-from sparkdl.collective.base import Collective
+from sparkdl.collective.base import Collective, on_leader
 from sparkdl.compat.torch_compiler import eager
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
-from sparkdl.observe import span
+from sparkdl.launch.rank import process_memory
+from sparkdl.observe import emit, logger, span
 from sparkdl.storage import Storage
 from sparkdl.strategies.base import Strategy, open_strategy
+from sparkdl.strategies.choice import AUTO
 from sparkdl.train.callbacks import Callback
+from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.identity import identity_of
+from sparkdl.train.checkpoint.resume import earlier_strategy
 from sparkdl.train.result import TrainResult
-from sparkdl.train.task import Task
+from sparkdl.train.task import Task, make_model, make_optimizer
 from sparkdl.train.trainer import fit
 from sparkdl.world import World
 
@@ -53,7 +59,8 @@ class RankJob:
         checkpoints: where and how often to save; None keeps nothing.
         callbacks: called on every rank.
         backend: ``"auto"``, ``"horovod"``, ``"torch"`` or ``"solo"``.
-        strategy: how the model is spread over the ranks, a name of ``strategies.STRATEGIES``, or the text of a mesh.
+        strategy: how the model is spread over the ranks, a name of ``strategies.STRATEGIES``, or the text of a mesh;
+            with ``"auto"`` the ranks choose, and a step has ``batch_size`` rows for every rank whatever they take.
     """
 
     task: Task
@@ -108,7 +115,11 @@ def run_rank(world: World, job: RankJob) -> RankReport:
     failed = True
     try:
         with eager():
-            strategy = open_strategy(job.strategy, collective, job.train)
+            text = job.strategy
+            if text == AUTO:
+                with span("choose", seconds):
+                    text = _chosen(world, job, collective)
+            strategy = open_strategy(text, collective, job.train)
             result = _trained(world, job, collective, strategy, seconds)
             state = _on_cpu(strategy.state_dict()) or {}
         failed = False
@@ -125,7 +136,8 @@ def _trained(
     with span("open", seconds):
         # The strategy says which rows this rank reads.
         reader = replace(world, rank=strategy.data_rank, size=strategy.data_size)
-        train, validation = _training(job, reader), _validation(job, reader)
+        sharing = world.size // strategy.data_size if job.strategy == AUTO else 1  # ranks that read the same rows
+        train, validation = _training(job, reader, sharing), _validation(job, reader, sharing)
         checkpoints = None
         if job.checkpoints:
             held_out = validation.dataset.manifest if validation is not None else None
@@ -142,6 +154,52 @@ def _trained(
             checkpoints=checkpoints,
             strategy=strategy,
         )
+
+
+def _chosen(world: World, job: RankJob, collective: Collective) -> str:
+    """The strategy that ``"auto"`` stands for: an earlier attempt's, or what the planner puts first; why is logged."""
+    task = job.task
+    if world.size == 1 or task.manual_step is not None or task.train_step is not None:
+        return "all_reduce"
+
+    def earlier() -> str | None:
+        return earlier_strategy(Checkpointer(job.checkpoints)) if job.checkpoints else None
+
+    taken = on_leader(collective, earlier)
+    if taken is not None:
+        return taken
+    from sparkdl.strategies.planner import choose  # with DTensor
+
+    device = torch.device(world.device)
+    with rng.isolated(device):
+        copied = copy.deepcopy(task)  # the optimizer may be of this model alone
+        model = make_model(copied, device, seed=job.train.seed, channels_last=job.train.channels_last)
+        reader = replace(world, rank=0, size=1)
+        batches = _training(replace(job, shuffle=False), reader, world.size)
+        batch = next(iter(batches))
+        example = {name: batch[name].to(device).clone() for name in task.inputs}
+        batches.end_epoch()
+        text, why = choose(
+            collective,
+            job.train,
+            model,
+            lambda made: make_optimizer(copied, made, device),
+            example,
+            memory_bytes=_free_bytes(device) / world.local_size,
+            by_user=task.forward is not None,
+            input_style=task.input_style,
+        )
+    if world.is_leader:
+        logger.info("strategy='auto' takes %s", why)
+        emit("log", message=f"strategy='auto' takes {why}")
+    return text
+
+
+def _free_bytes(device: torch.device) -> float:
+    """Memory that is left on this host or device, as far as anybody knows."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0]) * torch.cuda.device_count()
+    return float(process_memory.look().get("free", math.inf))
 
 
 class _Rows(Protocol):
@@ -188,11 +246,11 @@ def _decode(job: RankJob, dataset: ShardedDataset) -> dict[str, Decode]:
     return {name: hook for name, hook in job.decode.items() if name in read}
 
 
-def _training(job: RankJob, world: World) -> ShardLoader:
+def _training(job: RankJob, world: World, sharing: int = 1) -> ShardLoader:
     dataset = _open(job, job.train_uri, job.loader)
     return dataset.loader(
         world=world,
-        batch_size=job.batch_size,
+        batch_size=job.batch_size * sharing,
         shuffle=job.shuffle,
         seed=job.seed,
         tail=job.tail,
@@ -200,12 +258,12 @@ def _training(job: RankJob, world: World) -> ShardLoader:
     )
 
 
-def _validation(job: RankJob, world: World) -> ShardLoader | None:
+def _validation(job: RankJob, world: World, sharing: int = 1) -> ShardLoader | None:
     """Validation reads in file order, and every row once: its mean is exact."""
     if job.validation_uri is None:
         return None
     dataset = _open(job, job.validation_uri, job.validation_loader or job.loader)
-    rows = job.validation_batch_size or job.batch_size
+    rows = (job.validation_batch_size or job.batch_size) * sharing
     return dataset.loader(world=world, batch_size=rows, shuffle=False, decode=_decode(job, dataset))
 
 

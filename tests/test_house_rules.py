@@ -41,7 +41,7 @@ ALLOWED = {
         *("estimator.outputs", "estimator.summary"),  # which know no Spark
     },
     "spread_model": {"batches", "collective", "strategies", "train"},
-    "worker": {"batches", "collective", "strategies", "train", "models"},
+    "worker": {"batches", "collective", "launch.rank.process_memory", "strategies", "train", "models"},
     "pipeline.spec": {"features", "estimator.params.spec", "metrics.names"},
     "pipeline.file": {"features", "columns", "pipeline.spec"},
     "pipeline.schema": {"pipeline.spec", "pipeline.file"},

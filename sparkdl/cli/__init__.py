@@ -1,4 +1,4 @@
-"""The command line: ``sparkdl init | check | plan | run | status | report | doctor | shards | models``.
+"""The command line: ``sparkdl init | check | plan | run | status | report | doctor | shards | models | size``.
 
 Enters: words of a shell. Leaves: tables on standard output, and exit code 0 (fine), 1 (refused or failed) or
 2 (wrong usage). The commands of a pipeline exit with the codes of ``pipeline/state/record.py``. Each family of commands
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from sparkdl.cli import models, pipelines, shards
+from sparkdl.cli import models, pipelines, shards, size
 from sparkdl.cli.words import add_command
 from sparkdl.errors import SparkdlError
 
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     add_command(commands, "doctor", _doctor, "what this machine has, and what really works on it")
     shards.add_commands(commands)
     models.add_commands(commands)
+    size.add_commands(commands)
     return parser
 
 

@@ -25,7 +25,7 @@ from sparkdl.shards.manifest import Manifest
 from sparkdl.storage import check_places
 from sparkdl.strategies import STRATEGIES
 from sparkdl.strategies.base import TaskView
-from sparkdl.strategies.choice import choice_of, needs_torch_groups
+from sparkdl.strategies.choice import AUTO, choice_of, needs_torch_groups
 from sparkdl.strategies.local_sgd import check_local_steps
 from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
@@ -132,7 +132,7 @@ def check_strategy(spec: FitSpec, objects: UserObjects) -> None:
     Raises:
         ConfigError: names both and says which to change.
     """
-    if spec.strategy in STRATEGIES:
+    if spec.strategy == AUTO or spec.strategy in STRATEGIES:
         return
     mesh = choice_of(spec.strategy).filled(spec.num_proc)
     if mesh.is_data_parallel:
@@ -295,7 +295,8 @@ def check_task(message: FitMessage, task: Task, model: torch.nn.Module, num_proc
     Raises:
         ConfigError: names what is wrong.
     """
-    mesh = None if message.strategy in STRATEGIES else choice_of(message.strategy).filled(num_proc)
+    named = message.strategy == AUTO or message.strategy in STRATEGIES
+    mesh = None if named else choice_of(message.strategy).filled(num_proc)
     if isinstance(mesh, Mesh):
         by_user = task.forward is not None or task.train_step is not None
         from sparkdl.strategies.mesh_strategy import check_model

@@ -121,6 +121,7 @@ class Strategy(ABC):
         optimizer: the one to step, with every parameter group: the user's own, or what wraps it.
         gradients: what exchanges gradients, once the model is built.
         allows_own_steps: whether a function of the user's own may call ``backward`` and ``optimizer.step()``.
+        text: what ``open_strategy`` was given; a run of ``strategy="auto"`` goes on by it.
         cuts: the modules that stages begin with, where the model is cut into some: a run that goes on cuts alike.
     """
 
@@ -129,6 +130,7 @@ class Strategy(ABC):
     optimizer: torch.optim.Optimizer
     gradients: GradientSync
     allows_own_steps: bool = False
+    text: str = "all_reduce"
     cuts: tuple[str, ...] | None = None
 
     def __init__(self, collective: Collective, config: TrainConfig) -> None:
@@ -305,11 +307,15 @@ def open_strategy(strategy: str | Choice, collective: Collective, config: TrainC
         ConfigError: there is none of that name, or it does not go with this collective.
     """
     if isinstance(strategy, str) and strategy in STRATEGIES:
-        return cast(Strategy, _class_at(STRATEGIES[strategy])(collective, config))
+        opened = cast(Strategy, _class_at(STRATEGIES[strategy])(collective, config))
+        opened.text = strategy
+        return opened
     choice = (choice_of(strategy) if isinstance(strategy, str) else strategy).filled(collective.world.size)
     if choice.is_data_parallel:
         return open_strategy("all_reduce", collective, config)
-    return cast(Strategy, _class_at(choice.implementation)(collective, config, choice))
+    opened = cast(Strategy, _class_at(choice.implementation)(collective, config, choice))
+    opened.text = str(strategy)
+    return opened
 
 
 def _class_at(path: str) -> Any:

@@ -11,8 +11,10 @@ from sparkdl.strategies import STRATEGIES, local_steps, mesh
 from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
 
-__all__ = ["PRESETS", "Choice", "choice_of", "needs_torch_groups"]
+__all__ = ["AUTO", "PRESETS", "Choice", "choice_of", "needs_torch_groups"]
 
+AUTO = "auto"
+"""The ranks of a fit measure model and links, and take what ``planner.py`` puts first."""
 Choice = Mesh | LocalSteps
 PRESETS: Mapping[str, Choice] = {**mesh.PRESETS, **local_steps.PRESETS}
 """By the name that ``strategy=`` takes, the options that it stands for; each has the path of its class."""
@@ -25,7 +27,7 @@ def choice_of(text: str) -> Choice:
         ConfigError: it is none of these, or an option cannot be.
     """
     unknown = ConfigError(
-        f"strategy={text!r} is unknown: choose one of {sorted({*STRATEGIES, *PRESETS})}, with options as in "
+        f"strategy={text!r} is unknown: choose one of {sorted({*STRATEGIES, *PRESETS, AUTO})}, with options as in "
         "'mesh(data=2, tensor=2)'"
     )
     try:
@@ -46,6 +48,6 @@ def choice_of(text: str) -> Choice:
 
 def needs_torch_groups(strategy: str) -> bool:
     """Whether the ranks of a strategy, by its text, exchange by groups of torch.distributed, which Horovod lacks."""
-    if strategy in STRATEGIES:
+    if strategy == AUTO or strategy in STRATEGIES:
         return strategy != "all_reduce"
     return choice_of(strategy).needs_torch_groups

@@ -11,20 +11,22 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparkdl.collective.base import Collective
+from sparkdl.collective.base import Collective, on_leader
 from sparkdl.collective.gradients.buckets import bucket_bytes
+from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies import stages, tensor_plan
 from sparkdl.strategies.mesh import Mesh
+from sparkdl.strategies.mesh_strategy import check_layers, check_training
 from sparkdl.strategies.sharded import blocks_of
 
-__all__ = ["Estimate", "Link", "ModelCosts", "Plan", "measure_link", "measure_model", "rank_strategies"]
+__all__ = ["Estimate", "Link", "ModelCosts", "Plan", "choose", "measure_link", "measure_model", "rank_strategies"]
 
 _REPEATS, _FLOATS, _PROBE_BYTES = 5, 4, 4 << 20
 _MICRO_BATCHES_PER_STAGE = 4
@@ -425,6 +427,72 @@ def measure_link(collective: Collective) -> Link:
     latency = small / each
     bandwidth = _PROBE_BYTES / ranks / max(large / each - latency, 1e-9)
     return collective.broadcast_object(Link(bandwidth=bandwidth, latency=latency), 0)  # type: ignore[no-any-return]
+
+
+def choose(
+    collective: Collective,
+    config: TrainConfig,
+    model: torch.nn.Module,
+    make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
+    example: Mapping[str, torch.Tensor],
+    *,
+    memory_bytes: float,
+    by_user: bool = False,
+    input_style: stages.InputStyle = "positional",
+) -> tuple[str, str]:
+    """Measure model and link, and take the first of the plan that the training goes with; all ranks call it at once.
+
+    That they measure at the same time is the point: ranks of one host share its cores and its memory's bandwidth.
+
+    Args:
+        collective: over torch.distributed.
+        config: of the training.
+        model: a copy, see ``measure_model``.
+        make_optimizer: of the model.
+        example: a global batch.
+        memory_bytes: that this rank may have; the smallest of all counts.
+        by_user: a function of the user's own calls the model, which no pipeline can.
+        input_style: how the model is called.
+
+    Returns:
+        the text of the strategy, and why; equal on all ranks.
+
+    Raises:
+        ConfigError: none fits.
+    """
+    ranks = collective.world.size
+    places = collective.all_gather_object((collective.world.local_size, memory_bytes))
+    costs = measure_model(model, make_optimizer, example, ranks=[ranks], input_style=input_style)
+    link = measure_link(collective)
+
+    def first() -> tuple[str, str]:
+        whole = rank_strategies(
+            costs,
+            link,
+            ranks,
+            memory_bytes=min(memory for _, memory in places),
+            local_ranks=min(local for local, _ in places),
+            true_reduce_scatter=collective.world.device != "cpu",
+        )
+        meshes = dict(_candidates(ranks))
+
+        def goes(strategy: str) -> bool:
+            mesh = meshes[strategy]
+            if by_user and mesh.pipeline != 1:
+                return False
+            if mesh.is_data_parallel:
+                return True
+            try:
+                check_training(mesh, config, collective.world.device)
+                check_layers(mesh, model)
+            except ConfigError:
+                return False
+            return True
+
+        plan = replace(whole, fitting=[estimate for estimate in whole.fitting if goes(estimate.strategy)])
+        return plan.fitting[0].strategy if plan.fitting else "", plan.reason
+
+    return on_leader(collective, first)
 
 
 # --- the estimates ------------------------------------------------------------------------------------------------

@@ -446,7 +446,7 @@ class _Trainer:
                 "ranks": ranks,
                 "callbacks": self.hooks.state_dict(),
                 **{name: None if part is None else part.state_dict() for name, part in self._stateful().items()},
-                **facts_of(self.checkpoints, run, gathered["model"], self.strategy.cuts),
+                **facts_of(self.checkpoints, run, gathered["model"], self.strategy),
             }
             self.checkpoints.save(state, step=run.step, epoch=run.epoch, best=best)
         self.hooks.call("on_checkpoint", run)

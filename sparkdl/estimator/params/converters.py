@@ -239,13 +239,13 @@ def backend(name: str, value: Any) -> str | SparkBackend | Backend:
 def strategy(name: str, value: Any) -> str:
     """A name of ``sparkdl.strategies``, a ``sparkdl.Mesh``, or the text of one; returned as a text."""
     from sparkdl.strategies import STRATEGIES
-    from sparkdl.strategies.choice import Choice, choice_of
+    from sparkdl.strategies.choice import AUTO, Choice, choice_of
 
     if isinstance(value, Choice):
         return str(value)
     if not isinstance(value, str):
         raise _wrong(name, value, "a name such as 'fsdp', or a sparkdl.Mesh")
-    return value if value in STRATEGIES else str(choice_of(value))
+    return value if value == AUTO or value in STRATEGIES else str(choice_of(value))
 
 
 def compression(name: str, value: Any) -> str:

@@ -5,7 +5,7 @@ Enters: the parts of a run. Leaves: one nested state for a checkpoint; from it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,6 +30,7 @@ __all__ = [
     "check_start",
     "check_state",
     "earlier_cuts",
+    "earlier_strategy",
     "facts_of",
     "going_on",
     "load_newest",
@@ -92,6 +93,7 @@ class _Facts:
         partly: whether a part of the next one was.
         shapes: of the model's tensors, by name.
         cuts: the modules that the stages of a pipeline began with; None without stages.
+        strategy: how the model was spread; None if nobody told.
     """
 
     identity: dict[str, str] | None = None
@@ -100,6 +102,7 @@ class _Facts:
     partly: bool = False
     shapes: dict[str, list[Count]] | None = None
     cuts: list[str] | None = None
+    strategy: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,21 +156,19 @@ def going_on(step: int) -> Iterator[None]:
         ) from cause
 
 
-def facts_of(
-    checkpoints: Checkpointer, run: Run, model: Mapping[str, Any], cuts: Sequence[str] | None = None
-) -> dict[str, Any]:
+def facts_of(checkpoints: Checkpointer, run: Run, model: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
     """Return what a checkpoint of ``run`` shall say of it: the part of its state that ``check_start`` reads.
 
     Args:
         checkpoints: where it will lie.
         run: where it stands.
         model: the whole state of its model.
-        cuts: the modules that the stages of a pipeline begin with.
+        strategy: how the model is spread.
     """
     facts = {"identity": checkpoints.identity, "fit_id": checkpoints.config.fit_id}
     epochs = {"epochs": run.epoch, "partly": run.batch > 0}
-    stages = {} if cuts is None else {"cuts": list(cuts)}
-    return {_FACTS: facts | epochs | stages | {"shapes": _shapes(model)}}
+    spread = {"strategy": strategy.text, "cuts": None if strategy.cuts is None else list(strategy.cuts)}
+    return {_FACTS: facts | epochs | spread | {"shapes": _shapes(model)}}
 
 
 def earlier_cuts(checkpoints: Checkpointer) -> list[str] | None:
@@ -178,6 +179,16 @@ def earlier_cuts(checkpoints: Checkpointer) -> list[str] | None:
     """
     newest = checkpoints.peek(_FACTS)
     return None if newest is None else _facts(checkpoints, *newest).cuts
+
+
+def earlier_strategy(checkpoints: Checkpointer) -> str | None:
+    """How the model was spread, as the newest checkpoint says; None where there is none or it does not.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none can be read.
+    """
+    newest = checkpoints.peek(_FACTS)
+    return None if newest is None else _facts(checkpoints, *newest).strategy
 
 
 def check_start(checkpoints: Checkpointer, model: torch.nn.Module, epochs: int) -> Start:

@@ -1,0 +1,71 @@
+"""``sparkdl size`` on models of one's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.cli import main
+
+MODEL = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+
+def words():
+    return nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(32, 1))
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def size(tmp_path, monkeypatch, capsys):
+    (tmp_path / "models_to_size.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        code = main(["size", *words])
+        return code, capsys.readouterr()
+
+    return run
+
+
+def test_strategies_are_ranked_for_each_number_of_ranks(size):
+    code, out = size("models_to_size:make", "--input", "x=8", "--rows", "64", "--ranks", "1,2,1000", "--top", "9")
+    assert code == 1, "no 1000 ranks have a row each"
+    for text in ("1 rank", "2 ranks", "1000 ranks", "all_reduce", "fsdp", "pipeline", "rows/s", "published"):
+        assert text in out.out
+    assert "all_reduce does not go: 64 rows a step cannot be dealt to 1000 ranks: raise the batch" in out.out
+
+
+def test_integers_and_memory(size):
+    options = "--input", "x=4<50", "--rows", "32", "--ranks", "2"
+    assert size("models_to_size:words", *options)[0] == 0
+    code, out = size("models_to_size:words", *options, "--memory", "1KiB")
+    assert code == 1
+    assert "no strategy of 2 ranks fits the memory of a rank" in out.out
+    assert "(too large)" in out.out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["models_to_size:nothing"], "models_to_size:nothing() returned a int: let it make a torch.nn.Module"),
+        (["models_to_size:missing"], "MODEL=models_to_size:missing cannot be imported: AttributeError"),
+        (["models_to_size"], "'models_to_size' names no function: write package.module:function"),
+        (["models_to_size:make", "--rows", "0"], "--rows 0 is no batch: give 1 or more"),
+        (["models_to_size:make", "--ranks", "2,x"], "--ranks 2,x is no list of numbers of ranks"),
+        (["models_to_size:make", "--bandwidth", "10"], "--bandwidth 10 is no bandwidth: write it as in 10Gbit"),
+        (["models_to_size:make", "--latency", "5"], "--latency 5 is no time: write it as in 50us"),
+        (["models_to_size:make", "--memory", "0GiB"], "--memory 0GiB is no size: write it as in 16GiB"),
+        (["models_to_size:make", "--input", "y"], "--input y is no input: write x=13"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(size, words, sentence):
+    code, out = size(*words, "--input", "x=8")
+    assert code == 1
+    assert sentence in out.err
+    assert out.err.count("\n") == 1
