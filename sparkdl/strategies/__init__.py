@@ -2,9 +2,10 @@
 
 Enters: functions that make a model and its optimizer, then batches and an objective. Leaves: the gradients of the
 global batch, and the whole state on the leader, whatever lay where. Start at ``base.py``, the contract. ``choice.py``
-reads what a user writes: a name of ``STRATEGIES``, a mesh (``mesh.py``, done by ``mesh_strategy.py`` with the parts in
-``sharded.py``, ``tensor_plan.py``, ``tensor.py``, ``stages.py``, ``pipeline.py`` and ``expert.py``), or steps that each
-rank makes by itself (``local_steps.py``, done by ``local_sgd.py``).
+reads what a user writes: a name of ``STRATEGIES``, a mesh (``mesh.py``, done by ``mesh_strategy.py``), or steps that
+each rank makes by itself (``local_steps.py``, done by ``local_sgd.py``). A mesh is made of ``sharded.py``,
+``expert.py``, ``tensor_plan.py`` and ``tensor.py``, and for pipelines of ``model_trace.py``, ``stage_balance.py``,
+``stages.py`` and ``pipeline.py``. ``planner.py`` estimates what each would take.
 """
 
 STRATEGIES = {

@@ -19,7 +19,7 @@ from sparkdl.compat.recomputed import recompute
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
-from sparkdl.strategies import expert, stages, tensor, tensor_plan
+from sparkdl.strategies import expert, stage_balance, stages, tensor, tensor_plan
 from sparkdl.strategies.all_reduce import fitting
 from sparkdl.strategies.base import StepObjective, Strategy, TaskView
 from sparkdl.strategies.copies import CopiesAverage
@@ -181,7 +181,7 @@ class MeshStrategy(Strategy):
                 first = call.example()
                 rows = -(-len(next(iter(first.values()))) // mesh.parts_of_a_batch)
                 example = {name: value[:rows] for name, value in first.items()}
-            return stages.measure(model, int(mesh.pipeline or 1), example=example, **called)  # type: ignore[arg-type]
+            return stage_balance.measure(model, int(mesh.pipeline or 1), example=example, **called)  # type: ignore[arg-type]
 
         self.cuts = on_leader(self.collective, cuts)
         parts = stages.split(model, self.cuts, **called)  # type: ignore[arg-type]
@@ -516,7 +516,7 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
             "statistics, which would count a batch twice: drop that option, or take LayerNorm or GroupNorm"
         )
     if mesh.pipeline != 1:
-        stages.check_rows_are_independent(model)
+        stage_balance.check_rows_are_independent(model)
     if mesh.expert != 1:
         expert.check(model, int(mesh.expert or 1))
     if mesh.tensor != 1:
@@ -535,7 +535,9 @@ def _check_stages(mesh: Mesh, model: torch.nn.Module, call: TaskView) -> None:
             f"strategy='{mesh}' calls the parts of the model itself, and a function of yours calls it as a whole "
             "(forward= or train_step= of the task): drop one"
         )
-    cuts = mesh.cuts or stages.measure(model, int(mesh.pipeline or 1), inputs=call.inputs, input_style=call.input_style)
+    cuts = mesh.cuts or stage_balance.measure(
+        model, int(mesh.pipeline or 1), inputs=call.inputs, input_style=call.input_style
+    )
     parts = stages.split(model, cuts, inputs=call.inputs, input_style=call.input_style)
     if len(parts) != mesh.pipeline:
         raise ConfigError(

@@ -21,10 +21,12 @@ from sparkdl.collective.base import Collective, on_leader
 from sparkdl.collective.gradients.buckets import bucket_bytes
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.strategies import stages, tensor_plan
+from sparkdl.strategies import tensor_plan
 from sparkdl.strategies.mesh import Mesh
 from sparkdl.strategies.mesh_strategy import check_layers, check_training
+from sparkdl.strategies.model_trace import InputStyle
 from sparkdl.strategies.sharded import blocks_of
+from sparkdl.strategies.stage_balance import Profile, profile
 
 __all__ = ["Estimate", "Link", "ModelCosts", "Plan", "choose", "measure_link", "measure_model", "rank_strategies"]
 
@@ -98,7 +100,7 @@ class ModelCosts:
     activation_bytes: float
     flops: float
     blocks: Sequence[int]
-    layers: stages.Profile | None = None
+    layers: Profile | None = None
     profile_rows: int = 1
     no_layers: str = ""
     splits: Mapping[int, tuple[float, float, int] | str] = field(default_factory=dict)
@@ -195,7 +197,7 @@ def measure_model(
     example: Mapping[str, torch.Tensor],
     *,
     ranks: Sequence[int],
-    input_style: stages.InputStyle = "positional",
+    input_style: InputStyle = "positional",
 ) -> ModelCosts:
     """Measure ``model``, which is trained a few steps meanwhile: give a copy. It takes some seconds.
 
@@ -233,7 +235,7 @@ def measure_model(
     smallest = min(wanted)
     layers, no_layers = None, ""
     try:
-        layers = stages.profile(model, inputs=list(example), input_style=input_style, example=_first(example, smallest))
+        layers = profile(model, inputs=list(example), input_style=input_style, example=_first(example, smallest))
     except ConfigError as refused:
         no_layers = str(refused)
     blocks = [_bytes_of(block) for block in blocks_of(model)]
@@ -265,7 +267,7 @@ def _first(example: Mapping[str, torch.Tensor], rows: int) -> dict[str, torch.Te
     return {name: tensor[:rows] for name, tensor in example.items()}
 
 
-def _loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: stages.InputStyle) -> torch.Tensor:
+def _loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle) -> torch.Tensor:
     """A number that depends on all outputs of the model."""
     if input_style == "dict":
         outputs = model(dict(batch))
@@ -285,7 +287,7 @@ def _loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style
 def _time_passes(
     model: torch.nn.Module,
     batch: Mapping[str, torch.Tensor],
-    input_style: stages.InputStyle,
+    input_style: InputStyle,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[tuple[float, float], list[tuple[torch.nn.Parameter, float]]]:
     """Median seconds of forward and backward; by gradient, the share of the backward pass before it is ready."""
@@ -320,7 +322,7 @@ def _time_optimizer(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Mapping[str, torch.Tensor],
-    input_style: stages.InputStyle,
+    input_style: InputStyle,
 ) -> float:
     taken = []
     for number in range(_REPEATS + 1):
@@ -333,7 +335,7 @@ def _time_optimizer(
     return _median(taken)
 
 
-def _saved_bytes(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: stages.InputStyle) -> int:
+def _saved_bytes(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle) -> int:
     """Bytes that a forward pass keeps for the backward pass, without parameters and inputs; each memory once."""
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers(), *batch.values()]}
     kept: dict[int, int] = {}
@@ -354,7 +356,7 @@ def _split_of(
     model: torch.nn.Module,
     ranks: int,
     batch: Mapping[str, torch.Tensor],
-    input_style: stages.InputStyle,
+    input_style: InputStyle,
     whole: FlopCounterMode,
 ) -> tuple[float, float, int] | str:
     """Of a tensor group: the share of the work that is split, bytes that a rank sends a row, messages of a step."""
@@ -438,7 +440,7 @@ def choose(
     *,
     memory_bytes: float,
     by_user: bool = False,
-    input_style: stages.InputStyle = "positional",
+    input_style: InputStyle = "positional",
 ) -> tuple[str, str]:
     """Measure model and link, and take the first of the plan that the training goes with; all ranks call it at once.
 

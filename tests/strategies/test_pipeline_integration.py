@@ -17,7 +17,7 @@ from sparkdl.batches.reading.batch import Batch
 from sparkdl.collective import open_collective
 from sparkdl.config import CheckpointConfig, TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.strategies import stages
+from sparkdl.strategies import stage_balance
 from sparkdl.strategies.base import open_strategy
 from sparkdl.strategies.pipeline import Pipeline
 from sparkdl.strategies.stages import release, split
@@ -260,9 +260,9 @@ def goes_on(folder, collective):
             strategy=strategy)  # fmt: skip
         return strategy.cuts
 
-    with patch.object(stages, "measure", lambda *_, **__: ("2",)):
+    with patch.object(stage_balance, "measure", lambda *_, **__: ("2",)):
         measured = trained(1)
-    with patch.object(stages, "measure", lambda *_, **__: ("6",)):  # as on a machine of other speeds
+    with patch.object(stage_balance, "measure", lambda *_, **__: ("6",)):  # as on a machine of other speeds
         again = trained(2)
     model = mlp()
     trained(3, model=model)

@@ -12,7 +12,7 @@ from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.planner import Link, ModelCosts, choose, measure_link, measure_model, rank_strategies
-from sparkdl.strategies.stages import Profile
+from sparkdl.strategies.stage_balance import Profile
 from sparkdl.world import World
 
 SOLO = World(rank=0, size=1)

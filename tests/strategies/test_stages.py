@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from sparkdl.errors import ConfigError
-from sparkdl.strategies.stages import measure, release, split
+from sparkdl.strategies.stage_balance import measure
+from sparkdl.strategies.stages import release, split
 
 
 class Block(nn.Module):
