@@ -37,6 +37,7 @@ def data():
 
 
 momentum = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+steepest = functools.partial(torch.optim.SGD, lr=0.05)
 
 
 def by_hand():
@@ -95,6 +96,34 @@ def test_a_loop_of_ones_own_trains_what_a_plain_one_does(ranks, strategy):
     torch.testing.assert_close(leader[3], weights, **EXACT)
     torch.testing.assert_close(leader[2]["model"], weights, **EXACT)
     assert other[2] is other[3] is None
+
+
+def by_local_steps(world):
+    """Six steps of plain SGD, each rank by itself; the models are averaged behind each."""
+    torch.set_num_threads(1)
+    with SpreadModel("local_sgd(every=1)", backend="torch") as model:
+        model.build(double_network, steepest, torch.nn.MSELoss(), inputs=["x"], labels=["y"])
+        losses = [model.step(batch).item() for batch in rows_of(0, world=model.reader)]
+        return losses, model.evaluate(rows_of(0, world=model.reader, shuffle=False)), model.state_dict()
+
+
+def test_local_steps_that_are_averaged_at_once_are_those_of_a_plain_loop(ranks):
+    torch.manual_seed(0)
+    net = double_network()
+    optimizer, losses = steepest(net.parameters()), []
+    for batch in rows_of(0):
+        loss = torch.nn.functional.mse_loss(net(batch["x"]), batch["y"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    tensors = data()
+    evaluated = torch.nn.functional.mse_loss(net(tensors["x"]), tensors["y"]).item()
+    leader, other = ranks.together(by_local_steps, 2, "torch")
+    for rank in (leader, other):
+        assert rank[0] == pytest.approx(losses, rel=1e-9)
+        assert rank[1] == pytest.approx(evaluated, rel=1e-9)
+    torch.testing.assert_close(leader[2]["model"], net.state_dict(), **EXACT)
 
 
 class Attention(torch.nn.Module):

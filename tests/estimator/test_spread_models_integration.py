@@ -1,5 +1,7 @@
 """Fits whose model is spread over the ranks: what is refused, a rank that is killed, a driver that is interrupted."""
 
+import functools
+import logging
 import os
 import signal
 import sys
@@ -21,6 +23,7 @@ from sparkdl.train.callbacks import Callback
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
 STRATEGIES = [
     pytest.param("fsdp", id="fsdp"),
     *(
@@ -89,6 +92,17 @@ class ByRow(nn.Module):
         return self.second(torch.stack([self.first(row) for row in x]))
 
 
+class MaybeScaled(nn.Module):
+    """With an argument that may be left out, so that nobody knows what it computes until the inputs are known."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 1), nn.Linear(1, 1)
+
+    def forward(self, x, scale=None):
+        return self.first(x) if scale is None else self.second(self.first(x) * scale)
+
+
 BEFORE_SPARK_WORKS = {
     "ranks": ("mesh(data=2, tensor=2)", layers(), {}, "2 ranks do not fill the mesh data=2 x tensor=2"),
     "no pairs": ("tensor", layers(nn.Softmax(-1)), {}, "tensor=2 finds nothing to split in Sequential"),
@@ -102,19 +116,15 @@ BEFORE_SPARK_WORKS = {
     "horovod": ("fsdp", layers(), {"backend": "horovod"}, "opens no group of it: choose backend='torch'"),
     "half precision": ("fsdp", layers(), {"precision": "fp16"}, "choose precision='bf16'"),
     "compiled": ("fsdp", layers(), {"compile": True}, "compile=True do not go together: drop one"),
-    "fewer ranks later": ("tensor", layers(), {"max_failures": 1, "min_num_proc": 1}, "would leave fewer"),
-}  # fmt: skip
-BEFORE_RANKS_START = {
-    "few layers": (
-        "pipeline",
-        nn.Sequential(nn.Linear(3, 1)),
-        {},
-        "1 layers to cut between, and the pipeline 2 stages",
-    ),
+    "few layers": ("pipeline(micro_batches=2)", nn.Sequential(nn.Linear(3, 1)), {}, "1 layers to cut between, and the"),
     "tied": ("pipeline(cuts=('2',))", tied(), {}, "1.weight would lie in the stages 0 and 1"),
     "not traced": ("pipeline", ByRow(), {}, "ByRow cannot be cut into stages, since its forward cannot be"),
     "no such module": ("pipeline(cuts=('7',))", layers(), {}, "cuts names '7', which is no module of Sequential"),
     "other cuts": ("pipeline(cuts=('1', '2'))", layers(nn.Linear(8, 8)), {}, "2 cuts make 3 stages, and the mesh has"),
+    "fewer ranks later": ("tensor", layers(), {"max_failures": 1, "min_num_proc": 1}, "would leave fewer"),
+}  # fmt: skip
+BEFORE_RANKS_START = {
+    "few layers": ("pipeline", MaybeScaled(), {}, "the model has 1 layers to cut between, and the pipeline 2 stages"),
 }
 
 
@@ -136,6 +146,20 @@ def test_what_cannot_be_spread_is_refused_before_spark_works(frame, tmp_path, mo
 def test_a_model_that_cannot_be_cut_is_refused_before_a_rank_starts(frame, tmp_path, monkeypatch, case):
     monkeypatch.setattr(fit, "run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
     refused(BEFORE_RANKS_START[case], frame, tmp_path)
+
+
+def test_ranks_that_choose_train_what_one_rank_trains_and_say_why(frame, tmp_path, caplog):
+    def net():
+        torch.manual_seed(1)
+        return layers(nn.Linear(8, 8))
+
+    one = estimator("all_reduce", tmp_path / "one", model=net(), num_proc=1, batch_size=16, optimizer=ADAM).fit(frame)
+    with caplog.at_level(logging.INFO, logger="sparkdl"):
+        both = estimator("auto", tmp_path / "two", model=net(), verbose=1, optimizer=ADAM).fit(frame)
+    torch.testing.assert_close(weights(both), weights(one), rtol=1e-4, atol=1e-5)
+    assert "strategy='auto' takes" in caplog.text
+    again = estimator("auto", tmp_path / "two", model=net(), verbose=0, epochs=4, optimizer=ADAM).fit(frame)
+    assert "choose" in again.summary.seconds
 
 
 class KilledOnce(Callback):
