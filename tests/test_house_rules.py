@@ -32,7 +32,7 @@ ALLOWED = {
     "launch": set(),
     "tables": {"columns.names", "columns.numpy_arrow"},
     "batches": {"columns", "shards.manifest"},
-    "strategies": {"collective", "nn"},
+    "strategies": {"collective", "nn", "launch.addresses", "launch.store", "launch.wire"},
     "train": {"batches", "collective.base", "documents", "metrics", "nn", "strategies.base"},
     "models": {"columns", "documents", "features", "tables"},
     "scoring": {"columns", "features", "models", "tables"},

@@ -18,7 +18,7 @@ from sparkdl.errors import ClusterError, ConfigError
 from sparkdl.launch.store import store_of_this_run
 from sparkdl.world import World
 
-__all__ = ["SECRET", "SignedObjects"]
+__all__ = ["SECRET", "SignedObjects", "secret_of_run"]
 
 SECRET = "SPARKDL_SECRET"
 """Variable with which ranks that another launcher started share a secret."""
@@ -84,15 +84,27 @@ class SignedObjects:
 
 def _key(world: World) -> bytes:
     """Return the key of this collective: of the run, and of how often its ranks have opened one."""
+    store = store_of_this_run()
+    if world.size == 1 or store is None:
+        return secret_of_run(world, "objects")
+    return store.derive_key(f"objects {store.add(f'sparkdl/collectives/{world.rank}', 1)}")
+
+
+def secret_of_run(world: World, purpose: str) -> bytes:
+    """Return a secret that all ranks of this run share, and nobody else, for ``purpose`` alone.
+
+    Raises:
+        ConfigError: another launcher started the ranks, and gave them none.
+    """
     if world.size == 1:
         return os.urandom(32)
     store = store_of_this_run()
     if store is not None:
-        return store.derive_key(f"objects {store.add(f'sparkdl/collectives/{world.rank}', 1)}")
+        return store.derive_key(purpose)
     secret = os.environ.get(SECRET, "")
     if len(secret) < _MIN_CHARACTERS:
         raise ConfigError(
             f"{SECRET} has {len(secret)} characters, and ranks of another launcher need at least {_MIN_CHARACTERS} "
             f"to know each other's objects by: start them with sparkdl.run, or give all of them one random text"
         )
-    return hmac.digest(secret.encode(), b"objects", "sha256")
+    return hmac.digest(secret.encode(), purpose.encode(), "sha256")

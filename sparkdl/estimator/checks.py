@@ -29,6 +29,8 @@ from sparkdl.strategies.choice import AUTO, choice_of, needs_torch_groups
 from sparkdl.strategies.local_sgd import check_local_steps
 from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
+from sparkdl.strategies.parameter_server import check_served_model, check_servers
+from sparkdl.strategies.server_options import ServerOptions
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_start
 from sparkdl.train.model_selection import monitor_of
@@ -143,6 +145,11 @@ def check_strategy(spec: FitSpec, objects: UserObjects) -> None:
         )
     if isinstance(mesh, LocalSteps):
         check_local_steps(mesh, spec.train)
+        return
+    if isinstance(mesh, ServerOptions):
+        mesh.filled(spec.min_num_proc)
+        check_servers(mesh, spec.train)
+        check_served_model(mesh, spec.train, built(objects.model), spec.num_proc)
         return
     if spec.min_num_proc != spec.num_proc:
         raise ConfigError(

@@ -148,6 +148,11 @@ class StoreClient:
     def __reduce__(self) -> tuple[type[StoreClient], tuple[tuple[str, int], bytes]]:
         return StoreClient, (self._address, self._secret)
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of whoever holds the store."""
+        return self._address
+
     def derive_key(self, purpose: str) -> bytes:
         """Return a secret that all ranks of this run share, and nobody else, for ``purpose`` alone."""
         return hmac.digest(self._secret, f"derived: {purpose}".encode(), "sha256")

@@ -7,16 +7,17 @@ from dataclasses import fields, replace
 
 from sparkdl.config import name_and_options
 from sparkdl.errors import ConfigError
-from sparkdl.strategies import STRATEGIES, local_steps, mesh
+from sparkdl.strategies import STRATEGIES, local_steps, mesh, server_options
 from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
+from sparkdl.strategies.server_options import ServerOptions
 
 __all__ = ["AUTO", "PRESETS", "Choice", "choice_of", "needs_torch_groups"]
 
 AUTO = "auto"
 """The ranks of a fit measure model and links, and take what ``planner.py`` puts first."""
-Choice = Mesh | LocalSteps
-PRESETS: Mapping[str, Choice] = {**mesh.PRESETS, **local_steps.PRESETS}
+Choice = Mesh | LocalSteps | ServerOptions
+PRESETS: Mapping[str, Choice] = {**mesh.PRESETS, **local_steps.PRESETS, **server_options.PRESETS}
 """By the name that ``strategy=`` takes, the options that it stands for; each has the path of its class."""
 
 

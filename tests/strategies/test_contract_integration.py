@@ -33,6 +33,7 @@ STRATEGIES = {
         "pipeline(micro_batches=3)",
         "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))",
         "expert",
+        "parameter_server(servers=2)",
     ],
     4: [
         "mesh(data=2, shard=2)",
@@ -42,6 +43,7 @@ STRATEGIES = {
         "mesh(shard=2, pipeline=2, micro_batches=2)",
         "mesh(pipeline=2, tensor=2, micro_batches=2)",
         "mesh(data=2, expert=2)",
+        "parameter_server(servers=3)",
     ],
 }
 SLOW = {"zero2", "fsdp(activation_checkpointing=True)", "pipeline(schedule='gpipe', micro_batches=2, cuts=('2',))"}

@@ -68,17 +68,62 @@ def trained(strategy, collective, width):
     }
 
 
-def limited(strategy, world):
-    """Train while the process may hold ``LIMIT`` bytes more than before; files that it maps are not counted."""
+TABLES, TABLE_ROWS, TABLE_WIDTH = 8, 100_000, 64
+TABLE_LIMIT = int(0.85 * TABLES * TABLE_ROWS * TABLE_WIDTH * 4)  # bytes; of two servers, each holds a half
+
+
+class Words(torch.nn.Module):
+    def __init__(self, rows):
+        super().__init__()
+        self.tables = torch.nn.ModuleList(
+            torch.nn.Embedding(rows, TABLE_WIDTH, sparse=True, padding_idx=0) for _ in range(TABLES)
+        )
+        self.out = torch.nn.Linear(TABLE_WIDTH, 1)
+
+    def forward(self, words):
+        return self.out(sum(table(words[:, place]) for place, table in enumerate(self.tables)))
+
+
+def trained_words(strategy, collective, rows):
+    config = TrainConfig(epochs=1)
+    opened = open_strategy(strategy, collective, config)
+    generator = torch.Generator().manual_seed(1)
+    data = {
+        "words": torch.randint(0, rows, (64, TABLES), generator=generator),
+        "y": torch.rand(64, generator=generator),
+    }
+    result = fit(
+        Task(
+            model=functools.partial(Words, rows),
+            optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+            loss=torch.nn.MSELoss(),
+            inputs=["words"],
+            labels=["y"],
+        ),
+        TensorSource(data, global_batch_rows=16, world=collective.world),
+        collective=collective,
+        config=config,
+        strategy=opened,
+    )
+    state = opened.state_dict()
+    weights = result.model.state_dict() if state else {}
+    return {
+        "losses": result.history.column("loss"),
+        "sums": [sum(float(rows.double().abs().sum()) for rows in tensor.split(1000)) for tensor in weights.values()],
+    }
+
+
+def limited(strategy, world, *, train=trained, small=8, size=WIDTH, limit=LIMIT):
+    """Train while the process may hold ``limit`` bytes more than before; files that it maps are not counted."""
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch" if world.size > 1 else "solo")
-    trained(strategy, collective, 8)  # loads what a first training loads
+    train(strategy, collective, small)  # loads what a first training loads
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     lines = Path("/proc/self/status").read_text().splitlines()
     held = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
-    resource.setrlimit(resource.RLIMIT_DATA, (held + LIMIT, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (held + limit, hard))
     try:
-        return trained(strategy, collective, WIDTH)
+        return train(strategy, collective, size)
     except (RuntimeError, MemoryError) as error:
         if world.size > 1:
             traceback.print_exc()
@@ -123,3 +168,17 @@ def test_four_ranks_train_it(fresh_ranks, alone, strategy):
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-4)
     assert values[0]["sums"] == pytest.approx(alone["sums"], rel=1e-3)
     assert values[0]["tensors"] == 4 * BLOCKS
+
+
+WORDS = {"train": trained_words, "small": 2000, "size": TABLE_ROWS, "limit": TABLE_LIMIT}
+
+
+def test_two_servers_train_tables_that_one_rank_runs_out_of_memory_with(fresh_ranks):
+    torch.set_num_threads(1)
+    wanted = trained_words("all_reduce", open_collective(SOLO, backend="solo"), TABLE_ROWS)
+    (refusal,) = fresh_ranks.run(functools.partial(limited, "all_reduce", **WORDS), 1, seconds=900.0)
+    assert "can't allocate memory" in refusal
+    job = functools.partial(limited, "parameter_server(servers=2)", **WORDS)
+    leader, other = fresh_ranks.run_at_store([], job, 2, seconds=900.0)
+    assert leader["losses"] == other["losses"] == pytest.approx(wanted["losses"], rel=1e-4)
+    assert leader["sums"] == pytest.approx(wanted["sums"], rel=1e-5)

@@ -192,11 +192,13 @@ _RUN = (
     _ours("strategy", "all_reduce", "name", c.strategy,
           effect="How the model is spread over the ranks: all_reduce (a copy on each), zero1, zero2, fsdp (optimizer "
           "state, gradients, parameters cut), tensor (layers cut by columns and rows), pipeline (stages), expert "
-          "(experts of sparkdl.nn.MixtureOfExperts), or a mesh of these, 'mesh(data=2, pipeline=2)' or sparkdl.Mesh; "
-          "all but all_reduce by torch.distributed, which backend=auto then takes. batch_size counts for each rank "
-          "that reads rows of its own; those of one tensor group or pipeline read the same. auto lets the ranks "
-          "measure the model, which must fit one of them, and their links for some seconds, takes what is fastest by "
-          "estimate and says why; a step has batch_size times num_proc rows then, whatever is taken."),
+          "(experts of sparkdl.nn.MixtureOfExperts), or a mesh of these, 'mesh(data=2, pipeline=2)' or sparkdl.Mesh, "
+          "which go by torch.distributed, so that backend=auto takes it; local_sgd, diloco (steps of each rank by "
+          "itself), or 'parameter_server(servers=1, staleness=0)' (parameters on servers), over any backend. "
+          "batch_size counts for each rank that reads rows of its own; those of one tensor group or pipeline read the "
+          "same. auto lets the ranks measure the model, which must fit one of them, and their links for some seconds, "
+          "takes what is fastest by estimate and says why; a step has batch_size times num_proc rows then, whatever is "
+          "taken."),
     _horovod("gradient_compression", None, "fp16, bf16, powersgd(rank=4), topk(keep=0.01), adasum, none", c.compression,
           effect="Send less than gradients are: halves of float32; products of a few vectors, or the largest numbers "
           "alone, each with what was not sent added to the next gradient. adasum sends them whole and joins them "
