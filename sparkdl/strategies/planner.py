@@ -598,7 +598,8 @@ def _step(
         sent = bytes_per_row * rows
         split_seconds = messages * group.latency * 2 * (int(mesh.tensor or 1) - 1) + sent / group.bandwidth
         forward, backward, activations = forward * part, backward * part, activations * part
-    optimizer = costs.optimizer_seconds * part / (shards if strategy != "zero1" else copies)
+    largest = _largest_part(costs.gradients, copies) if strategy == "zero1" else 1 / shards
+    optimizer = costs.optimizer_seconds * part * largest
     computing = forward + backward + optimizer
     weights, gradients, state = (
         size * part for size in (costs.parameter_bytes, costs.gradient_bytes, costs.state_bytes)
@@ -611,11 +612,20 @@ def _step(
     seconds = forward + split_seconds + reduced + optimizer
     sent += sent_now
     if strategy == "zero1":
-        seconds += all_ranks.all_gather(weights, copies)
-        sent += weights * (copies - 1) / copies
-        state /= copies
+        # Each rank gives its part to the others, one after the other, while they give theirs.
+        seconds += (copies - 1) * all_ranks.send(gradients * largest)
+        sent += (copies - 1) * gradients * largest
+        state *= largest
     buckets = gradients if copies > 1 else 0.0
     return seconds, computing, sent, weights + max(gradients, buckets) + state + activations
+
+
+def _largest_part(sizes: Sequence[int], parts: int) -> float:
+    """The share of the largest part where whole tensors are dealt, the largest first, each to who has least so far."""
+    held = [0] * parts
+    for size in sorted(sizes, reverse=True):
+        held[held.index(min(held))] += size
+    return max(held) / max(sum(sizes), 1)
 
 
 def _reduced_while_backward(
@@ -684,9 +694,10 @@ def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tu
     largest = max(parameters) / costs.parameter_bytes
     optimizer = costs.optimizer_seconds * largest
     average = link.all_reduce(costs.gradient_bytes * largest, copies)
-    exchange = 2 * link.send(max(crossing))
+    exchange = link.send(max(crossing))  # activations one way, and gradients the other, at a time
     seconds = (micro_batches + count - 1) * (turn + exchange) + average + optimizer
-    sent = 2 * micro_batches * max(crossing) + 2 * costs.gradient_bytes * largest * (copies - 1) / copies
+    neighbours = [a + b for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
+    sent = micro_batches * max(neighbours) + 2 * costs.gradient_bytes * largest * (copies - 1) / copies
     held = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * largest
     activations = costs.activation_bytes * rows * min(count, micro_batches) * max(shares)
     return seconds, micro_batches * turn + optimizer, sent, held + activations
