@@ -27,6 +27,7 @@ from sparkdl.estimator.model import TorchModel
 from sparkdl.estimator.params.params import callers_names
 from sparkdl.estimator.side_by_side import room_for_fits, run_side_by_side
 from sparkdl.estimator.store import open_store
+from sparkdl.estimator.tpe import TpeSampler
 from sparkdl.estimator.tuning import SharedShards
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import logger
@@ -144,7 +145,7 @@ def tune(
     *,
     metric: str = "val_loss",
     mode: Literal["min", "max"] | None = None,
-    method: Literal["random", "grid", "halving"] = "random",
+    method: Literal["random", "grid", "halving", "tpe"] = "random",
     trials: int | None = None,
     min_epochs: int = 1,
     reduction: int = 3,
@@ -172,7 +173,8 @@ def tune(
         space: by name of a setting a ``Range``, or the values it may have, plain ones as JSON has them.
         metric: a column of the history, ``"val_loss"`` or ``"val_<metric>"``, of the epoch whose weights a trial has.
         mode: whether less or more is better; None knows that of sparkdl's own metrics, and takes less for others.
-        method: ``"random"`` draws settings, ``"grid"`` takes all combinations, ``"halving"`` draws and stops early.
+        method: ``"random"`` draws settings, ``"grid"`` takes all combinations, ``"halving"`` draws and stops early,
+            ``"tpe"`` draws each by what those before came to, by Optuna's sampler (``pip install sparkdl[optuna]``).
         trials: how many settings are drawn; None is 20. A grid has as many as it has.
         min_epochs: with ``"halving"``, epochs before the first look.
         reduction: with ``"halving"``, one of how many goes on.
@@ -194,10 +196,21 @@ def tune(
     check_frame("tune", df)
     halves = method == "halving"
     _check_call(method, trials, min_epochs, reduction, slots)
-    settings = _settings_of(space, method, trials, seed)
     maximise = mode == "max" if mode is not None else HIGHER_IS_BETTER.get(metric.removeprefix("val_"), False)
+    settings = _settings_of(space, method, trials, seed)
+    sampler = TpeSampler(space, maximise=maximise, seed=seed) if method == "tpe" else None
     name = run_id or f"tune-{uuid.uuid4().hex[:12]}"
-    search = _Search(make, df, settings, metric, maximise=maximise, seed=seed, name=name, keeps=run_id is not None)
+    search = _Search(
+        make,
+        df,
+        settings,
+        metric,
+        maximise=maximise,
+        seed=seed,
+        name=name,
+        keeps=run_id is not None,
+        sampler=sampler,
+    )
     try:
         ladder = _ladder(search.epochs, min_epochs, reduction) if halves else (search.epochs,)
         schedule = Schedule(ladder, reduction, maximise=maximise, trials=search.trials)
@@ -281,14 +294,16 @@ class _Search:
         seed: int,
         name: str,
         keeps: bool,
+        sampler: TpeSampler | None = None,
     ) -> None:
         self._make, self._frame, self._metric, self._maximise = make, df, metric, maximise
-        self._seed, self._name = seed, name
+        self._seed, self._name, self._sampler = seed, name, sampler
         self._making = threading.Lock()  # torch has one generator
         self._best: tuple[Trial, TorchModel] | None = None
         self._at_end = ExitStack()
         self._store: str | None = None  # for estimators that have none
         self.trials = [Trial(number=number, settings=one) for number, one in enumerate(settings)]
+        self._drawn = set[int]() if sampler is not None else set(range(len(self.trials)))
         first = self._estimator(self.trials[0])
         if first.getOrDefault("store") is None and not keeps:
             if not str(df.sparkSession.conf.get("spark.master", "")).startswith("local"):
@@ -324,6 +339,10 @@ class _Search:
     def _train(self, trial: Trial, epochs: int) -> float | None:
         """Train one trial up to so many epochs; its value, or None where its settings let it fail."""
         started = time.perf_counter()
+        if trial.number not in self._drawn and self._sampler is not None:
+            trial = replace(trial, settings=self._sampler.ask(trial.number))
+            self._keep(trial)  # before it trains: where it is interrupted, its checkpoints are of these
+            self._drawn.add(trial.number)
         try:
             model = self._fitted(trial, epochs)
             value = model.summary.metrics.get(self._metric)
@@ -340,12 +359,16 @@ class _Search:
             reason = " ".join(str(error).split())
             logger.warning("trial %d (%s) failed: %s", trial.number, _text(trial.settings), reason)
             self._keep(replace(trial, failed=reason, seconds=trial.seconds + time.perf_counter() - started))
+            if self._sampler is not None:
+                self._sampler.tell(trial.number, None)
             return None
         seconds = trial.seconds + time.perf_counter() - started
         trial = replace(trial, values={**trial.values, epochs: value}, seconds=seconds)
         self._keep(trial)
         logger.info("trial %d (%s): %s %.6g after %d epochs", trial.number, _text(trial.settings), self._metric, value,
                     epochs)  # fmt: skip
+        if self._sampler is not None:
+            self._sampler.tell(trial.number, value)
         with self._making:
             if self._best is None or self._rank(trial) > self._rank(self._best[0]):
                 self._best = trial, model
@@ -448,15 +471,20 @@ class _Search:
         if not place.exists():
             return trial
         kept = read(place, _Kept, "delete it, or give another run_id")
-        now = {"settings": trial.settings, "metric": self._metric}
-        earlier = {"settings": kept.settings, "metric": kept.metric}
+        values = {int(epochs): value for epochs, value in kept.values.items()}
+        now: dict[str, Any] = {"metric": self._metric}
+        earlier: dict[str, Any] = {"metric": kept.metric}
+        if self._sampler is None:
+            now["settings"], earlier["settings"] = trial.settings, kept.settings
         if now != earlier:
             raise ConfigError(
                 f"trial {trial.number} is {now}, and the search whose trials lie in {self._kept.uri} had {earlier}: go "
                 "on with what it had, or give another run_id"
             )
-        values = {int(epochs): value for epochs, value in kept.values.items()}
-        return replace(trial, values=values, failed=kept.failed, seconds=kept.seconds)
+        if self._sampler is not None:
+            self._drawn.add(trial.number)
+            self._sampler.remember(trial.number, kept.settings, values.get(max(values, default=0)), kept.failed)
+        return replace(trial, settings=kept.settings, values=values, failed=kept.failed, seconds=kept.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,8 +503,8 @@ class _CallError(ConfigError):
 
 
 def _check_call(method: str, trials: int | None, min_epochs: int, reduction: int, slots: int | None) -> None:
-    if method not in ("random", "grid", "halving"):
-        raise ConfigError(f"method={method!r} is not one of 'random', 'grid', 'halving': choose one of these")
+    if method not in ("random", "grid", "halving", "tpe"):
+        raise ConfigError(f"method={method!r} is not one of 'random', 'grid', 'halving', 'tpe': choose one of these")
     if method == "grid" and trials is not None:
         raise ConfigError(f"trials={trials} and method='grid', which tries all there are: drop one")
     if method != "halving" and (min_epochs, reduction) != (1, 3):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 
 from sparkdl.errors import ConfigError
+from sparkdl.estimator.tpe import TpeSampler
 from sparkdl.estimator.tune import Range, Schedule, Trial, _ladder, _settings_of, tune
 
 
@@ -110,6 +112,46 @@ def test_trials_are_looked_at_at_rising_numbers_of_epochs():
         _ladder(4, 4, 2)
 
 
+def test_settings_follow_what_earlier_trials_came_to_and_are_drawn_again_the_same():
+    space = {"lr": Range(1e-4, 1e-1, log=True), "width": Range(1, 64, whole=True), "act": [["relu"], "tanh"]}
+
+    def drawn(count, maximise=False):
+        sampler, settings = TpeSampler(space, maximise=maximise, seed=3), []
+        for number in range(count):
+            settings.append(sampler.ask(number))
+            sampler.tell(number, None if number == 4 else settings[-1]["width"])
+        return settings
+
+    settings = drawn(40)
+    assert settings == drawn(40)
+    assert all(1e-4 <= one["lr"] <= 1e-1 and one["act"] in space["act"] for one in settings)
+    assert all(isinstance(one["width"], int) for one in settings)
+    late, wide = ([one["width"] for one in drawn(40, maximise)[20:]] for maximise in (False, True))
+    assert sum(late) < sum(wide) / 2
+
+
+def test_a_sampler_takes_in_what_an_earlier_call_has_seen():
+    space = {"x": Range(0.0, 1.0), "kind": ["a", "b"]}
+    sampler = TpeSampler(space, maximise=False, seed=0)
+    for number in range(20):
+        sampler.remember(number, {"x": number / 20, "kind": "b"}, number / 20, "")
+    sampler.remember(20, {"x": 0.5, "kind": "a"}, None, "failed")
+    sampler.remember(21, {"x": 0.01, "kind": "b"}, None, "")  # interrupted
+    sampler.tell(21, 0.01)
+    near = [sampler.ask(number)["x"] for number in range(22, 30)]
+    assert sum(near) / len(near) < 0.3
+    with pytest.raises(ConfigError, match="which lies outside of space: give the space that it had"):
+        sampler.remember(30, {"x": 2.0, "kind": "a"}, 1.0, "")
+    with pytest.raises(ConfigError, match="which lies outside of space"):
+        sampler.remember(31, {"x": 0.5}, 1.0, "")
+
+
+def test_without_optuna_it_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ConfigError, match="method='tpe' draws by Optuna, which is not installed: pip install optuna"):
+        TpeSampler({"x": [1]}, maximise=False, seed=0)
+
+
 @pytest.mark.parametrize(
     ("space", "options", "sentence"),
     [
@@ -124,7 +166,7 @@ def test_trials_are_looked_at_at_rising_numbers_of_epochs():
         ),
         ({"lr": Range(0, 1)}, {"method": "grid"}, "space['lr'] is a Range, which a grid cannot go through"),
         ({"lr": [1]}, {"method": "grid", "trials": 2}, "trials=2 and method='grid', which tries all there are"),
-        ({"lr": [1]}, {"method": "bayes"}, "method='bayes' is not one of 'random', 'grid', 'halving'"),
+        ({"lr": [1]}, {"method": "bayes"}, "method='bayes' is not one of 'random', 'grid', 'halving', 'tpe'"),
         ({"lr": [1]}, {"reduction": 2}, "reduction=2 are of method='halving', and method='random': drop them"),
         ({"lr": [1]}, {"method": "halving", "reduction": 1}, "reduction=1 is below 2"),
         ({"lr": [1]}, {"trials": 0}, "trials=0 is below 1"),

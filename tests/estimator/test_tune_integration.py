@@ -94,6 +94,28 @@ def test_a_search_that_was_interrupted_goes_on_where_it_was(rows, trained, tmp_p
         tune(functools.partial(linear, store=str(tmp_path / "b")), rows, space, run_id="part", **options | {"seed": 4})
 
 
+def test_settings_that_follow_earlier_ones_are_drawn_as_undisturbed_after_an_interrupt(rows, trained, tmp_path):
+    jobs, _ = trained
+    space, made = {"lr": Range(1e-5, 0.2, log=True)}, []
+    options = {"method": "tpe", "trials": 4, "slots": 1, "seed": 3}
+    undisturbed = tune(functools.partial(linear, epochs=1, store=str(tmp_path / "a")), rows, space, **options)
+    jobs.clear()
+
+    def interrupted(**settings):
+        made.append(1)
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        return linear(store=str(tmp_path / "b"), epochs=1, **settings)
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(interrupted, rows, space, run_id="part", **options)
+    make = functools.partial(linear, epochs=1, store=str(tmp_path / "b"))
+    resumed = tune(make, rows, space, run_id="part", **options)
+    assert [number for number, _ in jobs[:4]] == [0, 1, 2, 3]
+    assert [trial.settings for trial in resumed.trials] == [trial.settings for trial in undisturbed.trials]
+    assert [trial.values for trial in resumed.trials] == [trial.values for trial in undisturbed.trials]
+
+
 @pytest.mark.parametrize(
     ("make", "options", "sentence"),
     [
