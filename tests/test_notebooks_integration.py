@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 import sparkdl
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
+LARGEST_ERROR = {"quickstart": 3.0, "distribute": 0.11}
 
 
 def code_of(path):
@@ -41,4 +42,4 @@ def test_a_notebook_runs(path, tmp_path):
         and output["data"]["text/plain"].replace(".", "", 1).isdigit()
     ]
     assert errors, "the notebook ends with an error of the model"
-    assert errors[-1] < 3.0
+    assert errors[-1] < LARGEST_ERROR[path.stem]
