@@ -30,7 +30,6 @@ from sparkdl.collective import open_collective
 from sparkdl.config import SyncConfig, TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.base import open_strategy
-from sparkdl.strategies.choice import PRESETS
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.task import Task
 from sparkdl.train.trainer import fit
@@ -51,9 +50,9 @@ COMPRESSIONS = ("bf16", "powersgd(rank=4)", "topk(keep=0.01)")
 STRATEGIES = {
     1: ["all_reduce"],
     2: ["all_reduce", "zero1", "zero2", "fsdp", "tensor", "pipeline(micro_batches=4)",
-        "local_sgd(every=8)", "diloco(every=8)"],
+        "parameter_server", "local_sgd(every=8)", "diloco(every=8)"],
     4: ["all_reduce", "zero1", "zero2", "fsdp", "tensor", "pipeline(micro_batches=4)", "mesh(data=2, tensor=2)",
-        "local_sgd(every=8)", "diloco(every=8)"],
+        "parameter_server", "local_sgd(every=8)", "diloco(every=8)"],
 }  # fmt: skip
 
 
@@ -140,12 +139,20 @@ MODELS = {
 # --- what is measured ---------------------------------------------------------------------------------------------
 
 
+def dense_parts(gradient):
+    """A gradient as the tensors that it lies in: of one of some rows alone, their numbers and values."""
+    if gradient.layout == torch.strided:
+        return [gradient]
+    joined = gradient.coalesce()
+    return [joined.indices(), joined.values()]
+
+
 class Watch(Meter):
     """Also this rank's losses, and the bytes of its parameters, gradients and optimizer state before the last step."""
 
-    def __init__(self):
+    def __init__(self, strategy):
         super().__init__(STEPS, SKIPPED)
-        self.losses, self.states = [], 0
+        self.strategy, self.losses, self.states = strategy, [], 0
 
     def on_fit_start(self, run):
         step = run.optimizer.step
@@ -155,8 +162,15 @@ class Watch(Meter):
             if len(self.losses) == STEPS - 1:
                 parameters = {id(p): p for group in run.optimizer.param_groups for p in group["params"]}
                 parameters |= {id(p): p for p in run.model.parameters()}
+                optimizers = [moments]
+                server = getattr(self.strategy, "_server", None)  # of parameters, beside the worker of this rank
+                if server is not None:
+                    parameters |= {id(p): p for group in server.optimizer.param_groups for p in group["params"]}
+                    optimizers.append(server.optimizer)
                 gradients = [p.grad for p in parameters.values() if p.grad is not None]
-                state = [value for s in moments.state.values() for value in s.values() if torch.is_tensor(value)]
+                gradients = [part for gradient in gradients for part in dense_parts(gradient)]
+                states = [state for optimizer in optimizers for state in optimizer.state.values()]
+                state = [value for state in states for value in state.values() if torch.is_tensor(value)]
                 self.states = held([*parameters.values(), *gradients, *state])
             return step(*args, **kwargs)
 
@@ -175,7 +189,7 @@ def trained(name, strategy, compression, collective):
         opened = open_strategy(strategy, collective, config)
     except ConfigError as refusal:
         return str(refusal)
-    watch = Watch()
+    watch = Watch(opened)
     try:
         fit(
             Task(
@@ -205,8 +219,6 @@ def ways(size):
         yield strategy, None
     if size > 1:
         yield from (("all_reduce", compression) for compression in COMPRESSIONS)
-        if "parameter_server" in PRESETS:
-            yield "parameter_server", None
 
 
 def on_a_rank(world):
