@@ -1,6 +1,6 @@
 """What is left of a run, whatever its end: its report, its record, its row in the table of runs, and who hears of it.
 
-Enters: the context of a run that is over. Leaves: the files, and a line in the log for each that could not be written:
+Enters: the record of a run that is over. Leaves: the files, and a line in the log for each that could not be written:
 nothing here changes what came of the run.
 """
 
@@ -15,7 +15,9 @@ from importlib import metadata
 from sparkdl.errors import ConfigError
 from sparkdl.observe import logger
 from sparkdl.pipeline.code import code_folder
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.run import State
 from sparkdl.pipeline.state.runs import add_run
 
 __all__ = ["leave"]
@@ -23,36 +25,38 @@ __all__ = ["leave"]
 _LIBRARIES = ("sparkdl", "pyspark", "torch", "horovod", "pyarrow", "deltalake", "numpy")
 
 
-def leave(context: Context) -> None:
+def leave(project: Project, state: State, record: RunRecord) -> None:
     """Write report, record and row of a run, and notify whom the file names.
 
     Args:
-        context: of the run; its record is complete but for places, versions and, if it was cut short, the champion.
+        project: the pipeline.
+        state: what there is of it.
+        record: complete but for places, versions and, if the run was cut short, the champion.
     """
-    record, folder = context.record, context.runs.child(context.record.run_id)
+    spec, folder = project.spec, project.runs.child(record.run_id)
     record.places["record"] = folder.child("record.json").uri
-    record.message = context.file.redacted(record.message)
+    record.message = project.file.redacted(record.message)
     record.versions = _versions()
     with _tried("champion of this run was not found out"):
         if "champion" not in record.model:
-            champion = context.champion()
+            champion = state.champion()
             record.model["champion"] = champion.version if champion is not None else None
     with _tried("report of this run was not written"):
         if record.outcome != "nothing new":  # what writes it need not be loaded then
             from sparkdl.pipeline.report import has_report, write_report
 
-            record.versions |= _commit(context.spec.code)
+            record.versions |= _commit(spec.code)
             if has_report(record):
                 write_report(record, folder.child("report.html"))
     with _tried("record of this run was not written"):
         record.write(folder.child("record.json"))
     with _tried("row of this run was not written"):
-        add_run(context.tables.table("runs"), record)
-    if context.spec.notify is not None:
+        add_run(project.tables.table("runs"), record)
+    if spec.notify is not None:
         with _tried("notice of this run was not given"):
             from sparkdl.pipeline.notify import notify
 
-            notify(context.spec.notify, record)
+            notify(spec.notify, record)
 
 
 @contextmanager
@@ -66,13 +70,13 @@ def _tried(what: str) -> Iterator[None]:
 
 def _versions() -> dict[str, str]:
     """Of Python and of the libraries that decide results, as far as they are installed."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _commit(code: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import ConfigError
 from sparkdl.interchange.mlflow import check_installed
@@ -21,11 +21,12 @@ from sparkdl.pipeline.file import PipelineFile, draft, load
 from sparkdl.pipeline.file.problems import Path
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.plan import Plan, plan_of
-from sparkdl.pipeline.run import run
+from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.session import storage_to_come
 from sparkdl.pipeline.spec import PipelineSpec
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.status import Status, status_of
 from sparkdl.pipeline.trials import search_problems
 from sparkdl.pipeline.windows import WHOLE
@@ -128,7 +129,7 @@ class Pipeline:
             PipelineFileError: tells every line that is wrong.
         """
         with self._ready():
-            found, unknown = problems_of(self._context())
+            found, unknown = problems_of(Project(self.file))
         if found:
             raise self.file.refused(found)
         return unknown
@@ -155,7 +156,7 @@ class Pipeline:
             with importable(file.spec.code), storage_to_come(file.spec):
                 found = _unusable(file.spec)
                 if not offline:
-                    more, unknown = problems_of(Context(file))
+                    more, unknown = problems_of(Project(file))
                     found += more
             file.add(found, problems)
         if problems.sentences:
@@ -191,7 +192,7 @@ class Pipeline:
             SparkdlError: what was refused or failed; a record says so, too.
         """
         with self._ready():
-            return run(self._context(backfill, now, until=until, train=train), spark)
+            return execute(self._run(backfill, now, until=until, train=train), spark)
 
     def plan(
         self,
@@ -214,7 +215,7 @@ class Pipeline:
             StorageError: source or places cannot be read.
         """
         with self._ready():
-            return plan_of(self._context(backfill, now, until=until, train=train))
+            return plan_of(self._run(backfill, now, until=until, train=train))
 
     def status(self) -> Status:
         """Where it stands: last run, champion, windows, and who runs it now; without Spark.
@@ -223,7 +224,7 @@ class Pipeline:
             StorageError: its places cannot be read.
         """
         with self._ready():
-            return status_of(self._context())
+            return status_of(Run(Project(self.file)))
 
     def report(self, run_id: str | None = None) -> str:
         """Where the HTML report of a run lies; written anew from its record if it is gone. Without Spark.
@@ -238,7 +239,7 @@ class Pipeline:
         from sparkdl.pipeline.report import report_of
 
         with self._ready():
-            return report_of(self._context(), run_id).uri
+            return report_of(Project(self.file), run_id).uri
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
@@ -246,8 +247,9 @@ class Pipeline:
         with importable(self.spec.code), storage_to_come(self.spec):
             yield
 
-    def _context(self, backfill: tuple[str, str] | None = None, now: datetime | None = None, **asked: Any) -> Context:
-        return Context(self.file, _aware(now), None if backfill is None else _windows(self.spec, *backfill), **asked)
+    def _run(self, backfill: tuple[str, str] | None, now: datetime | None, *, until: str | None, train: bool) -> Run:
+        again = None if backfill is None else _windows(self.spec, *backfill)
+        return Run(Project(self.file), RunRequest(now=_aware(now), again=again, until=until, train=train))
 
 
 def _unusable(spec: PipelineSpec) -> list[tuple[Path, str]]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
-from sparkdl.pipeline.rows.parts import parts_to_do
+from sparkdl.pipeline.rows.parts import Parts, parts_to_do
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.run import check_champion
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
-from sparkdl.pipeline.state.receipts import Receipt, Receipts
+from sparkdl.pipeline.state.receipts import AssumedReceipts, Receipt
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.pipeline.steps.drift import decided
@@ -26,8 +26,7 @@ from sparkdl.pipeline.windows import ahead
 
 __all__ = ["Plan", "PlannedStep", "plan_of"]
 
-T = TypeVar("T")
-State = Literal["done again", "kept", "waits", "open"]
+StepState = Literal["done again", "kept", "waits", "open"]
 _RECORDS = 20
 """The newest records, among which one is looked for that did a step."""
 
@@ -44,7 +43,7 @@ class PlannedStep:
     """
 
     name: str
-    state: State
+    state: StepState
     why: str
 
 
@@ -86,120 +85,111 @@ class Plan:
         return 30 if self.holder is not None else 1 if self.stops else 0
 
 
-class _Assumed:
-    """Receipts as they will be once what is planned has been made; nothing is written."""
+class _AfterIngestion(State):
+    """What there will be once what is due is ingested: windows that have rows, and nobody knows which.
 
-    def __init__(self, receipts: Receipts) -> None:
-        self._receipts, self._assumed = receipts, dict[str, dict[str, Receipt]]()
+    Args:
+        run: that is planned.
+        ingest: what it would ingest.
+    """
 
-    def of(self, step: str) -> Mapping[str, Receipt]:
-        """Those that there are, with those that are assumed."""
-        return dict(sorted({**self._receipts.of(step), **self._assumed.get(step, {})}.items()))
+    def __init__(self, run: Run, ingest: Stale) -> None:
+        super().__init__(run.project, run.run_id)
+        self.snapshot, self.registry, self.places = run.state.snapshot, run.state.registry, run.state.places
+        self._champion = [run.state.champion()]
+        windows = source_windows(run) or {}
+        self._unread = {name for name in ingest.keys if name in windows}
+        self.receipts = AssumedReceipts(run.state.receipts)
+        assumed = []
+        for name in ingest.keys:
+            rows = int(name in self._unread)
+            receipt = WindowReceipt(
+                window=name, fingerprint="", rules="", read=rows, kept=rows, quarantined=0, duplicates=0
+            )
+            assumed.append(Receipt(step="ingest", partition=name, key="assumed", facts=encode(receipt).decode()))
+        self.receipts.write(assumed)
 
-    def write(self, receipts: Sequence[Receipt]) -> None:
-        """Assume receipts."""
-        for receipt in receipts:
-            self._assumed.setdefault(receipt.step, {})[receipt.partition] = receipt
-
-    def result(self, step: str, key: str, kind: type[T]) -> T | None:
-        """What was made for a key."""
-        return self._receipts.result(step, key, kind)
-
-    def keep(self, step: str, key: str, result: Any) -> None:
-        """Not called: nothing is made."""
-        raise NotImplementedError
+    def content(self, *, labels: bool = True) -> Mapping[str, str | None]:
+        """A hash of the clean rows of each window; None of one that is not ingested yet."""
+        return {**super().content(labels=labels), **dict.fromkeys(self._unread)}
 
 
-def plan_of(context: Context) -> Plan:
+def plan_of(run: Run) -> Plan:
     """Walk the steps that a run is asked for, and make none of them.
 
     Raises:
         DataError: the source has no files, or the windows to do again are none of its windows.
         StorageError: the source or the pipeline's places cannot be read.
     """
-    steps = steps_asked_for(context.until, train=context.train)
-    spec, known, windows = context.spec, context.windows(), source_windows(context)
-    ingest = stale_of(steps[0], context)
-    due = ingest.reasons(context) if ingest.known else None
+    steps = steps_asked_for(run.request.until, train=run.request.train)
+    known, windows, ingest = run.state.windows(), source_windows(run), stale_of(steps[0], run)
+    due = ingest.reasons(run) if ingest.known else None
     plan = Plan(
-        pipeline=str(spec.name),
+        pipeline=str(run.project.spec.name),
         nothing_new=False,
         due=due,
-        unchanged=tuple(name for name, books in known.items() if books.read and name not in (due or ())),
-        ahead=tuple(ahead(windows or (), context.now)),
-        deleted=tuple(deleted_windows(context)),
+        unchanged=tuple(name for name, receipt in known.items() if receipt.read and name not in (due or ())),
+        ahead=tuple(ahead(windows or (), run.request.now)),
+        deleted=tuple(deleted_windows(run)),
         transformed=transformed(known.values()),
-        holder=holder_of(context.runs.child("leases")),
+        holder=holder_of(run.project.runs.child("leases")),
         steps=(),
     )
     try:
-        check_champion(context)
+        check_champion(run)
     except ConfigError as error:
         return replace(plan, stops=str(error))
-    if nothing_new(steps, context):
+    if nothing_new(steps, run):
         kept = [
             PlannedStep(name=step.name, state="kept", why="nothing has changed") for step in steps[1:] if step.listed
         ]
         return replace(plan, nothing_new=True, steps=tuple(kept))
     if len(steps) == 1:
-        return replace(plan, amounts=_amounts(context, due, known, None))
-    assumed = _after_ingestion(context, ingest)
+        return replace(plan, amounts=_amounts(run, due, None))
+    after = Run(run.project, run.request, _AfterIngestion(run, ingest))
+    after.backfilled, after.windows_read = True, run.windows_read
     try:
-        parts, _ = parts_to_do(spec, assumed.windows(), train=context.train, champion=context.champion() is not None)
+        champion = run.state.champion() is not None
+        parts, _ = parts_to_do(run.project.spec, after.state.windows(), train=run.request.train, champion=champion)
     except DataError as error:
         if due is not None:
             return replace(plan, stops=str(error))
         unread = [
             PlannedStep(name=step.name, state="open", why="no row was read yet") for step in steps[1:] if step.listed
         ]
-        return replace(plan, steps=tuple(unread), amounts=_amounts(context, due, known, None))
-    planned, stops = _walk(steps[1:], assumed, reads_unknown=due is None)
+        return replace(plan, steps=tuple(unread), amounts=_amounts(run, due, None))
+    planned, stops = _walk(steps[1:], after, reads_unknown=due is None)
     if stops and due is not None:
         return replace(plan, steps=tuple(planned), stops=stops)
-    chosen, _ = parts_to_learn(assumed)
-    amounts = _amounts(context, due, known, chosen or parts)
+    learnt, _ = parts_to_learn(after)
+    amounts = _amounts(run, due, learnt or parts)
     passed = {step.name for step in planned if step.state in ("kept", "waits")}
     asked = {step.name for step in steps}
     amounts = {name: amount for name, amount in amounts.items() if name in asked - passed}
     return replace(plan, steps=tuple(planned), amounts=amounts)
 
 
-def _after_ingestion(context: Context, ingest: Stale) -> Context:
-    """The context of a run that has ingested what is due: it has rows, and nobody knows which."""
-    windows = source_windows(context) or {}
-    receipts = _Assumed(context.receipts)
-    for name in ingest.keys:
-        rows = int(name in windows)
-        books = WindowReceipt(window=name, fingerprint="", rules="", read=rows, kept=rows, quarantined=0, duplicates=0)
-        receipts.write([Receipt(step="ingest", partition=name, key="assumed", facts=encode(books).decode())])
-    after = Context(context.file, context.now, context.again, context.until, context.train, remade=True)
-    after.__dict__ |= {name: value for name, value in vars(context).items() if name not in vars(after)}
-    after.__dict__["receipts"] = receipts
-    after.assumed = frozenset(name for name in ingest.keys if name in windows)
-    return after
-
-
-def _walk(steps: Sequence[Step], context: Context, *, reads_unknown: bool) -> tuple[list[PlannedStep], str]:
+def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list[PlannedStep], str]:
     """Every step with its state, and why a run would be refused.
 
     Args:
         steps: from drift on.
-        context: after the ingestion.
+        run: after the ingestion.
         reads_unknown: whether only Spark can tell which windows are due.
     """
     planned: list[PlannedStep] = []
     stale_steps: set[str] = set()
     for step in steps:
         if step.name == "drift":
-            planned.append(_drift(step, context))
-            action = decided(context).action if planned[0].state == "kept" else "none"
+            planned.append(_drift(step, run))
+            action = decided(run).action if planned[0].state == "kept" else "none"
             if action == "fail" and not reads_unknown:
                 return planned, planned[0].why
             if action == "retrain":
-                learn_from_all(context)
+                learn_from_all(run.project, run.state)
             continue
         if step.learns:
-            _, waits = parts_to_learn(context)
+            _, waits = parts_to_learn(run)
             if waits:
                 why = waits.removeprefix("learning waits: ")
                 planned += [PlannedStep(name=step.name, state="waits", why=why)] if step.listed else []
@@ -209,7 +199,7 @@ def _walk(steps: Sequence[Step], context: Context, *, reads_unknown: bool) -> tu
             stale_steps.add(step.name)
             state, why = _follows(step, planned, cause)
         else:
-            state, why = _state(step, context)
+            state, why = _state(step, run)
             if state != "kept":
                 stale_steps.add(step.name)
         if step.listed:
@@ -224,7 +214,7 @@ def _walk(steps: Sequence[Step], context: Context, *, reads_unknown: bool) -> tu
     return planned, ""
 
 
-def _follows(step: Step, planned: Sequence[PlannedStep], cause: str) -> tuple[State, str]:
+def _follows(step: Step, planned: Sequence[PlannedStep], cause: str) -> tuple[StepState, str]:
     """The state of a step after one that is stale."""
     if step.name == "publish":
         return "open", "evaluate decides"
@@ -232,48 +222,49 @@ def _follows(step: Step, planned: Sequence[PlannedStep], cause: str) -> tuple[St
     return "open" if open_too else "done again", f"it follows {cause}"
 
 
-def _state(step: Step, context: Context) -> tuple[State, str]:
+def _state(step: Step, run: Run) -> tuple[StepState, str]:
     """The state of a step that follows from what is known."""
     if step.name == "score":
-        return _scoring(step, context)
-    stale = stale_of(step, context)
+        return _scoring(step, run)
+    stale = stale_of(step, run)
     if not stale:
         return "kept", "nothing that decides it has changed"
     if None in stale.keys.values():
-        return "done again", _new_windows(step, context)
-    return "done again", next(iter(stale.reasons(context).values()))
+        return "done again", _new_windows(step, run)
+    return "done again", next(iter(stale.reasons(run).values()))
 
 
-def _new_windows(step: Step, context: Context) -> str:
+def _new_windows(step: Step, run: Run) -> str:
     """Which windows of the part that a step reads are new or changed."""
-    parts, _ = parts_to_learn(context)
+    parts, _ = parts_to_learn(run)
     assert parts is not None
     part = {"features": "training", "shards": "validation"}.get(step.name, "test")
     windows = {"training": parts.train, "validation": parts.validate, "test": parts.test}[part]
-    fresh = [name for name in windows if name in context.assumed]
-    return f"of the {part} windows {_count(fresh)}"
+    content = run.state.content()
+    unread = [name for name in windows if content[name] is None]
+    return f"of the {part} windows {_count(unread)}"
 
 
-def _drift(step: Step, context: Context) -> PlannedStep:
+def _drift(step: Step, run: Run) -> PlannedStep:
     """What is known of drift, and what a run would do about it as far as that follows from what earlier ones found."""
-    champion, given = context.champion(), context.spec.drift
+    champion, action = run.state.champion(), run.project.spec.drift.action
     if champion is None:
         return PlannedStep(name="drift", state="open", why="there is no champion yet to compare with")
-    if stale := stale_of(step, context):
-        then = "" if given.action == "warn" else f", and {given.action} may follow"
+    if stale := stale_of(step, run):
+        then = "" if action == "warn" else f", and {action} may follow"
         why = f"{len(stale.keys)} windows are not compared with version {champion.version} yet{then}"
         return PlannedStep(name="drift", state="done again", why=why)
-    drifted = decided(context)
+    drifted = decided(run)
     then = "" if drifted.action in ("none", "warn") else f"{drifted.action}: "
     return PlannedStep(name="drift", state="kept", why=f"{then}{drifted.reason}")
 
 
-def _scoring(step: Step, context: Context) -> tuple[State, str]:
+def _scoring(step: Step, run: Run) -> tuple[StepState, str]:
     """Which windows the champion of now has not scored; another one may come of this run."""
-    champion = context.champion()
+    champion = run.state.champion()
     if champion is None:
         return "open", "there is no champion yet"
-    if stale := stale_of(step, context):
+    if stale := stale_of(step, run):
         every = len(stale.keys) + len(stale.fresh)
         return "done again", f"{len(stale.keys)} of {every} windows are not scored by version {champion.version} yet"
     return "kept", f"version {champion.version} has scored them all; another champion would score again"
@@ -285,8 +276,15 @@ def _count(windows: Sequence[str]) -> str:
     )
 
 
-def _amounts(context: Context, due: Mapping[str, str] | None, known: Mapping[str, WindowReceipt], parts: Any) -> Any:
-    there = source_windows(context)
-    read = None if due is None else [name for name in due if there is None or name in there]
-    found = amounts_of(context.spec, context.snapshot.sizes, read, known, parts)
-    return with_seconds(context.spec, found, itertools.islice(records(context), _RECORDS))
+def _amounts(run: Run, due: Collection[str] | None, parts: Parts | None) -> dict[str, Amount]:
+    """Rows, bytes and seconds of all steps, as far as they can be told.
+
+    Args:
+        run: that is planned.
+        due: windows to ingest; None where only Spark can tell.
+        parts: the windows that are learnt from; None where nothing is.
+    """
+    windows, spec = source_windows(run), run.project.spec
+    read = None if due is None else [name for name in due if windows is None or name in windows]
+    amounts = amounts_of(spec, run.state.snapshot.sizes, read, run.state.windows(), parts)
+    return with_seconds(spec, amounts, itertools.islice(records(run.project.runs), _RECORDS))

@@ -13,12 +13,13 @@ from sparkdl.errors import ConfigError
 from sparkdl.observe import emit, logger
 from sparkdl.pipeline.check import check_source, places_written
 from sparkdl.pipeline.ending import leave
+from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.cleanup import clean_up
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, walk
 from sparkdl.pipeline.state.lease import lease
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import Outcome, RunRecord
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.pipeline.steps.evaluate import published_now
 from sparkdl.pipeline.steps.ingest import check_columns, tell_deleted
@@ -29,18 +30,18 @@ from sparkdl.storage.session import default_filesystem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_champion", "run"]
+__all__ = ["check_champion", "execute"]
 
 _LOADING_SECONDS = 30.0
 _HEAVY = "sparkdl.pipeline.work.search", "sparkdl.pipeline.work.evaluate"
 """What makes models and predictions; torch comes with it."""
 
 
-def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
+def execute(run: Run, spark: SparkSession | None = None) -> RunRecord:
     """Do what is due.
 
     Args:
-        context: of this run.
+        run: what is asked for, and of which pipeline.
         spark: the session; None opens one by the file, once there is something to do.
 
     Raises:
@@ -49,35 +50,34 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
         StoreUnavailableError: a store that the run reads or writes does not answer.
         SparkdlError: what else was refused or failed; the record says so, too.
     """
-    steps = steps_asked_for(context.until, train=context.train)
-    started, record = time.perf_counter(), context.record
+    steps = steps_asked_for(run.request.until, train=run.request.train)
+    project, state, record, started = run.project, run.state, run.record, time.perf_counter()
     try:
-        check_places(places_written(context))
-        check_champion(context)
-        if nothing_new(steps, context):
-            tell_deleted(context)
+        check_places(places_written(project.spec))
+        check_champion(run)
+        if nothing_new(steps, run):
+            tell_deleted(run)
             record.end("nothing new", "source, file, code and champion are as they were")
         else:
             if spark is None:  # else ingestion does, with what Spark knows
-                check_source(context)
+                check_source(project, state.snapshot)
             from sparkdl.pipeline.session import code_for_workers, open_session
 
-            leases = context.runs.child("leases")
-            with _loading(*_HEAVY) as loading, lease(leases, record.run_id) as mine:
+            with _loading(*_HEAVY) as loading, lease(project.runs.child("leases"), run.run_id) as mine:
                 filesystem = default_filesystem()
-                session = spark or open_session(context.spec, context.snapshot.bytes)
-                check_plain_paths(context, filesystem)
-                context.hold(mine)
+                session = spark or open_session(project.spec, state.snapshot.bytes)
+                check_plain_paths(project.spec, filesystem)
+                state.hold(mine)
                 loading.join()
-                with code_for_workers(session, context.spec):
-                    check_places({"places.tables": Storage.of(context.tables.folder)}, session)
-                    before = context.champion()
-                    record.model["before"] = before.version if before else None
-                    _make_what_is_stale(steps, context, session)
-                    champion = context.champion()
+                with code_for_workers(session, project.spec):
+                    check_places({"places.tables": Storage.of(project.tables.folder)}, session)
+                    champion = state.champion()
+                    record.model["before"] = champion.version if champion else None
+                    _make_what_is_stale(steps, run, session)
+                    champion = state.champion()
                     record.model["champion"] = champion.version if champion else None
-                    _end(context)
-                clean_up(context)
+                    _end(run)
+                clean_up(project, state, run.notes, run.request.now)
     except BaseException as error:
         outage = outage_error(error)
         record.fail(outage or error)
@@ -85,71 +85,66 @@ def run(context: Context, spark: SparkSession | None = None) -> RunRecord:
             raise outage from error
         raise
     finally:
-        record.seconds, record.steps = time.perf_counter() - started, context.notes
-        leave(context)
+        record.seconds, record.steps = time.perf_counter() - started, run.notes
+        leave(project, state, record)
     return record
 
 
-def _make_what_is_stale(steps: Sequence[Step], context: Context, spark: SparkSession) -> None:
+def _make_what_is_stale(steps: Sequence[Step], run: Run, spark: SparkSession) -> None:
     """Make the first step that is stale, until none is, and tell the record of each step that is passed."""
     passed: dict[str, tuple[str, ...]] = {}
     made: set[tuple[str | None, ...]] = set()
     while True:
-        context.look_again()
-        for stale in walk(steps, context, passed):
+        run.state.look_again()
+        for stale in walk(steps, run, passed):
             step = stale.step
             if stale:
                 attempt = (step.name, *sorted(stale.keys), *stale.keys.values())
                 if attempt in made:  # a fault of the step's, which would be made for ever
                     raise RuntimeError(f"the step {step.name} was made, and is stale again: {list(stale.keys)[:3]}")
                 made.add(attempt)
-                _make(stale, context, spark)
+                _make(stale, run, spark)
                 if step.looks:  # once a run, whatever it has seen
                     passed[step.name] = tuple(stale.keys)
-                    step.tell(context)
+                    step.tell(run)
                 break
             if passed.get(step.name) != tuple(stale.fresh):  # other windows are learnt from where a label is missing
-                if step.name == "ingest" and not any(note.name == "ingest" for note in context.notes):
-                    check_columns(spark, context)
-                _note_if_kept(stale, context)
+                if step.name == "ingest" and not any(note.name == "ingest" for note in run.notes):
+                    check_columns(spark, run.project, run.state)
+                _note_if_kept(stale, run)
                 passed[step.name] = tuple(stale.fresh)
-                step.tell(context)
+                step.tell(run)
         else:
             return
 
 
-def _make(stale: Stale, context: Context, spark: SparkSession) -> None:
+def _make(stale: Stale, run: Run, spark: SparkSession) -> None:
     """Make what is stale of a step, and note how long it took."""
     step, keys, started = stale.step, list(stale.keys.values()), time.perf_counter()
     if step.listed:
         emit("step", name=step.name, state="started")
-    worked = step.make(context, spark, stale)
+    worked = step.make(run, spark, stale)
     if step.name != "trial":  # which notes each trial as it ends
         key = keys[0] or "" if len(keys) == 1 else ""
-        _note(context, StepNote(name=step.name, key=key, kept=not worked, seconds=time.perf_counter() - started))
+        run.note(StepNote(name=step.name, key=key, kept=not worked, seconds=time.perf_counter() - started))
 
 
-def _note_if_kept(fresh: Stale, context: Context) -> None:
+def _note_if_kept(fresh: Stale, run: Run) -> None:
     """Note that what an earlier run has made was taken, where there is anything."""
-    step, noted = fresh.step, any(note.name == fresh.step.name for note in context.notes)
+    step, noted = fresh.step, any(note.name == fresh.step.name for note in run.notes)
     if step.listed and not step.looks and not noted and (fresh.fresh or step.name == "ingest"):
         key = fresh.fresh[0] if len(fresh.fresh) == 1 and step.learns else ""
-        _note(context, StepNote(name=step.name, key=key, kept=True, seconds=0.0))
+        run.note(StepNote(name=step.name, key=key, kept=True, seconds=0.0))
 
 
-def _note(context: Context, note: StepNote) -> None:
-    context.notes.append(note)
-    emit("step", name=note.name, state="kept" if note.kept else "done", seconds=note.seconds)
-
-
-def _end(context: Context) -> None:
+def _end(run: Run) -> None:
     """Say what came of it: the last that this run itself has done tells."""
-    record, until = context.record, context.until
-    done = list(dict.fromkeys(note.name for note in context.notes if not note.kept))
+    record, until = run.record, run.request.until
+    done = list(dict.fromkeys(note.name for note in run.notes if not note.kept))
     made = [name for name in done if name not in ("live", "drift")]  # these only look
     asked = "" if until is None else f"stopped after {until}, as asked"
-    waits = parts_to_learn(context)[1] if until != "ingest" else ""
-    published = published_now(context) if "publish" in done else None
+    waits = parts_to_learn(run)[1] if until != "ingest" else ""
+    published = published_now(run) if "publish" in done else None
     if published is not None:
         outcome: Outcome = "promoted" if published.promoted else "not promoted"
         record.end(outcome, "; ".join(filter(None, [published.reason, asked])))
@@ -181,38 +176,37 @@ def _loading(*modules: str) -> Iterator[threading.Thread]:
         thread.join(_LOADING_SECONDS)
 
 
-def check_plain_paths(context: Context, before: str) -> None:
+def check_plain_paths(spec: PipelineSpec, before: str) -> None:
     """Refuse places without a scheme where they mean something else now that Spark has started.
 
     Args:
-        context: of the run.
+        spec: what the file says.
         before: the filesystem that they belonged to when this run first looked at them.
 
     Raises:
         ConfigError: names the first, and both filesystems.
     """
-    now, places = default_filesystem(), context.spec.places
-    named = {"root": context.spec.root, **{f"places.{one}": getattr(places, one) for one in places.__struct_fields__}}
-    source = context.spec.source
-    named |= {f"source.{one}": getattr(source, one) for one in ("path", "table") if getattr(source, one, None)}
-    plain = [(name, place) for name, place in named.items() if str(place).startswith(("/", "~"))]
+    now, places, source = default_filesystem(), spec.places, spec.source
+    addresses = {"root": spec.root, **{f"places.{name}": getattr(places, name) for name in places.__struct_fields__}}
+    addresses |= {f"source.{name}": getattr(source, name) for name in ("path", "table") if getattr(source, name, None)}
+    plain = [(name, address) for name, address in addresses.items() if str(address).startswith(("/", "~"))]
     if now.rstrip("/") != before.rstrip("/") and plain:
-        name, place = plain[0]
+        name, path = plain[0]
         raise ConfigError(
-            f"{name}={place} lies in {now} to this Spark, and was looked for in {before} before Spark started: write "
-            f"the whole address, {now.rstrip('/')}{place} or file://{place}"
+            f"{name}={path} lies in {now} to this Spark, and was looked for in {before} before Spark started: write "
+            f"the whole address, {now.rstrip('/')}{path} or file://{path}"
         )
 
 
-def check_champion(context: Context) -> None:
+def check_champion(run: Run) -> None:
     """Refuse to score only where there is nobody to predict.
 
     Raises:
         ConfigError: this run learns nothing, and there is no champion.
     """
-    if not context.train and context.until != "ingest" and context.champion() is None:
-        name, alias = context.spec.publish.name, context.spec.publish.alias
+    if not run.request.train and run.request.until != "ingest" and run.state.champion() is None:
+        publish, registry = run.project.spec.publish, run.state.registry
         raise ConfigError(
-            f"{name} has no {alias} in {context.registry.uri}, and this run learns nothing, so nobody can predict: "
-            "run it once with training"
+            f"{publish.name} has no {publish.alias} in {registry.uri}, and this run learns nothing, so nobody can "
+            "predict: run it once with training"
         )

@@ -1,6 +1,6 @@
 """Where a pipeline stands, from what its runs have left: no Spark, no torch.
 
-Enters: the context of a run that is never begun. Leaves: ``Status``.
+Enters: a run that is never begun. Leaves: ``Status``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from itertools import islice
 from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
+from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Drifted, Evaluated
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.steps import STEPS
 from sparkdl.pipeline.steps.ingest import source_windows
@@ -62,25 +63,25 @@ class Status:
     holder: Holder | None
 
 
-def status_of(context: Context) -> Status:
+def status_of(run: Run) -> Status:
     """Look at records, registry, receipts, leases and the source.
 
     Raises:
         StorageError: the pipeline's own places cannot be read.
     """
-    known = context.windows()
+    known = run.state.windows()
     due: tuple[str, ...] | None = None
     later: tuple[str, ...] | None = None
     problem = ""
     try:
-        windows, ingest = source_windows(context), stale_of(STEPS[0], context)
+        windows, ingest = source_windows(run), stale_of(STEPS[0], run)
         if windows is not None:
-            due, later = tuple(ingest.keys), tuple(ahead(windows, context.now))
+            due, later = tuple(ingest.keys), tuple(ahead(windows, run.request.now))
     except SparkdlError as error:  # the rest is worth knowing all the more
         problem = str(error)
-    recent = list(islice(records(context), _LOOK_BACK))
-    last_read = "" if due is not None or problem else _last_read(context, recent)
-    champion, spec = context.champion(), context.spec
+    recent = list(islice(records(run.project.runs), _LOOK_BACK))
+    last_read = "" if due is not None or problem else _last_read(run.state.snapshot, recent)
+    champion, spec = run.state.champion(), run.project.spec
     version = None if champion is None else champion.version
     published = (record.evaluated for record in recent if record.model.get("version") == version)
     return Status(
@@ -95,18 +96,18 @@ def status_of(context: Context) -> Status:
         taken_in=last_read,
         ahead=later,
         source=problem,
-        holder=holder_of(context.runs.child("leases")),
+        holder=holder_of(run.project.runs.child("leases")),
     )
 
 
-def _last_read(context: Context, recent: Sequence[RunRecord]) -> str:
+def _last_read(snapshot: SourceSnapshot, recent: Sequence[RunRecord]) -> str:
     """What is known of a source that shows no windows before Spark reads it."""
     last = next((record for record in recent if "ingested" in record.windows), None)
     if last is None:
         return "the source shows no windows before it is read"
-    run = f"run {last.run_id} of {last.started} read it"
+    reader = f"run {last.run_id} of {last.started} read it"
     if last.source_state is None:
-        return f"the source shows nothing before it is read; {run}, and left nothing out that was there then"
-    if last.source_state != context.snapshot.state:
-        return f"the source has changed since {run}, and shows no windows before it is read"
-    return f"the source is as it was when {run}, and its settings differ or a run was cut short since"
+        return f"the source shows nothing before it is read; {reader}, and left nothing out that was there then"
+    if last.source_state != snapshot.state:
+        return f"the source has changed since {reader}, and shows no windows before it is read"
+    return f"the source is as it was when {reader}, and its settings differ or a run was cut short since"

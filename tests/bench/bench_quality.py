@@ -223,6 +223,8 @@ def lines_of(name: str, seed: int, known: set[str]) -> list[dict[str, Any]]:
     from sparkdl.pipeline import Pipeline
     from sparkdl.pipeline.rows.parts import rows_of
     from sparkdl.pipeline.session import open_session
+    from sparkdl.pipeline.state.project import Project
+    from sparkdl.pipeline.state.run import Run
 
     make, label = TABLES[name]
     with tempfile.TemporaryDirectory(prefix="quality-") as folder:
@@ -249,11 +251,11 @@ def lines_of(name: str, seed: int, known: set[str]) -> list[dict[str, Any]]:
             assert old.trained is not None
             error = error_of(kind, old.evaluated.decision.challenger.values)
             lines.append({"model": "before", "error": error, "seconds": old.trained.seconds["fit"]})
-        context = pipeline._context()
-        windows = list(context.windows())
+        state = Run(Project(pipeline.file)).state
+        windows = list(state.windows())
         columns = [*dict.fromkeys(options.source(one) for one, options in pipeline.spec.features.items()), label]
         parts = {
-            part: rows_of(context.clean(spark), pipeline.spec, part, windows).select(*columns).toPandas()
+            part: rows_of(state.clean(spark), pipeline.spec, part, windows).select(*columns).toPandas()
             for part in ("train", "validate", "test")
         }
         lines += peers_of(kind, {part: frame.dropna(subset=label) for part, frame in parts.items()}, label, seed, known)

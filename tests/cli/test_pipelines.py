@@ -13,8 +13,9 @@ from sparkdl.errors import DataError
 from sparkdl.pipeline.ending import leave
 from sparkdl.pipeline.file import load
 from sparkdl.pipeline.report.report import GENERATOR
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.storage import Storage
 
 FILE = """\
@@ -95,7 +96,7 @@ def test_a_source_that_is_not_there_is_refused_with_one_sentence(file, capsys):
 
 
 def test_a_lease_that_is_taken_is_exit_code_30_and_says_by_whom(file, capsys):
-    with lease(Context(load(file)).runs.child("leases"), "the-other"):
+    with lease(Project(load(file)).runs.child("leases"), "the-other"):
         assert main(["run", file]) == 30
     assert "run the-other" in capsys.readouterr().err
 
@@ -113,7 +114,7 @@ def test_a_dry_run_prints_what_plan_prints_runs_nothing_and_exits_as_a_run_would
     assert main(["run", file, "--dry-run"]) == 0
     assert capsys.readouterr().out == planned
     assert not (tmp_path / "data").exists()
-    with lease(Context(load(file)).runs.child("leases"), "the-other"):
+    with lease(Project(load(file)).runs.child("leases"), "the-other"):
         assert main(["run", file, "--dry-run"]) == 30
     assert "run the-other" in capsys.readouterr().out
 
@@ -132,11 +133,11 @@ def test_a_step_that_there_is_not_is_refused_with_the_nearest(file, capsys):
 
 @pytest.fixture
 def refused(file):
-    """The context of a run that was refused, with its record."""
-    context = Context(load(file))
-    context.record.fail(DataError("no row is left"))
-    leave(context)
-    return context
+    """A run that was refused, with its record."""
+    run = Run(Project(load(file)))
+    run.record.fail(DataError("no row is left"))
+    leave(run.project, run.state, run.record)
+    return run
 
 
 def test_the_last_report_is_told_without_torch_and_spark(file, refused):
@@ -172,9 +173,9 @@ def test_a_report_that_is_there_is_left_as_it_is(file, refused, capsys):
 
 
 def test_a_run_that_found_nothing_new_hides_no_report(file, refused, capsys):
-    later = Context(load(file), refused.now + timedelta(hours=1))
+    later = Run(Project(load(file)), RunRequest(now=refused.request.now + timedelta(hours=1)))
     later.record.end("nothing new", "as it was")
-    leave(later)
+    leave(later.project, later.state, later.record)
     assert "report" not in later.record.places
     assert main(["report", file]) == 0
     assert capsys.readouterr().out.strip() == refused.record.places["report"]

@@ -24,8 +24,9 @@ from sparkdl.cli import main
 from sparkdl.interchange.mlflow import mirror
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 SERVER = Path(os.environ.get("MLFLOW_SERVER", Path(__file__).parents[2] / ".venv-mlflow" / "bin" / "mlflow"))
@@ -127,7 +128,7 @@ def test_a_pipeline_is_mirrored_to_a_server_which_serves_its_model_to_spark(spar
         port = free.getsockname()[1]
     with serving(tmp_path / "server", port) as to:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", to)
-        done = run(Context(pipeline(tmp_path / "p", rows, to), NOW), spark)
+        done = execute(Run(Project(pipeline(tmp_path / "p", rows, to)), RunRequest(now=NOW)), spark)
         assert done.outcome == "promoted"
         registry = ModelRegistry(f"{tmp_path}/p/main.ml.cities/registry")
         client = mlflow.MlflowClient()
@@ -156,7 +157,7 @@ def test_a_pipeline_is_mirrored_to_a_server_which_serves_its_model_to_spark(spar
 
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
-        again = run(Context(pipeline(tmp_path / "p", rows, to, "train.epochs=3"), NOW), spark)
+        again = execute(Run(Project(pipeline(tmp_path / "p", rows, to, "train.epochs=3")), RunRequest(now=NOW)), spark)
     assert again.outcome in ("promoted", "not promoted")
     assert len(registry.list("main.ml.cities")) == 2
     (said,) = [one for one in caplog.messages if "stays published" in one]

@@ -14,10 +14,11 @@ from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import Size
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import StepNote
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Trained, Trial
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.summary import plan_lines
 
 DAYS = ("2026-03-01", "2026-03-02", "2026-03-03", "2026-03-04")
@@ -134,21 +135,23 @@ def test_a_plan_prints_them_and_says_that_there_is_no_earlier_run(tmp_path):
     for day in DAYS:
         (tmp_path / "rows" / f"day={day}").mkdir(parents=True)
         pq.write_table(pa.table({"alcohol": [1.0], "quality": [1.0]}), tmp_path / "rows" / f"day={day}" / "a.parquet")
-    context = Context(loads(TEXT.format(kind="parquet", place="path", root=tmp_path)))
-    lines = dict(plan_lines(plan_of(context)))
+    run = Run(Project(loads(TEXT.format(kind="parquet", place="path", root=tmp_path))))
+    lines = dict(plan_lines(plan_of(run)))
     assert lines["ingest"].endswith("KiB)")
     assert "(4 rows, " in lines["ingest"]
     assert lines["features"].endswith("(at most 2 rows)")
     assert lines["train"].endswith("(at most 2 rows, about 0.0 s)")
     assert lines["cost"].startswith("about 0.0 s by the steps of the default network at full length; nothing to go by")
     own = loads(TEXT.format(kind="parquet", place="path", root=tmp_path), overrides=["model.factory=torch.nn:Identity"])
-    assert dict(plan_lines(plan_of(Context(own))))["cost"] == "no earlier run to go by"
+    assert dict(plan_lines(plan_of(Run(Project(own)))))["cost"] == "no earlier run to go by"
     seconds = {"ingest": 2.0, "features": 1.0, "shards": 1.0, "evaluate": 0.5}
-    record(seconds, {"read": 2, "train": 1, "validate": 1}).write(context.runs.child("20260301T000000-a/record.json"))
-    lines = dict(plan_lines(plan_of(context)))
+    record(seconds, {"read": 2, "train": 1, "validate": 1}).write(
+        run.project.runs.child("20260301T000000-a/record.json")
+    )
+    lines = dict(plan_lines(plan_of(run)))
     assert lines["ingest"].endswith("KiB, about 4.0 s)")
     assert lines["cost"] == (
         "about 8.0 s by the rows and times of run earlier and the steps of the default network at full length; nothing "
         "to go by for score; starting Spark comes on top"
     )
-    assert not [name for name in dict(plan_lines(plan_of(Context(context.file, until="ingest")))) if name == "train"]
+    assert "train" not in dict(plan_lines(plan_of(Run(run.project, RunRequest(until="ingest")))))

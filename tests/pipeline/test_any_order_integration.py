@@ -21,11 +21,12 @@ from sparkdl import processes
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.evaluator import nothing_new
 from sparkdl.pipeline.state.lease import LeaseLostError
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import ReceiptTable
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.tables.table import Table
 
@@ -77,7 +78,7 @@ class Shop(RuleBasedStateMachine):
         folder.mkdir(parents=True, exist_ok=True)
         rows.to_parquet(folder / "rows.parquet")
 
-    def _context(self, **asked):
+    def _new_run(self, **asked):
         text = f"""
         name: shop
         root: {self.root}
@@ -90,19 +91,19 @@ class Shop(RuleBasedStateMachine):
         publish: {{gate: {{min_rows: 10, baseline: never, rule: not_worse, margin: 100}}}}
         score: {{window: all}}
         """
-        return Context(loads(text), NOW, **asked)
+        return Run(Project(loads(text)), RunRequest(now=NOW, **asked))
 
     def _run(self, gate=None, **asked):
-        context = self._context(**asked)
+        run = self._new_run(**asked)
         if gate is not None:
-            write = ReceiptTable.write.__get__(context.receipts)
+            write = ReceiptTable.write.__get__(run.state.receipts)
 
             def gated(receipts):
                 gate.passed()
                 write(receipts)
 
-            context.receipts.write = gated
-        return run(context, self.spark)
+            run.state.receipts.write = gated
+        return execute(run, self.spark)
 
     @rule(day=st.sampled_from([1, 2, 3]))
     def rows_change(self, day):
@@ -182,8 +183,8 @@ class Shop(RuleBasedStateMachine):
     def everything_is_as_it_should_be(self):
         """After a run that nobody disturbs: clean rows are the source's, predictions the champion's, all is fresh."""
         self._run()
-        assert nothing_new(steps_asked_for(), self._context())
-        assert plan_of(self._context()).nothing_new
+        assert nothing_new(steps_asked_for(), self._new_run())
+        assert plan_of(self._new_run()).nothing_new
         tables = f"{self.root}/shop/tables"
         clean = Table(f"{tables}/clean").rows().to_pandas()
         source = pd.concat([pd.read_parquet(file) for file in sorted(self.root.glob("orders/*/rows.parquet"))])

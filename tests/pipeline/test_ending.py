@@ -13,11 +13,12 @@ import pytest
 from sparkdl.errors import SparkdlError
 from sparkdl.pipeline.file import load
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.lease import LeaseTakenError, lease
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import replacing
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps.ingest import keep_source_windows, rules_of, window_key
 from sparkdl.storage import Storage
 
@@ -26,8 +27,8 @@ WHEN = "[promoted, scored, stopped, not_promoted, nothing_new, refused, lost, fa
 
 
 @pytest.fixture
-def context(tmp_path):
-    """A function that makes the context of the next run, which tells ``told`` of its end."""
+def new_run(tmp_path):
+    """A function that makes the next run, which tells ``told`` of its end."""
     (tmp_path / "wine.csv").write_text("alcohol,quality\n12.5,6\n")
     (tmp_path / "tell.py").write_text(TELL)
     command = f"{sys.executable} {tmp_path}/tell.py {tmp_path}/told"
@@ -37,20 +38,20 @@ def context(tmp_path):
     )
 
     def made(*overrides, **asked):
-        return Context(load(tmp_path / "wine.yaml", overrides), **asked)
+        return Run(Project(load(tmp_path / "wine.yaml", overrides)), RunRequest(**asked))
 
     made.told = tmp_path / "told"
     return made
 
 
-def rows(context):
-    return {row["run_id"]: row for row in context.tables.table("runs").rows().to_pylist()}
+def rows(run):
+    return {row["run_id"]: row for row in run.project.tables.table("runs").rows().to_pylist()}
 
 
-def test_a_run_that_is_refused_leaves_everything_and_its_own_error(context, caplog):
-    one = context("source.path=gone.csv")
+def test_a_run_that_is_refused_leaves_everything_and_its_own_error(new_run, caplog):
+    one = new_run("source.path=gone.csv")
     with pytest.raises(SparkdlError) as refused:
-        run(one)
+        execute(one)
     record = RunRecord.load(Storage.of(one.record.places["record"]))
     assert (record.outcome, record.exit_code, record.error) == ("refused", 1, type(refused.value).__name__)
     assert record.model == {"champion": None}
@@ -58,51 +59,51 @@ def test_a_run_that_is_refused_leaves_everything_and_its_own_error(context, capl
     assert record.error in Storage.of(record.places["report"]).read_bytes().decode()
     row = rows(one)[record.run_id]
     assert (row["outcome"], row["report"]) == ("refused", record.places["report"])
-    assert context.told.read_text().split() == ["refused"]
+    assert new_run.told.read_text().split() == ["refused"]
     assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
 
 
-def test_a_run_that_another_was_before_is_a_row_and_told_and_has_no_report(context):
-    first, second = context(), context()
-    with lease(first.runs.child("leases"), first.record.run_id), pytest.raises(LeaseTakenError):
-        run(second)
+def test_a_run_that_another_was_before_is_a_row_and_told_and_has_no_report(new_run):
+    first, second = new_run(), new_run()
+    with lease(first.project.runs.child("leases"), first.record.run_id), pytest.raises(LeaseTakenError):
+        execute(second)
     assert (second.record.outcome, second.record.exit_code) == ("lost", 30)
     assert rows(second)[second.record.run_id]["exit_code"] == 30
     assert "report" not in second.record.places
-    assert context.told.read_text().split() == ["lost"]
+    assert new_run.told.read_text().split() == ["lost"]
 
 
-def test_a_run_that_finds_nothing_new_is_a_row_and_told_and_has_no_report(context):
-    before = context()
+def test_a_run_that_finds_nothing_new_is_a_row_and_told_and_has_no_report(new_run):
+    before = new_run()
     keep_source_windows(before, {"all": "f"})
     books = WindowReceipt(window="all", fingerprint="f", rules="", read=1, kept=1, quarantined=0, duplicates=0)
-    with replacing(before.receipts, "ingest", ["all"]) as made:
-        before.tables.table("clean").append(pa.table({"quality": [6]}))
-        made["all"] = (window_key(rules_of(before), "f"), books)
+    with replacing(before.state.receipts, "ingest", ["all"]) as made:
+        before.project.tables.table("clean").append(pa.table({"quality": [6]}))
+        made["all"] = (window_key(rules_of(before.project), "f"), books)
     for _ in range(2):
-        one = context(until="ingest")
-        run(one)
+        one = new_run(until="ingest")
+        execute(one)
         assert (one.record.outcome, one.record.exit_code) == ("nothing new", 10)
         assert "report" not in one.record.places
         assert rows(one)[one.record.run_id]["outcome"] == "nothing new"
-    assert context.told.read_text().splitlines() == ["nothing new"] * 2
-    told_by_another = context("notify.when=[failed]", until="ingest")
-    run(told_by_another)
+    assert new_run.told.read_text().splitlines() == ["nothing new"] * 2
+    told_by_another = new_run("notify.when=[failed]", until="ingest")
+    execute(told_by_another)
     assert told_by_another.record.outcome == "nothing new", "whom a run tells decides nothing of it"
 
 
 @pytest.mark.parametrize("broken", ["report", "runs", "notify"])
-def test_what_goes_wrong_at_the_end_changes_nothing_of_the_run(context, caplog, broken):
-    one = context("source.path=gone.csv", *(["notify.command=no-such-command"] if broken == "notify" else []))
-    folder = one.runs.child(one.record.run_id).local_path()
+def test_what_goes_wrong_at_the_end_changes_nothing_of_the_run(new_run, caplog, broken):
+    one = new_run("source.path=gone.csv", *(["notify.command=no-such-command"] if broken == "notify" else []))
+    folder = one.project.runs.child(one.record.run_id).local_path()
     if broken == "report":
         (folder / "report.html").mkdir(parents=True)
     if broken == "runs":
-        table = Storage.of(one.tables.table("runs").uri).local_path()
+        table = Storage.of(one.project.tables.table("runs").uri).local_path()
         table.parent.mkdir(parents=True)
         table.write_text("no table")
     with pytest.raises(SparkdlError, match="gone"):
-        run(one)
+        execute(one)
     record = RunRecord.load(Storage.of(one.record.places["record"]))
     assert (record.outcome, record.exit_code) == ("refused", 1)
     assert ("report" in record.places) == (broken != "report")
@@ -112,19 +113,19 @@ def test_what_goes_wrong_at_the_end_changes_nothing_of_the_run(context, caplog, 
     assert expected.get(broken, "notify.command could not be started") in said[0]
     if broken != "runs":
         assert rows(one)[record.run_id]["outcome"] == "refused"
-    assert context.told.exists() == (broken != "notify")
+    assert new_run.told.exists() == (broken != "notify")
 
 
-def test_the_state_of_the_code_is_told_where_git_knows_it(context, tmp_path):
-    before = context("source.path=gone.csv")
+def test_the_state_of_the_code_is_told_where_git_knows_it(new_run, tmp_path):
+    before = new_run("source.path=gone.csv")
     with pytest.raises(SparkdlError):
-        run(before)
+        execute(before)
     assert "code" not in before.record.versions
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "wine.yaml"], ["commit", "-q", "-m", "wine"]):
         subprocess.run([*git, *words], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-    after = context("source.path=gone.csv")
+    after = new_run("source.path=gone.csv")
     with pytest.raises(SparkdlError):
-        run(after)
+        execute(after)
     assert after.record.versions["code"] == commit[:12]

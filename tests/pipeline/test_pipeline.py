@@ -16,9 +16,10 @@ from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.functions import named_functions
 from sparkdl.pipeline.rows.parts import Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.lease import lease
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import replacing
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.evaluate import publish_inputs
 from sparkdl.pipeline.summary import plan_lines
 
@@ -53,14 +54,10 @@ def test_mlflow_that_is_not_installed_is_named_before_anything_runs(folder, monk
 
 
 def test_where_a_version_is_mirrored_does_not_decide_whether_it_is_published_again(folder):
-    now = datetime(2026, 3, 20, tzinfo=UTC)
-    keys = [
-        publish_inputs(
-            Context(loads(FILE, [f"root={folder}/data", *([word] if word else [])]), now),
-            Parts(train=(), validate=(), score=()),
-        )
-        for word in ("", "publish.mlflow='sqlite:////data/mlflow.db'", "publish.alias=best")
-    ]
+    keys = []
+    for word in ("", "publish.mlflow='sqlite:////data/mlflow.db'", "publish.alias=best"):
+        run = Run(Project(loads(FILE, [f"root={folder}/data", *([word] if word else [])])))
+        keys.append(publish_inputs(run.project, run.state, Parts(train=(), validate=(), score=())))
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -92,7 +89,7 @@ def test_functions_among_the_settings_of_a_search_are_functions_of_the_file(fold
         (folder / "cellar.py").write_text(f"def sgd(model): return SGD(model.parameters(), {rate})\n")
         made = Pipeline.load(folder / "wine.yaml")
         with importable(made.spec.code):
-            found |= Context(made.file).code.items()
+            found |= Project(made.file).code.items()
     assert [target for target, _ in found] == ["cellar:sgd"] * 2
     assert any(named_functions(made.spec))  # and workers get the folder
 
@@ -178,7 +175,7 @@ def books(window, **more):
 
 def ingested(pipeline, *windows):
     """What earlier runs know of some windows."""
-    with replacing(Context(pipeline.file).receipts, "ingest", []) as made:
+    with replacing(Run(Project(pipeline.file)).state.receipts, "ingest", []) as made:
         for each in windows:
             made[each.window] = ("k", each)
 
@@ -230,7 +227,7 @@ def test_the_status_tells_a_refused_run_a_source_that_is_gone_and_who_is_at_work
     pipeline = Pipeline.load(folder / "wine.yaml", ["source.path=nowhere"])
     with pytest.raises(DataError, match="holds no files"):
         pipeline.run()
-    with lease(Context(pipeline.file).runs.child("leases"), "the-other"):
+    with lease(Project(pipeline.file).runs.child("leases"), "the-other"):
         status = pipeline.status()
     assert status.last_run is not None
     assert (status.last_run.outcome, status.last_run.exit_code) == ("refused", 1)

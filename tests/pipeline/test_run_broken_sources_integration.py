@@ -15,8 +15,9 @@ import pytest
 from sparkdl.errors import DataError, SparkdlError, StorageError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest
 from sparkdl.tables.table import Table
 
@@ -37,7 +38,7 @@ class Shop:
             frame["at"] = pd.Timestamp(2026, 3, day, 9)
             frame.to_parquet(self.rows / f"{day:02d}.parquet", coerce_timestamps="us")
 
-    def context(self, *overrides: str) -> Context:
+    def new_run(self, *overrides: str) -> Run:
         text = f"""
         name: shop
         root: {self.root}
@@ -48,7 +49,7 @@ class Shop:
         train: {{epochs: 1, batch_size: 32, num_proc: 1, verbose: 0}}
         publish: {{gate: {{min_rows: 20, baseline: never}}}}
         """
-        return Context(loads(text, overrides), NOW)
+        return Run(Project(loads(text, overrides)), RunRequest(now=NOW))
 
     def left(self):
         """What a run that was refused must not have changed."""
@@ -65,28 +66,28 @@ def shop(tmp_path):
     return Shop(tmp_path)
 
 
-def refused(context, spark, kind=SparkdlError):
+def refused(run, spark, kind=SparkdlError):
     """The one sentence of a run that ends with exit code 1."""
     with pytest.raises(kind) as caught:
-        run(context, spark)
-    assert context.record.exit_code == 1, context.record
+        execute(run, spark)
+    assert run.record.exit_code == 1, run.record
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
 
 def test_a_file_that_vanishes_while_the_source_is_read_is_named(spark, shop):
     shop.deliver(1, 2, 3)
-    context = shop.context()
-    assert context.snapshot.files
+    run = shop.new_run()
+    assert run.state.snapshot.files
     (shop.rows / "02.parquet").unlink()
-    assert "02.parquet was there when the run began and is gone" in refused(context, spark, DataError)
+    assert "02.parquet was there when the run began and is gone" in refused(run, spark, DataError)
     assert shop.left() == (None, {})
 
 
 def test_a_file_that_is_no_parquet_is_named(spark, shop):
     shop.deliver(1, 2, 3)
     (shop.rows / "04.parquet").write_bytes(b"PAR1 but nothing else of it PAR1" * 9)
-    assert "04.parquet cannot be read: " in refused(shop.context("source.options={mergeSchema: false}"), spark)
+    assert "04.parquet cannot be read: " in refused(shop.new_run("source.options={mergeSchema: false}"), spark)
     assert shop.left() == (None, {})
 
 
@@ -100,7 +101,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(spark, shop, monkeypa
         return validate_rows(*given)
 
     monkeypatch.setattr(ingest, "validate_rows", delivered_again_after_the_look)
-    said = refused(shop.context(), spark, DataError)
+    said = refused(shop.new_run(), spark, DataError)
     assert "the source changed" in said or "02.parquet cannot be read" in said
     assert shop.left() == (None, {})
 
@@ -111,15 +112,15 @@ def test_a_table_that_vanished_leaves_champion_and_predictions_as_they_were(spar
     table = Table(f"{shop.rows}/table")
     table.append(pa.Table.from_pandas(frame.assign(y=2 * frame.x + 1), preserve_index=False).replace_schema_metadata())
     own = [f"source={{kind: delta, table: {shop.rows}/table, key: id}}", "split={by: hash, validate: 0.2}"]
-    assert run(shop.context(*own, "split.train=0.6"), spark).outcome == "promoted"
+    assert execute(shop.new_run(*own, "split.train=0.6"), spark).outcome == "promoted"
     before = shop.left()
     for wrong in ("expect.none=id < 0", "label={y: multiclass}"):
-        refused(shop.context(*own, "split.train=0.6", wrong), spark)
+        refused(shop.new_run(*own, "split.train=0.6", wrong), spark)
         assert shop.left()[0] == before[0]
         assert shop.left()[1]["predictions"] == before[1]["predictions"]
     before = shop.left()
     shutil.rmtree(f"{shop.rows}/table")
-    said = refused(shop.context(*own, "split.train=0.6"), spark, StorageError)
+    said = refused(shop.new_run(*own, "split.train=0.6"), spark, StorageError)
     assert f"{shop.rows}/table" in said
     assert shop.left() == before
     assert before[0] == {"champion": 1}
@@ -135,7 +136,7 @@ def test_a_table_that_vanished_leaves_champion_and_predictions_as_they_were(spar
 )
 def test_a_part_without_rows_is_refused_and_no_model_is_made(spark, shop, days, split, said):
     shop.deliver(*days)
-    assert said in refused(shop.context(split), spark, DataError)
+    assert said in refused(shop.new_run(split), spark, DataError)
     aliases, tables = shop.left()
     assert aliases is None
     assert "predictions" not in tables
@@ -149,13 +150,13 @@ def test_every_place_that_is_read_only_is_named_before_a_row_is_read(spark, shop
         pytest.skip("mounting a small disk needs root")
     try:
         for key in ("places.tables", "places.shards", "places.registry", "score.target"):
-            said = refused(shop.context(f"{key}={place}/{key}"), spark, StorageError)
+            said = refused(shop.new_run(f"{key}={place}/{key}"), spark, StorageError)
             assert said.startswith(f"{key}: cannot write")
             assert "ead-only" in said
             assert shop.left() == (None, {})
-        context = shop.context(f"root={place}/root")
+        run = shop.new_run(f"root={place}/root")
         with pytest.raises(StorageError, match=r"places\.runs: cannot write.*places\.tables.*places\.registry"):
-            run(context, spark)
-        assert context.record.exit_code == 1
+            execute(run, spark)
+        assert run.record.exit_code == 1
     finally:
         subprocess.run(["umount", str(place)], check=True)

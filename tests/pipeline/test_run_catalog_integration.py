@@ -19,8 +19,9 @@ from datetime import UTC, datetime
 sys.path.insert(0, sys.argv[1])
 import contract
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.tables.table import Table
 
 if __name__ == "__main__":
@@ -42,7 +43,7 @@ if __name__ == "__main__":
             publish: {{metric: auc, gate: {{floors: [auc >= 0.8], min_rows: 50}}}}
             score: {{target: spark_catalog.default.predicted}}
         ''')
-        first = run(Context(file, datetime(2026, 3, 20, 12, tzinfo=UTC)), spark)
+        first = execute(Run(Project(file), RunRequest(now=datetime(2026, 3, 20, 12, tzinfo=UTC))), spark)
         assert (first.outcome, first.exit_code) == ("promoted", 0), first
         assert first.rows["read"] == 2000
         assert first.places["predictions"] == "spark_catalog.default.predicted"
@@ -51,7 +52,7 @@ if __name__ == "__main__":
         assert found.join(rows, "id").where("prediction = cast(good as string)").count() > 0.8 * found.count()
         assert spark.sql("DESCRIBE DETAIL spark_catalog.default.predicted").first()["partitionColumns"] == ["_window"]
         version = Table("spark_catalog.default.predicted").version()
-        second = run(Context(file, datetime(2026, 3, 21, 12, tzinfo=UTC)), spark)
+        second = execute(Run(Project(file), RunRequest(now=datetime(2026, 3, 21, 12, tzinfo=UTC))), spark)
         assert (second.outcome, second.exit_code) == ("nothing new", 10), second
         assert not second.predictions
         assert Table("spark_catalog.default.predicted").version() == version

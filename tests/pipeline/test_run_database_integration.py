@@ -10,8 +10,9 @@ import pytest
 from sparkdl.errors import StorageError
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest
 from sparkdl.tables.table import Table
 
@@ -32,7 +33,7 @@ class Shop:
             f"sin({day} + i), 2 * sin({day} + i) + 1, NULL FROM generate_series({first}, {first + rows - 1}) i"
         )
 
-    def context(self, *overrides, password=None):
+    def new_run(self, *overrides, password=None):
         text = f"""
         name: shop
         root: {self.root}
@@ -49,7 +50,9 @@ class Shop:
         train: {{epochs: 1, batch_size: 32, num_proc: 1, verbose: 0}}
         publish: {{gate: {{min_rows: 20, baseline: never}}}}
         """
-        return Context(loads(text, overrides, {"DB_PASSWORD": password or self.database.password}), NOW)
+        return Run(
+            Project(loads(text, overrides, {"DB_PASSWORD": password or self.database.password})), RunRequest(now=NOW)
+        )
 
     def clean(self):
         return Table(f"{self.root}/shop/tables/clean").rows()
@@ -69,29 +72,29 @@ def shop(tmp_path, postgres):
 def test_a_table_of_a_database_is_trained_on_window_by_window(spark, shop, capfd, caplog):
     for day in (1, 2, 3, 4):
         shop.deliver(day)
-    first = run(shop.context(), spark)
+    first = execute(shop.new_run(), spark)
     assert (first.outcome, first.rows["read"]) == ("promoted", 480)
     assert first.windows["train"] == ["2026-03-01", "2026-03-02"]
     assert first.predictions == {"2026-03-04": 120}
-    again = run(shop.context(), spark)
+    again = execute(shop.new_run(), spark)
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
 
     shop.deliver(5)
     shop.deliver(2, first=500, rows=1)
     shop.database.run("UPDATE orders SET x = 7 WHERE id = 3001")
-    third = run(shop.context(), spark)
+    third = execute(shop.new_run(), spark)
     assert third.windows["ingested"] == ["2026-03-02", "2026-03-03", "2026-03-05"]
     assert third.rows["read"] == 121 + 120 + 120
     rows = shop.clean().to_pylist()
     assert len(rows) == 601
     assert {row["id"]: row["x"] for row in rows}[3001] == 7
-    moved = run(shop.context("source.options.fetchsize=7", "source.options.numPartitions=3"), spark)
+    moved = execute(shop.new_run("source.options.fetchsize=7", "source.options.numPartitions=3"), spark)
     assert moved.outcome == "nothing new"
 
     with pytest.raises(StorageError, match="password authentication failed"):
-        run(shop.context(password="secret-wrong"), spark)
-    plan = plan_of(shop.context())
-    printed = "".join(capfd.readouterr()) + caplog.text + repr(plan) + repr(shop.context().spec)
+        execute(shop.new_run(password="secret-wrong"), spark)
+    plan = plan_of(shop.new_run())
+    printed = "".join(capfd.readouterr()) + caplog.text + repr(plan) + repr(shop.new_run().project.spec)
     assert shop.database.password not in printed
     assert not [path for path, content in shop.files().items() if shop.database.password.encode() in content]
     assert "${DB_PASSWORD}" in Path(f"{shop.root}/shop/runs/{first.run_id}/record.json").read_text()
@@ -101,7 +104,7 @@ def test_a_table_of_a_database_is_trained_on_window_by_window(spark, shop, capfd
 def test_rows_that_change_between_two_readings_are_read_again_the_next_time(spark, shop, monkeypatch, caplog):
     for day in (1, 2, 3):
         shop.deliver(day)
-    run(shop.context(), spark)  # a first run reads its rows once
+    execute(shop.new_run(), spark)  # a first run reads its rows once
     shop.deliver(4)
     validate_rows = ingest.validate_rows
 
@@ -111,11 +114,11 @@ def test_rows_that_change_between_two_readings_are_read_again_the_next_time(spar
         return validate_rows(*given)
 
     monkeypatch.setattr(ingest, "validate_rows", after_more_rows)
-    assert run(shop.context(), spark).rows["read"] == 125
+    assert execute(shop.new_run(), spark).rows["read"] == 125
     assert "window 2026-03-04 had 120 rows when it was looked at, and 125 rows" in caplog.text
     assert "the next run reads the window once more" in caplog.text
     monkeypatch.undo()
-    again = run(shop.context(), spark)
+    again = execute(shop.new_run(), spark)
     assert again.windows["ingested"] == ["2026-03-03", "2026-03-04"]
     assert len(shop.clean()) == 485
-    assert run(shop.context(), spark).outcome == "nothing new"
+    assert execute(shop.new_run(), spark).outcome == "nothing new"

@@ -12,9 +12,10 @@ import pytest
 from sparkdl.errors import DataError
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.report import report_html
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import ReceiptTable
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.status import status_of
 from sparkdl.pipeline.summary import status_lines, summary_lines
 from sparkdl.tables.staged import StagedWrite
@@ -27,7 +28,7 @@ class Shop:
     def __init__(self, root, source):
         self.root, self.source = root, source
 
-    def context(self, now, again=None, edit="", **settings):
+    def new_run(self, now, again=None, edit="", **settings):
         source = ", ".join(f"{name}: {value}" for name, value in {**self.source, **settings}.items())
         text = f"""
         name: shop
@@ -37,7 +38,7 @@ class Shop:
         label: {{y: regression}}
         {f'transform: {{sql: "SELECT *{edit} FROM {{source}}"}}' if edit else ""}
         """
-        return Context(loads(text), now, again, until="ingest")
+        return Run(Project(loads(text)), RunRequest(now=now, again=again, until="ingest"))
 
     @property
     def clean(self):
@@ -61,12 +62,12 @@ def orders(*days, rows=3, **more):
 def test_rows_dated_ahead_are_taken_in_when_their_day_comes_though_no_file_has_changed(spark, tmp_path):
     orders(18, 19, 20).to_parquet(tmp_path / "rows.parquet", coerce_timestamps="us")
     shop = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "rows.parquet", "time": "at"})
-    first = run(shop.context(noon(18)), spark)
+    first = execute(shop.new_run(noon(18)), spark)
     assert first.windows["ingested"] == ["2026-03-18"]
-    assert run(shop.context(noon(18))).outcome == "nothing new"  # no session: nothing of Spark is asked
-    assert run(shop.context(noon(19)), spark).windows["ingested"] == ["2026-03-19"]
-    assert run(shop.context(noon(19))).outcome == "nothing new"
-    assert run(shop.context(noon(20)), spark).windows["ingested"] == ["2026-03-20"]
+    assert execute(shop.new_run(noon(18))).outcome == "nothing new"  # no session: nothing of Spark is asked
+    assert execute(shop.new_run(noon(19)), spark).windows["ingested"] == ["2026-03-19"]
+    assert execute(shop.new_run(noon(19))).outcome == "nothing new"
+    assert execute(shop.new_run(noon(20)), spark).windows["ingested"] == ["2026-03-20"]
     assert len(shop.clean) == 9
 
 
@@ -76,7 +77,7 @@ def test_an_edit_that_is_taken_back_after_its_run_was_cut_short_leaves_no_row(sp
     orders(18).to_parquet(tmp_path / "orders" / "day=2026-03-18" / "rows.parquet", coerce_timestamps="us")
     named = {"time": "at"} if by == "time" else {"partition": "day"}
     shop, edit = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "orders", **named}), ", x * 1000 AS big"
-    run(shop.context(noon(18)), spark)
+    execute(shop.new_run(noon(18)), spark)
     with monkeypatch.context() as patched:
         commit, write, number = StagedWrite.commit, ReceiptTable.write, itertools.count()
 
@@ -93,10 +94,10 @@ def test_an_edit_that_is_taken_back_after_its_run_was_cut_short_leaves_no_row(sp
         patched.setattr(StagedWrite, "commit", commit_or_end)
         patched.setattr(ReceiptTable, "write", write_or_end)
         with pytest.raises(KeyboardInterrupt):
-            run(shop.context(noon(18), edit=edit), spark)
-    assert run(shop.context(noon(18)), spark).windows["ingested"] == ["2026-03-18"]
+            execute(shop.new_run(noon(18), edit=edit), spark)
+    assert execute(shop.new_run(noon(18)), spark).windows["ingested"] == ["2026-03-18"]
     assert "big" not in shop.clean.columns
-    assert run(shop.context(noon(18))).outcome == "nothing new"
+    assert execute(shop.new_run(noon(18))).outcome == "nothing new"
 
 
 @pytest.mark.parametrize("by", ["time", "partition"])
@@ -106,18 +107,18 @@ def test_clean_rows_that_are_gone_are_taken_in_again(spark, tmp_path, caplog, by
     for day in (17, 18, 19):
         (tmp_path / "orders" / f"day=2026-03-{day}").mkdir(parents=True)
         orders(day).to_parquet(tmp_path / "orders" / f"day=2026-03-{day}" / "rows.parquet", coerce_timestamps="us")
-    run(shop.context(noon(18)), spark)
+    execute(shop.new_run(noon(18)), spark)
     shutil.rmtree(tmp_path / "shop" / "tables" / "clean")
-    assert run(shop.context(noon(19)), spark).windows["ingested"] == ["2026-03-17", "2026-03-18", "2026-03-19"]
+    assert execute(shop.new_run(noon(19)), spark).windows["ingested"] == ["2026-03-17", "2026-03-18", "2026-03-19"]
     assert "tables/clean are gone: all windows are taken in again" in caplog.text
     assert len(shop.clean) == 9
-    assert run(shop.context(noon(19))).outcome == "nothing new"
+    assert execute(shop.new_run(noon(19))).outcome == "nothing new"
 
     shutil.rmtree(tmp_path / "shop" / "tables" / "clean")
     shutil.rmtree(tmp_path / "orders" / "day=2026-03-17")
     with pytest.raises(DataError, match=r"tables/clean are gone, and the source no longer holds 2026-03-17 of them"):
-        run(shop.context(noon(19)), spark)
-    run(shop.context(noon(19), deleted_windows="remove"), spark)
+        execute(shop.new_run(noon(19)), spark)
+    execute(shop.new_run(noon(19), deleted_windows="remove"), spark)
     assert len(shop.clean) == 6
 
 
@@ -126,20 +127,20 @@ def test_a_run_says_which_windows_the_source_no_longer_holds_and_one_that_remove
     for day in (17, 18, 19):
         (tmp_path / "orders" / f"day=2026-03-{day}").mkdir(parents=True)
         orders(day).to_parquet(tmp_path / "orders" / f"day=2026-03-{day}" / "rows.parquet", coerce_timestamps="us")
-    run(shop.context(noon(19)), spark)
+    execute(shop.new_run(noon(19)), spark)
     shutil.rmtree(tmp_path / "orders" / "day=2026-03-18")
-    kept = run(shop.context(noon(19)), spark)
+    kept = execute(shop.new_run(noon(19)), spark)
     assert kept.windows["deleted"] == ["2026-03-18"]
     assert dict(summary_lines(kept))["deleted"].startswith("window 2026-03-18 of the clean rows that the source no")
-    assert run(shop.context(noon(19))).outcome == "nothing new"
-    assert status_of(shop.context(noon(19))).due == ()
+    assert execute(shop.new_run(noon(19))).outcome == "nothing new"
+    assert status_of(shop.new_run(noon(19))).due == ()
 
-    done = run(shop.context(noon(19), deleted_windows="remove"), spark)
+    done = execute(shop.new_run(noon(19), deleted_windows="remove"), spark)
     assert (done.outcome, done.windows["removed"]) == ("stopped", ["2026-03-18"])
     assert "Deleted in the source: window 2026-03-18 removed from the clean rows." in report_html(done)
-    assert run(shop.context(noon(19), deleted_windows="remove")).outcome == "nothing new"
+    assert execute(shop.new_run(noon(19), deleted_windows="remove")).outcome == "nothing new"
     assert set(shop.clean["_window"]) == {"2026-03-17", "2026-03-19"}
-    assert [books.window for books in status_of(shop.context(noon(19))).done] == ["2026-03-17", "2026-03-19"]
+    assert [books.window for books in status_of(shop.new_run(noon(19))).done] == ["2026-03-17", "2026-03-19"]
 
 
 def test_status_tells_what_is_due_of_a_source_whose_rows_alone_know_their_windows(spark, tmp_path):
@@ -148,10 +149,10 @@ def test_status_tells_what_is_due_of_a_source_whose_rows_alone_know_their_window
     shop = Shop(tmp_path, {"kind": "parquet", "path": tmp_path / "rows", "key": "order", "time": "at"})
 
     def due(now, **more):
-        return dict(status_lines(status_of(shop.context(now, **more))))["due"]
+        return dict(status_lines(status_of(shop.new_run(now, **more))))["due"]
 
     assert due(noon(19)) == "only Spark can tell: the source shows no windows before it is read"
-    done = run(shop.context(noon(19)), spark)
+    done = execute(shop.new_run(noon(19)), spark)
     assert done.windows["ahead"] == ["2026-03-20"]
     assert due(noon(19)) == "no window"
     assert due(noon(20)) == "window 2026-03-20"  # which has begun
@@ -161,8 +162,8 @@ def test_status_tells_what_is_due_of_a_source_whose_rows_alone_know_their_window
     changed = due(noon(19))
     assert changed.startswith("only Spark can tell: the source has changed since run 2026")
     query = Shop(tmp_path / "q", {"kind": "sql", "query": "'SELECT 1 AS x, 2.0 AS y'"})
-    run(query.context(noon(21)), spark)
+    execute(query.new_run(noon(21)), spark)
     assert (
         "the source shows nothing before it is read; run 20260321"
-        in dict(status_lines(status_of(query.context(noon(21)))))["due"]
+        in dict(status_lines(status_of(query.new_run(noon(21)))))["due"]
     )

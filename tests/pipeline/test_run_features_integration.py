@@ -11,8 +11,9 @@ import pytest
 
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.scoring.score import score
 from sparkdl.shards.manifest import Manifest
 from sparkdl.tables.table import Table
@@ -128,7 +129,7 @@ def test_every_type_of_feature_and_two_labels_are_predicted_as_the_published_mod
     report: {{slices: [colour]}}
     score: {{keep: [colour]}}
     """)
-    done = run(Context(file, NOW), spark)
+    done = execute(Run(Project(file), RunRequest(now=NOW)), spark)
     assert (done.outcome, done.evaluated.label) == ("promoted", "kept")
     assert set(done.evaluated.slices["colour"]) == {"red", "green", "blue"}
     [cut] = (tmp_path / "everything" / "shards").glob("train-*")
@@ -177,7 +178,7 @@ def test_a_table_of_numbers_becomes_a_model_better_than_guessing(spark, tmp_path
     train: {{epochs: 30, batch_size: 16, learning_rate: 0.003, num_proc: 1, verbose: 0}}
     publish: {{gate: {{floors: ["{floor}"], min_rows: 30}}}}
     """)
-    done = run(Context(file, NOW), spark)
+    done = execute(Run(Project(file), RunRequest(now=NOW)), spark)
     assert done.outcome == "promoted", done.message
     predictions = Table(done.places["predictions"]).rows().to_pandas()
     actual = pd.read_parquet(tmp_path / "rows").set_index("id").target[predictions.id]
@@ -212,9 +213,9 @@ def test_sources_of_each_kind_with_functions_of_ones_own(spark, everything, own,
     train: {{epochs: 3, batch_size: 32, num_proc: 1, verbose: 0, optimizer: "{own}:steepest"}}
     publish: {{gate: {{min_rows: 50}}}}
     """
-    done = run(Context(loads(text), NOW), spark)
+    done = execute(Run(Project(loads(text)), RunRequest(now=NOW)), spark)
     assert (done.outcome, done.rows["read"]) == ("promoted", 360)
-    again = run(Context(loads(text), NOW), spark if kind in ("function", "sql") else None)
+    again = execute(Run(Project(loads(text)), RunRequest(now=NOW)), spark if kind in ("function", "sql") else None)
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
 
 
@@ -233,7 +234,7 @@ def test_predictions_do_not_depend_on_how_many_processes_train(spark, everything
         train: {{epochs: 2, batch_size: {1000 // processes}, num_proc: {processes}, verbose: 0, shuffle: false}}
         publish: {{gate: {{min_rows: 50}}}}
         """
-        done = run(Context(loads(text), NOW), spark)
+        done = execute(Run(Project(loads(text)), RunRequest(now=NOW)), spark)
         found.append(Table(done.places["predictions"]).rows().to_pandas().set_index("id").prediction.sort_index())
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
 
@@ -257,5 +258,5 @@ def test_digits_as_pictures(spark, tmp_path):
     train: {{epochs: 12, batch_size: 32, learning_rate: 0.003, num_proc: 1, verbose: 0}}
     publish: {{gate: {{floors: ["accuracy >= 0.7"]}}}}
     """)
-    done = run(Context(file, NOW), spark)
+    done = execute(Run(Project(file), RunRequest(now=NOW)), spark)
     assert done.outcome == "promoted", done.message

@@ -16,8 +16,9 @@ from sparkdl.errors import DataError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.parts import PARTS, rows_of
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.status import status_of
 from sparkdl.pipeline.summary import status_lines, summary_lines
 from sparkdl.tables.table import Table
@@ -58,7 +59,7 @@ def pipeline(cancer, root, *overrides):
 
 def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(spark, cancer, tmp_path):
     file = pipeline(cancer, tmp_path / "p")
-    first = run(Context(file, NOW), spark)
+    first = execute(Run(Project(file), RunRequest(now=NOW)), spark)
     assert (first.outcome, first.exit_code) == ("promoted", 0), first
     assert first.rows["read"] == first.rows["kept"] == 569
     assert first.evaluated.decision.challenger.values["auc"] > 0.97
@@ -108,20 +109,20 @@ def test_a_table_becomes_predictions_and_what_has_not_changed_is_not_done_again(
     assert sum(one.rows for one in clinics.values()) == first.evaluated.decision.rows
 
     assert version.metrics["baseline_auc"] == 0.5
-    status = status_of(Context(file, NOW))
+    status = status_of(Run(Project(file), RunRequest(now=NOW)))
     assert status.due == ()  # the run has just told
     lines = dict(status_lines(status))
     assert f": auc {decision.challenger.values['auc']:.4g} (without a model 0.5), " in lines["champion"]
     assert lines["champion"].endswith(f"; on {decision.rows:,} held-out rows of the part test")
     assert lines["due"] == "no window"
-    stricter = Context(pipeline(cancer, tmp_path / "p", "train.epochs=9"), NOW)
+    stricter = Run(Project(pipeline(cancer, tmp_path / "p", "train.epochs=9")), RunRequest(now=NOW))
     assert status_of(stricter).due == ()  # of the rows nothing has changed
 
-    again = run(Context(file, NOW))  # no session: nothing of Spark is asked
+    again = execute(Run(Project(file), RunRequest(now=NOW)))  # no session: nothing of Spark is asked
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
     assert "report" not in again.places
 
-    other = run(Context(pipeline(cancer, tmp_path / "p", "train.epochs=9"), NOW), spark)
+    other = execute(Run(Project(pipeline(cancer, tmp_path / "p", "train.epochs=9")), RunRequest(now=NOW)), spark)
     kept = {note.name: note.kept for note in other.steps}
     assert (kept["features"], kept["shards"], kept["train"]) == (True, True, False)
     assert other.outcome in ("promoted", "not promoted")
@@ -137,7 +138,7 @@ def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_
     monkeypatch.setattr("lightgbm.train", broken)  # which is told, and ends no run
     dull = ("train.learning_rate=1e-12", "train.epochs=1", "publish={metric: log_loss, gate: {min_rows: 50}}")
     with caplog.at_level("WARNING", logger="sparkdl"):
-        refused = run(Context(pipeline(cancer, tmp_path / "p", *dull), NOW), spark)
+        refused = execute(Run(Project(pipeline(cancer, tmp_path / "p", *dull)), RunRequest(now=NOW)), spark)
     assert (refused.outcome, refused.exit_code, refused.model["champion"]) == ("not promoted", 20, None)
     assert refused.evaluated.decision.outcome == "below_baseline"
     assert "beats the baseline: no" in refused.message
@@ -147,7 +148,7 @@ def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_
     assert "LightGBM was left out: it failed (MemoryError" in Path(refused.places["report"]).read_text()
     assert not refused.predictions
     asked = (*dull[:2], "publish={metric: log_loss, gate: {min_rows: 50, baseline: never}}", "train.baseline=off")
-    taken = run(Context(pipeline(cancer, tmp_path / "p", *asked), NOW), spark)
+    taken = execute(Run(Project(pipeline(cancer, tmp_path / "p", *asked)), RunRequest(now=NOW)), spark)
     assert (taken.outcome, taken.model["champion"]) == ("promoted", 1)
     assert {note.name: note.kept for note in taken.steps}["train"]
     assert taken.evaluated.boosted is None
@@ -157,7 +158,7 @@ def test_a_model_that_learned_nothing_is_no_first_champion_unless_the_file_says_
 def test_what_is_refused_leaves_a_record_and_no_model(spark, cancer, tmp_path):
     file = pipeline(cancer, tmp_path / "p", "expect.none=patient < 0")
     with pytest.raises(DataError, match="all 569 rows of window all are refused"):
-        run(Context(file, NOW), spark)
+        execute(Run(Project(file), RunRequest(now=NOW)), spark)
     assert not ModelRegistry(f"{tmp_path}/p/cancer/registry").models()
 
 

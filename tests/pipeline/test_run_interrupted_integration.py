@@ -19,10 +19,11 @@ import torch
 from sparkdl.models.bundle import load_bundle
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.lease import LeaseTakenError, lease
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import ReceiptTable
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.tables.table import Table
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -127,19 +128,19 @@ def test_a_kill_between_the_clean_rows_and_their_receipts_loses_and_doubles_noth
     text = text_of(place, place / "root").replace('{factory: "own_slow_network:build"}', "{}")
     with monkeypatch.context() as patched:
         patched.setattr(ReceiptTable, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-        cut = Context(loads(text), NOW)
+        cut = Run(Project(loads(text)), RunRequest(now=NOW))
         with pytest.raises(KeyboardInterrupt):
-            run(cut, spark)
+            execute(cut, spark)
     assert (cut.record.outcome, cut.record.exit_code) == ("failed", 130)
     assert len(Table(f"{place}/root/killed/tables/clean").rows()) == 800
-    done = run(Context(loads(text), NOW), spark)
+    done = execute(Run(Project(loads(text)), RunRequest(now=NOW)), spark)
     assert (done.outcome, done.rows["read"], done.rows["kept"]) == ("promoted", 800, 800)
     assert len(Table(done.places["clean"]).rows()) == 800
 
 
 def test_of_two_runs_at_once_one_leaves_with_who_is_at_work(place):
     text = text_of(place, place / "root").replace('{factory: "own_slow_network:build"}', "{}")
-    context = Context(loads(text), NOW)
-    with lease(context.runs.child("leases"), "the-first"), pytest.raises(LeaseTakenError, match="the-first"):
-        run(context)
-    assert (context.record.outcome, context.record.exit_code) == ("lost", 30)
+    run = Run(Project(loads(text)), RunRequest(now=NOW))
+    with lease(run.project.runs.child("leases"), "the-first"), pytest.raises(LeaseTakenError, match="the-first"):
+        execute(run)
+    assert (run.record.outcome, run.record.exit_code) == ("lost", 30)

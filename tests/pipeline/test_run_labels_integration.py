@@ -11,8 +11,9 @@ import pytest
 from sparkdl.metrics.measure import measure
 from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.summary import summary_lines
 from sparkdl.tables.table import Table
 
@@ -35,7 +36,7 @@ class Trips:
         frame.to_parquet(self.days / f"{day:02d}.parquet", coerce_timestamps="us")
         return frame
 
-    def context(self, *overrides):
+    def new_run(self, *overrides):
         self.now += timedelta(minutes=1)  # records sort by time
         text = f"""
         name: trips
@@ -48,7 +49,7 @@ class Trips:
         train: {{epochs: 1, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
         publish: {{gate: {{min_rows: 20, baseline: never, rule: not_worse, margin: 100}}}}
         """
-        return Context(loads(text, overrides), self.now)
+        return Run(Project(loads(text, overrides)), RunRequest(now=self.now))
 
     @property
     def predicted(self):
@@ -69,7 +70,7 @@ def test_rows_without_a_label_are_predicted_learn_nothing_and_are_compared_once_
     for day, missing in ((1, 0), (2, 5), (3, 3)):
         trips.day(day, missing=missing)
     trips.day(4, labels=False)
-    first = run(trips.context(), spark)
+    first = execute(trips.new_run(), spark)
     assert (first.outcome, first.predictions, first.live.windows) == ("promoted", {D4: 40}, ())
     assert (first.rows["train"], first.unlabelled["train"]) == (75, 5)
     assert (first.rows["validate"], first.unlabelled["validate"], first.evaluated.decision.rows) == (37, 3, 37)
@@ -78,7 +79,7 @@ def test_rows_without_a_label_are_predicted_learn_nothing_and_are_compared_once_
     made = trips.predicted
     truth = trips.day(4).merge(made, on="trip")
     trips.day(5, labels=False)
-    second = run(trips.context(), spark)
+    second = execute(trips.new_run(), spark)
     assert (second.outcome, second.predictions) == ("promoted", {D5: 40})
     [error] = second.live.windows
     assert (error.window, error.version, error.waiting, error.trained_on) == (D4, 1, 0, False)
@@ -90,7 +91,7 @@ def test_rows_without_a_label_are_predicted_learn_nothing_and_are_compared_once_
     assert dict(summary_lines(second))["live"].startswith(told)
 
     trips.day(6, labels=False)
-    third = run(trips.context(), spark)  # the labels of the day that is to validate did not come
+    third = execute(trips.new_run(), spark)  # the labels of the day that is to validate did not come
     assert (third.outcome, third.exit_code, third.predictions) == ("scored", 0, {D6: 40})
     assert "learning waits: none of the 40 rows to validate has a label yet: wait for labels" in third.message
     assert third.live.windows[0] == error
@@ -105,13 +106,13 @@ def test_without_any_label_there_is_no_first_model_and_without_a_key_no_live_err
     for day in range(1, 5):
         trips.day(day, labels=day < 3)
     with pytest.raises(DataError, match="none of the 40 rows to validate has a label yet"):
-        run(trips.context(), spark)
+        execute(trips.new_run(), spark)
     trips.day(3)
     text = ["source.key=[]"]
-    assert run(trips.context(*text), spark).outcome == "promoted"
+    assert execute(trips.new_run(*text), spark).outcome == "promoted"
     trips.day(4)
     trips.day(5)
-    again = run(trips.context(*text), spark)
+    again = execute(trips.new_run(*text), spark)
     assert again.live.reason == "without source.key no label can be joined to its prediction"
     assert again.live.windows == ()
 
@@ -120,9 +121,9 @@ def test_without_any_label_there_is_no_first_model_and_without_a_key_no_live_err
 def test_a_training_that_drift_asks_for_leaves_days_without_labels_alone(spark, trips):
     for day in range(1, 5):
         trips.day(day)
-    assert run(trips.context(), spark).outcome == "promoted"
+    assert execute(trips.new_run(), spark).outcome == "promoted"
     trips.day(5, labels=False, shift=5.0)
-    done = run(trips.context("drift.action=retrain"), spark)
+    done = execute(trips.new_run("drift.action=retrain"), spark)
     assert (done.outcome, done.drift.action) == ("promoted", "retrain")
     assert (done.windows["train"], done.windows["validate"], done.windows["score"]) == ([D2, D3], [D4], [D5])
     assert done.drift.reason.endswith(f"; trained again, with all rows up to {D4}")

@@ -14,9 +14,10 @@ from sparkdl.models.bundle import read_bundle
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import ReceiptTable
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.tables.table import Table
 
 
@@ -29,7 +30,7 @@ class Shop:
         frame = pd.DataFrame({"id": range(200), "kind": np.where(x > 0, "a", "b"), "x": x, "y": 2 * x + 1})
         frame.to_parquet(root / "rows.parquet")
 
-    def context(self, *overrides):
+    def new_run(self, *overrides):
         text = f"""
         name: shop
         root: {self.root}
@@ -41,10 +42,10 @@ class Shop:
         train: {{epochs: 1, batch_size: 32, learning_rate: 0.01, num_proc: 1, verbose: 0}}
         publish: {{gate: {{min_rows: 10, baseline: never, rule: not_worse, margin: 100}}}}
         """
-        return Context(loads(text, overrides), datetime(2026, 3, 20, 12, tzinfo=UTC))
+        return Run(Project(loads(text, overrides)), RunRequest(now=datetime(2026, 3, 20, 12, tzinfo=UTC)))
 
     def run(self, spark, *overrides):
-        return run(self.context(*overrides), spark)
+        return execute(self.new_run(*overrides), spark)
 
     @property
     def registry(self):
@@ -69,13 +70,13 @@ def test_predictions_and_models_that_were_lost_are_made_again(spark, shop):
     first = shop.run(spark)
     assert first.outcome == "promoted"
     shutil.rmtree(shop.root / "shop" / "tables" / "predictions")
-    assert not plan_of(shop.context()).nothing_new
+    assert not plan_of(shop.new_run()).nothing_new
     again = shop.run(spark)
     assert (again.outcome, again.predictions, done(again)) == ("scored", first.predictions, {"score"})
     assert shop.run(None).outcome == "nothing new"  # no session: nothing of Spark is asked
 
     shutil.rmtree(shop.root / "shop" / "registry")
-    planned = {step.name: step.state for step in plan_of(shop.context()).steps}
+    planned = {step.name: step.state for step in plan_of(shop.new_run()).steps}
     assert (planned["train"], planned["publish"]) == ("kept", "done again")
     again = shop.run(spark)
     assert (again.outcome, again.model["champion"], done(again)) == ("promoted", 1, {"publish"})
@@ -92,7 +93,7 @@ def test_predictions_and_models_that_were_lost_are_made_again(spark, shop):
 @pytest.mark.slow
 def test_predictions_of_a_run_that_was_killed_are_made_again_by_who_is_champion_then(spark, shop, monkeypatch):
     shop.run(spark)
-    write, cut = ReceiptTable.write, shop.context("train.epochs=2")
+    write, cut = ReceiptTable.write, shop.new_run("train.epochs=2")
 
     def killed(self, receipts):
         if any(receipt.step == "score" and receipt.key for receipt in receipts):
@@ -102,7 +103,7 @@ def test_predictions_of_a_run_that_was_killed_are_made_again_by_who_is_champion_
     with monkeypatch.context() as patched:
         patched.setattr(ReceiptTable, "write", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(cut, spark)
+            execute(cut, spark)
     assert (cut.record.outcome, cut.record.promoted, shop.predicted_by) == ("failed", True, {2})
     said = Path(cut.record.places["report"]).read_text()
     assert "The champion is version 2, which this run promoted." in said
@@ -118,13 +119,14 @@ def test_shards_are_cut_anew_where_the_champion_that_they_were_cut_for_is_gone(s
     shop.run(spark, features)
     rows = pd.read_parquet(shop.root / "rows.parquet").assign(kind=lambda rows: np.where(rows["id"] % 9, "b", "a"))
     rows.to_parquet(shop.root / "rows.parquet")  # ids of categories go by how frequent they are
-    run(Context(shop.context(features, start).file, shop.context().now, until="shards"), spark)
+    interrupted = shop.new_run(features, start)
+    execute(Run(interrupted.project, RunRequest(now=interrupted.request.now, until="shards")), spark)
     assert shop.run(spark, features).model["champion"] == 2
     bundle = shop.registry.get("shop", 1).uri
     shop.registry.delete("shop", 1)
-    assert plan_of(shop.context(features, start)).steps[1].state == "kept"
+    assert plan_of(shop.new_run(features, start)).steps[1].state == "kept"
     shutil.rmtree(bundle)
-    assert plan_of(shop.context(features, start)).steps[1].state == "done again"
+    assert plan_of(shop.new_run(features, start)).steps[1].state == "done again"
     after = shop.run(spark, features, start, "train.epochs=2")
     assert {"features", "shards", "train"} <= done(after)
     second, third = (read_bundle(shop.registry.get("shop", version).uri).preprocessing for version in (2, 3))

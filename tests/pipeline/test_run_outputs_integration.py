@@ -13,8 +13,9 @@ import pytest
 import sparkdl
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.summary import summary_lines
 from sparkdl.tables.table import Table
 
@@ -53,7 +54,7 @@ def pipeline(trips, root, label, *overrides):
 
 def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
     file = pipeline(trips, tmp_path / "p", "{delay: {type: quantiles, levels: [0.05, 0.5, 0.95]}}")
-    done = run(Context(file, NOW), spark)
+    done = execute(Run(Project(file), RunRequest(now=NOW)), spark)
     assert done.outcome == "promoted", done.message
     intervals = done.evaluated.intervals
     assert intervals.levels == (0.05, 0.5, 0.95)
@@ -78,7 +79,7 @@ def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
     sparkdl.score_table(source, loaded, f"{tmp_path}/scored", keep=["trip"])
     scored = Table(f"{tmp_path}/scored").rows().to_pandas().set_index("trip").loc[table.trip]
     np.testing.assert_allclose(np.stack(scored.prediction), by_hand, atol=1e-4)
-    again = run(Context(file, NOW))
+    again = execute(Run(Project(file), RunRequest(now=NOW)))
     assert again.outcome == "nothing new"
 
 
@@ -86,7 +87,7 @@ def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
 def test_probabilities_are_calibrated_by_the_validation_rows_and_stay_so(spark, trips, tmp_path):
     overfitted = ("train.epochs=40", "model.arguments.width=128", "split.train=0.1")
     label = "{late: {type: binary, positive: yes, calibrate: temperature}}"
-    done = run(Context(pipeline(trips, tmp_path / "p", label, *overfitted), NOW), spark)
+    done = execute(Run(Project(pipeline(trips, tmp_path / "p", label, *overfitted)), RunRequest(now=NOW)), spark)
     calibrated = done.evaluated.calibrated
     assert calibrated.temperature > 1.2  # it was too sure of itself
     assert calibrated.after < 0.8 * calibrated.before

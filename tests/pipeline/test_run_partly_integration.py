@@ -12,8 +12,9 @@ from sparkdl.errors import ConfigError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.steps import STEPS
 
@@ -35,7 +36,7 @@ class Orders:
         frame["at"] = pd.Timestamp(2026, 3, day, 10, tz="UTC")
         frame.to_parquet(self.days / f"{day:02d}.parquet", coerce_timestamps="us")
 
-    def context(self, **asked):
+    def new_run(self, **asked):
         text = f"""
         name: orders
         root: {self.root}
@@ -47,10 +48,10 @@ class Orders:
         train: {{epochs: 1, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
         publish: {{gate: {{min_rows: 20, baseline: never, rule: not_worse, margin: 100}}}}
         """
-        return Context(loads(text), NOW, **asked)
+        return Run(Project(loads(text)), RunRequest(now=NOW, **asked))
 
     def run(self, spark, **asked):
-        return run(self.context(**asked), spark)
+        return execute(self.new_run(**asked), spark)
 
 
 @pytest.fixture
@@ -70,13 +71,13 @@ def test_a_run_ends_after_the_step_that_was_asked_for_and_the_next_goes_on_from_
     taken = orders.run(spark, until="ingest")
     assert (taken.outcome, taken.exit_code, taken.message) == ("stopped", 0, "stopped after ingest, as asked")
     assert (steps(taken), taken.rows["read"]) == ({}, 160)
-    assert next(records(orders.context())).until == "ingest"
+    assert next(records(orders.new_run().project.runs)).until == "ingest"
 
     cut = orders.run(spark, until="shards")
     assert (cut.outcome, steps(cut)) == ("stopped", {"features": False, "shards": False})
     assert cut.windows["ingested"] == []
     assert cut.rows["train"] == 80
-    assert [step.name for step in plan_of(orders.context(until="shards")).steps] == ["drift", "features", "shards"]
+    assert [step.name for step in plan_of(orders.new_run(until="shards")).steps] == ["drift", "features", "shards"]
     again = orders.run(None, until="shards")  # no session: nothing of Spark is asked
     assert (again.outcome, again.exit_code) == ("nothing new", 10)
 
@@ -101,12 +102,12 @@ def test_a_run_until_publication_says_what_the_gate_said_and_predicts_nothing(sp
 def test_a_run_without_training_lets_the_champion_predict_what_is_new_and_learns_nothing(spark, orders):
     with pytest.raises(ConfigError, match=r"orders has no champion in .*: run it once with training"):
         orders.run(None, train=False)
-    assert next(records(orders.context())).outcome == "refused"
-    assert "has no champion" in plan_of(orders.context(train=False)).stops
+    assert next(records(orders.new_run().project.runs)).outcome == "refused"
+    assert "has no champion" in plan_of(orders.new_run(train=False)).stops
 
     assert orders.run(spark).outcome == "promoted"
     orders.day(5)
-    assert [step.name for step in plan_of(orders.context(train=False)).steps] == ["drift", "score"]
+    assert [step.name for step in plan_of(orders.new_run(train=False)).steps] == ["drift", "score"]
     done = orders.run(spark, train=False)
     assert (done.outcome, done.predictions) == ("scored", {"2026-03-05": 40})
     assert (steps(done), done.trained, done.train) == ({"score": False}, None, False)
@@ -127,7 +128,7 @@ def test_a_run_without_training_lets_the_champion_predict_what_is_new_and_learns
     ],
 )
 def test_a_part_that_there_is_not_is_refused(orders, asked, said):
-    for ask in (plan_of, run):
+    for ask in (plan_of, execute):
         with pytest.raises(ConfigError, match=said):
-            ask(orders.context(**asked))
-    assert list(records(orders.context())) == []
+            ask(orders.new_run(**asked))
+    assert list(records(orders.new_run().project.runs)) == []

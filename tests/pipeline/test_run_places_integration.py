@@ -15,9 +15,10 @@ import pytest
 from sparkdl.errors import StorageError, StoreUnavailableError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
@@ -51,9 +52,9 @@ def rows(tmp_path):
 def test_places_that_cannot_be_written_are_named_before_a_row_is_read(tmp_path, rows):
     (tmp_path / "file").write_bytes(b"")
     places = (f"places.tables={tmp_path}/file/t", f"places.runs={tmp_path}/file/r")
-    context = Context(loads(FILE.format(root=tmp_path, rows=rows), places), NOW)
+    run = Run(Project(loads(FILE.format(root=tmp_path, rows=rows), places)), RunRequest(now=NOW))
     with pytest.raises(StorageError, match=r"^places\.runs: cannot write .*; places\.tables: cannot write "):
-        run(context)
+        execute(run)
 
 
 def test_a_full_target_leaves_no_half_written_table_and_no_model(spark, tmp_path, rows):
@@ -63,14 +64,16 @@ def test_a_full_target_leaves_no_half_written_table_and_no_model(spark, tmp_path
     if mounted.returncode:
         pytest.skip("mounting a small disk needs root")
     try:
-        context = Context(loads(FILE.format(root=tmp_path, rows=rows), [f"places.tables={place}"]), NOW)
+        run = Run(
+            Project(loads(FILE.format(root=tmp_path, rows=rows), [f"places.tables={place}"])), RunRequest(now=NOW)
+        )
         with pytest.raises(StorageError) as refused:
-            run(context, spark)
+            execute(run, spark)
         assert len(str(refused.value).splitlines()) == 1
         assert not Table(str(place / "clean")).exists()
     finally:
         subprocess.run(["umount", str(place)], check=True)
-    record = RunRecord.load(Storage.of(context.record.places["record"]))
+    record = RunRecord.load(Storage.of(run.record.places["record"]))
     assert (record.outcome, record.exit_code) == ("refused", 1)
     assert not ModelRegistry(f"{tmp_path}/shop/registry").models()
 
@@ -84,12 +87,14 @@ def test_a_store_where_nobody_answers_ends_a_run_with_an_exit_code_of_its_own(tm
         "AWS_MAX_ATTEMPTS": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    context = Context(loads(FILE.format(root=tmp_path, rows=rows), ["places.registry=s3://lake/models"]), NOW)
+    run = Run(
+        Project(loads(FILE.format(root=tmp_path, rows=rows), ["places.registry=s3://lake/models"])), RunRequest(now=NOW)
+    )
     with pytest.raises(
         StoreUnavailableError, match=r"^places\.registry: cannot write s3://lake/models: nobody answers"
     ):
-        run(context)
-    record = RunRecord.load(Storage.of(context.record.places["record"]))
+        execute(run)
+    record = RunRecord.load(Storage.of(run.record.places["record"]))
     assert (record.outcome, record.exit_code, record.error) == ("failed", 5, "StoreUnavailableError")
 
 

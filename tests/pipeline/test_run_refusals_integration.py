@@ -11,8 +11,9 @@ import pytest
 from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 OWN = """
@@ -94,10 +95,10 @@ def refused(spark, rows, root, *overrides):
     train: {{epochs: 1, batch_size: 32, num_proc: 1, verbose: 0}}
     publish: {{gate: {{min_rows: 20, baseline: never}}}}
     """
-    context = Context(loads(text, overrides), NOW)
+    run = Run(Project(loads(text, overrides)), RunRequest(now=NOW))
     with pytest.raises(SparkdlError) as caught:
-        run(context, spark)
-    assert context.record.exit_code == 1, context.record
+        execute(run, spark)
+    assert run.record.exit_code == 1, run.record
     assert not ModelRegistry(f"{root}/refused/registry").models()
     return str(caught.value)
 

@@ -14,8 +14,9 @@ from sparkdl.models.bundle import load_bundle
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.state.runs import records
 from sparkdl.pipeline.summary import summary_lines
 from sparkdl.pipeline.work import search as searching
@@ -35,7 +36,7 @@ def rows(tmp_path_factory):
 def shop(spark, rows, tmp_path):
     """A function that runs a pipeline below a folder of this test."""
 
-    def context(*overrides, root="p"):
+    def new_run(*overrides, root="p"):
         text = f"""
         name: shop
         root: {tmp_path}/{root}
@@ -47,12 +48,12 @@ def shop(spark, rows, tmp_path):
         train: {{epochs: 2, batch_size: 24, optimizer: sgd, verbose: 0}}
         publish: {{metric: rmse, gate: {{min_rows: 20, baseline: never}}}}
         """
-        return Context(loads(text, overrides), NOW)
+        return Run(Project(loads(text, overrides)), RunRequest(now=NOW))
 
     def go(*overrides, session=spark, root="p"):
-        return run(context(*overrides, root=root), session)
+        return execute(new_run(*overrides, root=root), session)
 
-    go.context = context
+    go.new_run = new_run
     go.registry = ModelRegistry(f"{tmp_path}/p/shop/registry")
     return go
 
@@ -87,11 +88,11 @@ def test_the_best_trial_becomes_the_challenger_and_a_larger_space_tries_what_is_
     lines = dict(summary_lines(first))
     assert lines["search"] == f"6 trials by val_rmse, 2 failed; trial {first.trained.chosen + 1} is the best"
     assert lines["trial 1"].startswith("train.learning_rate=1e-06, model.width=4: val_rmse ")
-    assert next(records(shop.context())).trained.trials == trials
+    assert next(records(shop.new_run().project.runs)).trained.trials == trials
 
     assert shop(space, "search.slots=2", session=None).outcome == "nothing new"
     fewer = "search.space={train.learning_rate: [0.01, 0.005], model.width: [4, 8]}"
-    (planned,) = [step for step in plan_of(shop.context(fewer)).steps if step.name == "train"]
+    (planned,) = [step for step in plan_of(shop.new_run(fewer)).steps if step.name == "train"]
     assert planned.why == "2 of 4 trials of the search are done"
     second = shop(fewer)
     assert sorted(kept(second)) == [False, False, True, True]
@@ -121,7 +122,7 @@ def test_equal_trials_choose_the_first_and_a_search_where_all_fail_is_refused(sh
         ConfigError, match=r"all 2 trials of the search failed, the first \(train.learning_rate=1e\+30\)"
     ):
         shop("search.space={train.learning_rate: [1.0e+30, 1.0e+31]}", root="q")
-    refused = next(records(shop.context(root="q")))
+    refused = next(records(shop.new_run(root="q").project.runs))
     assert (refused.outcome, refused.exit_code) == ("refused", 1)
 
 
@@ -139,7 +140,7 @@ def test_a_search_that_was_cut_short_goes_on_where_it_was(shop, monkeypatch):
     monkeypatch.setattr(searching, "train", lost_at_the_second)
     with pytest.raises(ClusterError, match="went away"):
         shop(space, "search.slots=1")
-    lost = next(records(shop.context()))
+    lost = next(records(shop.new_run().project.runs))
     assert (lost.exit_code, kept(lost)) == (2, [False])
     monkeypatch.setattr(searching, "train", real)
     again = shop(space)

@@ -9,8 +9,9 @@ import pytest
 
 from sparkdl.errors import SparkdlError
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 
 SECRET = "correct-horse-battery"
 FILE = """
@@ -39,13 +40,15 @@ def test_no_file_of_a_run_holds_a_secret(spark, tmp_path, monkeypatch, fail):
     root = tmp_path / "made"
     root.mkdir()
     text = FILE.format(root=root, fail=str(fail).lower(), secret=SECRET)
-    context = Context(loads(text, (), {"DOOR": SECRET}, folder=tmp_path), datetime.now(UTC), until="ingest")
+    run = Run(
+        Project(loads(text, (), {"DOOR": SECRET}, folder=tmp_path)), RunRequest(now=datetime.now(UTC), until="ingest")
+    )
     if fail:
         with pytest.raises(SparkdlError, match="401 for"):
-            run(context, spark)
-        assert context.record.message.endswith("401 for ${DOOR} and (hidden)")
+            execute(run, spark)
+        assert run.record.message.endswith("401 for ${DOOR} and (hidden)")
     else:
-        assert run(context, spark).rows["kept"] == 100
+        assert execute(run, spark).rows["kept"] == 100
     assert (root / "told.json").exists()
     files = [file for file in root.rglob("*") if file.is_file()]
     assert len(files) > 4

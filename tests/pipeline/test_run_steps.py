@@ -10,9 +10,10 @@ import pytest
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
 from sparkdl.pipeline.run import _make_what_is_stale
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt
+from sparkdl.pipeline.state.run import Run, RunRequest
 
 
 class Made(Step):
@@ -23,20 +24,20 @@ class Made(Step):
     def __init__(self, name, turns_to=None):
         self.name, self.turns_to = name, turns_to
 
-    def wanted(self, context):
-        return {context.learnt: context.learnt}
+    def wanted(self, run):
+        return {run.learnt: run.learnt}
 
-    def make(self, context, spark, stale):
-        context.calls.append(f"make {self.name} {context.learnt}")
-        if self.turns_to is not None and context.learnt != self.turns_to:
-            context.learnt = self.turns_to
+    def make(self, run, spark, stale):
+        run.calls.append(f"make {self.name} {run.learnt}")
+        if self.turns_to is not None and run.learnt != self.turns_to:
+            run.learnt = self.turns_to
         else:
-            receipt = Receipt(step=self.name, partition=context.learnt, key=context.learnt)
-            context.receipts.setdefault(self.name, {})[context.learnt] = receipt
+            receipt = Receipt(step=self.name, partition=run.learnt, key=run.learnt)
+            run.state.receipts.setdefault(self.name, {})[run.learnt] = receipt
         return True
 
-    def tell(self, context):
-        context.calls.append(f"tell {self.name} {context.learnt}")
+    def tell(self, run):
+        run.calls.append(f"tell {self.name} {run.learnt}")
 
 
 class Looking(Made):
@@ -44,23 +45,24 @@ class Looking(Made):
 
     looks = True
 
-    def wanted(self, context):
-        key = str(len(context.receipts.get("shards", {})))
+    def wanted(self, run):
+        key = str(len(run.state.receipts.get("shards", {})))
         return {key: key}
 
-    def make(self, context, spark, stale):
+    def make(self, run, spark, stale):
         (key,) = stale.keys
-        context.calls.append(f"make {self.name}")
-        context.receipts.setdefault(self.name, {})[key] = Receipt(step=self.name, partition=key, key=key)
+        run.calls.append(f"make {self.name}")
+        run.state.receipts.setdefault(self.name, {})[key] = Receipt(step=self.name, partition=key, key=key)
         return True
 
 
 def walk(steps, learnt="all", **receipts):
     known = {name: {key: Receipt(step=name, partition=key, key=key) for key in keys} for name, keys in receipts.items()}
-    context = SimpleNamespace(learnt=learnt, calls=[], notes=[], receipts=known, look_again=lambda: None)
-    context.receipts = _Receipts(known)
-    _make_what_is_stale(steps, context, None)
-    return context
+    state = SimpleNamespace(receipts=_Receipts(known), look_again=lambda: None)
+    run = SimpleNamespace(learnt=learnt, calls=[], notes=[], state=state)
+    run.note = run.notes.append
+    _make_what_is_stale(steps, run, None)
+    return run
 
 
 class _Receipts(dict):
@@ -92,7 +94,7 @@ def test_a_step_that_only_looks_does_so_once_a_run():
 
 @pytest.fixture
 def too_few_days(tmp_path):
-    """A function that makes a context of a source with one day, of which none would be left to learn from."""
+    """A function that makes a run of a source with one day, of which none would be left to learn from."""
     (tmp_path / "rows" / "day=2026-03-01").mkdir(parents=True)
     (tmp_path / "rows" / "day=2026-03-01" / "a.csv").write_text("id,x,y\n1,2,3\n")
     file = loads(f"""
@@ -103,7 +105,7 @@ def too_few_days(tmp_path):
     label: {{y: regression}}
     split: {{by: time, train: 1 day, validate: 1 day, score: 1 day}}
     """)
-    return lambda **asked: Context(file, datetime(2026, 3, 20, tzinfo=UTC), **asked)
+    return lambda **asked: Run(Project(file), RunRequest(now=datetime(2026, 3, 20, tzinfo=UTC), **asked))
 
 
 def test_a_plan_of_what_a_run_would_refuse_says_so_beside_what_is_due(too_few_days):

@@ -22,11 +22,12 @@ from sparkdl.documents.typed import encode
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.window_receipt import Tables, WindowReceipt
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.state.lease import LeaseLostError
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import ReceiptTable
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.shards.transaction import Transaction
 from sparkdl.storage import Storage
 from sparkdl.tables.staged import StagedWrite
@@ -71,8 +72,8 @@ class Shop:
         publish: {{gate: {{min_rows: 20, rule: not_worse, margin: 100}}}}
         """
 
-    def context(self, until=None, again=None, overrides=()):
-        return Context(loads(self.text, overrides), NOW, again, until)
+    def new_run(self, until=None, again=None, overrides=()):
+        return Run(Project(loads(self.text, overrides)), RunRequest(now=NOW, again=again, until=until))
 
     @property
     def tables(self):
@@ -86,7 +87,7 @@ class Shop:
         """Every row of these days is in the clean rows, once, and the receipts vouch for it."""
         rows = self.tables.table("clean").rows(["order"]).column("order").to_pylist()
         assert sorted(rows) == sorted(f"{day}-{n}" for day in range(1, days + 1) for n in range(ROWS))
-        receipts = self.context().receipts.of("ingest")
+        receipts = self.new_run().state.receipts.of("ingest")
         assert {name: receipt.read(WindowReceipt).kept for name, receipt in receipts.items() if receipt.key} == {
             f"2026-03-{day:02d}": ROWS for day in range(1, days + 1)
         }
@@ -149,17 +150,17 @@ def before_each_commit(patched, happens):
         yield
 
 
-def silence(context):
+def silence(run):
     """Let the holder of a lease seem silent for long."""
-    mine = context.lease
+    mine = run.state.lease
     beat = encode(replace(mine.holder, beat=mine.holder.beat - 1000))
     mine.folder.child(f"{mine.number:09d}.beat.json").write_atomic(beat)
 
 
-def check_lost(context):
-    record = RunRecord.load(Storage.of(context.record.places["record"]))
+def check_lost(run):
+    record = RunRecord.load(Storage.of(run.record.places["record"]))
     assert (record.outcome, record.exit_code) == ("lost", 30)
-    rows = {row["run_id"]: row for row in context.tables.table("runs").rows().to_pylist()}
+    rows = {row["run_id"]: row for row in run.project.tables.table("runs").rows().to_pylist()}
     assert rows[record.run_id]["exit_code"] == 30
     assert "lost its lease to run" in record.message
     assert len(record.message.splitlines()) == 1
@@ -181,25 +182,25 @@ def test_no_row_is_lost_where_a_later_run_ingests_before_a_commit_of_an_earlier_
     spark, tmp_path, monkeypatch, kind, commit
 ):
     shop = Shop(tmp_path, kind)
-    run(shop.context("ingest"), spark)
+    execute(shop.new_run("ingest"), spark)
     shop.next_day()
-    first, happened = shop.context("ingest", ("2026-03-01", "2026-03-04")), []
+    first, happened = shop.new_run("ingest", ("2026-03-01", "2026-03-04")), []
 
     def taken_over(name):
         happened.append(name)
         if happened == [*INGESTING[: INGESTING.index(commit)], commit]:
             silence(first)
             shop.next_day()
-            assert run(shop.context("ingest"), spark).exit_code == 0
+            assert execute(shop.new_run("ingest"), spark).exit_code == 0
             shop.check_rows(6)
 
     with before_each_commit(monkeypatch, taken_over), pytest.raises(LeaseLostError):
-        run(first, spark)
+        execute(first, spark)
     assert commit in happened
     check_lost(first)
     shop.check_rows(6)
     assert not shop.files(), "nothing half-written is left"
-    assert run(shop.context("ingest"), None).outcome == "nothing new"
+    assert execute(shop.new_run("ingest"), None).outcome == "nothing new"
 
 
 LATER = (
@@ -232,23 +233,23 @@ LATER = (
 @pytest.mark.timeout(1500)
 def test_at_each_later_commit_a_run_that_was_taken_over_leaves_nothing(spark, tmp_path, monkeypatch):
     shop, seen = Shop(tmp_path, "parquet"), list(INGESTING)
-    run(shop.context("ingest"), spark)
+    execute(shop.new_run("ingest"), spark)
     for overrides in ((), ("score.keep=[x]",)):  # a first model and its predictions; other predictions
         lost = True
         while lost:
-            first, left = shop.context(overrides=overrides), []
+            first, left = shop.new_run(overrides=overrides), []
 
             def taken_over(name, first=first, left=left, overrides=overrides):
                 if name not in seen and not left:
                     seen.append(name)
                     silence(first)
-                    with second_lease(shop.context(overrides=overrides)):
+                    with second_lease(shop.new_run(overrides=overrides)):
                         pass
                     left.append(shop.left())
 
             with before_each_commit(monkeypatch, taken_over):
                 try:
-                    done, lost = run(first, spark), False
+                    done, lost = execute(first, spark), False
                 except LeaseLostError:
                     check_lost(first)
                     after = shop.left()
@@ -259,18 +260,18 @@ def test_at_each_later_commit_a_run_that_was_taken_over_leaves_nothing(spark, tm
         assert done.outcome in ("promoted", "scored", "nothing new"), done.message
         assert len(shop.tables.table("predictions").rows()) == ROWS
         assert [(version.version, version.aliases) for version in shop.registry.list("shop")] == [(1, ("champion",))]
-        assert run(shop.context(overrides=overrides), None).outcome == "nothing new"
+        assert execute(shop.new_run(overrides=overrides), None).outcome == "nothing new"
     assert sorted(seen) == sorted((*INGESTING, *LATER)), "which comes first depends on where runs before were lost"
 
 
 @contextmanager
-def second_lease(context):
+def second_lease(run):
     """A second run up to the moment where it has taken over, and has done nothing yet."""
     from sparkdl.pipeline.state.lease import lease
 
-    with lease(context.runs.child("leases"), context.record.run_id) as mine:
+    with lease(run.project.runs.child("leases"), run.record.run_id) as mine:
         assert mine.claims_due
-        context.hold(mine)
+        run.state.hold(mine)
         yield
 
 

@@ -13,8 +13,9 @@ from sparkdl.errors import SparkdlError
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.plan import plan_of
-from sparkdl.pipeline.run import run
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.run import execute
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import STEPS
 from sparkdl.tables.table import Table
 
@@ -36,7 +37,7 @@ class Shop:
         frame["at"] = pd.Timestamp(2026, 3, day, 10, tz="UTC")
         frame.to_parquet(self.days / f"{day:02d}-{name}.parquet", coerce_timestamps="us")
 
-    def context(self, *overrides):
+    def new_run(self, *overrides):
         text = f"""
         name: shop
         root: {self.root}
@@ -48,10 +49,10 @@ class Shop:
         train: {{epochs: 2, batch_size: 16, learning_rate: 0.01, num_proc: 1, verbose: 0}}
         publish: {{gate: {{min_rows: 20, baseline: never, rule: not_worse, margin: 100}}}}
         """
-        return Context(loads(text, overrides), NOW)
+        return Run(Project(loads(text, overrides)), RunRequest(now=NOW))
 
     def run(self, spark, *overrides):
-        return run(self.context(*overrides), spark)
+        return execute(self.new_run(*overrides), spark)
 
     @property
     def predictions(self):
@@ -145,7 +146,7 @@ def test_where_no_rows_validate_learning_waits_and_the_champion_predicts(spark, 
     assert (done.outcome, done.exit_code, scored(done)) == ("scored", 0, {"2026-03-07": 40})
     said = "learning waits: split.validate has no window with rows"
     assert said in done.message
-    planned = plan_of(shop.context("score.keep=[x]"))
+    planned = plan_of(shop.new_run("score.keep=[x]"))
     learning = [step for step in planned.steps if step.name in LEARNING]
     assert {(step.state, step.why[:14]) for step in learning} == {("waits", "split.validate")}
     shop.day(8)

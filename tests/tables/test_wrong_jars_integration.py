@@ -47,9 +47,10 @@ import json, sys
 import pyarrow as pa
 from sparkdl.errors import SparkdlError
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.run import run
+from sparkdl.pipeline.run import execute
 from sparkdl.pipeline.session import open_session
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run
 from sparkdl.tables.table import Table
 
 folder, jar, result = sys.argv[1:]
@@ -67,7 +68,7 @@ def tell(name, action):
     except SparkdlError as error:
         said[name] = [type(error).__name__, str(error)]
 
-tell("run", lambda: run(Context(file)).outcome)
+tell("run", lambda: execute(Run(Project(file))).outcome)
 try:
     spark = open_session(file.spec)
 except SparkdlError as error:

@@ -35,7 +35,7 @@ from sparkdl.pipeline.report.figures import (
 )
 from sparkdl.pipeline.rows.parts import PARTS
 from sparkdl.pipeline.rows.window_receipt import transformed
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.state.results import Boosted, Drifted, Evaluated, Intervals, Live, Trained
 from sparkdl.pipeline.state.runs import records
@@ -134,11 +134,11 @@ def write_report(record: RunRecord, file: Storage) -> None:
         raise
 
 
-def report_of(context: Context, run_id: str | None = None) -> Storage:
+def report_of(project: Project, run_id: str | None = None) -> Storage:
     """The report of an earlier run, written anew where it is gone or of an older version.
 
     Args:
-        context: of the pipeline, whose run is never begun.
+        project: the pipeline.
         run_id: of the run; None takes the last one that did something.
 
     Raises:
@@ -146,27 +146,28 @@ def report_of(context: Context, run_id: str | None = None) -> Storage:
         IntegrityError: its record was altered.
         StorageError: the report is not there and cannot be written.
     """
-    record = _last_record(context) if run_id is None else _record_named(context, run_id)
-    file = context.runs.child(record.run_id).child("report.html")
+    record = _last_record(project) if run_id is None else _record_named(project, run_id)
+    file = project.runs.child(record.run_id).child("report.html")
     if not (file.exists() and f'content="{GENERATOR}"'.encode() in file.read_bytes(0, _HEAD)):
         write_report(record, file)
     return file
 
 
-def _last_record(context: Context) -> RunRecord:
-    record = next(filter(has_report, records(context)), None)
+def _last_record(project: Project) -> RunRecord:
+    record = next(filter(has_report, records(project.runs)), None)
     if record is None:
-        raise ConfigError(f"no run of {context.spec.name} has done anything yet in {context.runs.uri}: run it first")
+        raise ConfigError(f"no run of {project.spec.name} has done anything yet in {project.runs.uri}: run it first")
     return record
 
 
-def _record_named(context: Context, run_id: str) -> RunRecord:
-    folders = {entry.name for entry in context.runs.list() if entry.is_dir} if context.runs.exists() else set()
-    file = context.runs.child(run_id).child("record.json") if run_id in folders else None
+def _record_named(project: Project, run_id: str) -> RunRecord:
+    folder = project.runs
+    names = {entry.name for entry in folder.list() if entry.is_dir} if folder.exists() else set()
+    file = folder.child(run_id).child("record.json") if run_id in names else None
     if file is None or not file.exists():
-        newest = [record.run_id for record, _ in zip(records(context), range(3), strict=False)]
+        newest = [record.run_id for record, _ in zip(records(folder), range(3), strict=False)]
         remedy = f"the last ones are {', '.join(newest)}" if newest else "there are none yet"
-        raise ConfigError(f"{context.spec.name} has no run {run_id!r} in {context.runs.uri}: {remedy}")
+        raise ConfigError(f"{project.spec.name} has no run {run_id!r} in {folder.uri}: {remedy}")
     return RunRecord.load(file)
 
 

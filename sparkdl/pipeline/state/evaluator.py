@@ -15,7 +15,7 @@ from sparkdl.pipeline.state.receipts import Receipt
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sparkdl.pipeline.state.context import Context
+    from sparkdl.pipeline.state.run import Run
 
 __all__ = ["Stale", "Step", "nothing_new", "stale_of", "walk"]
 
@@ -37,7 +37,7 @@ class Step:
     listed: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ()
 
-    def wanted(self, context: Context) -> Mapping[str, str | None] | None:
+    def wanted(self, run: Run) -> Mapping[str, str | None] | None:
         """The key that each partition should have been made by.
 
         Returns:
@@ -49,23 +49,23 @@ class Step:
         """
         raise NotImplementedError
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether what a receipt names is still there."""
         return True
 
-    def forced(self, context: Context, partition: str) -> bool:
+    def forced(self, run: Run, partition: str) -> bool:
         """Whether a partition is made again whatever its receipt says."""
         return False
 
-    def asks_for_a_run(self, context: Context) -> bool:
+    def asks_for_a_run(self, run: Run) -> bool:
         """Whether a step that only looks has seen what a run is due for, and no run has done so yet."""
         return False
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """Why a partition is stale, in words."""
         raise NotImplementedError
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Make the partitions that are stale, and leave their receipts.
 
         Returns:
@@ -76,7 +76,7 @@ class Step:
         """
         raise NotImplementedError
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """Tell the record of the run what the step has come to, whoever has made it.
 
         Raises:
@@ -103,34 +103,34 @@ class Stale:
     def __bool__(self) -> bool:
         return not self.known or bool(self.keys)
 
-    def reasons(self, context: Context) -> dict[str, str]:
+    def reasons(self, run: Run) -> dict[str, str]:
         """Why each partition is stale, in words."""
-        receipts = context.receipts.of(self.step.name)
-        return {name: self.step.why(context, name, receipts.get(name)) for name in self.keys}
+        receipts = run.state.receipts.of(self.step.name)
+        return {name: self.step.why(run, name, receipts.get(name)) for name in self.keys}
 
 
-def stale_of(step: Step, context: Context) -> Stale:
+def stale_of(step: Step, run: Run) -> Stale:
     """What of a step is stale; false where nothing is.
 
     Raises:
         DataError: there is nothing that the step could begin with.
     """
-    wanted = step.wanted(context)
+    wanted = step.wanted(run)
     if wanted is None:
         return Stale(step=step, keys={}, known=False)
-    receipts = context.receipts.of(step.name)
+    receipts = run.state.receipts.of(step.name)
 
     def holds(partition: str, key: str | None) -> bool:
         receipt = receipts.get(partition)
-        if receipt is None or key is None or receipt.key != key or step.forced(context, partition):
+        if receipt is None or key is None or receipt.key != key or step.forced(run, partition):
             return False
-        return step.exists(context, receipt)
+        return step.exists(run, receipt)
 
     stale = {partition: key for partition, key in wanted.items() if not holds(partition, key)}
     return Stale(step=step, keys=stale, fresh=[partition for partition in wanted if partition not in stale])
 
 
-def walk(steps: Sequence[Step], context: Context, passed: Collection[str] = ()) -> Iterator[Stale]:
+def walk(steps: Sequence[Step], run: Run, passed: Collection[str] = ()) -> Iterator[Stale]:
     """The steps in order, each with what of it is fresh, up to the first that is stale.
 
     What a step makes may be why one before it is stale again, as where a part turns out to have no label yet: a run
@@ -138,7 +138,7 @@ def walk(steps: Sequence[Step], context: Context, passed: Collection[str] = ()) 
 
     Args:
         steps: that the run is asked for.
-        context: of the run.
+        run: the run.
         passed: steps that the run has passed before; of these, the ones that only look are passed over.
 
     Raises:
@@ -147,18 +147,18 @@ def walk(steps: Sequence[Step], context: Context, passed: Collection[str] = ()) 
     for step in steps:
         if step.looks and step.name in passed:
             continue
-        stale = stale_of(step, context)
+        stale = stale_of(step, run)
         yield stale
         if stale:
             return
 
 
-def nothing_new(steps: Sequence[Step], context: Context) -> bool:
+def nothing_new(steps: Sequence[Step], run: Run) -> bool:
     """Whether a run of these steps would find nothing to do, as far as can be told without Spark.
 
     Raises:
         DataError: there is nothing that a step could begin with.
     """
-    if any(walk([step for step in steps if not step.looks], context)):
+    if any(walk([step for step in steps if not step.looks], run)):
         return False
-    return not any(step.asks_for_a_run(context) for step in steps)
+    return not any(step.asks_for_a_run(run) for step in steps)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from sparkdl.pipeline.state.lease import Lease
 from sparkdl.storage import Storage, sha256_hex
 from sparkdl.tables.table import Table
 
-__all__ = ["Receipt", "ReceiptTable", "Receipts", "StepNote", "content_key", "replacing"]
+__all__ = ["AssumedReceipts", "Receipt", "ReceiptTable", "Receipts", "StepNote", "content_key", "replacing"]
 
 T = TypeVar("T")
 
@@ -186,7 +186,7 @@ class ReceiptTable:
         lease: under which they are written; None where nobody else can be at work.
     """
 
-    def __init__(self, table: Table, folder: Storage, run_id: Callable[[], str], lease: Lease | None = None) -> None:
+    def __init__(self, table: Table, folder: Storage, run_id: str, lease: Lease | None = None) -> None:
         self._table, self._folder, self._run_id, self._lease = table, folder, run_id, lease
         self._receipts: dict[str, dict[str, Receipt]] | None = None
         self._results: dict[tuple[str, str], Any] = {}
@@ -205,6 +205,10 @@ class ReceiptTable:
             StorageError: the table cannot be read.
             IntegrityError: it is another table than this one.
         """
+        return self._all().get(step, {})
+
+    def _all(self) -> dict[str, dict[str, Receipt]]:
+        """All receipts by step and partition."""
         if self._receipts is None:
             rows = self._table.rows().to_pylist() if self._table.exists() else []
             if rows and set(rows[0]) != set(_SCHEMA.names):
@@ -216,7 +220,7 @@ class ReceiptTable:
             for row in sorted(rows, key=lambda row: (row["step"], row["partition"])):
                 del row["epoch"]
                 self._receipts.setdefault(row["step"], {})[row["partition"]] = Receipt(**row)
-        return self._receipts.get(step, {})
+        return self._receipts
 
     def write(self, receipts: Sequence[Receipt]) -> None:
         """Insert or replace receipts, in one commit.
@@ -226,7 +230,7 @@ class ReceiptTable:
             StorageError: the table cannot be written.
         """
         with self._writing:
-            written_at, run_id = datetime.now(UTC).isoformat(timespec="microseconds"), self._run_id()
+            written_at, run_id = datetime.now(UTC).isoformat(timespec="microseconds"), self._run_id
             stamped = [replace(receipt, run_id=run_id, written_at=written_at) for receipt in receipts]
             epoch = None if self._lease is None else self._lease.number
             rows = from_rows([{**vars(receipt), "epoch": epoch} for receipt in stamped], _SCHEMA)
@@ -236,11 +240,16 @@ class ReceiptTable:
             else:
                 version = self._table.append(rows, expected_version=-1, transaction=transaction)
             if self._receipts is not None:
-                for step in {receipt.step for receipt in stamped}:
-                    mine = {receipt.partition: receipt for receipt in stamped if receipt.step == step}
-                    self._receipts[step] = dict(sorted({**self._receipts.get(step, {}), **mine}.items()))
+                self._remember(stamped)
             if version % _COMPACT_EVERY == _COMPACT_EVERY - 1:
                 self._table.compact()
+
+    def _remember(self, receipts: Sequence[Receipt]) -> None:
+        """Put receipts among those that are known, in a new mapping of each step that they are of."""
+        known = self._all()
+        for step in {receipt.step for receipt in receipts}:
+            written = {receipt.partition: receipt for receipt in receipts if receipt.step == step}
+            known[step] = dict(sorted({**known.get(step, {}), **written}.items()))
 
     def keep(self, step: str, key: str, result: Any) -> None:
         """Keep what was made for a key: its document first, then the receipt.
@@ -279,3 +288,19 @@ class ReceiptTable:
     def document(self, step: str, key: str) -> Storage:
         """Where the document of a key lies."""
         return self._folder.child(step).child(f"{key}.json")
+
+
+class AssumedReceipts(ReceiptTable):
+    """Receipts as they will be once what is planned has been made; what is written stays in memory.
+
+    Args:
+        known: the receipts that there are.
+    """
+
+    def __init__(self, known: ReceiptTable) -> None:
+        super().__init__(known._table, known._folder, known._run_id)
+        self._receipts, self._results = dict(known._all()), known._results
+
+    def write(self, receipts: Sequence[Receipt]) -> None:
+        """Assume receipts."""
+        self._remember(receipts)

@@ -16,8 +16,8 @@ import pyarrow as pa
 from sparkdl.columns.numpy_arrow import from_rows
 from sparkdl.errors import IntegrityError
 from sparkdl.observe import logger
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
 __all__ = ["RUNS", "add_run", "records", "row_of"]
@@ -107,11 +107,11 @@ def row_of(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def records(context: Context) -> Iterator[RunRecord]:
+def records(folder: Storage) -> Iterator[RunRecord]:
     """The records of runs, the newest first; one that cannot be read is passed over, with a warning."""
-    names = [entry.name for entry in context.runs.list() if entry.is_dir] if context.runs.exists() else []
+    names = [entry.name for entry in folder.list() if entry.is_dir] if folder.exists() else []
     for name in sorted(names, reverse=True):
-        file = context.runs.child(name).child("record.json")
+        file = folder.child(name).child("record.json")
         if not file.exists():  # a folder of results, leases or models, or a run that is still going on
             continue
         try:

@@ -1,6 +1,6 @@
 """The steps of a pipeline, in order. A step is one file of this room and one line here.
 
-Enters: the context of a run. Leaves: tables, shards, models, predictions, and a receipt for each thing made. Read
+Enters: a run. Leaves: tables, shards, models, predictions, and a receipt for each thing made. Read
 ``state/evaluator.py`` first, which says what a step is and when it is stale.
 """
 

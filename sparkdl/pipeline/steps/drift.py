@@ -25,10 +25,11 @@ from sparkdl.pipeline.judging.drift import Drift, Limits, Rule, compare
 from sparkdl.pipeline.rows.parts import parts_to_do
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import Drift as DriftSpec
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, Receipts, content_key, replacing
 from sparkdl.pipeline.state.results import Drifted, Trained
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.learning import learn_from_all, learns_from_all
 from sparkdl.pipeline.windows import NO_TIME
 
@@ -64,50 +65,54 @@ class DriftStep(Step):
     name = "drift"
     looks = True
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by window; none without a champion."""
-        champion, content = context.champion(), context.content()
+        project, state = run.project, run.state
+        champion, content = state.champion(), state.content()
         if champion is None:
             return {}
         settings = {
-            name: value for name, value in context.settings["drift"].items() if name not in ("action", "after", "of")
+            name: value for name, value in project.settings["drift"].items() if name not in ("action", "after", "of")
         }
-        code = {name: context.code[name] for name in token_functions(context.spec.features)}
+        code = {name: project.code[name] for name in token_functions(project.spec.features)}
         inputs = {"version": VERSION, "artifact": champion.artifact, "settings": settings, "code": code}
         return {
             name: None if content[name] is None else content_key("drift", {**inputs, "rows": content[name]})
-            for name in _windows(context, champion, content)
+            for name in _windows(run, champion, content)
         }
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether it could be compared: a bundle that was damaged may be whole again."""
         return not receipt.read(Looked).problem
 
-    def asks_for_a_run(self, context: Context) -> bool:
+    def asks_for_a_run(self, run: Run) -> bool:
         """Whether the file asks, of drift that is known, for a refusal, or for a training that no run has begun."""
-        action = decided(context).action
-        return action == "fail" or (action == "retrain" and context.train and not learns_from_all(context))
+        action = decided(run).action
+        return action == "fail" or (
+            action == "retrain" and run.request.train and not learns_from_all(run.project, run.state)
+        )
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """That it was not compared with this champion."""
-        champion = context.champion()
+        champion = run.state.champion()
         assert champion is not None
         return f"it is not compared with version {champion.version} yet"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Compare the windows that nobody has compared with this champion yet."""
-        champion = context.champion()
+        state = run.state
+        champion = state.champion()
         assert champion is not None
         found: Mapping[str, Drift] = {}
         problem = ""
         try:
-            found = _compared(context, context.clean(spark), champion, list(stale.keys))
+            found = _compared(run.project, state.clean(spark), champion, list(stale.keys))
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
             problem = f"the windows cannot be compared with version {champion.version}: {error}"
             logger.warning("drift: %s", problem)
         looked_at = () if problem else tuple(stale.keys)
-        context.record.drift = Drifted(against=champion.version, action="none", reason=problem, looked_at=looked_at)
-        receipts, shown = context.receipts, {*stale.keys, *stale.fresh}
+        run.record.drift = Drifted(against=champion.version, action="none", reason=problem, looked_at=looked_at)
+        receipts, shown = state.receipts, {*stale.keys, *stale.fresh}
         past = [name for name, receipt in receipts.of(self.name).items() if receipt.key and name not in shown]
         if past:
             receipts.write([Receipt(step=self.name, partition=name, key="") for name in past])
@@ -116,12 +121,12 @@ class DriftStep(Step):
                 made[name] = (str(key), Looked(drift=found.get(name), problem=problem))
         return True
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """What was found, and what is done about it; the run ends where the file asks for that."""
-        before, drifted = context.record.drift, decided(context)
-        context.record.drift = drifted = replace(drifted, looked_at=() if before is None else before.looked_at)
-        if drifted.action == "retrain" and context.train:
-            learn_from_all(context)
+        before, drifted = run.record.drift, decided(run)
+        run.record.drift = drifted = replace(drifted, looked_at=() if before is None else before.looked_at)
+        if drifted.action == "retrain" and run.request.train:
+            learn_from_all(run.project, run.state)
         if drifted.action != "none":
             logger.warning("drift from version %s: %s", drifted.against, drifted.reason)
         if drifted.action == "fail":
@@ -131,44 +136,46 @@ class DriftStep(Step):
             )
 
 
-def decided(context: Context) -> Drifted:
+def decided(run: Run) -> Drifted:
     """What the receipts of the windows say together, and what is to be done about it."""
-    champion = context.champion()
+    state = run.state
+    champion = state.champion()
     if champion is None:
         return Drifted(against=None, action="none", reason="there is no champion yet to compare with")
-    names = _windows(context, champion, context.content())
+    names = _windows(run, champion, state.content())
     if not names:
         reason = f"version {champion.version} was trained on all windows that there are"
         return Drifted(against=champion.version, action="none", reason=reason)
-    receipts = context.receipts.of("drift")
-    wanted = DriftStep().wanted(context)
+    receipts = state.receipts.of("drift")
+    wanted = DriftStep().wanted(run)
     looked = {
         name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key == wanted[name]
     }
     windows = {name: each.drift for name, each in looked.items() if each.drift is not None}
     problem = next((each.problem for each in looked.values() if each.problem), "")
-    action, reason = rule_of(context.spec.drift).decide(windows)
+    action, reason = rule_of(run.project.spec.drift).decide(windows)
     text = "; ".join(filter(None, [problem, reason if windows or not problem else ""]))
     return Drifted(against=champion.version, action=action, reason=text, windows=windows)
 
 
-def _windows(context: Context, champion: ModelVersion, content: Mapping[str, str | None]) -> list[str]:
+def _windows(run: Run, champion: ModelVersion, content: Mapping[str, str | None]) -> list[str]:
     """The newest windows that are not older than the champion's training rows, and whose rows it was not trained on.
 
     Where those are not known any more, the windows of the split that are held back from training.
     """
-    trained = trained_of(context.receipts, champion)
+    project, state = run.project, run.state
+    trained = trained_of(state.receipts, champion)
     known: Mapping[str, str | None] = {} if trained is None else trained.windows
     if not known:
-        parts, _ = parts_to_do(context.spec, context.windows(), train=context.train, champion=True)
+        parts, _ = parts_to_do(project.spec, state.windows(), train=run.request.train, champion=True)
         known = {name: content[name] for name in parts.train if name in content}
-    first, books = min(known, default=""), context.windows()
+    first, books = min(known, default=""), state.windows()
     names = sorted(
         name
         for name, rows in content.items()
         if books[name].kept and name != NO_TIME and name >= first and (rows is None or known.get(name) != rows)
     )
-    return names[-max(context.spec.drift.of, _MOST_WINDOWS) :]
+    return names[-max(project.spec.drift.of, _MOST_WINDOWS) :]
 
 
 def trained_of(receipts: Receipts, version: ModelVersion | None) -> Trained | None:
@@ -190,16 +197,16 @@ def limits_of(given: DriftSpec) -> Limits:
     )
 
 
-def _compared(context: Context, clean: DataFrame, champion: ModelVersion, names: Sequence[str]) -> dict[str, Drift]:
+def _compared(project: Project, clean: DataFrame, champion: ModelVersion, names: Sequence[str]) -> dict[str, Drift]:
     """Count windows as the champion's training rows were counted, and compare."""
     from pyspark.sql import functions as F
 
     from sparkdl.pipeline.work.statistics import window_statistics
 
-    features = _features_of(context, champion, clean.columns)
+    features = _features_of(project, champion, clean.columns)
     options = {one.name: one.options for one in features.fitted}
     reference = {one.name: one.statistics for one in features.fitted}
-    expected, limits = counts_of(options, reference), limits_of(context.spec.drift)
+    expected, limits = counts_of(options, reference), limits_of(project.spec.drift)
     named = sum(len(one.values) for one in reference.values())
     at_once = max(1, _VALUES_AT_ONCE // max(1, named))
     both = {name: (options[name], reference[name]) for name in options}
@@ -214,14 +221,14 @@ def _compared(context: Context, clean: DataFrame, champion: ModelVersion, names:
     return found
 
 
-def _features_of(context: Context, champion: ModelVersion, columns: Sequence[str]) -> Features:
+def _features_of(project: Project, champion: ModelVersion, columns: Sequence[str]) -> Features:
     """The champion's features that are to be compared, and whose columns are still there."""
     from sparkdl.models.preprocessing import features_of
 
-    features = features_of(read_bundle(champion.uri), context.trusted)
+    features = features_of(read_bundle(champion.uri), project.trusted)
     if features is None:
         raise BundleError("it carries no statistics of its training rows, so no pipeline has trained it")
-    asked = [one for one in features.fitted if one.name not in context.spec.drift.ignore]
+    asked = [one for one in features.fitted if one.name not in project.spec.drift.ignore]
     there = tuple(one for one in asked if one.options.source(one.name) in columns)
     gone = [one.name for one in asked if one not in there]
     if not there:

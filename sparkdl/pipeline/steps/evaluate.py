@@ -11,10 +11,11 @@ from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.gate import Decision
 from sparkdl.pipeline.rows.parts import Parts, rows_of, untaught
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Evaluated, Published
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.drift import trained_of
 from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
 from sparkdl.pipeline.steps.shards import prepared_of
@@ -40,54 +41,55 @@ class EvaluateStep(Step):
     learns = True
     reads = ("features", "shards", "train")
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the verdict."""
-        parts, _ = parts_to_learn(context)
-        return {} if parts is None else {str(key := _evaluate_key(context, parts)): key}
+        parts, _ = parts_to_learn(run)
+        return {} if parts is None else {str(key := _evaluate_key(run.project, run.state, parts)): key}
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether it can be read."""
-        return context.receipts.result(self.name, receipt.key, Evaluated) is not None
+        return run.state.receipts.result(self.name, receipt.key, Evaluated) is not None
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs."""
-        parts, _ = parts_to_learn(context)
+        parts, _ = parts_to_learn(run)
         tested = parts is not None and parts.test
         return "publish, report or the test windows differ" if tested else "publish or report differ"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Measure both models on the same held-out rows, and decide."""
         from sparkdl.pipeline.session import torch_for_workers
         from sparkdl.pipeline.work.boosting import boosted
         from sparkdl.pipeline.work.evaluate import evaluate, judged_label, with_last_values
 
-        parts, key = windows_and_key(context, stale)
+        project, state = run.project, run.state
+        parts, key = windows_and_key(run, stale)
         torch_for_workers(spark)
-        spec, clean, prepared = context.spec, context.clean(spark), prepared_of(context, parts, spark)
-        against = judged_against(context, publish_inputs(context, parts) or {})
-        versions = context.registry.list(str(spec.publish.name))
+        spec, clean, prepared = project.spec, state.clean(spark), prepared_of(project, state, parts, spark)
+        against = judged_against(project, state, publish_inputs(project, state, parts) or {})
+        versions = state.registry.list(str(spec.publish.name))
         rival = next((each for each in versions if each.version == against), None)  # or it was removed since
-        with unless_labels_are_missing(context, parts):
-            rows, count, seen = _judging(context, clean, parts, prepared, rival)
+        with unless_labels_are_missing(project, state, parts):
+            rows, count, seen = _judging(run, clean, parts, prepared, rival)
             training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
             judging = with_last_values(rows, training, spec, prepared.labels)
             champion = None if rival is None else rival.uri
-            trained = trained_now(context, parts)
-            evaluated = evaluate(judging, spec, prepared.labels, trained, champion, context.trusted, count, seen)
+            trained = trained_now(project, state, parts)
+            evaluated = evaluate(judging, spec, prepared.labels, trained, champion, project.trusted, count, seen)
             evaluated = replace(evaluated, part=parts.judging, windows=parts.windows(parts.judging))
             if spec.train.baseline != "off":
                 stopping = labelled(rows_of(clean, spec, "validate", parts.validate), prepared.labels.names)
                 label = judged_label(spec, prepared.labels)
-                trees = boosted(training, stopping, rows, spec, prepared, label, count, trained, context.trusted)
+                trees = boosted(training, stopping, rows, spec, prepared, label, count, trained, project.trusted)
                 evaluated = replace(evaluated, boosted=trees)
-            context.receipts.keep(self.name, key, evaluated)
+            state.receipts.keep(self.name, key, evaluated)
         return True
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """The verdict."""
-        parts, _ = parts_to_learn(context)
+        parts, _ = parts_to_learn(run)
         if parts is not None:
-            context.record.evaluated = evaluated = _evaluated(context, parts)
+            run.record.evaluated = evaluated = _evaluated(run.project, run.state, parts)
             _tell_of_baseline(evaluated.decision)
 
 
@@ -102,120 +104,123 @@ class PublishStep(Step):
     learns = True
     reads = ("features", "shards", "train", "evaluate")
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the publication."""
-        parts, _ = parts_to_learn(context)
-        return {} if parts is None else {str(key := _publish_key(context, parts)): key}
+        parts, _ = parts_to_learn(run)
+        return {} if parts is None else {str(key := _publish_key(run.project, run.state, parts)): key}
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the registry that it went to still knows the model."""
-        there = context.places.published(context.registry, str(context.spec.publish.name))
-        return there and context.receipts.result(self.name, receipt.key, Published) is not None
+        state = run.state
+        there = state.places.published(state.registry, str(run.project.spec.publish.name))
+        return there and state.receipts.result(self.name, receipt.key, Published) is not None
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs."""
         return "publish differs, or the registry has lost the model"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Publish the model, and promote it if the verdict says so."""
         from sparkdl.interchange.mlflow import mirror_published
 
-        parts, key = windows_and_key(context, stale)
-        spec, champion = context.spec.publish, context.champion()
-        if context.receipts.of("evaluate").get(str(_evaluate_key(context, parts))) is None:
+        project, state = run.project, run.state
+        parts, key = windows_and_key(run, stale)
+        spec, champion = project.spec.publish, state.champion()
+        if state.receipts.of("evaluate").get(str(_evaluate_key(project, state, parts))) is None:
             raise ConflictError(f"another run moved {spec.alias} of {spec.name} meanwhile: run again")
-        published = _published(context, parts, champion)
+        published = _published(project, state, parts, champion)
         if spec.mlflow is not None:  # with the alias where it points now
-            version = context.registry.get(str(spec.name), published.version)
-            mirror_published(context.registry, version, spec.mlflow)
-        context.receipts.keep(self.name, key, published)
+            version = state.registry.get(str(spec.name), published.version)
+            mirror_published(state.registry, version, spec.mlflow)
+        state.receipts.keep(self.name, key, published)
         return True
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """What became of the challenger."""
-        parts, _ = parts_to_learn(context)
+        parts, _ = parts_to_learn(run)
         if parts is not None:
-            published = published_now(context)
+            published = published_now(run)
             assert published is not None
-            context.record.model |= {
-                "name": context.spec.publish.name,
+            run.record.model |= {
+                "name": run.project.spec.publish.name,
                 "version": published.version,
                 "promoted": published.reason,
             }
 
 
-def published_now(context: Context) -> Published | None:
+def published_now(run: Run) -> Published | None:
     """What became of the newest training; None where there is none."""
-    parts, _ = parts_to_learn(context)
-    key = None if parts is None else _publish_key(context, parts)
-    return None if key is None else context.receipts.result("publish", key, Published)
+    parts, _ = parts_to_learn(run)
+    key = None if parts is None else _publish_key(run.project, run.state, parts)
+    return None if key is None else run.state.receipts.result("publish", key, Published)
 
 
-def publish_inputs(context: Context, parts: Parts) -> dict[str, Any] | None:
+def publish_inputs(project: Project, state: State, parts: Parts) -> dict[str, Any] | None:
     """What decides the publication of the training on these windows; None where one is not ingested yet."""
-    train, tested = train_key(context, parts), part_rows(context, parts.test)
+    train, tested = train_key(project, state, parts), part_rows(state, parts.test)
     if train is None or tested is None:
         return None
-    settings = {name: value for name, value in context.settings["publish"].items() if name != "mlflow"}
-    if context.spec.publish.gate.baseline == "first":  # as keys were before there was a choice: nobody is judged again
+    settings = {name: value for name, value in project.settings["publish"].items() if name != "mlflow"}
+    if project.spec.publish.gate.baseline == "first":  # as keys were before there was a choice: nobody is judged again
         settings["gate"] = {name: value for name, value in settings["gate"].items() if name != "baseline"}
-    units = {"units": context.spec.source.key}  # rows of one key are judged as one
+    units = {"units": project.spec.source.key}  # rows of one key are judged as one
     test = {"test": tested} if parts.test else {}
     return {"version": VERSION, "train": train, "publish": settings, **units, **test}
 
 
-def _publish_key(context: Context, parts: Parts) -> str | None:
-    inputs = publish_inputs(context, parts)
+def _publish_key(project: Project, state: State, parts: Parts) -> str | None:
+    inputs = publish_inputs(project, state, parts)
     return None if inputs is None else content_key("publish", inputs)
 
 
-def _evaluate_key(context: Context, parts: Parts) -> str | None:
+def _evaluate_key(project: Project, state: State, parts: Parts) -> str | None:
     """What decides the verdict: the publication, the report, and the version that the model is compared with."""
-    inputs = publish_inputs(context, parts)
+    inputs = publish_inputs(project, state, parts)
     if inputs is None:
         return None
-    against = judged_against(context, inputs)
-    boosted = {"baseline": "off"} if context.spec.train.baseline == "off" else {}
-    return content_key("evaluate", {**inputs, "report": context.settings["report"], "against": against, **boosted})
+    against = judged_against(project, state, inputs)
+    boosted = {"baseline": "off"} if project.spec.train.baseline == "off" else {}
+    return content_key("evaluate", {**inputs, "report": project.settings["report"], "against": against, **boosted})
 
 
-def judged_against(context: Context, publish: Mapping[str, Any]) -> int | None:
+def judged_against(project: Project, state: State, publish: Mapping[str, Any]) -> int | None:
     """The version that a publication's model is compared with: the champion when it was first judged, or now.
 
     A model that is the champion itself is compared with the one that it followed.
 
     Args:
-        context: of the run.
+        project: the pipeline.
+        state: what there is of it.
         publish: what decides the publication.
     """
-    name, alias = str(context.spec.publish.name), context.spec.publish.alias
-    before = context.receipts.result("publish", content_key("publish", publish), Published)
-    if before is not None and context.places.published(context.registry, name):
+    name, alias = str(project.spec.publish.name), project.spec.publish.alias
+    before = state.receipts.result("publish", content_key("publish", publish), Published)
+    if before is not None and state.places.published(state.registry, name):
         return before.against
-    champion = context.champion()
+    champion = state.champion()
     if champion is None or champion.publication != publish["train"]:
         return champion.version if champion is not None else None
     # it is this very model: a run ended once the alias had moved, or only the gate was changed since
-    moves = [each for each in context.registry.history(name) if each.kind == "aliased" and each.alias == alias]
+    moves = [each for each in state.registry.history(name) if each.kind == "aliased" and each.alias == alias]
     followed = [each.previous for each in moves if each.version == champion.version]
-    there = {each.version for each in context.registry.list(name)}
+    there = {each.version for each in state.registry.list(name)}
     return followed[-1] if followed and followed[-1] in there else None
 
 
-def _evaluated(context: Context, parts: Parts) -> Evaluated:
-    evaluated = context.receipts.result("evaluate", str(_evaluate_key(context, parts)), Evaluated)
+def _evaluated(project: Project, state: State, parts: Parts) -> Evaluated:
+    evaluated = state.receipts.result("evaluate", str(_evaluate_key(project, state, parts)), Evaluated)
     assert evaluated is not None
     return evaluated
 
 
 def _judging(
-    context: Context, clean: DataFrame, parts: Parts, prepared: Prepared, rival: ModelVersion | None
+    run: Run, clean: DataFrame, parts: Parts, prepared: Prepared, rival: ModelVersion | None
 ) -> tuple[DataFrame, int, str]:
     """The rows that judge, checked as those of shards are, their number, and why they cannot judge the champion.
 
     Rows that the champion was trained on, as after a training that drift asked for, tell nothing of it.
     """
-    spec, part, record = context.spec, parts.judging, context.record
+    spec, part, record = run.project.spec, parts.judging, run.record
     windows = parts.windows(part)
     rows = rows_of(clean, spec, part, windows)
     known, count = labelled(rows, prepared.labels.names), prepared.validate_rows
@@ -224,7 +229,7 @@ def _judging(
         if spec.weight is not None:
             check_weight(known, spec.weight, "test")
         record.rows["test"] = count = known.count()
-    trained = trained_of(context.receipts, rival)
+    trained = trained_of(run.state.receipts, rival)
     taught = [name for name in windows if trained is not None and name in trained.windows]
     new = None if trained is None else untaught(known, spec, taught, trained.split)
     if rival is None or new is None:
@@ -237,22 +242,22 @@ def _judging(
     return known, count, f"version {rival.version} was trained on {seen}: no row judges both, and it stays the champion"
 
 
-def _published(context: Context, parts: Parts, champion: ModelVersion | None) -> Published:
+def _published(project: Project, state: State, parts: Parts, champion: ModelVersion | None) -> Published:
     """Publish the model of the newest training, and promote it if the verdict says so."""
     from sparkdl.estimator.publishing import publish_bundle
 
-    name, alias = str(context.spec.publish.name), context.spec.publish.alias
-    evaluated, trained = _evaluated(context, parts), trained_now(context, parts)
-    decision, against = evaluated.decision, judged_against(context, publish_inputs(context, parts) or {})
-    context.check_lease()  # before files are copied that nobody would need
+    name, alias = str(project.spec.publish.name), project.spec.publish.alias
+    evaluated, trained = _evaluated(project, state, parts), trained_now(project, state, parts)
+    decision, against = evaluated.decision, judged_against(project, state, publish_inputs(project, state, parts) or {})
+    state.check_lease()  # before files are copied that nobody would need
     version = publish_bundle(
-        context.registry,
+        state.registry,
         name,
         trained.bundle,
         trained.origin,
         metrics={**decision.challenger.values, **_baseline_metric(decision)},
-        parameters=chosen_settings(context.file.resolved(), trained.settings),
-        publication=str(train_key(context, parts)),
+        parameters=chosen_settings(project.file.resolved(), trained.settings),
+        publication=str(train_key(project, state, parts)),
     ).version
     now = champion.version if champion is not None else None
     if now == version:
@@ -261,7 +266,7 @@ def _published(context: Context, parts: Parts, champion: ModelVersion | None) ->
     if not decision.promote:
         return Published(version=version, promoted=False, reason=decision.reason, against=against)
     try:
-        context.registry.set_alias(name, alias, version, expected=now, reason=decision.reason)
+        state.registry.set_alias(name, alias, version, expected=now, reason=decision.reason)
     except FencedError:
         raise
     except ConflictError as error:

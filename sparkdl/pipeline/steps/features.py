@@ -10,9 +10,10 @@ from sparkdl.documents.typed import Source
 from sparkdl.features.fitted import Features, token_functions
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.rows.parts import Parts
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
 from sparkdl.pipeline.work.labels import FittedLabel, Labels
 
@@ -51,63 +52,66 @@ class FeaturesStep(Step):
     name = "features"
     learns = True
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the training rows."""
-        parts, _ = parts_to_learn(context)
-        return {} if parts is None else {str(key := features_key(context, parts)): key}
+        parts, _ = parts_to_learn(run)
+        return {} if parts is None else {str(key := features_key(run.project, run.state, parts)): key}
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether they can be read, and the bundle that they were taken from is there."""
-        fitted = context.receipts.result(self.name, receipt.key, FittedFeatures)
-        return fitted is not None and (fitted.start is None or context.places.file(fitted.start))
+        fitted = run.state.receipts.result(self.name, receipt.key, FittedFeatures)
+        return fitted is not None and (fitted.start is None or run.state.places.file(fitted.start))
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs."""
         return "features, label, split or the training windows differ, or the champion of then is gone"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Fit them, or take the champion's."""
         from sparkdl.pipeline.work.prepare import champions_features, fit_features
 
-        parts, key = windows_and_key(context, stale)
-        champion = context.champion() if context.spec.train.start == "champion" else None
-        with unless_labels_are_missing(context, parts):
+        project, state = run.project, run.state
+        parts, key = windows_and_key(run, stale)
+        champion = state.champion() if project.spec.train.start == "champion" else None
+        with unless_labels_are_missing(project, state, parts):
             if champion is not None:
-                features, labels = champions_features(context.spec, champion)
+                features, labels = champions_features(project.spec, champion)
                 fitted = FittedFeatures(features=features.to_json(), labels=labels.labels, start=champion.uri)
             else:
-                features, labels = fit_features(context, context.clean(spark), parts.train)
+                receipts = state.windows()
+                windows = {name: receipts[name] for name in parts.train}
+                features, labels = fit_features(project, state.clean(spark), windows)
                 fitted = FittedFeatures(features=features.to_json(), labels=labels.labels)
-            context.receipts.keep(self.name, key, fitted)
+            state.receipts.keep(self.name, key, fitted)
         return True
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """The windows of each part."""
-        parts, _ = parts_to_learn(context)
+        parts, _ = parts_to_learn(run)
         if parts is not None:
             learnt = {part: list(parts.windows(part)) for part in ("train", "validate", "test")}
-            context.record.windows |= {part: windows for part, windows in learnt.items() if windows}
+            run.record.windows |= {part: windows for part, windows in learnt.items() if windows}
 
 
-def features_key(context: Context, parts: Parts) -> str | None:
+def features_key(project: Project, state: State, parts: Parts) -> str | None:
     """What decides features that are fitted to the training rows, or taken from who is the champion then."""
-    inputs = _inputs(context, parts)
+    inputs = _inputs(project, state, parts)
     return None if inputs is None else content_key("features", inputs)
 
 
-def fitted_key(context: Context, parts: Parts) -> str | None:
+def fitted_key(project: Project, state: State, parts: Parts) -> str | None:
     """The key of fitted features, with the address of the bundle that they were taken from, if any."""
-    inputs = _inputs(context, parts)
-    if inputs is None or context.spec.train.start != "champion":
+    inputs = _inputs(project, state, parts)
+    if inputs is None or project.spec.train.start != "champion":
         return None if inputs is None else content_key("features", inputs)
-    fitted = context.receipts.result("features", content_key("features", inputs), FittedFeatures)
+    fitted = state.receipts.result("features", content_key("features", inputs), FittedFeatures)
     if fitted is None:
         return None
     return content_key("features", inputs if fitted.start is None else {**inputs, "from": fitted.start})
 
 
-def _inputs(context: Context, parts: Parts) -> dict[str, Any] | None:
-    settings, rows = context.settings, part_rows(context, parts.train)
+def _inputs(project: Project, state: State, parts: Parts) -> dict[str, Any] | None:
+    settings, rows = project.settings, part_rows(state, parts.train)
     if rows is None:
         return None
     return {
@@ -115,16 +119,16 @@ def _inputs(context: Context, parts: Parts) -> dict[str, Any] | None:
         "features": settings["features"],
         "label": settings["label"],
         "split": settings["split"],
-        "start": context.spec.train.start,
+        "start": project.spec.train.start,
         "rows": rows,
-        "code": {name: context.code[name] for name in token_functions(context.spec.features)},
+        "code": {name: project.code[name] for name in token_functions(project.spec.features)},
     }
 
 
-def features_of(context: Context, parts: Parts) -> tuple[Features, Labels, str | None]:
+def features_of(project: Project, state: State, parts: Parts) -> tuple[Features, Labels, str | None]:
     """The fitted features, the labels, and the address of the bundle that they are from."""
-    fitted = context.receipts.result("features", str(features_key(context, parts)), FittedFeatures)
+    fitted = state.receipts.result("features", str(features_key(project, state, parts)), FittedFeatures)
     assert fitted is not None
-    functions = {name: imported(name, "tokens") for name in token_functions(context.spec.features)}
+    functions = {name: imported(name, "tokens") for name in token_functions(project.spec.features)}
     features = Features.from_json(fitted.features, Source("the result of the step 'features'"), functions.__getitem__)
     return features, Labels(labels=fitted.labels), fitted.start

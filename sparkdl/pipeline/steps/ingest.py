@@ -40,9 +40,10 @@ from sparkdl.pipeline.sources.base import WINDOW, Source, SourceSnapshot
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.read import check_unchanged, of_windows, read_rows
 from sparkdl.pipeline.spec import PipelineSpec
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.windows import NO_TIME, WHOLE, ahead, deleted_text, due, span
 from sparkdl.tables.delta import delta_schema, merged_schema
 from sparkdl.tables.staged import StagedWrite
@@ -76,46 +77,50 @@ class IngestStep(Step):
 
     name = "ingest"
 
-    def wanted(self, context: Context) -> Mapping[str, str | None] | None:
+    def wanted(self, run: Run) -> Mapping[str, str | None] | None:
         """A key by window: those of the source that have begun, and those that are to be emptied."""
-        windows = source_windows(context)
+        windows = source_windows(run)
         if windows is None:
             return None
-        rules, later = rules_of(context), set(ahead(windows, context.now))
+        rules, later = rules_of(run.project), set(ahead(windows, run.request.now))
         keys: dict[str, str | None] = {
             name: window_key(rules, version) for name, version in windows.items() if name not in later
         }
-        keys |= {name: window_key(rules, windows.get(name, "")) for name in _due(context, windows)}
+        keys |= {name: window_key(rules, windows.get(name, "")) for name in _due(run, windows)}
         return dict(sorted(keys.items()))
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the table of clean rows is there, if the window has rows in it."""
-        return not receipt.read(WindowReceipt).kept or context.places.table(context.tables.table("clean").uri)
+        return not receipt.read(WindowReceipt).kept or run.state.places.table(run.project.tables.table("clean").uri)
 
-    def forced(self, context: Context, partition: str) -> bool:
+    def forced(self, run: Run, partition: str) -> bool:
         """Whether the window is one of a backfill that is still to be done."""
-        return not context.remade and context.again is not None and context.again[0] <= partition <= context.again[1]
+        return (
+            not run.backfilled
+            and run.request.again is not None
+            and run.request.again[0] <= partition <= run.request.again[1]
+        )
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What has changed."""
-        windows = source_windows(context)
+        windows = source_windows(run)
         if windows is not None and partition not in windows:
             return "the source no longer holds it: its rows are removed"
         if receipt is None:
             return "new"
-        if not receipt.key or not self.exists(context, receipt):
+        if not receipt.key or not self.exists(run, receipt):
             return "its clean rows are gone, or a run that replaced them was cut short"
-        books, rules = receipt.read(WindowReceipt), rules_of(context)
+        books, rules = receipt.read(WindowReceipt), rules_of(run.project)
         if receipt.key != window_key(rules, books.fingerprint):
             return "source, transform, expectations or their code differ from those it was made by"
         if windows is not None and books.fingerprint != windows[partition]:
             return "its rows in the source have changed"
         return "asked for"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Judge the rows of the windows that are due, and replace them in the clean rows."""
-        ingested, record = ingest(spark, context), context.record
-        context.remade, context.clean_rows = True, None
+        ingested, record = ingest(spark, run), run.record
+        run.backfilled = True
         record.windows["ingested"] = [books.window for books in ingested.done]
         record.books = list(ingested.done)
         for name in ("read", "kept", "quarantined", "duplicates"):
@@ -123,25 +128,25 @@ class IngestStep(Step):
         record.warned = dict(ingested.warned)
         return bool(ingested.done)
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """Which windows were ingested, which begin later, and which the source no longer holds."""
-        record = context.record
+        record = run.record
         record.windows.setdefault("ingested", [])
         for name in ("read", "kept", "quarantined", "duplicates"):
             record.rows.setdefault(name, 0)
-        if later := ahead(source_windows(context) or (), context.now):
+        if later := ahead(source_windows(run) or (), run.request.now):
             record.windows["ahead"] = later
-        tell_deleted(context)
-        record.source_state = context.snapshot.state
-        record.places |= {name: context.tables.table(name).uri for name in ("clean", "quarantine", "receipts")}
+        tell_deleted(run)
+        record.source_state = run.state.snapshot.state
+        record.places |= {name: run.project.tables.table(name).uri for name in ("clean", "quarantine", "receipts")}
 
 
-def rules_of(context: Context) -> str:
+def rules_of(project: Project) -> str:
     """What decides which rows of a window are kept, and what they look like: settings and code, as one hash."""
-    spec, transform = context.spec, context.spec.transform
+    spec, transform = project.spec, project.spec.transform
     inputs = {
         "version": VERSION,
-        "source": context.source.identity(),
+        "source": project.source.identity(),
         "transform": transform,
         "code": code_hash(transform.function) if transform is not None and transform.function else "",
         "expect": {name: each for name, each in spec.expect.items() if each.action != "warn"},
@@ -161,56 +166,59 @@ def window_key(rules: str, fingerprint: str) -> str:
     return content_key("ingest", [rules, fingerprint])
 
 
-def source_key(context: Context) -> str | None:
+def source_key(project: Project, state: State) -> str | None:
     """What decides the windows of the source and their rows; None where only Spark can tell."""
-    if context.snapshot.state is None:
+    if state.snapshot.state is None:
         return None
-    inputs = {"version": VERSION, "source": context.source.identity(), "state": context.snapshot.state}
+    inputs = {"version": VERSION, "source": project.source.identity(), "state": state.snapshot.state}
     return content_key("source", inputs)
 
 
-def source_windows(context: Context) -> Mapping[str, str] | None:
+def source_windows(run: Run) -> Mapping[str, str] | None:
     """A hash of what the source holds for each window; None where only Spark can tell.
 
     Where neither folders nor a table's log tell it, it is known of a source that is as it was when it was last read.
     """
-    if context.snapshot.windows is not None:
-        return context.snapshot.windows
-    if context.looked is not None:
-        return context.looked
-    receipt, key = context.receipts.of("source").get(WHOLE), source_key(context)
+    state = run.state
+    if state.snapshot.windows is not None:
+        return state.snapshot.windows
+    if run.windows_read is not None:
+        return run.windows_read
+    receipt, key = state.receipts.of("source").get(WHOLE), source_key(run.project, state)
     return None if receipt is None or key is None or receipt.key != key else receipt.read(dict[str, str])
 
 
-def keep_source_windows(context: Context, windows: Mapping[str, str]) -> None:
+def keep_source_windows(run: Run, windows: Mapping[str, str]) -> None:
     """Remember which windows the source held as this run read it."""
-    context.looked, key = windows, source_key(context)
-    if context.snapshot.windows is None and key is not None:
-        receipt = context.receipts.of("source").get(WHOLE)
+    state = run.state
+    run.windows_read, key = windows, source_key(run.project, state)
+    if state.snapshot.windows is None and key is not None:
+        receipt = state.receipts.of("source").get(WHOLE)
         if receipt is None or receipt.key != key or receipt.read(dict[str, str]) != windows:  # of some only counted yet
-            with replacing(context.receipts, "source", [WHOLE]) as made:
+            with replacing(state.receipts, "source", [WHOLE]) as made:
                 made[WHOLE] = (key, windows)
 
 
-def deleted_windows(context: Context) -> list[str]:
+def deleted_windows(run: Run) -> list[str]:
     """Windows that the source no longer holds and whose rows stay in the clean rows; none where only Spark can tell."""
-    windows = source_windows(context)
+    windows = source_windows(run)
     if windows is None:
         return []
-    held = {*windows, *_due(context, windows)}
-    return [name for name, books in context.windows().items() if books.read and name not in held]
+    held = {*windows, *_due(run, windows)}
+    return [name for name, books in run.state.windows().items() if books.read and name not in held]
 
 
-def tell_deleted(context: Context) -> None:
+def tell_deleted(run: Run) -> None:
     """Tell log and record which windows the source no longer holds while their rows stay."""
-    if deleted := deleted_windows(context):
+    if deleted := deleted_windows(run):
         logger.warning("%s", deleted_text(deleted))
-        context.record.windows["deleted"] = deleted
+        run.record.windows["deleted"] = deleted
 
 
-def _due(context: Context, windows: Mapping[str, str]) -> list[str]:
-    rules, receipts, held = rules_of(context), context.receipts.of("ingest"), context.windows()
-    lost = lost_windows(context)
+def _due(run: Run, windows: Mapping[str, str]) -> list[str]:
+    project, state = run.project, run.state
+    rules, receipts, held = rules_of(project), state.receipts.of("ingest"), state.windows()
+    lost = lost_windows(project, state)
     done = {
         name: windows[name]
         for name, receipt in receipts.items()
@@ -219,36 +227,37 @@ def _due(context: Context, windows: Mapping[str, str]) -> list[str]:
     return due(
         windows,
         done,
-        now=context.now,
-        again=None if context.remade else context.again,
+        now=run.request.now,
+        again=None if run.backfilled else run.request.again,
         held=[name for name, books in held.items() if books.read],
-        remove=context.spec.source.deleted_windows == "remove",
+        remove=project.spec.source.deleted_windows == "remove",
     )
 
 
-def _made_by(context: Context, rules: str) -> bool:
+def _made_by(state: State, rules: str) -> bool:
     """Whether any window was made by these rules."""
-    windows = context.windows()
-    return any(receipt.key and windows[name].rules == rules for name, receipt in context.receipts.of("ingest").items())
+    windows = state.windows()
+    return any(receipt.key and windows[name].rules == rules for name, receipt in state.receipts.of("ingest").items())
 
 
-def lost_windows(context: Context) -> set[str]:
+def lost_windows(project: Project, state: State) -> set[str]:
     """The windows whose clean rows are gone with their table."""
-    kept = {name for name, books in context.windows().items() if books.kept}
-    return set() if not kept or context.places.table(context.tables.table("clean").uri) else kept
+    kept = {name for name, books in state.windows().items() if books.kept}
+    return set() if not kept or state.places.table(project.tables.table("clean").uri) else kept
 
 
-def check_lost(context: Context, deleted: list[str]) -> None:
+def check_lost(project: Project, state: State, deleted: list[str]) -> None:
     """Say that the table of clean rows is gone, where it is.
 
     Args:
-        context: of the run.
+        project: the pipeline.
+        state: what there is of it.
         deleted: windows that the source no longer holds, and that are to stay.
 
     Raises:
         DataError: rows were in it that the source no longer holds.
     """
-    lost, uri = lost_windows(context), context.tables.table("clean").uri
+    lost, uri = lost_windows(project, state), project.tables.table("clean").uri
     gone = [name for name in deleted if name in lost]
     if gone:
         raise DataError(
@@ -272,12 +281,12 @@ class Ingested:
     warned: Mapping[str, int]
 
 
-def ingest(spark: SparkSession, context: Context) -> Ingested:
+def ingest(spark: SparkSession, run: Run) -> Ingested:
     """Bring the table of clean rows up to date with the source.
 
     Args:
         spark: the session.
-        context: of the run.
+        run: the run.
 
     Raises:
         DataError: rows were lost or multiplied, an expectation failed, or a window or the source has no sound row.
@@ -287,37 +296,38 @@ def ingest(spark: SparkSession, context: Context) -> Ingested:
         StorageError: source or tables cannot be read or written.
     """
     with source_errors():
-        return _ingest_due(spark, context)
+        return _ingest_due(spark, run)
 
 
-def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
-    spec, source, snapshot = context.spec, context.source, context.snapshot
-    version = context.tables.version("clean")  # before what is known of its windows: what is decided holds for it alone
-    files, windows = parquet_rows(spark, spec, source, snapshot), source_windows(context)
+def _ingest_due(spark: SparkSession, run: Run) -> Ingested:
+    project, state = run.project, run.state
+    spec, source, snapshot = project.spec, project.source, state.snapshot
+    version = project.tables.version("clean")  # before what is known of its windows: what is decided holds for it alone
+    files, windows = parquet_rows(spark, spec, source, snapshot), source_windows(run)
     source_rows = read_rows(spark, source, snapshot) if files is None else files.frame
     rows_of: Mapping[str, int]
     if windows is not None and snapshot.windows is not None:
         rows_of = {name: size.rows_about for name, size in snapshot.sizes.items()}
     elif windows is not None:  # the source is as it was when its windows were last told
         rows_of = counted(source_rows) if files is None else files.rows
-    elif spec.transform is None and source.rows_may_change and not _made_by(context, rules_of(context)):
+    elif spec.transform is None and source.rows_may_change and not _made_by(state, rules_of(project)):
         rows_of = (
             counted(source_rows) if files is None else files.rows
         )  # every window is due, and the pass that writes them hashes what it reads
         windows = dict.fromkeys(rows_of, AS_READ)
-        context.looked = windows
+        run.windows_read = windows
     else:
         windows, rows_of = fingerprints(source_rows, None if files is None else files.read)
         check_unchanged(source, snapshot)
-        keep_source_windows(context, windows)
-    todo = {name: windows.get(name, "") for name in _due(context, windows)}
+        keep_source_windows(run, windows)
+    todo = {name: windows.get(name, "") for name in _due(run, windows)}
     there = [name for name in todo if name in windows]
-    check_lost(context, deleted_windows(context))
+    check_lost(project, state, deleted_windows(run))
     if files is not None and not files.keys_are_unique(there, spec.source.key):
         files, source_rows = None, read_rows(spark, source, snapshot)
     chosen = of_windows(source_rows, source, there) if files is None else source_rows
-    rows = transformed(spark, context.file, chosen)
-    context.file.check_columns(_types(source_rows), None if spec.transform is None else _types(rows))
+    rows = transformed(spark, project.file, chosen)
+    project.file.check_columns(_types(source_rows), None if spec.transform is None else _types(rows))
     if not todo:
         return Ingested(done=(), warned={})
     most = max(rows_of.get(name, 0) for name in todo)
@@ -326,12 +336,12 @@ def _ingest_due(spark: SparkSession, context: Context) -> Ingested:
         before = rows_of if snapshot.windows is None else _counted(source, snapshot, there, chosen)
         if not source.rows_may_change and spec.source.when is not None:
             source.check_within({name: windows[name] for name in there}, fingerprints(chosen)[0])
-    done = _ingest(spark, context, rows, todo, most, before, version, files)
+    done = _ingest(spark, run, rows, todo, most, before, version, files)
     if snapshot.windows is None:
         read = {books.window: books.fingerprint for books in done.done if books.window in windows}
-        keep_source_windows(context, {**windows, **read})
+        keep_source_windows(run, {**windows, **read})
     if removed := [name for name in todo if name not in windows]:
-        context.record.windows["removed"] = removed
+        run.record.windows["removed"] = removed
     return done
 
 
@@ -341,16 +351,16 @@ def _counted(source: Source, snapshot: SourceSnapshot, windows: Collection[str],
     return counted(rows) if told is None else {name: count for name, count in told.items() if name in windows}
 
 
-def check_columns(spark: SparkSession, context: Context) -> None:
+def check_columns(spark: SparkSession, project: Project, state: State) -> None:
     """Hold the file against the columns of the source and of the transform, where no window is due.
 
     Raises:
         PipelineFileError: the file reads columns that there are not, or that are of types that their use does not fit.
     """
     with source_errors():
-        rows = read_rows(spark, context.source, context.snapshot)
-        after = None if context.spec.transform is None else _types(transformed(spark, context.file, rows))
-        context.file.check_columns(_types(rows), after)
+        rows = read_rows(spark, project.source, state.snapshot)
+        after = None if project.spec.transform is None else _types(transformed(spark, project.file, rows))
+        project.file.check_columns(_types(rows), after)
 
 
 def _types(rows: DataFrame) -> dict[str, pa.DataType]:
@@ -369,7 +379,7 @@ def _types(rows: DataFrame) -> dict[str, pa.DataType]:
 
 def _ingest(
     spark: SparkSession,
-    context: Context,
+    run: Run,
     prepared: DataFrame,
     todo: Mapping[str, str],
     most: int,
@@ -381,7 +391,7 @@ def _ingest(
 
     Args:
         spark: the session.
-        context: of the run.
+        run: the run.
         prepared: the rows, as the transform left them.
         todo: fingerprint of each window; empty for one that the source no longer holds, which is replaced by nothing.
         most: rows of the largest window, about.
@@ -389,18 +399,19 @@ def _ingest(
         version: of the table of clean rows when it was decided what is due; -1 without one.
         files: that tasks read the rows from; None where Spark reads them.
     """
-    spec = context.spec
+    project, state = run.project, run.state
+    spec = project.spec
     taken = sorted({OUTCOME, BROKEN, SALT} & set(prepared.columns))
     if taken:
         raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
     newest = spec.source.time if spec.source.time in prepared.columns else None
     entered = Entered()
-    stored = context.snapshot.bytes
+    stored = state.snapshot.bytes
     small = stored is not None and stored <= _ONE_TASK and len(todo) <= _ONE_TASK_WINDOWS
     rows = prepared
     if files is None:
         rows = judged(_gathered(entered.observe(prepared), spec, most, small), spec.expect, spec.source.key, newest)
-    clean, quarantine = _staged(spark, context, rows, todo, version)
+    clean, quarantine = _staged(spark, project, state, rows, todo, version)
     pending = {"quarantine": quarantine, "clean": clean}
     try:
         into = clean.task, quarantine.task
@@ -413,17 +424,17 @@ def _ingest(
                 entered.check(left, prepared)
             else:
                 files.check(left, todo)
-        if context.snapshot.windows is None and before is None:
-            check_hashes(todo, found, alive=context.source.rows_may_change)
-        check_unchanged(context.source, context.snapshot)
+        if state.snapshot.windows is None and before is None:
+            check_hashes(todo, found, alive=project.source.rows_may_change)
+        check_unchanged(project.source, state.snapshot)
         check_shares(found, spec.expect)
         check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
         check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
-        books = _books(context, todo, found, before)
-        with replacing(context.receipts, "ingest", todo) as made:
+        books = _books(run, todo, found, before)
+        with replacing(state.receipts, "ingest", todo) as made:
             pending.pop("quarantine").commit(refused)  # which takes its own files away where it is refused
             version = pending.pop("clean").commit(sound).version
-            rules = rules_of(context)
+            rules = rules_of(project)
             for each in books:
                 made[each.window] = (window_key(rules, each.fingerprint), replace(each, version=version))
     except BaseException:
@@ -438,7 +449,7 @@ def _ingest(
 
 
 def _books(
-    context: Context,
+    run: Run,
     todo: Mapping[str, str],
     found: Mapping[str, Outcomes],
     before: Mapping[str, int] | None,
@@ -448,7 +459,7 @@ def _books(
     Raises:
         DataError: the rows of one were lost or multiplied.
     """
-    rules, books = rules_of(context), []
+    rules, books = rules_of(run.project), []
     for name, fingerprint in sorted(todo.items()):
         outcomes = found.get(name, Outcomes())
         made = WindowReceipt(
@@ -463,7 +474,7 @@ def _books(
             outcomes=outcomes.quarantined,
             content=outcomes.content,
             unlabelled=outcomes.unlabelled,
-            run_id=context.record.run_id,
+            run_id=run.run_id,
         )
         made.check()
         books.append(made)
@@ -498,7 +509,7 @@ def _gathered(rows: DataFrame, spec: PipelineSpec, most: int, small: bool) -> Da
 
 
 def _staged(
-    spark: SparkSession, context: Context, rows: DataFrame, todo: Mapping[str, str], version: int
+    spark: SparkSession, project: Project, state: State, rows: DataFrame, todo: Mapping[str, str], version: int
 ) -> tuple[StagedWrite, StagedWrite]:
     """The replacement of the windows in both tables.
 
@@ -508,9 +519,9 @@ def _staged(
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
-    tables = context.tables
+    tables = project.tables
     partitions = [{WINDOW: name} for name in todo]
-    table, held = tables.table("clean"), [name for name, books in context.windows().items() if books.kept]
+    table, held = tables.table("clean"), [name for name, books in state.windows().items() if books.kept]
     schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
     if version >= 0 and set(held) <= set(todo):
         clean = table.stage(
@@ -518,7 +529,7 @@ def _staged(
             "overwrite",
             partition_by=[WINDOW],
             overwrite_schema=True,
-            transaction=context.transaction(),
+            transaction=state.transaction(),
             expected_version=version,
         )
     else:
@@ -530,11 +541,11 @@ def _staged(
             schema,
             [WINDOW],
             partitions,
-            transaction=context.transaction(),
+            transaction=state.transaction(),
             expected_version=None if version >= 0 else -1,
         )
     texts = StructType([StructField(name, StringType()) for name in QUARANTINE]).json()
     quarantine = tables.table("quarantine").stage(
-        texts, "replace", partition_by=[WINDOW], partitions=partitions, transaction=context.transaction()
+        texts, "replace", partition_by=[WINDOW], partitions=partitions, transaction=state.transaction()
     )
     return clean, quarantine

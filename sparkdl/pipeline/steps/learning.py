@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 from sparkdl.documents.typed import encode
 from sparkdl.pipeline.rows.parts import Parts, parts_of, parts_to_do
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.work.labels import NoLabelsError
 
 __all__ = [
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 
-def parts_to_learn(context: Context) -> tuple[Parts | None, str]:
+def parts_to_learn(run: Run) -> tuple[Parts | None, str]:
     """The windows of each part, and why nothing is learnt although that was asked for.
 
     Where drift asks for it, the newest windows of all train and validate; unless they have no label yet.
@@ -30,52 +31,53 @@ def parts_to_learn(context: Context) -> tuple[Parts | None, str]:
     Raises:
         DataError: a part is left without a window, and there is no champion.
     """
-    if not context.train:
+    project, state = run.project, run.state
+    if not run.request.train:
         return None, ""
-    windows, champion = context.windows(), context.champion()
-    parts, waits = parts_to_do(context.spec, windows, train=True, champion=champion is not None)
+    windows, champion = state.windows(), state.champion()
+    parts, waits = parts_to_do(project.spec, windows, train=True, champion=champion is not None)
     if waits:
         return None, waits
     choices = [parts]
-    if context.spec.drift.action == "retrain" and learns_from_all(context):
-        choices.insert(0, parts_of(context.spec, windows, hold_back=False))
+    if project.spec.drift.action == "retrain" and learns_from_all(project, state):
+        choices.insert(0, parts_of(project.spec, windows, hold_back=False))
     for chosen in choices:
-        receipt = context.receipts.of("waits").get(_waits_key(context, chosen) or "")
+        receipt = state.receipts.of("waits").get(_waits_key(project, state, chosen) or "")
         if receipt is None or champion is None:
             return chosen, ""
         waits = f"learning waits: {receipt.read(str)}"
     return None, waits
 
 
-def windows_and_key(context: Context, stale: Stale) -> tuple[Parts, str]:
+def windows_and_key(run: Run, stale: Stale) -> tuple[Parts, str]:
     """The windows that a step of learning is made for, and the one key that it is made by."""
     (key,) = stale.keys.values()
-    parts, _ = parts_to_learn(context)
+    parts, _ = parts_to_learn(run)
     assert parts is not None
     assert key is not None
     return parts, key
 
 
-def learns_from_all(context: Context) -> bool:
+def learns_from_all(project: Project, state: State) -> bool:
     """Whether drift has asked for it, of the rows that there are now."""
-    return _retrain_key(context) in context.receipts.of("retrain")
+    return _retrain_key(project, state) in state.receipts.of("retrain")
 
 
-def learn_from_all(context: Context) -> None:
+def learn_from_all(project: Project, state: State) -> None:
     """Let the newest windows train and validate, too, as drift asks for; so it stays until a window changes."""
-    key = _retrain_key(context)
-    if key and not learns_from_all(context):
-        context.receipts.write([Receipt(step="retrain", partition=key, key=key)])
+    key = _retrain_key(project, state)
+    if key and not learns_from_all(project, state):
+        state.receipts.write([Receipt(step="retrain", partition=key, key=key)])
 
 
-def _retrain_key(context: Context) -> str:
+def _retrain_key(project: Project, state: State) -> str:
     """What drift has looked at: the rows of all windows; empty where one is not ingested yet."""
-    rows = context.content()
-    return "" if None in rows.values() else content_key("retrain", {"rows": rows, "split": context.settings["split"]})
+    rows = state.content()
+    return "" if None in rows.values() else content_key("retrain", {"rows": rows, "split": project.settings["split"]})
 
 
 @contextmanager
-def unless_labels_are_missing(context: Context, parts: Parts) -> Iterator[None]:
+def unless_labels_are_missing(project: Project, state: State, parts: Parts) -> Iterator[None]:
     """Note that a part of these windows has no label yet, which is so until a window changes.
 
     Raises:
@@ -84,22 +86,22 @@ def unless_labels_are_missing(context: Context, parts: Parts) -> Iterator[None]:
     try:
         yield
     except NoLabelsError as error:
-        if context.champion() is None:
+        if state.champion() is None:
             raise
-        key = str(_waits_key(context, parts))
-        context.receipts.write([Receipt(step="waits", partition=key, key=key, facts=encode(str(error)).decode())])
+        key = str(_waits_key(project, state, parts))
+        state.receipts.write([Receipt(step="waits", partition=key, key=key, facts=encode(str(error)).decode())])
 
 
-def _waits_key(context: Context, parts: Parts) -> str | None:
+def _waits_key(project: Project, state: State, parts: Parts) -> str | None:
     """What decides whether each part has labels; None where a window is not ingested yet."""
-    rows = {part: part_rows(context, parts.windows(part)) for part in ("train", "validate", "test")}
+    rows = {part: part_rows(state, parts.windows(part)) for part in ("train", "validate", "test")}
     if None in rows.values():
         return None
-    return content_key("waits", {"label": context.settings["label"], "split": context.settings["split"], "rows": rows})
+    return content_key("waits", {"label": project.settings["label"], "split": project.settings["split"], "rows": rows})
 
 
-def part_rows(context: Context, windows: tuple[str, ...]) -> dict[str, str] | None:
+def part_rows(state: State, windows: tuple[str, ...]) -> dict[str, str] | None:
     """A hash of the rows of each window of a part; None where one is not ingested yet."""
-    content = context.content()
+    content = state.content()
     known = {name: rows for name in windows if (rows := content[name]) is not None}
     return known if len(known) == len(windows) else None

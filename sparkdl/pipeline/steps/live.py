@@ -23,10 +23,11 @@ from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Live, LiveError, Scored
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.drift import trained_of
 from sparkdl.pipeline.steps.score import scored_windows
 from sparkdl.tables.table import Table
@@ -63,42 +64,45 @@ class LiveStep(Step):
     looks = True
     listed = False
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The key of the one receipt: the predictions of the windows with rows, and these rows."""
-        spec, name = context.spec, _label(context.spec)
-        if not spec.source.key or not context.places.table(str(spec.score.target)):
+        project, state = run.project, run.state
+        spec, name = project.spec, _label(project.spec)
+        if not spec.source.key or not state.places.table(str(spec.score.target)):
             return {}
-        content, settings = context.content(), context.settings["label"][name]
-        scored = {window: receipt.key for window, receipt in _predicted(context).items()}
+        content, settings = state.content(), project.settings["label"][name]
+        scored = {window: receipt.key for window, receipt in _predicted(project, state).items()}
         if any(content[window] is None for window in scored):
             return {name: None}
         rows = {window: content[window] for window in scored}
         inputs = {"version": VERSION, "label": settings, "weight": spec.weight, "predictions": scored, "rows": rows}
         return {name: content_key("live", inputs)}
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """That something came since."""
         return "labels or predictions came since"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Compare what was predicted with the labels that are there now."""
+        project, state = run.project, run.state
         ((name, key),) = stale.keys.items()
-        receipt = context.receipts.of(self.name).get(name)
-        earlier = Live(label=name, metric=_metric(context.spec)) if receipt is None else receipt.read(Live)
-        live = _compared(context, context.clean(spark), earlier)
-        with replacing(context.receipts, self.name, stale.keys) as made:
+        receipt = state.receipts.of(self.name).get(name)
+        earlier = Live(label=name, metric=_metric(project.spec)) if receipt is None else receipt.read(Live)
+        live = _compared(project, state, state.clean(spark), earlier)
+        with replacing(state.receipts, self.name, stale.keys) as made:
             made[name] = (str(key), live)
         return live.windows != earlier.windows
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """The errors, as far as there are any."""
-        name = _label(context.spec)
-        receipt = context.receipts.of(self.name).get(name)
-        reason = "" if context.spec.source.key else "without source.key no label can be joined to its prediction"
-        metric = _metric(context.spec)
+        project = run.project
+        name = _label(project.spec)
+        receipt = run.state.receipts.of(self.name).get(name)
+        reason = "" if project.spec.source.key else "without source.key no label can be joined to its prediction"
+        metric = _metric(project.spec)
         nothing = Live(label=name, metric=metric, reason=reason)
         live = nothing if receipt is None or reason else receipt.read(Live)
-        context.record.live = replace(live, metric=metric, rows={})
+        run.record.live = replace(live, metric=metric, rows={})
 
 
 def _label(spec: PipelineSpec) -> str:
@@ -109,26 +113,26 @@ def _metric(spec: PipelineSpec) -> str:
     return spec.publish.metric or DEFAULT_METRICS[spec.label[_label(spec)].type]
 
 
-def _predicted(context: Context) -> dict[str, Receipt]:
+def _predicted(project: Project, state: State) -> dict[str, Receipt]:
     """The receipts of the predictions of windows that have rows, by window."""
-    books = context.windows()
+    books = state.windows()
     return {
         window: receipt
-        for window, receipt in scored_windows(context).items()
+        for window, receipt in scored_windows(project, state).items()
         if receipt.key and window in books and books[window].kept
     }
 
 
-def _compared(context: Context, clean: DataFrame, earlier: Live) -> Live:
+def _compared(project: Project, state: State, clean: DataFrame, earlier: Live) -> Live:
     """Compare the newest windows, and those whose rows have changed since they were compared."""
-    content = {window: str(rows) for window, rows in context.content().items()}
+    content = {window: str(rows) for window, rows in state.content().items()}
     errors = {(error.window, error.version): error for error in earlier.windows}
-    receipts = _predicted(context)
+    receipts = _predicted(project, state)
     rows = {window: content[window] for window in receipts}
     changed = [window for window in rows if earlier.rows.get(window) != rows[window]]
     by_version: dict[int, list[_Predictions]] = {}
     for window in sorted({*sorted(receipts)[-_MOST_WINDOWS:], *changed}):
-        predictions = _predictions(context, window, receipts[window], content[window])
+        predictions = _predictions(project, window, receipts[window], content[window])
         version = predictions.scored.version
         compared = errors.get((window, version))
         if compared is None or compared.key != predictions.key:
@@ -136,13 +140,15 @@ def _compared(context: Context, clean: DataFrame, earlier: Live) -> Live:
     reasons = []
     for version, windows in sorted(by_version.items()):
         try:
-            errors |= {(window, version): error for window, error in _errors(context, clean, earlier.label, windows)}
+            errors |= {
+                (window, version): error for window, error in _errors(project, state, clean, earlier.label, windows)
+            }
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as cause:
             for predictions in windows:
                 del rows[predictions.window]  # so that it is compared again when the next label comes
             reasons.append(f"the predictions of version {version} cannot be compared: {cause}")
             logger.warning("live error: %s", reasons[-1])
-    return replace(earlier, metric=_metric(context.spec), windows=_newest(errors), rows=rows, reason="; ".join(reasons))
+    return replace(earlier, metric=_metric(project.spec), windows=_newest(errors), rows=rows, reason="; ".join(reasons))
 
 
 def _newest(errors: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]:
@@ -152,26 +158,26 @@ def _newest(errors: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...
     return tuple(errors[place] for place in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
 
 
-def _predictions(context: Context, window: str, receipt: Receipt, rows: str) -> _Predictions:
+def _predictions(project: Project, window: str, receipt: Receipt, rows: str) -> _Predictions:
     """The predictions of a window, and what decides how good those were."""
     inputs = {
         "version": VERSION,
         "predictions": receipt.key,
         "rows": rows,
-        "label": context.settings["label"][_label(context.spec)],
-        "weight": context.spec.weight,
+        "label": project.settings["label"][_label(project.spec)],
+        "weight": project.spec.weight,
     }
     return _Predictions(window=window, scored=receipt.read(Scored), key=content_key("live", inputs))
 
 
 def _errors(
-    context: Context, clean: DataFrame, name: str, windows: Sequence[_Predictions]
+    project: Project, state: State, clean: DataFrame, name: str, windows: Sequence[_Predictions]
 ) -> Iterator[tuple[str, LiveError]]:
     """The errors of windows that one version predicted, by window, a few windows at a time."""
     from sparkdl.pipeline.work.labels import labels_of
 
-    spec, version = context.spec, windows[0].scored.version
-    model = context.registry.get(str(spec.publish.name), version)
+    spec, version = project.spec, windows[0].scored.version
+    model = state.registry.get(str(spec.publish.name), version)
     if {predictions.scored.artifact for predictions in windows} - {"", model.artifact}:
         raise ConfigError(f"another model than {spec.publish.name} has made them")
     labels = labels_of(model.uri)
@@ -183,14 +189,15 @@ def _errors(
     chunk: list[_Predictions] = []
     for predictions in windows:
         if chunk and sum(each.scored.rows for each in (*chunk, predictions)) > label.most_measured:
-            yield from _measured(context, clean, label, output, chunk, model)
+            yield from _measured(project, state, clean, label, output, chunk, model)
             chunk = []
         chunk.append(predictions)
-    yield from _measured(context, clean, label, output, chunk, model)
+    yield from _measured(project, state, clean, label, output, chunk, model)
 
 
 def _measured(
-    context: Context,
+    project: Project,
+    state: State,
     clean: DataFrame,
     label: FittedLabel,
     output: str,
@@ -200,19 +207,20 @@ def _measured(
     """The errors of windows, by window.
 
     Args:
-        context: of the run.
+        project: the pipeline.
+        state: what there is of it.
         clean: the clean rows.
         label: that is compared.
         output: the column of the predictions of it.
         windows: few enough for the driver to hold their rows.
         model: that predicted them.
     """
-    spec = context.spec
+    spec = project.spec
     rows = _joined(clean, spec, label, output, windows, model.version).toPandas()
     rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
-    trained, by_time = trained_of(context.receipts, model), isinstance(spec.split, TimeSplit)
+    trained, by_time = trained_of(state.receipts, model), isinstance(spec.split, TimeSplit)
     trained_on: Mapping[str, str] = {}
-    if trained is not None and (by_time or trained.split not in ({}, context.settings["split"])):
+    if trained is not None and (by_time or trained.split not in ({}, project.settings["split"])):
         trained_on = trained.windows
     all_rows_scored = not by_time and spec.score.window == "all"
     summary = None if trained is None else trained.labels.get(label.name)

@@ -16,10 +16,11 @@ from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.rows.parts import Parts, parts_to_do, rows_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import TimeSplit, quantile_column
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key, replacing
 from sparkdl.pipeline.state.results import Scored
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.windows import NO_TIME
 from sparkdl.tables.table import AppTransaction, Table
 
@@ -41,50 +42,52 @@ class ScoreStep(Step):
 
     name = "score"
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by window and table; none without a champion."""
-        champion = context.champion()
+        project, state = run.project, run.state
+        champion = state.champion()
         if champion is None:
             return {}
-        content, settings, target = context.content(labels=False), context.settings, _target(context)
+        content, settings, target = state.content(labels=False), project.settings, _target(project)
         inputs = {
             "version": VERSION,
             "artifact": champion.artifact,
             "score": settings["score"],
-            "split": None if context.spec.score.window == "all" else settings["split"],
-            "key": context.spec.source.key,
+            "split": None if project.spec.score.window == "all" else settings["split"],
+            "key": project.spec.source.key,
         }
 
         def key(window: str) -> str | None:
             rows = content[window]
             return None if rows is None else content_key("score", {**inputs, "window": window, "rows": rows})
 
-        return {_partition(window, target): key(window) for window in windows_to_score(context, _parts(context))}
+        return {_partition(window, target): key(window) for window in windows_to_score(project, state, _parts(run))}
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the table of predictions is there."""
-        return context.places.table(_target(context))
+        return run.state.places.table(_target(run.project))
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """That this champion has not scored these rows."""
-        champion = context.champion()
+        champion = run.state.champion()
         assert champion is not None
         return f"not scored by version {champion.version} yet"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Let the champion predict the windows that it has not predicted yet, and replace them in the table."""
         from sparkdl.pipeline.session import torch_for_workers
 
-        champion, record, target = context.champion(), context.record, _target(context)
+        project, state = run.project, run.state
+        champion, record, target = state.champion(), run.record, _target(project)
         assert champion is not None
         torch_for_workers(spark)
         partitions = {partition.partition(" ")[0]: partition for partition in stale.keys}
-        spec, content, clean = context.spec, context.content(labels=False), context.clean(spark)
+        spec, content, clean = project.spec, state.content(labels=False), state.clean(spark)
         windows, part, table = list(partitions), spec.score.window, Table(target)
         rows = clean.where(clean[WINDOW].isin(*windows)) if part == "all" else rows_of(clean, spec, part, windows)
-        frame = _predicted(context, rows, champion, windows)
-        with replacing(context.receipts, self.name, stale.keys) as made:
-            counts = _replaced(context, table, frame, windows)
+        frame = _predicted(run, rows, champion, windows)
+        with replacing(state.receipts, self.name, stale.keys) as made:
+            counts = _replaced(state, table, frame, windows)
             for window, partition in partitions.items():
                 scored = Scored(
                     window=window,
@@ -100,59 +103,60 @@ class ScoreStep(Step):
         record.places["predictions"] = table.uri
         return True
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """The windows that are scored."""
-        if context.champion() is not None:
-            context.record.windows.setdefault("score", list(windows_to_score(context, _parts(context))))
+        if run.state.champion() is not None:
+            run.record.windows.setdefault("score", list(windows_to_score(run.project, run.state, _parts(run))))
 
 
-def scored_windows(context: Context) -> dict[str, Receipt]:
+def scored_windows(project: Project, state: State) -> dict[str, Receipt]:
     """The receipts of the windows of the table of predictions, those that are struck out among them."""
-    target = _target(context)
-    receipts = [(receipt.read(Scored), receipt) for receipt in context.receipts.of("score").values()]
+    target = _target(project)
+    receipts = [(receipt.read(Scored), receipt) for receipt in state.receipts.of("score").values()]
     return {scored.window: receipt for scored, receipt in receipts if scored.target == target}
 
 
-def windows_to_score(context: Context, parts: Parts) -> tuple[str, ...]:
+def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str, ...]:
     """The windows that the file asks to score, and those that earlier runs owe, in order.
 
     Owed are, since the first window that was ever scored, those that no run came for, those whose rows have changed
     since, and, of any split, those that were scored and have no rows any more.
     """
-    part, content = context.spec.score.window, context.content(labels=False)
+    part, content = project.spec.score.window, state.content(labels=False)
     asked = tuple(name for name in content if content[name] != "") if part == "all" else parts.windows(part)
-    receipts = scored_windows(context)
+    receipts = scored_windows(project, state)
     scored = {name: receipt.read(Scored).content for name, receipt in receipts.items() if receipt.key}
 
     def owes(name: str) -> bool:
         return content[name] != scored.get(name) if name in receipts else content[name] != ""
 
     owed = {name for name, rows in content.items() if rows == "" and owes(name)}
-    if receipts and asked and isinstance(context.spec.split, TimeSplit) and NO_TIME not in asked:
+    if receipts and asked and isinstance(project.spec.split, TimeSplit) and NO_TIME not in asked:
         owed |= {name for name in content if min(receipts) <= name < max(asked) and owes(name)}
     return tuple(sorted({*owed, *asked}))
 
 
-def _parts(context: Context) -> Parts:
-    return parts_to_do(context.spec, context.windows(), train=context.train, champion=True)[0]
+def _parts(run: Run) -> Parts:
+    return parts_to_do(run.project.spec, run.state.windows(), train=run.request.train, champion=True)[0]
 
 
-def _target(context: Context) -> str:
-    return Table(str(context.spec.score.target)).uri
+def _target(project: Project) -> str:
+    return Table(str(project.spec.score.target)).uri
 
 
 def _partition(window: str, target: str) -> str:
     return f"{window} in {target}"
 
 
-def _predicted(context: Context, rows: DataFrame, champion: ModelVersion, todo: Sequence[str]) -> DataFrame:
+def _predicted(run: Run, rows: DataFrame, champion: ModelVersion, todo: Sequence[str]) -> DataFrame:
     """The rows of the table of predictions for some windows."""
     from pyspark.sql import functions as F
 
     from sparkdl.pipeline.work.labels import labels_of
     from sparkdl.scoring.score import score
 
-    spec, table = context.spec, Table(str(context.spec.score.target))
+    project = run.project
+    spec, table = project.spec, Table(str(project.spec.score.target))
     kept = list(dict.fromkeys([*spec.source.key, *spec.score.keep]))
     absent = [name for name in kept if name not in rows.columns]
     if absent:
@@ -162,24 +166,24 @@ def _predicted(context: Context, rows: DataFrame, champion: ModelVersion, todo: 
     chosen = rows.where(F.col(WINDOW).isin(*todo))
     config = ScoreConfig(batch_rows=spec.train.transform_batch_size)
     keep = [WINDOW, *kept]
-    scored = score(chosen, champion.uri, output_columns=names, keep=keep, config=config, trusted=context.trusted)
+    scored = score(chosen, champion.uri, output_columns=names, keep=keep, config=config, trusted=project.trusted)
     columns: list[Column] = [F.col(WINDOW), *[F.col(quoted(name)) for name in kept]]
     for label, name in zip(labels, names, strict=True):
         columns += _columns(label, F.col(name), "" if len(names) == 1 else f"{label.name}_")
     columns += [
         F.lit(champion.version).cast("int").alias("model_version"),
-        F.lit(context.record.run_id).alias("run_id"),
+        F.lit(run.record.run_id).alias("run_id"),
         F.current_timestamp().alias("scored_at"),
     ]
-    return _fitted_to(table, scored.select(*columns), context.transaction()).repartition(WINDOW)
+    return _fitted_to(table, scored.select(*columns), run.state.transaction()).repartition(WINDOW)
 
 
-def _replaced(context: Context, table: Table, frame: DataFrame, todo: Sequence[str]) -> dict[str, int]:
+def _replaced(state: State, table: Table, frame: DataFrame, todo: Sequence[str]) -> dict[str, int]:
     """Replace windows in the table of predictions, and count the rows of each."""
     from pyspark.sql import functions as F
 
     windows = [{WINDOW: name} for name in todo]
-    table.write(frame, "replace", partition_by=[WINDOW], partitions=windows, transaction=context.transaction())
+    table.write(frame, "replace", partition_by=[WINDOW], partitions=windows, transaction=state.transaction())
     counted = table.read(frame.sparkSession).where(F.col(WINDOW).isin(*todo)).groupBy(WINDOW).count().collect()
     return dict.fromkeys(todo, 0) | {row[WINDOW]: row["count"] for row in counted}
 

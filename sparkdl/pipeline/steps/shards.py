@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.pipeline.rows.parts import Parts, rows_of
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Shards
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.features import VERSION, features_of, fitted_key
 from sparkdl.pipeline.steps.learning import part_rows, parts_to_learn, unless_labels_are_missing, windows_and_key
 
@@ -28,34 +29,35 @@ class ShardsStep(Step):
     learns = True
     reads = ("features",)
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of both sets."""
-        parts, _ = parts_to_learn(context)
-        return {} if parts is None else {str(key := shards_key(context, parts)): key}
+        parts, _ = parts_to_learn(run)
+        return {} if parts is None else {str(key := shards_key(run.project, run.state, parts)): key}
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether both sets lie where they were left."""
-        shards = context.receipts.result(self.name, receipt.key, Shards)
-        return shards is not None and context.places.shards(shards)
+        shards = run.state.receipts.result(self.name, receipt.key, Shards)
+        return shards is not None and run.state.places.shards(shards)
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs."""
         return "windows, weight or seed differ"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Cut them."""
         from sparkdl.pipeline.session import start_torch_daemon
         from sparkdl.pipeline.work.prepare import cut_shards
 
-        parts, key = windows_and_key(context, stale)
+        parts, key = windows_and_key(run, stale)
         start_torch_daemon(spark)  # a training follows
-        spec, clean = context.spec, context.clean(spark)
-        features, labels, _ = features_of(context, parts)
-        with unless_labels_are_missing(context, parts):
+        project, state = run.project, run.state
+        spec, clean, check_lease = project.spec, state.clean(spark), state.check_lease
+        features, labels, _ = features_of(project, state, parts)
+        with unless_labels_are_missing(project, state, parts):
             rows = rows_of(clean, spec, "train", parts.train)
-            train, train_unlabelled = cut_shards(context, rows, features, labels, "train", key)
+            train, train_unlabelled = cut_shards(project, rows, features, labels, "train", key, check_lease)
             rows = rows_of(clean, spec, "validate", parts.validate)
-            validate, validate_unlabelled = cut_shards(context, rows, features, labels, "validate", key)
+            validate, validate_unlabelled = cut_shards(project, rows, features, labels, "validate", key, check_lease)
             shards = Shards(
                 train=train.uri,
                 validate=validate.uri,
@@ -64,32 +66,32 @@ class ShardsStep(Step):
                 train_unlabelled=train_unlabelled,
                 validate_unlabelled=validate_unlabelled,
             )
-            context.receipts.keep(self.name, key, shards)
+            state.receipts.keep(self.name, key, shards)
         return True
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """How many rows train and validate."""
-        parts, _ = parts_to_learn(context)
+        parts, _ = parts_to_learn(run)
         if parts is not None:
-            shards = context.receipts.result(self.name, str(shards_key(context, parts)), Shards)
+            shards = run.state.receipts.result(self.name, str(shards_key(run.project, run.state, parts)), Shards)
             assert shards is not None
-            context.record.rows |= {"train": shards.train_rows, "validate": shards.validate_rows}
+            run.record.rows |= {"train": shards.train_rows, "validate": shards.validate_rows}
             unlabelled = {"train": shards.train_unlabelled, "validate": shards.validate_unlabelled}
-            context.record.unlabelled |= unlabelled
+            run.record.unlabelled |= unlabelled
 
 
-def shards_key(context: Context, parts: Parts) -> str | None:
+def shards_key(project: Project, state: State, parts: Parts) -> str | None:
     """What decides the shard sets."""
-    fitted, train = fitted_key(context, parts), context.spec.train
-    rows = {part: part_rows(context, parts.windows(part)) for part in ("train", "validate")}
+    fitted, train = fitted_key(project, state, parts), project.spec.train
+    rows = {part: part_rows(state, parts.windows(part)) for part in ("train", "validate")}
     if fitted is None or None in rows.values():
         return None
     repartitioned = [train.partitions_per_process, train.num_proc]
     inputs: dict[str, Any] = {
         "version": VERSION,
         "fitted": fitted,
-        "split": context.settings["split"],
-        "weight": context.spec.weight,
+        "split": project.settings["split"],
+        "weight": project.spec.weight,
         "seed": train.random_seed,
         "spread": train.spreads,
         **({"partitions": repartitioned} if train.partitions_per_process else {}),
@@ -98,15 +100,15 @@ def shards_key(context: Context, parts: Parts) -> str | None:
     return content_key("shards", inputs)
 
 
-def prepared_of(context: Context, parts: Parts, spark: SparkSession) -> Prepared:
+def prepared_of(project: Project, state: State, parts: Parts, spark: SparkSession) -> Prepared:
     """What a training needs: features, labels, shards."""
     from sparkdl.pipeline.work.prepare import Prepared
 
-    key = str(shards_key(context, parts))
-    shards = context.receipts.result("shards", key, Shards)
+    key = str(shards_key(project, state, parts))
+    shards = state.receipts.result("shards", key, Shards)
     assert shards is not None
-    features, labels, start = features_of(context, parts)
+    features, labels, start = features_of(project, state, parts)
     columns = set(features.columns)
-    schema = context.clean(spark).schema
+    schema = state.clean(spark).schema
     types = {field.name: field.dataType.simpleString() for field in schema if field.name in columns}
     return Prepared(features=features, labels=labels, start=start, key=key, types=types, **vars(shards))

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.observe import emit
 from sparkdl.pipeline.rows.parts import Parts, rows_of
 from sparkdl.pipeline.spec.training import NOT_DECIDING
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import Stale, Step
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, StepNote, content_key
 from sparkdl.pipeline.state.results import Trained, Tried
+from sparkdl.pipeline.state.run import Run, State
 from sparkdl.pipeline.steps.learning import parts_to_learn, windows_and_key
 from sparkdl.pipeline.steps.shards import prepared_of, shards_key
 from sparkdl.pipeline.trials import chosen_by, chosen_settings, metrics_of_trials, trials_of
@@ -35,52 +35,53 @@ class TrialStep(Step):
     listed = False
     reads = ("features", "shards")
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """A key by trial; none without a search, or where its best is known."""
-        parts, _ = parts_to_learn(context)
-        if parts is None or context.spec.search is None:
+        project, state = run.project, run.state
+        parts, _ = parts_to_learn(run)
+        if parts is None or project.spec.search is None:
             return {}
-        shards, key = shards_key(context, parts), train_key(context, parts)
+        shards, key = shards_key(project, state, parts), train_key(project, state, parts)
         if shards is None or key is None:
             return {"": None}
-        best = context.receipts.result("train", key, Trained)
-        if best is not None and context.places.bundle(best.bundle):
+        best = state.receipts.result("train", key, Trained)
+        if best is not None and state.places.bundle(best.bundle):
             return {}
-        return {key: key for key in _trials(context, shards)}
+        return {key: key for key in _trials(project, shards)}
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether its bundle is there, unless it failed."""
-        tried = context.receipts.result(self.name, receipt.key, Tried)
-        return tried is not None and (tried.trained is None or context.places.bundle(tried.trained.bundle))
+        tried = run.state.receipts.result(self.name, receipt.key, Tried)
+        return tried is not None and (tried.trained is None or run.state.places.bundle(tried.trained.bundle))
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """That it was not tried."""
         return "it was not tried yet"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Train the trials that are not trained yet."""
         from sparkdl.pipeline.session import torch_for_workers
         from sparkdl.pipeline.work.search import train_trials
 
-        parts, _ = parts_to_learn(context)
+        project, state = run.project, run.state
+        parts, _ = parts_to_learn(run)
         assert parts is not None
         torch_for_workers(spark)
-        trials = _trials(context, str(shards_key(context, parts)))
+        trials = _trials(project, str(shards_key(project, state, parts)))
 
         def keep(key: str, tried: Tried, seconds: float) -> None:
-            context.receipts.keep(self.name, key, tried)
-            context.notes.append(StepNote(name=self.name, key=key, kept=False, seconds=seconds))
-            emit("step", name=self.name, state="done", seconds=seconds)
+            state.receipts.keep(self.name, key, tried)
+            run.note(StepNote(name=self.name, key=key, kept=False, seconds=seconds))
 
         chosen = {key: trials[key] for key in stale.keys}
-        train_trials(spark, context.spec, prepared_of(context, parts, spark), chosen, keep)
+        train_trials(spark, project.spec, prepared_of(project, state, parts, spark), chosen, keep)
         return True
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """Which trials of the search earlier runs have made."""
-        noted = {note.key for note in context.notes if note.name == self.name}
-        kept = [key for key in self.wanted(context) if key not in noted]
-        context.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept]
+        noted = {note.key for note in run.notes if note.name == self.name}
+        kept = [key for key in self.wanted(run) if key not in noted]
+        run.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept]
 
 
 class TrainStep(Step):
@@ -90,64 +91,67 @@ class TrainStep(Step):
     learns = True
     reads = ("features", "shards")
 
-    def wanted(self, context: Context) -> Mapping[str, str | None]:
+    def wanted(self, run: Run) -> Mapping[str, str | None]:
         """The one key of the training."""
-        parts, _ = parts_to_learn(context)
-        return {} if parts is None else {str(key := train_key(context, parts)): key}
+        parts, _ = parts_to_learn(run)
+        return {} if parts is None else {str(key := train_key(run.project, run.state, parts)): key}
 
-    def exists(self, context: Context, receipt: Receipt) -> bool:
+    def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the whole bundle is there."""
-        trained = context.receipts.result(self.name, receipt.key, Trained)
-        return trained is not None and context.places.bundle(trained.bundle)
+        trained = run.state.receipts.result(self.name, receipt.key, Trained)
+        return trained is not None and run.state.places.bundle(trained.bundle)
 
-    def why(self, context: Context, partition: str, receipt: Receipt | None) -> str:
+    def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs; of a search, how much of it was done."""
-        parts, _ = parts_to_learn(context)
-        shards = None if parts is None else shards_key(context, parts)
-        if context.spec.search is None or shards is None:
+        project, state = run.project, run.state
+        parts, _ = parts_to_learn(run)
+        shards = None if parts is None else shards_key(project, state, parts)
+        if project.spec.search is None or shards is None:
             return "model, train, label or their code differ"
-        trials, receipts = _trials(context, shards), context.receipts.of("trial")
+        trials, receipts = _trials(project, shards), state.receipts.of("trial")
         return f"{sum(key in receipts for key in trials)} of {len(trials)} trials of the search are done"
 
-    def make(self, context: Context, spark: SparkSession, stale: Stale) -> bool:
+    def make(self, run: Run, spark: SparkSession, stale: Stale) -> bool:
         """Train, or take the best of the trials."""
         from sparkdl.pipeline.session import torch_for_workers
         from sparkdl.pipeline.work.evaluate import label_summaries
         from sparkdl.pipeline.work.search import best_of
         from sparkdl.pipeline.work.training import network_of, train
 
-        parts, key = windows_and_key(context, stale)
+        project, state = run.project, run.state
+        parts, key = windows_and_key(run, stale)
         torch_for_workers(spark)
-        spec, prepared = context.spec, prepared_of(context, parts, spark)
+        spec, prepared = project.spec, prepared_of(project, state, parts, spark)
         if spec.search is None:
             trained = train(spark, spec, prepared, key, network_of(spec, prepared))
         else:
             tried = [
-                (settings, context.receipts.result("trial", trial, Tried) or Tried(trained=None))
-                for trial, settings in _trials(context, prepared.key).items()
+                (settings, state.receipts.result("trial", trial, Tried) or Tried(trained=None))
+                for trial, settings in _trials(project, prepared.key).items()
             ]
             trained = best_of(spec, tried)
-        rows = labelled(rows_of(context.clean(spark), spec, "train", parts.train), prepared.labels.names)
+        rows = labelled(rows_of(state.clean(spark), spec, "train", parts.train), prepared.labels.names)
+        content = state.content()
         trained = replace(
             trained,
-            windows={name: str(context.content()[name]) for name in parts.train},
-            split=context.settings["split"],
-            origin=_with_parent(context, trained.origin, prepared.start),
+            windows={name: str(content[name]) for name in parts.train},
+            split=project.settings["split"],
+            origin=_with_parent(project, state, trained.origin, prepared.start),
             labels=label_summaries(rows, spec, prepared.labels, prepared.train_rows),
         )
-        context.receipts.keep(self.name, key, trained)
+        state.receipts.keep(self.name, key, trained)
         return True
 
-    def tell(self, context: Context) -> None:
+    def tell(self, run: Run) -> None:
         """What the training showed, and what became of the training that drift asked for."""
-        parts, _ = parts_to_learn(context)
-        record = context.record
+        parts, _ = parts_to_learn(run)
+        record = run.record
         if parts is None:
             return
-        record.trained = trained_now(context, parts)
+        record.trained = trained_now(run.project, run.state, parts)
         if record.drift is not None and record.drift.action == "retrain":
             newest = (parts.test or parts.validate)[-1]
-            made = any(note.name == self.name and not note.kept for note in context.notes)
+            made = any(note.name == self.name and not note.kept for note in run.notes)
             text = (
                 f"trained again, with all rows up to {newest}"
                 if made
@@ -156,55 +160,55 @@ class TrainStep(Step):
             record.drift = replace(record.drift, reason=f"{record.drift.reason}; {text}")
 
 
-def trained_now(context: Context, parts: Parts) -> Trained:
+def trained_now(project: Project, state: State, parts: Parts) -> Trained:
     """The training of these windows."""
-    trained = context.receipts.result("train", str(train_key(context, parts)), Trained)
+    trained = state.receipts.result("train", str(train_key(project, state, parts)), Trained)
     assert trained is not None
     return trained
 
 
-def train_key(context: Context, parts: Parts) -> str | None:
+def train_key(project: Project, state: State, parts: Parts) -> str | None:
     """What decides a training on these windows, or a search among several."""
-    shards, search = shards_key(context, parts), context.spec.search
+    shards, search = shards_key(project, state, parts), project.spec.search
     if shards is None:
         return None
-    inputs = _inputs(context, shards, {})
+    inputs = _inputs(project, shards, {})
     if search is not None:
-        space = {name: context.settings["search"][name] for name in ("space", "method", "trials", "seed")}
-        inputs |= {"search": space, "chosen by": [chosen_by(context.spec), context.spec.publish.label]}
+        space = {name: project.settings["search"][name] for name in ("space", "method", "trials", "seed")}
+        inputs |= {"search": space, "chosen by": [chosen_by(project.spec), project.spec.publish.label]}
     return content_key("train", inputs)
 
 
-def _trials(context: Context, shards: str) -> dict[str, dict[str, Any]]:
+def _trials(project: Project, shards: str) -> dict[str, dict[str, Any]]:
     """The settings of each trial by its key, in order."""
-    return {trial_key(context, shards, settings): settings for settings in trials_of(context.spec)}
+    return {trial_key(project, shards, settings): settings for settings in trials_of(project.spec)}
 
 
-def trial_key(context: Context, shards: str, settings: Mapping[str, Any]) -> str:
+def trial_key(project: Project, shards: str, settings: Mapping[str, Any]) -> str:
     """What decides one trial on the shards of that key."""
-    return content_key("trial", _inputs(context, shards, settings))
+    return content_key("trial", _inputs(project, shards, settings))
 
 
-def _inputs(context: Context, shards: str, trial: Mapping[str, Any]) -> dict[str, Any]:
+def _inputs(project: Project, shards: str, trial: Mapping[str, Any]) -> dict[str, Any]:
     """What decides one training, with the settings of a trial; how it is watched and kept alive does not."""
-    settings = {**context.settings, **chosen_settings(context.settings, trial)} if trial else context.settings
+    settings = {**project.settings, **chosen_settings(project.settings, trial)} if trial else project.settings
     deciding = {name: value for name, value in settings["train"].items() if name not in NOT_DECIDING}
     if trial:  # which the best is told by
-        deciding["metrics"] = metrics_of_trials(context.spec)
+        deciding["metrics"] = metrics_of_trials(project.spec)
     return {
         "version": VERSION,
         "shards": shards,
         "model": settings["model"],
         "train": deciding,
         "label": settings["label"],
-        "code": context.code,
+        "code": project.code,
     }
 
 
-def _with_parent(context: Context, origin: Mapping[str, Any], start: str | None) -> dict[str, Any]:
+def _with_parent(project: Project, state: State, origin: Mapping[str, Any], start: str | None) -> dict[str, Any]:
     """What a fit has noted of itself, and the version whose weights it began with."""
     if start is None:
         return dict(origin)
-    versions = context.registry.list(str(context.spec.publish.name))
+    versions = state.registry.list(str(project.spec.publish.name))
     parent = next((each.version for each in reversed(versions) if each.uri == start), None)
     return {**origin, "lineage": {**origin.get("lineage", {}), "parent": parent}}

@@ -5,7 +5,7 @@ Statistics, vocabularies and classes come from the training rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,10 @@ from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.code import imported
 from sparkdl.pipeline.rows.parts import Part, rows_of
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.work.file_rows import FileRows
 from sparkdl.pipeline.work.labels import (
     Labels,
@@ -42,6 +43,7 @@ from sparkdl.pipeline.work.statistics import spark_statistics
 from sparkdl.shards.manifest import Manifest
 from sparkdl.shards.manifest import Source as ShardSource
 from sparkdl.shards.write import write_shards
+from sparkdl.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,42 +82,41 @@ class Prepared:
     types: Mapping[str, str] = field(default_factory=dict)
 
 
-def fit_features(context: Context, clean: DataFrame, windows: Sequence[str]) -> tuple[Features, Labels]:
+def fit_features(project: Project, clean: DataFrame, windows: Mapping[str, WindowReceipt]) -> tuple[Features, Labels]:
     """Fit features and labels to the training rows.
 
     Args:
-        context: of the run.
+        project: the pipeline.
         clean: the clean rows.
-        windows: of the training rows.
+        windows: of the training rows, with what is known of their rows.
 
     Raises:
         NoLabelsError: no training row has a label yet.
         DataError: the rows cannot be learned from: labels that are constant, features without a value.
         SchemaError: columns are missing, or of types that their use does not fit.
     """
-    spec = context.spec
+    spec = project.spec
     functions = {name: imported(name, "tokens") for name in token_functions(spec.features)}
     # Not kept in memory: each pass reads its own columns of the table, at a pinned version.
-    chosen = rows_of(clean, spec, "train", windows)
-    labels = fit_labels(chosen, spec.label)
-    books = context.windows()
-    most = sum(books[name].kept for name in windows)
-    files = _files(context, windows, clean.sparkSession)
-    statistics = spark_statistics(labelled(chosen, spec.label), spec.features, functions, files, most)
+    rows = rows_of(clean, spec, "train", list(windows))
+    labels = fit_labels(rows, spec.label)
+    most = sum(receipt.kept for receipt in windows.values())
+    files = _files(spec, project.tables.table("clean"), list(windows), clean.sparkSession)
+    statistics = spark_statistics(labelled(rows, spec.label), spec.features, functions, files, most)
     return fit(spec.features, statistics, functions), labels
 
 
-def _files(context: Context, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
+def _files(spec: PipelineSpec, table: Table, windows: Sequence[str], spark: SparkSession) -> FileRows | None:
     """The labelled rows of whole windows, as workers read them from files; None where Spark alone can tell which.
 
     Of pictures Spark reads the first byte, and whoever reads files all of them: a batch would not fit into memory.
     """
-    pictures = any(isinstance(options, Image) for options in context.spec.features.values())
-    if pictures or not isinstance(context.spec.split, TimeSplit):
+    pictures = any(isinstance(options, Image) for options in spec.features.values())
+    if pictures or not isinstance(spec.split, TimeSplit):
         return None
-    labels = [(name, "is not", None) for name in context.spec.label]
+    labels = [(name, "is not", None) for name in spec.label]
     try:
-        return FileRows(spark, context.tables.table("clean").scan([(WINDOW, "in", list(windows)), *labels]))
+        return FileRows(spark, table.scan([(WINDOW, "in", windows), *labels]))
     except IntegrityError:
         raise
     except StorageError as why:
@@ -155,17 +156,24 @@ def _without_size(options: Any) -> Any:
 
 
 def cut_shards(
-    context: Context, rows: DataFrame, features: Features, labels: Labels, part: Part, key: str
+    project: Project,
+    rows: DataFrame,
+    features: Features,
+    labels: Labels,
+    part: Part,
+    key: str,
+    before_commit: Callable[[], None],
 ) -> tuple[Manifest, int]:
     """Cut the shards of one part.
 
     Args:
-        context: of the run.
+        project: the pipeline.
         rows: of the part.
         features: fitted.
         labels: fitted.
         part: ``train`` or ``validate``.
         key: of the shards.
+        before_commit: called before the set is there, and raises where it is not to be.
 
     Returns:
         the set, and how many rows were left out since they have no label yet.
@@ -177,7 +185,7 @@ def cut_shards(
     """
     from pyspark.sql import functions as F
 
-    spec, table = context.spec, context.tables.table("clean")
+    spec, table = project.spec, project.tables.table("clean")
     unlabelled, rows = check_labels(rows, labels, part), labelled(rows, labels.names)
     if spec.weight is not None:
         check_weight(rows, spec.weight, part)
@@ -195,7 +203,7 @@ def cut_shards(
             spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=_partitions(spec, rows)
         ),
         overwrite=True,
-        before_commit=context.check_lease,
+        before_commit=before_commit,
     )
     return manifest, unlabelled
 

@@ -11,9 +11,10 @@ from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.spec import Label, ParquetSource, PipelineSpec
 from sparkdl.pipeline.spec.operation import Keep, Places
 from sparkdl.pipeline.state.cleanup import clean_up
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import StepNote, content_key
 from sparkdl.pipeline.state.results import Trained
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.state.runs import add_run
 
 STRANGER = "train-of-somebody-else"
@@ -25,17 +26,17 @@ class Home:
     def __init__(self, root):
         self.root, self.places = root, {name: f"{root}/{name}" for name in ("runs", "tables", "shards", "registry")}
 
-    def context(self, **keep):
+    def new_run(self, **keep):
         spec = PipelineSpec(
             source=ParquetSource(path=str(self.root)), features={"x": Number()}, label={"y": Label(type="binary")},
             places=Places(**self.places), keep=Keep(**keep),
         )  # fmt: skip
-        context = Context(PipelineFile("pipeline.yaml", spec, {}))
-        context.tables.table("clean").append(pa.table({"x": [1]}))
-        return context
+        run = Run(Project(PipelineFile("pipeline.yaml", spec, {})))
+        run.project.tables.table("clean").append(pa.table({"x": [1]}))
+        return run
 
-    def train(self, number, context=None, bundle=None):
-        context = context or self.context()
+    def train(self, number, run=None, bundle=None):
+        run = run or self.new_run()
         inputs = {"number": number}
         for step in ("features", "shards", "train"):
             key, result = content_key(step, inputs), {}
@@ -45,16 +46,16 @@ class Home:
                 numbers = {"epochs": 1, "best_epoch": 0, "steps": 1, "rows": 1, "ranks": 1}
                 result = Trained(bundle=where, content_hash="", history=(), metrics={}, backend="torch", **numbers)
                 self.put(f"runs/models/{bundle}/bundle.json", number)
-            self.keep(context, step, key, result)
+            self.keep(run, step, key, result)
             if step == "shards":
                 for part in ("train", "validate"):
                     self.put(f"shards/{part}-{key}/manifest.json", number)
         return bundle
 
-    def keep(self, context, step, key, result):
+    def keep(self, run, step, key, result):
         """What a run leaves once it has made what a key decides."""
-        context.receipts.keep(step, key, result)
-        context.notes.append(StepNote(name=step, key=key, kept=False, seconds=0.0))
+        run.state.receipts.keep(step, key, result)
+        run.notes.append(StepNote(name=step, key=key, kept=False, seconds=0.0))
 
     def put(self, path, number):
         file = self.root / path
@@ -79,9 +80,9 @@ def test_shards_features_and_bundles_of_the_newest_trainings_stay(home):
         home.train(number)
     home.put(f"shards/{STRANGER}/manifest.json", 0)
     home.put("runs/models/mine/bundle.json", 0)
-    context = home.context(trainings=2)
-    home.train(6, context)
-    clean_up(context)
+    run = home.new_run(trainings=2)
+    home.train(6, run)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     assert home.names("shards") == {*sets_of(5, 6), STRANGER}
     assert home.names("runs/models") == {*(content_key("train", {"number": n}) for n in (5, 6)), "mine"}
     assert home.names("runs/steps/features") == {f"{content_key('features', {'number': n})}.json" for n in (5, 6)}
@@ -89,11 +90,11 @@ def test_shards_features_and_bundles_of_the_newest_trainings_stay(home):
 
 
 def test_what_this_run_used_stays_however_old_it_is(home):
-    context = home.context(trainings=1)
-    home.train(0, context)
+    run = home.new_run(trainings=1)
+    home.train(0, run)
     for number in (1, 2):
         home.train(number)
-    clean_up(context)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     assert home.names("shards") == sets_of(0, 2)
 
 
@@ -101,12 +102,12 @@ def test_the_winner_of_a_search_stays_and_losers_of_earlier_ones_go(home):
     lost, won = "a" * 32, "b" * 32
     home.put(f"runs/models/{lost}/bundle.json", 0)
     home.put(f"runs/training/runs/{lost}/step-1", 0)
-    context = home.context(trainings=1)
-    home.train(0, context, bundle=won)
+    run = home.new_run(trainings=1)
+    home.train(0, run, bundle=won)
     tried = content_key("trial", {"n": 1})
-    home.keep(context, "trial", tried, {})
+    home.keep(run, "trial", tried, {})
     home.put(f"runs/models/{tried}/bundle.json", 0)
-    clean_up(context)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     assert home.names("runs/models") == {won, tried}
     assert home.names("runs/training/runs") == set()
 
@@ -115,9 +116,9 @@ def test_the_winner_of_a_search_stays_and_losers_of_earlier_ones_go(home):
 def test_all_stays_where_all_is_to_be_kept(home, keep):
     for number in range(4):
         home.train(number)
-    context = home.context(**keep)
-    home.train(4, context)
-    clean_up(context)
+    run = home.new_run(**keep)
+    home.train(4, run)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     assert home.names("shards") == sets_of(*range(5))
     assert len(home.names("runs/models")) == 5
 
@@ -125,23 +126,23 @@ def test_all_stays_where_all_is_to_be_kept(home, keep):
 def test_a_run_that_did_not_train_deletes_nothing(home):
     for number in range(3):
         home.train(number)
-    context = home.context(trainings=1)
-    clean_up(context)
+    run = home.new_run(trainings=1)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     assert home.names("shards") == sets_of(0, 1, 2)
 
 
 def test_versions_of_own_tables_go_after_their_days_and_the_newest_can_be_read(home, monkeypatch):
     monkeypatch.setattr("sparkdl.pipeline.state.cleanup._VACUUM_EVERY", 1)
     monkeypatch.setattr("sparkdl.pipeline.state.cleanup.timedelta", lambda days: __import__("datetime").timedelta(0))
-    context = home.context()
-    clean = context.tables.table("clean")
+    run = home.new_run()
+    clean = run.project.tables.table("clean")
     before = len(home.names("tables/clean"))
     clean.compact()
     clean.append(pa.table({"x": [2]}))
     clean.compact()
     assert len(home.names("tables/clean")) > before
-    home.train(0, context)
-    clean_up(context)
+    home.train(0, run)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     assert len([name for name in home.names("tables/clean") if name.endswith(".parquet")]) == 1
     assert sorted(clean.rows()["x"].to_pylist()) == [1, 2]
 
@@ -155,44 +156,44 @@ def test_versions_go_however_many_runs_did_not_train_since_the_last_vacuum(home,
     )
     for day in range(6):  # 5 versions a day, and a training at its end
         for _ in range(4):
-            home.context()
-        context = home.context()
-        home.train(day, context)
-        clean_up(context)
+            home.new_run()
+        run = home.new_run()
+        home.train(day, run)
+        clean_up(run.project, run.state, run.notes, run.request.now)
     assert vacuumed == [4, 9, 14, 19, 24, 29]
-    clean_up(context)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     (home.root / "tables" / "clean").rename(home.root / "old")
-    context = home.context()
-    home.train(9, context)
-    clean_up(context)
+    run = home.new_run()
+    home.train(9, run)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     assert vacuumed[6:] == [0]
 
 
 def test_what_cannot_be_deleted_does_not_fail_the_run(home, monkeypatch, caplog):
     for number in range(3):
         home.train(number)
-    context = home.context(trainings=1)
-    home.train(3, context)
+    run = home.new_run(trainings=1)
+    home.train(3, run)
 
     def refuse(*_, **__):
         raise OSError("read-only")
 
     monkeypatch.setattr("sparkdl.pipeline.state.cleanup._delete", refuse)
-    clean_up(context)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     assert "was not cleaned up: OSError: read-only" in caplog.text
 
 
 def test_records_of_runs_that_found_nothing_new_go_after_their_days_and_their_rows_stay(home):
-    context = home.context()
-    table, made = context.tables.table("runs"), {}
+    run = home.new_run()
+    table, made = run.project.tables.table("runs"), {}
     for outcome, age in itertools.product(("nothing new", "promoted"), (1, 40)):
-        record = Context(context.file, now=context.now - timedelta(days=age)).record
+        record = Run(run.project, RunRequest(now=run.request.now - timedelta(days=age))).record
         record.end(outcome, "")
-        record.write(context.runs.child(record.run_id).child("record.json"))
+        record.write(run.project.runs.child(record.run_id).child("record.json"))
         add_run(table, record)
         made[outcome, age] = record.run_id
-    home.train(0, context)
-    clean_up(context)
+    home.train(0, run)
+    clean_up(run.project, run.state, run.notes, run.request.now)
     every = {*made.values()}
     assert home.names("runs") & every == every - {made["nothing new", 40]}
     assert {row["run_id"] for row in table.rows().to_pylist()} == every

@@ -21,10 +21,13 @@ from sparkdl.models.registry import ModelVersion
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources.base import SourceSnapshot
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import nothing_new, walk
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt
 from sparkdl.pipeline.state.results import Live, Published, Scored, Shards, Trained
+from sparkdl.pipeline.state.run import Run as PipelineRun
+from sparkdl.pipeline.state.run import RunRequest
+from sparkdl.pipeline.state.run import State as PipelineState
 from sparkdl.pipeline.steps import steps_asked_for
 from sparkdl.pipeline.steps.drift import Looked
 from sparkdl.pipeline.steps.evaluate import judged_against, publish_inputs
@@ -102,9 +105,9 @@ class State(NamedTuple):
 
 
 @functools.cache
-def file_of(setting: int) -> Any:
-    """The pipeline's file with a setting."""
-    return loads(
+def project_of(setting: int) -> Project:
+    """The pipeline with a setting."""
+    file = loads(
         f"""
         name: shop
         root: nowhere
@@ -116,13 +119,7 @@ def file_of(setting: int) -> Any:
         score: {{window: all}}
         """
     )
-
-
-@functools.cache
-def settings_of(setting: int) -> tuple[dict[str, Any], dict[str, str], Any]:
-    """What does not change as a run goes on: settings for keys, hashes of code, the source."""
-    context = Context(file_of(setting), NOW)
-    return context.settings, context.code, context.source
+    return Project(file)
 
 
 def windows_of(source: tuple[int, ...]) -> dict[str, str]:
@@ -131,13 +128,12 @@ def windows_of(source: tuple[int, ...]) -> dict[str, str]:
     return {name: rows for name, rows in held.items() if rows}
 
 
-class World(Context):
-    """A pipeline in a state, as one of its runs sees it."""
+class Seen(PipelineState):
+    """What there is in a state, as one of its runs sees it."""
 
     def __init__(self, state: State, run: Run) -> None:
-        super().__init__(file_of(run.setting), NOW, remade=run.remade, **ASKS[run.asks])
-        settings, code, source = settings_of(run.setting)
-        self.state, rows = state, state.receipts if run.receipts is None else run.receipts
+        super().__init__(project_of(run.setting), "run")
+        self.explored, rows = state, state.receipts if run.receipts is None else run.receipts
         versions = [
             ModelVersion(
                 name="shop", version=number, uri=f"registry/{number}", artifact=f"artifact of {key}", metrics={},
@@ -149,33 +145,33 @@ class World(Context):
             SimpleNamespace(kind="aliased", alias="champion", version=version, previous=previous)
             for previous, version in zip((None, *state.moves), state.moves, strict=False)
         ]
-        registry = SimpleNamespace(uri="registry", list=lambda _: versions, history=lambda _: history)
-        self.__dict__ |= {
-            "settings": settings,
-            "code": code,
-            "source": source,
-            "snapshot": SourceSnapshot(state="", windows=windows_of(run.source)),
-            "registry": registry,
-            "receipts": Remembered(rows),
-            "places": self,
-        }
+        self.registry = SimpleNamespace(uri="registry", list=lambda _: versions, history=lambda _: history)
+        self.snapshot = SourceSnapshot(state="", windows=windows_of(run.source))
+        self.receipts, self.places = Remembered(rows), self
         self._champion = [versions[state.moves[-1] - 1] if state.moves else None]
 
     def table(self, uri: str) -> bool:
         """Whether a table is there."""
-        return bool(self.state.predictions if uri.endswith("predictions") else self.state.clean)
+        return bool(self.explored.predictions if uri.endswith("predictions") else self.explored.clean)
 
     def shards(self, shards: Shards) -> bool:
         """Whether a shard set is there."""
-        return shards.train in dict(self.state.shards)
+        return shards.train in dict(self.explored.shards)
 
     def bundle(self, uri: str) -> bool:
         """Whether a bundle is there."""
-        return uri in dict(self.state.bundles)
+        return uri in dict(self.explored.bundles)
 
     def published(self, registry: Any, name: str) -> bool:
         """Whether anything is published."""
-        return bool(self.state.versions)
+        return bool(self.explored.versions)
+
+
+def world_of(state: State, run: Run) -> PipelineRun:
+    """The pipeline's own run for one of the machine's."""
+    world = PipelineRun(project_of(run.setting), RunRequest(now=NOW, **ASKS[run.asks]), Seen(state, run))
+    world.backfilled = run.remade
+    return world
 
 
 class Remembered:
@@ -290,7 +286,7 @@ class Machine:
 
     def step(self, state: State, run: Run) -> State | None:
         """The run looks, or commits once; None where it may not."""
-        world = World(state, run)
+        world = world_of(state, run)
         if not run.step:
             return replaced(state, run, self._looked(world, run))
         commit = COMMITS[run.step][run.commits]
@@ -305,9 +301,9 @@ class Machine:
         state = replaced(state, run, after)
         return self._committed(state, world, run, after, commit)
 
-    def _looked(self, world: World, run: Run) -> Run | None:
+    def _looked(self, world: PipelineRun, run: Run) -> Run | None:
         """The run with what it is to make next; None where nothing is stale."""
-        steps = steps_asked_for(world.until, train=world.train)
+        steps = steps_asked_for(world.request.until, train=world.request.train)
         for stale in walk(steps, world, run.passed):
             if stale:
                 keys = tuple((partition, str(key)) for partition, key in stale.keys.items())
@@ -316,19 +312,19 @@ class Machine:
                 run = run._replace(passed=(*run.passed, stale.step.name))
         return None
 
-    def _committed(self, state: State, world: World, run: Run, after: Run, commit: str) -> State:
-        keys, books = dict(run.keys), world.windows()
+    def _committed(self, state: State, world: PipelineRun, run: Run, after: Run, commit: str) -> State:
+        keys, books = dict(run.keys), world.state.windows()
         if commit == "strike out":
-            known = world.receipts.of(run.step)
+            known = world.state.receipts.of(run.step)
             rows = [(run.step, name, "", known[name].facts) for name in keys if name in known and known[name].key]
             return with_receipts(state, after, rows) if rows and self._strikes_out else state
         if commit == "commit" and run.step == "ingest":
             held = windows_of(run.source)
             return state._replace(
-                clean=put(state.clean, {name: (rules_of(world), held.get(name, "")) for name in keys})
+                clean=put(state.clean, {name: (rules_of(world.project), held.get(name, "")) for name in keys})
             )
         if commit == "commit":
-            artifact, clean = world.champion().artifact, dict(state.clean)
+            artifact, clean = world.state.champion().artifact, dict(state.clean)
             scored = {name: (artifact, clean[name.partition(" ")[0]][1].partition(",")[0]) for name in keys}
             return state._replace(predictions=put(state.predictions, scored))
         ((_, key),) = run.keys if len(run.keys) == 1 else (("", ""),)
@@ -339,7 +335,7 @@ class Machine:
             return state._replace(bundles=put(state.bundles, {key: key}))
         parts = parts_to_learn(world)[0] if run.step == "publish" else None
         if parts is not None:
-            training = str(train_key(world, parts))
+            training = str(train_key(world.project, world.state, parts))
             if commit == "publish":
                 there = training in state.versions
                 return state if there else state._replace(versions=(*state.versions, training))
@@ -347,23 +343,24 @@ class Machine:
             if commit == "promote":
                 moved = not state.moves or state.moves[-1] != version
                 return state._replace(moves=(*state.moves, version)) if moved else state
-            facts = f"{version} {judged_against(world, publish_inputs(world, parts) or {})}"
+            inputs = publish_inputs(world.project, world.state, parts) or {}
+            facts = f"{version} {judged_against(world.project, world.state, inputs)}"
             return with_receipts(state, after, [("publish", key, key, facts)])
         return with_receipts(state, after, [self._receipt(world, run, name, key, books) for name, key in run.keys])
 
     def _receipt(
-        self, world: World, run: Run, name: str, key: str, books: dict[str, WindowReceipt]
+        self, world: PipelineRun, run: Run, name: str, key: str, books: dict[str, WindowReceipt]
     ) -> tuple[str, str, str, str]:
         facts: Any = {}
         if run.step == "ingest":
             rows = windows_of(run.source).get(name, "")
             facts = WindowReceipt(
-                window=name, fingerprint=rows, rules=rules_of(world), read=int(rows != ""), kept=int(rows != ""),
-                quarantined=0, duplicates=0, content=rows, unlabelled=rows.partition(",")[0],
+                window=name, fingerprint=rows, rules=rules_of(world.project), read=int(rows != ""),
+                kept=int(rows != ""), quarantined=0, duplicates=0, content=rows, unlabelled=rows.partition(",")[0],
             )  # fmt: skip
         elif run.step == "score":
             window, _, target = name.partition(" in ")
-            artifact, content = world.champion().artifact, books[window].unlabelled
+            artifact, content = world.state.champion().artifact, books[window].unlabelled
             facts = Scored(window=window, target=target, content=content, rows=1, version=1, artifact=artifact)
         elif run.step == "drift":
             facts = Looked(drift=None)
@@ -394,7 +391,7 @@ def undisturbed(state: State) -> State:
 def lies(state: State) -> list[str]:
     """What receipts say, and is not so; and what is still stale."""
     run = Run(epoch=0, asks="all", setting=state.setting, source=state.source)
-    world, found = World(state, run), []
+    world, found = world_of(state, run), []
     if not nothing_new(steps_asked_for(), world):
         found.append("a run is due after a run that nobody disturbed")
     clean, predictions, shards = dict(state.clean), dict(state.predictions), dict(state.shards)

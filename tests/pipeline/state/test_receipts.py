@@ -10,7 +10,7 @@ import pytest
 from sparkdl.documents.typed import encode
 from sparkdl.errors import DataError, IntegrityError
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
-from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, content_key, replacing
+from sparkdl.pipeline.state.receipts import AssumedReceipts, Receipt, ReceiptTable, content_key, replacing
 from sparkdl.storage import Storage
 from sparkdl.tables.table import Table
 
@@ -23,7 +23,7 @@ class Made:
 @pytest.fixture
 def receipts_of(tmp_path):
     def make():
-        return ReceiptTable(Table(str(tmp_path / "receipts")), Storage.of(tmp_path / "steps"), lambda: "run")
+        return ReceiptTable(Table(str(tmp_path / "receipts")), Storage.of(tmp_path / "steps"), "run")
 
     return make
 
@@ -59,6 +59,19 @@ def test_receipts_come_back_in_order_and_are_replaced_one_by_one(receipts_of):
         ]  # fmt: skip
         assert {one.run_id for one in known.of("score").values()} == {"run"}
         assert known.of("ingest") == {}
+
+
+def test_receipts_that_are_assumed_are_known_to_nobody_else(receipts_of):
+    receipts = receipts_of()
+    receipts.keep("shards", "key", Made(rows=1))
+    assumed = AssumedReceipts(receipts)
+    before = assumed.of("shards")
+    assumed.write([Receipt(step="shards", partition="a", key="1"), Receipt(step="train", partition="b", key="2")])
+    assert [*assumed.of("shards")] == ["a", "key"]
+    assert assumed.of("shards") is not before, "whoever keeps what follows from a mapping sees that it is another"
+    assert assumed.result("shards", "key", Made) == Made(rows=1)
+    for known in (receipts, receipts_of()):
+        assert ([*known.of("shards")], known.of("train")) == (["key"], {})
 
 
 def test_a_partition_that_is_cut_short_has_no_key_until_it_is_made_again(receipts_of):

@@ -74,7 +74,7 @@ def test_rows_and_receipts_are_written_and_read_without_pandas(tmp_path):
             started = "2026-03-20T12:00:00+00:00"
             add_run(Table(folder + "/runs"), RunRecord(pipeline="shop", run_id=f"run-{number}", started=started))
             table = Table(folder + "/receipts")
-            receipts = ReceiptTable(table, Storage.of(folder + "/steps"), lambda: f"run-{number}")
+            receipts = ReceiptTable(table, Storage.of(folder + "/steps"), f"run-{number}")
             receipts.write([Receipt(step="ingest", partition="2026-03-20", key=f"{number}" * 32)])
             assert receipts.of("ingest")["2026-03-20"].run_id == f"run-{number}"
         assert not {"pandas", "pyspark", "torch"} & sys.modules.keys()

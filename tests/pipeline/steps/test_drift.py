@@ -7,8 +7,9 @@ import pytest
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.judging.counts import Categories, Histogram
 from sparkdl.pipeline.judging.drift import compare
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.drift import DriftStep, decided, limits_of, rule_of
 
 TEXT = """
@@ -60,8 +61,8 @@ def test_the_action_waits_for_after_of_windows(action):
 
 
 def test_without_a_champion_there_is_nothing_to_compare_with(tmp_path):
-    context = Context(loads(TEXT.replace("/nowhere", str(tmp_path))))
-    assert not stale_of(DriftStep(), context)
-    found = decided(context)
+    run = Run(Project(loads(TEXT.replace("/nowhere", str(tmp_path)))))
+    assert not stale_of(DriftStep(), run)
+    found = decided(run)
     assert (found.against, found.action, found.windows) == (None, "none", {})
     assert found.reason == "there is no champion yet to compare with"

@@ -18,10 +18,11 @@ from sparkdl.models.bundle import save_bundle
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Trained
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps.drift import DriftStep, Looked, decided
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -41,22 +42,22 @@ class Shop:
     def __init__(self, root):
         self.root = root
         training = pd.concat([rows_of(1), rows_of(2)])
-        spec = self.context().spec
+        spec = self.new_run().project.spec
         statistics = statistics_of(pa.Table.from_pandas(training), spec.features)
         save_bundle(
             nn.Linear(1, 1), f"{root}/bundle", preprocessing=preprocessing_of(fit(spec.features, statistics), labels=[])
         )
-        context = self.context()
+        run = self.new_run()
         trained = Trained(
             bundle=f"{root}/bundle", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1,
             rows=1, ranks=1, backend="none", windows=TRAINED,
         )  # fmt: skip
         key = content_key("train", {"by": "hand"})
-        context.receipts.keep("train", key, trained)
-        context.registry.publish("shop", f"{root}/bundle", publication=key)
-        context.registry.set_alias("shop", "champion", 1, expected=None)
+        run.state.receipts.keep("train", key, trained)
+        run.state.registry.publish("shop", f"{root}/bundle", publication=key)
+        run.state.registry.set_alias("shop", "champion", 1, expected=None)
 
-    def context(self, *overrides):
+    def new_run(self, *overrides):
         text = f"""
         name: shop
         root: {self.root}
@@ -65,23 +66,23 @@ class Shop:
         label: {{y: regression}}
         split: {{by: time, train: 2 days, validate: 1 day, score: 1 day}}
         """
-        return Context(loads(text, overrides), NOW)
+        return Run(Project(loads(text, overrides)), RunRequest(now=NOW))
 
     def look(self, clean, *overrides, content=None):
         """What a run makes of clean rows, and of windows with these hashes of their rows."""
-        context, step = self.context(*overrides), DriftStep()
-        context.receipts.write([ingested(name, rows) for name, rows in (content or CONTENT).items()])
-        context.clean_rows = clean
-        if stale := stale_of(step, context):
-            step.make(context, None, stale)
-        looked = [context.receipts.of("drift")[name].read(Looked) for name in stale_of(step, context).keys]
+        run, step = self.new_run(*overrides), DriftStep()
+        run.state.receipts.write([ingested(name, rows) for name, rows in (content or CONTENT).items()])
+        run.state.clean = lambda spark: clean
+        if stale := stale_of(step, run):
+            step.make(run, None, stale)
+        looked = [run.state.receipts.of("drift")[name].read(Looked) for name in stale_of(step, run).keys]
         assert all(each.problem for each in looked), "only what could not be compared is looked at again"
-        if decided(context).action == "fail":
+        if decided(run).action == "fail":
             with pytest.raises(DataError, match=r"drift from version 1, .*: nothing was trained or scored"):
-                step.tell(context)
+                step.tell(run)
         else:
-            step.tell(context)
-        return context.record.drift
+            step.tell(run)
+        return run.record.drift
 
 
 def ingested(window, rows):
@@ -138,7 +139,7 @@ def test_a_champion_that_cannot_be_compared_with_is_one_sentence(shop, clean):
 def test_a_champion_that_no_pipeline_has_trained_is_one_sentence(tmp_path, clean):
     shop = Shop(tmp_path)
     save_bundle(nn.Linear(1, 1), f"{tmp_path}/other")
-    registry = shop.context().registry
+    registry = shop.new_run().state.registry
     registry.publish("shop", f"{tmp_path}/other")
     registry.set_alias("shop", "champion", 2, expected=1)
     found = shop.look(clean, "drift.action=fail")

@@ -14,9 +14,10 @@ from sparkdl.models.bundle import save_bundle
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt
+from sparkdl.pipeline.state.run import Run
 from sparkdl.pipeline.steps.features import FeaturesStep, features_of
 from sparkdl.pipeline.steps.learning import parts_to_learn
 from sparkdl.pipeline.work.labels import FittedLabel
@@ -53,21 +54,21 @@ def test_labels_of_the_champion_are_taken_where_they_mean_what_the_file_says(tmp
     label: {{{label.name}: {said}}}
     train: {{start: champion}}
     """
-    context = Context(loads(text))
-    features = fit(context.spec.features, statistics_of(pa.table({"x": [1.0, 2.0]}), context.spec.features))
+    run = Run(Project(loads(text)))
+    features = fit(run.project.spec.features, statistics_of(pa.table({"x": [1.0, 2.0]}), run.project.spec.features))
     save_bundle(nn.Linear(1, 1), f"{tmp_path}/bundle", preprocessing=preprocessing_of(features, labels=[vars(label)]))
-    context.registry.publish("shop", f"{tmp_path}/bundle")
-    context.registry.set_alias("shop", "champion", 1, expected=None)
-    context.receipts.write([Receipt(step="ingest", partition="all", key="made", facts=encode(ROWS).decode())])
-    step, (parts, _) = FeaturesStep(), parts_to_learn(context)
+    run.state.registry.publish("shop", f"{tmp_path}/bundle")
+    run.state.registry.set_alias("shop", "champion", 1, expected=None)
+    run.state.receipts.write([Receipt(step="ingest", partition="all", key="made", facts=encode(ROWS).decode())])
+    step, (parts, _) = FeaturesStep(), parts_to_learn(run)
     if fits:
-        step.make(context, None, stale_of(step, context))
-        assert not stale_of(step, context)
-        taken, labels, start = features_of(context, parts)
+        step.make(run, None, stale_of(step, run))
+        assert not stale_of(step, run)
+        taken, labels, start = features_of(run.project, run.state, parts)
         assert (taken.to_json(), labels.labels) == (features.to_json(), (label,))
-        assert start == context.champion().uri
+        assert start == run.state.champion().uri
         return
     with pytest.raises(
         ConfigError, match=rf"other features or labels.*\(label {label.name}\): train from scratch once"
     ):
-        step.make(context, None, stale_of(step, context))
+        step.make(run, None, stale_of(step, run))

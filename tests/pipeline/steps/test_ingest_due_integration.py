@@ -15,7 +15,9 @@ from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec, SqlSource, Transform
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.spec.operation import Places
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
@@ -45,14 +47,14 @@ class Orders:
             source=SqlSource(query=query, **source) if query else ParquetSource(path=path, **source),
             transform=None if transform is None else Transform(sql=transform),
             expect=expect or {}, features={"y": Number()}, label={"y": Label(type="regression")},
+            places=Places(tables=self.tables.folder),
         )  # fmt: skip
-        context = Context(PipelineFile("pipeline.yaml", spec, {}), now, again)
-        context.tables = self.tables
-        done = ingestion.ingest(spark, context)
-        context.remade = True
-        ingestion.IngestStep().tell(context)
-        self.told = {name: windows for name, windows in context.record.windows.items() if name != "ingested"}
-        self.windows = context.windows()
+        run = Run(Project(PipelineFile("pipeline.yaml", spec, {})), RunRequest(now=now, again=again))
+        done = ingestion.ingest(spark, run)
+        run.backfilled = True
+        ingestion.IngestStep().tell(run)
+        self.told = {name: windows for name, windows in run.record.windows.items() if name != "ingested"}
+        self.windows = run.state.windows()
         return done
 
     @property

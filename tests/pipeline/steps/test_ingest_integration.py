@@ -28,8 +28,10 @@ from sparkdl.pipeline.spec import (
     SqlSource,
     Transform,
 )
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.spec.operation import Places
 from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
 from sparkdl.tables.table import Table
 
@@ -47,21 +49,20 @@ def spec_of(source, **more):
     return PipelineSpec(source=source, features={"amount": Number()}, label={"order_id": Label(type="binary")}, **more)
 
 
-def context_of(spec, tables, now=NOW, again=None):
-    context = Context(PipelineFile("pipeline.yaml", spec, {}), now, again)
-    context.tables = tables
-    return context
+def new_run(spec, tables, now=NOW, again=None):
+    spec = msgspec.structs.replace(spec, places=Places(tables=tables.folder))
+    return Run(Project(PipelineFile("pipeline.yaml", spec, {})), RunRequest(now=now, again=again))
 
 
 def ingest(spark, spec, tables, run_id, now, again=None):
-    context = context_of(spec, tables, now, again)
-    context.record.run_id = run_id
-    return ingestion.ingest(spark, context)
+    run = new_run(spec, tables, now, again)
+    run.run_id = run_id
+    return ingestion.ingest(spark, run)
 
 
 def due_windows(spec, tables):
     """What the next run would ingest, told without Spark."""
-    due = stale_of(ingestion.IngestStep(), context_of(spec, tables))
+    due = stale_of(ingestion.IngestStep(), new_run(spec, tables))
     assert due.known
     return list(due.keys)
 
@@ -111,7 +112,7 @@ def test_every_row_is_kept_or_quarantined_or_a_duplicate(spark, orders, tables):
     assert sorted(json.loads(row["row"])["order_id"] for row in refused) == [
         "2026-03-02-40", "2026-03-02-41", "2026-03-02-50"]  # fmt: skip
     assert {row["reason"] for row in refused} == {"paid"}
-    assert context_of(spec, tables).windows() == {books.window: books for books in made.done}
+    assert new_run(spec, tables).state.windows() == {books.window: books for books in made.done}
 
 
 def test_only_what_is_new_or_changed_is_done(spark, orders, tables):
@@ -125,7 +126,7 @@ def test_only_what_is_new_or_changed_is_done(spark, orders, tables):
     again = ingest(spark, spec, tables, "three", NOW)
     assert [books.window for books in again.done] == ["2026-03-01", "2026-03-04"]
     assert again.done[0].kept == 21
-    known = context_of(spec, tables).windows()
+    known = new_run(spec, tables).state.windows()
     assert known["2026-03-02"] == first.done[1]
     assert len(clean_rows(tables)) == 81
 

@@ -20,7 +20,9 @@ from sparkdl.pipeline.rows.parquet_rows import parquet_rows
 from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec
-from sparkdl.pipeline.state.context import Context
+from sparkdl.pipeline.spec.operation import Places
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
@@ -69,17 +71,20 @@ def spec_of(folder, **source):
     )
 
 
-def run(spark, spec, tables):
-    context = Context(PipelineFile("pipeline.yaml", spec, {}), NOW, None)
-    context.tables, context.record.run_id = tables, "run"
-    return context, ingestion.ingest(spark, context)
+def new_run(spec, tables):
+    spec = msgspec.structs.replace(spec, places=Places(tables=tables.folder))
+    return Run(Project(PipelineFile("pipeline.yaml", spec, {})), RunRequest(now=NOW))
+
+
+def ingest(spark, spec, tables):
+    run = new_run(spec, tables)
+    run.run_id = "run"
+    return run, ingestion.ingest(spark, run)
 
 
 def windows_of(spec, tables):
     """The windows that a run after these has read."""
-    context = Context(PipelineFile("pipeline.yaml", spec, {}), NOW, None)
-    context.tables = tables
-    return context.windows()
+    return new_run(spec, tables).state.windows()
 
 
 def told(tables, done):
@@ -108,14 +113,14 @@ def test_rows_refusals_counts_and_hashes_are_those_of_the_way_through_spark(spar
     spec = spec_of(root, **source)
     assert parquet_rows(spark, spec, source_of(spec.source), source_of(spec.source).snapshot()) is not None
     direct = Tables(folder=str(tmp_path / "direct"))
-    _, done = run(spark, spec, direct)
+    _, done = ingest(spark, spec, direct)
     assert done.done
-    assert run(spark, spec, direct)[1].done == (), "what was read is what is found again"
+    assert ingest(spark, spec, direct)[1].done == (), "what was read is what is found again"
     monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
     through = Tables(folder=str(tmp_path / "through"))
-    _, expected = run(spark, spec, through)
+    _, expected = ingest(spark, spec, through)
     assert told(direct, done) == told(through, expected)
-    assert run(spark, spec, direct)[1].done == (), "the way through Spark finds nothing new either"
+    assert ingest(spark, spec, direct)[1].done == (), "the way through Spark finds nothing new either"
 
 
 def test_a_session_with_another_time_zone_refuses_rows_with_the_same_words(spark, tmp_path, monkeypatch, folder):
@@ -124,9 +129,9 @@ def test_a_session_with_another_time_zone_refuses_rows_with_the_same_words(spark
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:
         direct, through = (Tables(folder=str(tmp_path / name)) for name in ("direct", "through"))
-        _, done = run(spark, spec, direct)
+        _, done = ingest(spark, spec, direct)
         monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
-        _, expected = run(spark, spec, through)
+        _, expected = ingest(spark, spec, through)
         assert told(direct, done) == told(through, expected)
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
@@ -138,11 +143,11 @@ def test_rows_with_one_key_are_left_to_spark(spark, tmp_path, monkeypatch, folde
     pq.write_table(odd_rows(ROWS), place / "again.parquet")
     spec = spec_of(root, **source)
     direct = Tables(folder=str(tmp_path / "direct"))
-    _, done = run(spark, spec, direct)
+    _, done = ingest(spark, spec, direct)
     assert sum(books.duplicates for books in done.done) == ROWS - 1, "those without an id are no duplicates"
     monkeypatch.setattr(ingestion, "parquet_rows", lambda *_: None)
     through = Tables(folder=str(tmp_path / "through"))
-    _, expected = run(spark, spec, through)
+    _, expected = ingest(spark, spec, through)
     assert told(direct, done) == told(through, expected)
 
 
@@ -159,7 +164,7 @@ def test_a_file_with_other_rows_than_its_footer_told_is_refused(spark, tmp_path,
     monkeypatch.setattr(ingestion, "parquet_rows", with_stale_footers)
     tables = Tables(folder=str(tmp_path / "tables"))
     with pytest.raises(DataError, match="rows when it was looked at"):
-        run(spark, spec, tables)
+        ingest(spark, spec, tables)
     assert not windows_of(spec, tables)
 
 

@@ -15,10 +15,11 @@ from sparkdl.metrics.rows import Rows
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.state.context import Context
 from sparkdl.pipeline.state.evaluator import stale_of
+from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
 from sparkdl.pipeline.state.results import Scored, Trained
+from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import live
 from sparkdl.pipeline.work.labels import FittedLabel
 from sparkdl.tables.table import Table
@@ -38,16 +39,16 @@ class Shop:
         labels = [vars(one) for one in (label, *others)]
         self.types = ", ".join(f"{one['name']}: {one['type']}" for one in labels)
         save_bundle(nn.Linear(1, 1), f"{root}/bundle", preprocessing={"labels": labels})
-        context = self.context()
+        run = self.new_run()
         trained = Trained(
             bundle="", content_hash="", history=(), metrics={}, epochs=1, best_epoch=None, steps=1, rows=1, ranks=1,
             backend="none", windows={A: "old rows"},
         )  # fmt: skip
         key = content_key("train", {"by": "hand"})
-        context.receipts.keep("train", key, trained)
-        self.version = context.registry.publish("shop", f"{root}/bundle", publication=key)
+        run.state.receipts.keep("train", key, trained)
+        self.version = run.state.registry.publish("shop", f"{root}/bundle", publication=key)
 
-    def context(self, *overrides):
+    def new_run(self, *overrides):
         text = f"""
         name: shop
         root: {self.root}
@@ -57,35 +58,36 @@ class Shop:
         weight: trust
         publish: {{label: {self.label.name}}}
         """
-        return Context(loads(text, overrides), NOW)
+        return Run(Project(loads(text, overrides)), RunRequest(now=NOW))
 
     def predict(self, frame, artifact=None):
-        context = self.context()
-        target = Table(str(context.spec.score.target))
+        run = self.new_run()
+        target = Table(str(run.project.spec.score.target))
         target.write(self.spark.createDataFrame(frame.assign(model_version=1)), "overwrite", partition_by=["_window"])
         for name, rows in frame.groupby("_window").size().items():
             self.say_scored(name, f"made {name}", int(rows), artifact)
 
     def say_scored(self, window, key, rows=20, artifact=None):
         """Leave the receipt of a window's predictions."""
-        context = self.context()
-        target, artifact = Table(str(context.spec.score.target)).uri, artifact or self.version.artifact
+        run = self.new_run()
+        target, artifact = Table(str(run.project.spec.score.target)).uri, artifact or self.version.artifact
         scored = Scored(
             window=window, target=target, content="rows without labels", rows=rows, version=1, artifact=artifact
         )
         receipt = Receipt(step="score", partition=f"{window} in {target}", key=key, facts=encode(scored).decode())
-        context.receipts.write([receipt])
+        run.state.receipts.write([receipt])
 
     def look(self, clean, content, *overrides):
         """What a run makes of clean rows, and of windows with these hashes of their rows."""
-        context, step = self.context(*overrides), live.LiveStep()
-        context.receipts.write([ingested(name, rows) for name, rows in content.items()])
-        context.clean_rows = None if clean is None else self.spark.createDataFrame(clean)
-        if stale := stale_of(step, context):
-            step.make(context, self.spark, stale)
-        assert not stale_of(step, context)
-        step.tell(context)
-        return context.record.live
+        run, step = self.new_run(*overrides), live.LiveStep()
+        run.state.receipts.write([ingested(name, rows) for name, rows in content.items()])
+        rows = None if clean is None else self.spark.createDataFrame(clean)
+        run.state.clean = lambda spark: rows
+        if stale := stale_of(step, run):
+            step.make(run, self.spark, stale)
+        assert not stale_of(step, run)
+        step.tell(run)
+        return run.record.live
 
 
 def ingested(window, rows):
@@ -180,9 +182,9 @@ def test_labels_that_come_hundreds_of_windows_later_are_joined(spark, tmp_path, 
 
     looked_at, predictions_of = [], live._predictions
 
-    def spied(context, window, *more):
+    def spied(project, window, *more):
         looked_at.append(window)
-        return predictions_of(context, window, *more)
+        return predictions_of(project, window, *more)
 
     monkeypatch.setattr(live, "_predictions", spied)
     monkeypatch.setattr(live, "_MOST_KEPT", 1)

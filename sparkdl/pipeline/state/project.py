@@ -1,0 +1,63 @@
+"""A pipeline as its file defines it: what it says, where things lie, and which code it names; no run changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sparkdl.pipeline.code import code_hash, split_target
+from sparkdl.pipeline.file import PipelineFile
+from sparkdl.pipeline.functions import named_functions
+from sparkdl.pipeline.rows.window_receipt import Tables
+from sparkdl.pipeline.sources import Source, source_of
+from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.storage import Storage
+
+__all__ = ["Project"]
+
+
+@dataclass(frozen=True)
+class Project:
+    """What a file defines.
+
+    Attributes:
+        file: read and sound.
+    """
+
+    file: PipelineFile
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """What the file says."""
+        return self.file.spec
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The same as JSON values, for keys."""
+        return self.file.deciding()
+
+    @cached_property
+    def runs(self) -> Storage:
+        """The folder of records, results of steps, leases and models in the making."""
+        return Storage.of(str(self.spec.places.runs))
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables of the pipeline."""
+        return Tables(folder=str(self.spec.places.tables))
+
+    @cached_property
+    def source(self) -> Source:
+        """Where the rows come from."""
+        return source_of(self.spec.source)
+
+    @cached_property
+    def code(self) -> dict[str, str]:
+        """A hash of the code behind every function that the file names."""
+        return {target: code_hash(target) for _, target in named_functions(self.spec)}
+
+    @property
+    def trusted(self) -> list[str]:
+        """The packages of the functions that the file names: whoever runs the file trusts them."""
+        return sorted({split_target(target)[0].split(".")[0] for target in self.code} - {"sparkdl"})

@@ -1,0 +1,187 @@
+"""One run of a pipeline: what was asked for, what there is, and what the run has done so far."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sparkdl.models.registry import ModelRegistry, ModelVersion
+from sparkdl.observe import emit
+from sparkdl.pipeline.rows.window_receipt import WindowReceipt
+from sparkdl.pipeline.sources.base import SourceSnapshot
+from sparkdl.pipeline.state.lease import Lease
+from sparkdl.pipeline.state.places import Places
+from sparkdl.pipeline.state.project import Project
+from sparkdl.pipeline.state.receipts import Receipt, ReceiptTable, StepNote
+from sparkdl.pipeline.state.record import RunRecord
+from sparkdl.tables.table import AppTransaction, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Run", "RunRequest", "State"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What a run is asked for.
+
+    Attributes:
+        now: the time that it is; windows that begin later are left alone.
+        again: first and last window to do in any case.
+        until: the last step to do; None does all.
+        train: whether to learn; else rows are ingested, and the champion predicts.
+    """
+
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    again: tuple[str, str] | None = None
+    until: str | None = None
+    train: bool = True
+
+
+class State:
+    """What there is of a pipeline: source, receipts, clean rows and models, as a run sees and changes them.
+
+    Args:
+        project: the pipeline.
+        run_id: of the run, which its receipts carry.
+
+    Attributes:
+        lease: under which the run commits; None until it has one.
+        places: whether what receipts name is still there.
+    """
+
+    def __init__(self, project: Project, run_id: str) -> None:
+        self._project, self._run_id = project, run_id
+        self.lease: Lease | None = None
+        self.places = Places()
+        self._champion: list[ModelVersion | None] | None = None
+        self._windows: tuple[Mapping[str, Receipt], Mapping[str, WindowReceipt]] | None = None
+        self._clean: tuple[Mapping[str, Receipt], DataFrame] | None = None
+
+    @cached_property
+    def receipts(self) -> ReceiptTable:
+        """What was made, and by which key."""
+        table, folder = self._project.tables.table("receipts"), self._project.runs.child("steps")
+        return ReceiptTable(table, folder, self._run_id, self.lease)
+
+    @cached_property
+    def registry(self) -> ModelRegistry:
+        """Where models are published."""
+        return ModelRegistry(str(self._project.spec.places.registry))
+
+    @cached_property
+    def snapshot(self) -> SourceSnapshot:
+        """The source as it was when this run first looked."""
+        return self._project.source.snapshot()
+
+    def windows(self) -> Mapping[str, WindowReceipt]:
+        """What is known of the clean rows of each window, in order, those that are due again among them."""
+        receipts = self.receipts.of("ingest")  # another mapping once any is written
+        if self._windows is None or self._windows[0] is not receipts:
+            self._windows = receipts, {name: receipt.read(WindowReceipt) for name, receipt in receipts.items()}
+        return self._windows[1]
+
+    def content(self, *, labels: bool = True) -> Mapping[str, str | None]:
+        """A hash of the clean rows of each window, in order; None of one that a plan takes to be ingested anew.
+
+        Args:
+            labels: of the rows with their labels; else of what predictions follow from.
+        """
+        return {name: books.content if labels else books.unlabelled for name, books in self.windows().items()}
+
+    def clean(self, spark: SparkSession) -> DataFrame:
+        """The table of clean rows, as it was when it was first asked for since the last ingestion."""
+        receipts = self.receipts.of("ingest")
+        if self._clean is None or self._clean[0] is not receipts:
+            self._clean = receipts, self._project.tables.table("clean").read(spark)
+        return self._clean[1]
+
+    def champion(self) -> ModelVersion | None:
+        """The version that the alias points to, as ``look_again`` last saw it."""
+        if self._champion is None:
+            name, alias = str(self._project.spec.publish.name), self._project.spec.publish.alias
+            self._champion = [self.registry.get(name, alias) if alias in self.registry.aliases(name) else None]
+        return self._champion[0]
+
+    def look_again(self) -> None:
+        """Ask the registry anew for the champion, which anybody may have moved."""
+        self._champion = None
+
+    def hold(self, lease: Lease) -> None:
+        """Commit under a lease from now on; what a run before may do yet, if it lives on, is refused first.
+
+        Args:
+            lease: that this run has taken; names of a catalog are asked, so that its session has started.
+
+        Raises:
+            FencedError: a later run has taken over.
+            StorageError: a table cannot be written.
+        """
+        self.lease = lease
+        self.receipts.hold(lease)
+        self.registry = replace(self.registry, fence=lease.fence)
+        if lease.claims_due:
+            tables, predictions = self._project.tables, Table(str(self._project.spec.score.target))
+            for table in (tables.table("clean"), tables.table("quarantine"), predictions):
+                table.claim(lease.fence.transaction())
+            self.registry.claim()
+            lease.claims_due = False
+
+    def transaction(self) -> AppTransaction | None:
+        """The identity of this run's next commit to a table; None without a lease."""
+        return None if self.lease is None else self.lease.fence.transaction()
+
+    def check_lease(self) -> None:
+        """Refuse to go on where a later run has taken over, before what no table's log can refuse.
+
+        Raises:
+            LeaseLostError: one has.
+        """
+        if self.lease is not None:
+            self.lease.check()
+
+
+class Run:
+    """One run; also one that is only planned, or never begun, where it is asked how a pipeline stands.
+
+    Args:
+        project: the pipeline.
+        request: what is asked for; None asks for everything, now.
+        state: what there is; None looks.
+
+    Attributes:
+        notes: what this run did about each step.
+        backfilled: whether the windows to do in any case have been done.
+        windows_read: a hash of what the source held for each window when this run read it, where only Spark can tell.
+    """
+
+    def __init__(self, project: Project, request: RunRequest | None = None, state: State | None = None) -> None:
+        self.project = project
+        self.request = RunRequest() if request is None else request
+        self.run_id = f"{self.request.now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+        self.state = State(project, self.run_id) if state is None else state
+        self.notes: list[StepNote] = []
+        self.backfilled = False
+        self.windows_read: Mapping[str, str] | None = None
+
+    def note(self, note: StepNote) -> None:
+        """Note what was done about a step, and tell whoever listens."""
+        self.notes.append(note)
+        emit("step", name=note.name, state="kept" if note.kept else "done", seconds=note.seconds)
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """What this run leaves, whatever comes of it."""
+        return RunRecord(
+            pipeline=str(self.project.spec.name),
+            run_id=self.run_id,
+            started=self.request.now.isoformat(timespec="seconds"),
+            settings=self.project.file.resolved(),
+            until=self.request.until,
+            train=self.request.train,
+        )
