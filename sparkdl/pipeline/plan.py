@@ -180,6 +180,8 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
     planned: list[PlannedStep] = []
     stale_steps: set[str] = set()
     for step in steps:
+        if not step.listed:  # no other step waits for it
+            continue
         if step.name == "drift":
             planned.append(_drift(step, run))
             action = decided(run).action if planned[0].state == "kept" else "none"
@@ -192,7 +194,7 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
             _, waits = parts_to_learn(run)
             if waits:
                 why = waits.removeprefix("learning waits: ")
-                planned += [PlannedStep(name=step.name, state="waits", why=why)] if step.listed else []
+                planned.append(PlannedStep(name=step.name, state="waits", why=why))
                 continue
         cause = next((name for name in step.reads if name in stale_steps), None)
         if cause is not None:
@@ -202,8 +204,7 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
             state, why = _state(step, run)
             if state != "kept":
                 stale_steps.add(step.name)
-        if step.listed:
-            planned.append(PlannedStep(name=step.name, state=state, why=why))
+        planned.append(PlannedStep(name=step.name, state=state, why=why))
     if reads_unknown:
         planned = [
             replace(each, state="open", why=f"{each.why}, if no row of the source has changed")

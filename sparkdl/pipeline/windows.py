@@ -112,18 +112,15 @@ def due(
             f"--backfill {again[0]}..{again[1]} names none of the {len(found)} windows of the source, "
             f"{span(sorted(found))}: name some of these"
         )
-    emptied = {name for name in deleted if remove or name in forced or _told_otherwise(name, found)}
+    days_by_hour = {name[:10] for name in found if len(name) == 13}
+
+    def moved(name: str) -> bool:
+        """Whether the rows of a deleted window are in others now, since the source has another time or ``every``."""
+        return name in (WHOLE, NO_TIME) or WHOLE in found or name in days_by_hour or name[:10] in found
+
+    emptied = {name for name in deleted if remove or name in forced or moved(name)}
     changed = {name for name in found if name not in later and (name in forced or done.get(name) != found[name])}
     return sorted(changed | emptied)
-
-
-def _told_otherwise(name: str, found: Collection[str]) -> bool:
-    """Whether the rows of a window that is not found are in others now, since time or ``every`` are other ones."""
-    return (
-        name in (WHOLE, NO_TIME)
-        or WHOLE in found
-        or any(name[:10] == other[:10] and len(name) != len(other) for other in found)
-    )
 
 
 def deleted_text(kept: Sequence[str], removed: Sequence[str] = ()) -> str:

@@ -19,7 +19,6 @@ import pyarrow as pa
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.observe import logger
-from sparkdl.pipeline.code import code_hash
 from sparkdl.pipeline.rows.checksums import AS_READ, Entered, check_counts, check_files, check_hashes, counted
 from sparkdl.pipeline.rows.expect import (
     BROKEN,
@@ -148,7 +147,7 @@ def rules_of(project: Project) -> str:
         "version": VERSION,
         "source": project.source.identity(),
         "transform": transform,
-        "code": code_hash(transform.function) if transform is not None and transform.function else "",
+        "code": project.code[transform.function] if transform is not None and transform.function else "",
         "expect": {name: each for name, each in spec.expect.items() if each.action != "warn"},
         "order": [name for name, each in spec.expect.items() if each.action != "warn"],
     }

@@ -132,7 +132,8 @@ def windows_to_score(project: Project, state: State, parts: Parts) -> tuple[str,
 
     owed = {name for name, rows in content.items() if rows == "" and owes(name)}
     if receipts and asked and isinstance(project.spec.split, TimeSplit) and NO_TIME not in asked:
-        owed |= {name for name in content if min(receipts) <= name < max(asked) and owes(name)}
+        first, last = min(receipts), max(asked)
+        owed |= {name for name in content if first <= name < last and owes(name)}
     return tuple(sorted({*owed, *asked}))
 
 
