@@ -6,7 +6,7 @@ import pytest
 
 from sparkdl.errors import ConfigError, PipelineFileError
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.spec import JdbcSource, SparkSource
+from sparkdl.pipeline.spec.source import JdbcSource, SparkSource
 
 REST = "features: {a: number}\nlabel: {y: binary}\n"
 

@@ -24,7 +24,7 @@ from sparkdl.pipeline.init.count import COUNTED_ROWS, Counted, count_hours, coun
 from sparkdl.pipeline.init.profile import count_of
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.files import partition_types, partition_values, readable_by_spark
-from sparkdl.pipeline.spec import ParquetSource
+from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.table import Table

@@ -20,7 +20,7 @@ from sparkdl.pipeline.sources.function import RowsFunction
 from sparkdl.pipeline.sources.jdbc import Database
 from sparkdl.pipeline.sources.spark import SparkReader
 from sparkdl.pipeline.sources.sql import Query
-from sparkdl.pipeline.spec import (
+from sparkdl.pipeline.spec.source import (
     CsvSource,
     DeltaSource,
     FunctionSource,

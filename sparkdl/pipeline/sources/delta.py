@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import SchemaError
 from sparkdl.pipeline.sources.base import Columns, Size, Source, SourceSnapshot, by_window, content_hash
-from sparkdl.pipeline.spec import DeltaSource
+from sparkdl.pipeline.spec.source import DeltaSource
 from sparkdl.storage import Storage
 from sparkdl.storage.address import looks_like_a_table
 from sparkdl.tables.spark_delta import SparkDelta

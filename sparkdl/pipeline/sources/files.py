@@ -26,7 +26,7 @@ from sparkdl.observe import logger
 from sparkdl.pipeline.sources.base import MALFORMED, Columns, Size, Source, SourceSnapshot, by_window, content_hash
 from sparkdl.pipeline.sources.parquet_footers import ParquetFooters, footers_of, rows_by_window
 from sparkdl.pipeline.sources.table_formats import check_names_in, check_no_table_at, fixed_part
-from sparkdl.pipeline.spec import CsvSource, JsonSource, ParquetSource
+from sparkdl.pipeline.spec.source import CsvSource, JsonSource, ParquetSource
 from sparkdl.storage import Entry, Storage
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ConfigError, DataError, SparkdlError
 from sparkdl.pipeline.code import code_hash, imported
 from sparkdl.pipeline.sources.base import Source, SourceSnapshot
-from sparkdl.pipeline.spec import FunctionSource
+from sparkdl.pipeline.spec.source import FunctionSource
 from sparkdl.pipeline.windows import Span
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ConfigError
 from sparkdl.observe import logger
 from sparkdl.pipeline.sources.base import Source, SourceSnapshot
-from sparkdl.pipeline.spec import JdbcSource
+from sparkdl.pipeline.spec.source import JdbcSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.pipeline.sources.window_column import window_of
-from sparkdl.pipeline.spec import ParquetSource
+from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.pipeline.windows import WHOLE, WINDOW
 from sparkdl.storage import Storage
 from sparkdl.tables.record import TableFile

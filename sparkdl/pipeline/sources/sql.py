@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.pipeline.sources.base import Source, SourceSnapshot
 from sparkdl.pipeline.sources.table_formats import check_plain_files
-from sparkdl.pipeline.spec import SqlSource
+from sparkdl.pipeline.spec.source import SqlSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

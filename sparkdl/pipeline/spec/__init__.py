@@ -16,35 +16,19 @@ from sparkdl.pipeline.spec.data import (
     quantile_column,
 )
 from sparkdl.pipeline.spec.operation import Drift, Gate, Notify, Places, Publish, Report, Score, SparkSession
-from sparkdl.pipeline.spec.source import (
-    CsvSource,
-    DeltaSource,
-    FunctionSource,
-    JdbcSource,
-    JsonSource,
-    ParquetSource,
-    SourceSection,
-    SparkSource,
-    SqlSource,
-)
+from sparkdl.pipeline.spec.source import SourceSection
 from sparkdl.pipeline.spec.training import Model, Range, Search, Train
 from sparkdl.pipeline.spec.whole import PipelineSpec
 
 __all__ = [
     "ColumnSplit",
-    "CsvSource",
-    "DeltaSource",
     "Drift",
     "Expectation",
-    "FunctionSource",
     "Gate",
     "HashSplit",
-    "JdbcSource",
-    "JsonSource",
     "Label",
     "Model",
     "Notify",
-    "ParquetSource",
     "PipelineSpec",
     "Places",
     "Publish",
@@ -54,9 +38,7 @@ __all__ = [
     "Search",
     "SourceSection",
     "SparkSession",
-    "SparkSource",
     "Split",
-    "SqlSource",
     "TimeSplit",
     "Train",
     "Transform",

@@ -14,8 +14,8 @@ from sparkdl.errors import ConfigError, DataError, SparkdlError, StorageError
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import SourceSnapshot
 from sparkdl.pipeline.sources.read import of_windows, read_rows
-from sparkdl.pipeline.spec import JdbcSource
 from sparkdl.pipeline.spec.base import Secret
+from sparkdl.pipeline.spec.source import JdbcSource
 from sparkdl.pipeline.windows import NO_TIME
 
 ORDERS = """

@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.sources import source_of
-from sparkdl.pipeline.spec import CsvSource, DeltaSource, JsonSource, ParquetSource
+from sparkdl.pipeline.spec.source import CsvSource, DeltaSource, JsonSource, ParquetSource
 from sparkdl.pipeline.windows import NO_TIME
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tables"))

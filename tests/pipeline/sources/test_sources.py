@@ -12,7 +12,7 @@ from sparkdl.documents.typed import encode
 from sparkdl.pipeline.code import code_hash
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import SourceSnapshot
-from sparkdl.pipeline.spec import (
+from sparkdl.pipeline.spec.source import (
     CsvSource,
     DeltaSource,
     FunctionSource,

@@ -9,7 +9,7 @@ from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.read import of_windows, read_rows
-from sparkdl.pipeline.spec import CsvSource, SparkSource, SqlSource
+from sparkdl.pipeline.spec.source import CsvSource, SparkSource, SqlSource
 from sparkdl.pipeline.windows import NO_TIME
 
 AT = "timestamp'2026-03-01 00:00:00Z' + make_dt_interval(0, id)"
@@ -41,7 +41,7 @@ def test_rows_of_windows_are_those_of_no_others_in_every_time_zone(spark, zone, 
 
 
 def test_parquet_skips_what_lies_before_and_after(spark, tmp_path):
-    from sparkdl.pipeline.spec import ParquetSource
+    from sparkdl.pipeline.spec.source import ParquetSource
 
     spark.range(0, 24 * 60).selectExpr("id", f"{AT} AS at").write.parquet(str(tmp_path / "rows"))
     source = source_of(ParquetSource(path=str(tmp_path / "rows"), time="at"))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from sparkdl.pipeline.sources.window_column import window_column, window_of
-from sparkdl.pipeline.spec import SqlSource
+from sparkdl.pipeline.spec.source import SqlSource
 from sparkdl.pipeline.windows import NO_TIME, ahead
 
 TEXTS = {

@@ -8,8 +8,9 @@ import pytest
 
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
-from sparkdl.pipeline.spec import Label, ParquetSource, PipelineSpec
+from sparkdl.pipeline.spec import Label, PipelineSpec
 from sparkdl.pipeline.spec.operation import Keep, Places
+from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.pipeline.state.cleanup import clean_up
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import StepNote, content_key

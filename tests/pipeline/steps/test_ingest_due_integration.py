@@ -14,8 +14,9 @@ from sparkdl.errors import DataError, SchemaError
 from sparkdl.features.spec import Number
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.window_receipt import Tables
-from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec, SqlSource, Transform
+from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec, Transform
 from sparkdl.pipeline.spec.operation import Places
+from sparkdl.pipeline.spec.source import ParquetSource, SqlSource
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion

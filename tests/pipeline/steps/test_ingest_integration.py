@@ -16,19 +16,9 @@ from sparkdl.errors import ConfigError, DataError, PipelineFileError, SchemaErro
 from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import source_of
-from sparkdl.pipeline.spec import (
-    CsvSource,
-    DeltaSource,
-    Expectation,
-    FunctionSource,
-    JsonSource,
-    Label,
-    ParquetSource,
-    PipelineSpec,
-    SqlSource,
-    Transform,
-)
+from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec, Transform
 from sparkdl.pipeline.spec.operation import Places
+from sparkdl.pipeline.spec.source import CsvSource, DeltaSource, FunctionSource, JsonSource, ParquetSource, SqlSource
 from sparkdl.pipeline.state.evaluator import stale_of
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest

@@ -19,8 +19,9 @@ from sparkdl.pipeline.file import PipelineFile
 from sparkdl.pipeline.rows.parquet_rows import parquet_rows
 from sparkdl.pipeline.rows.window_receipt import Tables
 from sparkdl.pipeline.sources import source_of
-from sparkdl.pipeline.spec import Expectation, Label, ParquetSource, PipelineSpec
+from sparkdl.pipeline.spec import Expectation, Label, PipelineSpec
 from sparkdl.pipeline.spec.operation import Places
+from sparkdl.pipeline.spec.source import ParquetSource
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.run import Run, RunRequest
 from sparkdl.pipeline.steps import ingest as ingestion
