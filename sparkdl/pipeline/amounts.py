@@ -53,7 +53,7 @@ def amounts_of(
     spec: PipelineSpec,
     sizes: Mapping[str, Size],
     due: Sequence[str] | None,
-    known: Mapping[str, WindowReceipt],
+    window_receipts: Mapping[str, WindowReceipt],
     parts: Parts | None,
 ) -> dict[str, Amount]:
     """Rows and bytes by step.
@@ -62,23 +62,23 @@ def amounts_of(
         spec: the pipeline.
         sizes: of the source's windows.
         due: windows that will be ingested; None where only Spark can tell.
-        known: what is known of the clean rows of each window.
+        window_receipts: what is known of the clean rows of each window.
         parts: the windows of each part; None where there are none yet.
     """
     read = [WHOLE] if due is None or set(sizes) == {WHOLE} else list(due)
     source = source_of(spec.source)
     counted = {name: source.count(sizes[name]) for name in read if name in sizes}
-    there = [sizes[name] for name in read if name in sizes]
+    known_sizes = [sizes[name] for name in read if name in sizes]
     ingest = Amount(
         rows=_sum(counted.get(name) for name in read) if due != [] else 0,
-        bytes=_sum(one.bytes for one in there) if len(there) == len(read) else None,
+        bytes=_sum(size.bytes for size in known_sizes) if len(known_sizes) == len(read) else None,
     )
-    found = {"ingest": ingest}
+    amounts = {"ingest": ingest}
     if parts is None:
-        return found
+        return amounts
     new = set(due or ())
     by_window = {
-        **{name: books.kept for name, books in known.items() if name not in new},
+        **{name: receipt.kept for name, receipt in window_receipts.items() if name not in new},
         **{name: counted.get(WHOLE if set(sizes) == {WHOLE} and len(new) == 1 else name) for name in new},
     }
 
@@ -95,7 +95,7 @@ def amounts_of(
     score = of("score")
     if spec.score.window == "all":
         score = Amount(rows=_sum(by_window.values()), told=_told(due, new))
-    return found | {
+    return amounts | {
         "features": of("train"),
         "shards": of("train", "validate"),
         "train": of("train"),
@@ -112,25 +112,25 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
         amounts: by step.
         records: of earlier runs, the newest first.
     """
-    found = dict(amounts)
-    open_steps = {name for name, one in amounts.items() if one.rows is not None}
+    timed = dict(amounts)
+    open_steps = {name for name, amount in amounts.items() if amount.rows is not None}
     for record in records:
         for name in sorted(open_steps):
             work = _work(record, name)
             spent = [note.seconds for note in record.steps if note.name == name and not note.kept]
             if not work or not spent:
                 continue
-            one = amounts[name]
-            assert one.rows is not None
-            ahead = one.rows * (_epochs(spec) if name == "train" else 1)
+            amount = amounts[name]
+            assert amount.rows is not None
+            ahead = amount.rows * (_epochs(spec) if name == "train" else 1)
             seconds = max(spent) * ahead / work  # windows are scored together: each notes the time of all
-            found[name] = replace(one, seconds=seconds, by=record.run_id)
+            timed[name] = replace(amount, seconds=seconds, by=record.run_id)
             open_steps.remove(name)
         if not open_steps:
             break
     if "train" in open_steps and spec.model.factory is None:
-        found["train"] = replace(found["train"], seconds=_modelled(spec, found["train"].rows or 0))
-    return found
+        timed["train"] = replace(timed["train"], seconds=_modelled(spec, timed["train"].rows or 0))
+    return timed
 
 
 def _modelled(spec: PipelineSpec, rows: int) -> float:
@@ -180,5 +180,5 @@ def _share(spec: PipelineSpec, part: str) -> float | None:
 
 def _sum(values: Iterable[int | None]) -> int | None:
     """The sum, None where a part of it is not known."""
-    found = list(values)
-    return sum(value for value in found if value is not None) if None not in found else None
+    numbers = list(values)
+    return sum(value for value in numbers if value is not None) if None not in numbers else None

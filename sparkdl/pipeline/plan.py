@@ -122,16 +122,16 @@ def plan_of(run: Run) -> Plan:
         StorageError: the source or the pipeline's places cannot be read.
     """
     steps = steps_asked_for(run.request.until, train=run.request.train)
-    known, windows, ingest = run.state.windows(), source_windows(run), stale_of(steps[0], run)
+    known_windows, windows, ingest = run.state.windows(), source_windows(run), stale_of(steps[0], run)
     due = ingest.reasons(run) if ingest.known else None
     plan = Plan(
         pipeline=str(run.project.spec.name),
         nothing_new=False,
         due=due,
-        unchanged=tuple(name for name, receipt in known.items() if receipt.read and name not in (due or ())),
+        unchanged=tuple(name for name, receipt in known_windows.items() if receipt.read and name not in (due or ())),
         ahead=tuple(ahead(windows or (), run.request.now)),
         deleted=tuple(deleted_windows(run)),
-        transformed=transformed(known.values()),
+        transformed=transformed(known_windows.values()),
         holder=holder_of(run.project.runs.child("leases")),
         steps=(),
     )
@@ -207,10 +207,10 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
         planned.append(PlannedStep(name=step.name, state=state, why=why))
     if reads_unknown:
         planned = [
-            replace(each, state="open", why=f"{each.why}, if no row of the source has changed")
-            if each.state == "kept"
-            else each
-            for each in planned
+            replace(step, state="open", why=f"{step.why}, if no row of the source has changed")
+            if step.state == "kept"
+            else step
+            for step in planned
         ]
     return planned, ""
 
@@ -219,7 +219,7 @@ def _follows(step: Step, planned: Sequence[PlannedStep], cause: str) -> tuple[St
     """The state of a step after one that is stale."""
     if step.name == "publish":
         return "open", "evaluate decides"
-    open_too = any(each.name == cause and each.state == "open" for each in planned)
+    open_too = any(step.name == cause and step.state == "open" for step in planned)
     return "open" if open_too else "done again", f"it follows {cause}"
 
 

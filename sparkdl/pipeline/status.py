@@ -69,7 +69,7 @@ def status_of(run: Run) -> Status:
     Raises:
         StorageError: the pipeline's own places cannot be read.
     """
-    known = run.state.windows()
+    known_windows = run.state.windows()
     due: tuple[str, ...] | None = None
     later: tuple[str, ...] | None = None
     problem = ""
@@ -91,7 +91,7 @@ def status_of(run: Run) -> Status:
         metric=spec.publish.metric or DEFAULT_METRICS[spec.label[spec.publish.label or next(iter(spec.label))].type],
         judged=next((evaluated for evaluated in published if evaluated is not None), None),
         drift=next((record.drift for record in recent if record.drift is not None), None),
-        done=tuple(books for books in known.values() if books.read),
+        done=tuple(books for books in known_windows.values() if books.read),
         due=due,
         taken_in=last_read,
         ahead=later,

@@ -81,10 +81,10 @@ def _trials(trained: Trained) -> Iterator[Line]:
     failed = sum(bool(trial.failed) for trial in trained.trials)
     more = f", {failed} failed" if failed else ""
     yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{more}; trial {_place(trained)} is the best"
-    for place, trial in list(enumerate(trained.trials))[:_SHOWN]:
+    for index, trial in list(enumerate(trained.trials))[:_SHOWN]:
         settings = ", ".join(f"{name}={_short(value)}" for name, value in trial.settings.items())
         came_to = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
-        yield f"trial {place + 1}", f"{settings}: {came_to}"
+        yield f"trial {index + 1}", f"{settings}: {came_to}"
     if len(trained.trials) > _SHOWN:
         yield "trials", f"{len(trained.trials) - _SHOWN} more are in the record"
 
@@ -110,10 +110,10 @@ def _rows(record: RunRecord) -> str:
     windows = record.windows.get("ingested", [])
     if not windows:
         return "none is new"
-    before = transformed(record.books)
-    told = "" if before is None else f"{before[0]:,} in the source, {before[1]:,} after the transform; "
+    counts = transformed(record.books)
+    source_rows = "" if counts is None else f"{counts[0]:,} in the source, {counts[1]:,} after the transform; "
     return (
-        f"{told}{rows['read']:,} read = {rows['kept']:,} kept + {rows['quarantined']:,} quarantined + "
+        f"{source_rows}{rows['read']:,} read = {rows['kept']:,} kept + {rows['quarantined']:,} quarantined + "
         f"{rows['duplicates']:,} duplicates, of {_span(windows)}"
     )
 
@@ -134,9 +134,11 @@ def _drift(drift: Drifted) -> str:
 def _live(live: Live) -> str:
     """The newest error, and how many windows wait for labels."""
     parts = []
-    known = [one for one in live.windows if one.measured is not None and live.metric in one.measured.values]
-    if known:
-        last, measured = known[-1], known[-1].measured
+    measured_windows = [
+        error for error in live.windows if error.measured is not None and live.metric in error.measured.values
+    ]
+    if measured_windows:
+        last, measured = measured_windows[-1], measured_windows[-1].measured
         assert measured is not None
         value, seen = measured.values[live.metric], ", which was trained on it" if last.trained_on else ""
         beside = "" if last.baseline is None else f" (without a model {last.baseline:.4g})"
@@ -144,7 +146,7 @@ def _live(live: Live) -> str:
             f"{live.metric} {value:.4g}{beside} of {live.label} on {measured.rows:,} rows of window {last.window} as "
             f"version {last.version} predicted them{seen}"
         )
-    waiting = sum(one.waiting > 0 for one in live.windows)
+    waiting = sum(error.waiting > 0 for error in live.windows)
     if waiting:
         parts.append(f"{waiting} windows wait for labels" if waiting > 1 else "1 window waits for labels")
     return "; ".join(filter(None, [*parts, live.reason]))
@@ -237,25 +239,25 @@ def plan_lines(plan: Plan) -> list[Line]:
 
 def _amount(plan: Plan, step: str) -> str:
     """What a step has before it, after its line."""
-    one = plan.amounts.get(step)
-    if one is None:
+    amount = plan.amounts.get(step)
+    if amount is None:
         return ""
-    rows = "" if one.rows is None else f"{f'{one.told} ' if one.told else ''}{one.rows:,} rows"
-    seconds = "" if one.seconds is None else f"about {_seconds(one.seconds)}"
-    parts = [rows, "" if one.bytes is None else size_text(one.bytes), seconds]
+    rows = "" if amount.rows is None else f"{f'{amount.told} ' if amount.told else ''}{amount.rows:,} rows"
+    seconds = "" if amount.seconds is None else f"about {_seconds(amount.seconds)}"
+    parts = [rows, "" if amount.bytes is None else size_text(amount.bytes), seconds]
     return f" ({', '.join(part for part in parts if part)})" if any(parts) else ""
 
 
 def _cost(plan: Plan) -> str:
     """What all of it may take, and what that is taken from."""
-    timed = {name: one for name, one in plan.amounts.items() if one.seconds is not None}
+    timed = {name: amount for name, amount in plan.amounts.items() if amount.seconds is not None}
     if not timed:
         return "no earlier run to go by"
-    total = sum(one.seconds or 0.0 for one in timed.values())
+    total = sum(amount.seconds or 0.0 for amount in timed.values())
     untold = [name for name in plan.amounts if name not in timed]
-    runs = ", ".join(dict.fromkeys(one.by for one in timed.values() if one.by))
+    runs = ", ".join(dict.fromkeys(amount.by for amount in timed.values() if amount.by))
     by = [f"the rows and times of run {runs}"] if runs else []
-    by += ["the steps of the default network at full length"] if any(not one.by for one in timed.values()) else []
+    by += ["the steps of the default network at full length"] if any(not amount.by for amount in timed.values()) else []
     more = f"; nothing to go by for {', '.join(untold)}" if untold else ""
     return f"about {_seconds(total)} by {' and '.join(by)}{more}; starting Spark comes on top"
 

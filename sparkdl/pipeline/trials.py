@@ -60,15 +60,15 @@ def trials_of(spec: PipelineSpec) -> list[Settings]:
     if search.method == "grid":
         lists = [[_typed(value, kinds[name]) for value in _values(search, name)] for name in search.space]
         return [dict(zip(search.space, values, strict=True)) for values in itertools.product(*lists)]
-    found: list[Settings] = []
+    trials: list[Settings] = []
     generator = random.Random(search.seed)
     for _ in range(_TRIES * (search.trials or 0)):
         drawn = {name: _drawn(generator, values, kinds[name]) for name, values in search.space.items()}
-        if drawn not in found:
-            found.append(drawn)
-        if len(found) == search.trials:
-            return found
-    raise ConfigError(f"={search.trials}, and the space has no more than {len(found)} settings: give so many, or grid")
+        if drawn not in trials:
+            trials.append(drawn)
+        if len(trials) == search.trials:
+            return trials
+    raise ConfigError(f"={search.trials}, and the space has no more than {len(trials)} settings: give so many, or grid")
 
 
 def with_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> PipelineSpec:
@@ -95,8 +95,8 @@ def compared_by(spec: PipelineSpec) -> str | None:
     name = spec.publish.label or next(iter(spec.label))
     label = spec.label[name]
     metric = spec.publish.metric or DEFAULT_METRICS[label.type]
-    told = label.type == "regression" or (label.type != "quantiles" and ":" not in (label.loss or ""))
-    return metric if told and (len(spec.label) == 1 or metric in spec.train.metrics) else None
+    computed = label.type == "regression" or (label.type != "quantiles" and ":" not in (label.loss or ""))
+    return metric if computed and (len(spec.label) == 1 or metric in spec.train.metrics) else None
 
 
 def chosen_by(spec: PipelineSpec) -> str:
@@ -109,8 +109,8 @@ def chosen_by(spec: PipelineSpec) -> str:
 
 def metrics_of_trials(spec: PipelineSpec) -> tuple[str, ...]:
     """What a training of a search computes: ``train.metrics``, and the one by which trials are compared."""
-    metric, known = compared_by(spec), spec.train.metrics
-    return known if metric is None or metric in known else (*known, metric)
+    metric, metrics = compared_by(spec), spec.train.metrics
+    return metrics if metric is None or metric in metrics else (*metrics, metric)
 
 
 def chosen_settings(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,24 +125,24 @@ def chosen_settings(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> d
 
 def search_problems(spec: PipelineSpec) -> list[tuple[Path, str]]:
     """Arguments that the model's function does not take, and what makes a search impossible: path and sentence."""
-    found = list(_unknown_arguments(spec))
+    problems = list(_unknown_arguments(spec))
     search = spec.search
-    if search is None or found:
-        return found
+    if search is None or problems:
+        return problems
     for name, values in search.space.items():
         if (why := _FIXED.get(name.removeprefix("train."))) and name.startswith("train."):
-            found.append((("search", "space", name), f" is nothing to search, as {why}: leave it out"))
+            problems.append((("search", "space", name), f" is nothing to search, as {why}: leave it out"))
         elif isinstance(values, Range):
             ends = {end: _typed(getattr(values, end), _kind(spec, name)) for end in ("low", "high")}
-            found += [
+            problems += [
                 (("search", "space", name, end), sentence)
                 for end, value in ends.items()
                 if (sentence := _refused(spec, {name: value}))
             ]
     if search.slots is not None and search.slots < (spec.train.num_proc or 1):
         sentence = f"={search.slots} has no room for one trial, train.num_proc={spec.train.num_proc}: give at least so"
-        found.append((("search", "slots"), f"{sentence} many"))
-    return found or list(_impossible(spec, search))
+        problems.append((("search", "slots"), f"{sentence} many"))
+    return problems or list(_impossible(spec, search))
 
 
 def _impossible(spec: PipelineSpec, search: Search) -> Iterator[tuple[Path, str]]:
@@ -157,10 +157,10 @@ def _impossible(spec: PipelineSpec, search: Search) -> Iterator[tuple[Path, str]
     except ConfigError as error:
         yield ("search", "trials"), str(error)
         return
-    for each in settings:
-        if sentence := _refused(spec, each):
-            told = ", ".join(f"{name}={value}" for name, value in each.items())
-            yield ("search", "space"), f" holds {told}, which cannot be: {sentence.lstrip()}"
+    for trial in settings:
+        if sentence := _refused(spec, trial):
+            shown = ", ".join(f"{name}={value}" for name, value in trial.items())
+            yield ("search", "space"), f" holds {shown}, which cannot be: {sentence.lstrip()}"
             return
 
 
@@ -168,16 +168,16 @@ def _unknown_arguments(spec: PipelineSpec) -> Iterator[tuple[Path, str]]:
     """Arguments that the function does not take, as far as its source tells."""
     target = spec.model.factory or OWN_NETWORK
     try:
-        known = arguments_of(target)
+        accepted = arguments_of(target)
     except ConfigError:  # said of model.factory already
         return
     searched = [name for name in (spec.search.space if spec.search else ()) if name.startswith("model.")]
-    given: list[tuple[Path, str]] = [(("model", "arguments", name), name) for name in spec.model.arguments]
-    given += [(("search", "space", name), name.removeprefix("model.")) for name in searched]
-    for path, name in given:
-        if known is not None and name not in known:
-            takes = [one for one in known if one != "features"]
-            yield path, f" is no argument of {target}: {choices(name, takes)}"
+    arguments: list[tuple[Path, str]] = [(("model", "arguments", name), name) for name in spec.model.arguments]
+    arguments += [(("search", "space", name), name.removeprefix("model.")) for name in searched]
+    for path, name in arguments:
+        if accepted is not None and name not in accepted:
+            others = [argument for argument in accepted if argument != "features"]
+            yield path, f" is no argument of {target}: {choices(name, others)}"
         elif name == "features":
             yield path, " is what the pipeline itself gives: leave it out"
 
@@ -192,10 +192,10 @@ def _kind(spec: PipelineSpec, name: str) -> type | None:
         members = set(getattr(kind, "__args__", (kind,))) - {type(None)}
         return next(iter(members)) if members in ({int}, {float}) else None
     try:
-        known = arguments_of(spec.model.factory or OWN_NETWORK) or {}
+        accepted = arguments_of(spec.model.factory or OWN_NETWORK) or {}
     except ConfigError:
         return None
-    return {"int": int, "float": float}.get((known.get(parameter) or "").replace(" ", "").removesuffix("|None"))
+    return {"int": int, "float": float}.get((accepted.get(parameter) or "").replace(" ", "").removesuffix("|None"))
 
 
 def _values(search: Search, name: str) -> tuple[Any, ...]:

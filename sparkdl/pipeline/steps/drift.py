@@ -103,10 +103,10 @@ class DriftStep(Step):
         state = run.state
         champion = state.champion()
         assert champion is not None
-        found: Mapping[str, Drift] = {}
+        drift_by_window: Mapping[str, Drift] = {}
         problem = ""
         try:
-            found = _compared(run.project, state.clean(spark), champion, list(stale.keys))
+            drift_by_window = _compared(run.project, state.clean(spark), champion, list(stale.keys))
         except (SchemaError, DataError, BundleError, IntegrityError, ConfigError) as error:
             problem = f"the windows cannot be compared with version {champion.version}: {error}"
             logger.warning("drift: %s", problem)
@@ -118,13 +118,13 @@ class DriftStep(Step):
             receipts.write([Receipt(step=self.name, partition=name, key="") for name in past])
         with replacing(receipts, self.name, stale.keys) as made:
             for name, key in stale.keys.items():
-                made[name] = (str(key), Looked(drift=found.get(name), problem=problem))
+                made[name] = (str(key), Looked(drift=drift_by_window.get(name), problem=problem))
         return True
 
     def tell(self, run: Run) -> None:
         """What was found, and what is done about it; the run ends where the file asks for that."""
-        before, drifted = run.record.drift, decided(run)
-        run.record.drift = drifted = replace(drifted, looked_at=() if before is None else before.looked_at)
+        looked_at = () if run.record.drift is None else run.record.drift.looked_at
+        run.record.drift = drifted = replace(decided(run), looked_at=looked_at)
         if drifted.action == "retrain" and run.request.train:
             learn_from_all(run.project, run.state)
         if drifted.action != "none":
@@ -151,8 +151,8 @@ def decided(run: Run) -> Drifted:
     looked = {
         name: receipts[name].read(Looked) for name in names if name in receipts and receipts[name].key == wanted[name]
     }
-    windows = {name: each.drift for name, each in looked.items() if each.drift is not None}
-    problem = next((each.problem for each in looked.values() if each.problem), "")
+    windows = {name: result.drift for name, result in looked.items() if result.drift is not None}
+    problem = next((result.problem for result in looked.values() if result.problem), "")
     action, reason = rule_of(run.project.spec.drift).decide(windows)
     text = "; ".join(filter(None, [problem, reason if windows or not problem else ""]))
     return Drifted(against=champion.version, action=action, reason=text, windows=windows)
@@ -165,15 +165,15 @@ def _windows(run: Run, champion: ModelVersion, content: Mapping[str, str | None]
     """
     project, state = run.project, run.state
     trained = trained_of(state.receipts, champion)
-    known: Mapping[str, str | None] = {} if trained is None else trained.windows
-    if not known:
+    trained_on: Mapping[str, str | None] = {} if trained is None else trained.windows
+    if not trained_on:
         parts, _ = parts_to_do(project.spec, state.windows(), train=run.request.train, champion=True)
-        known = {name: content[name] for name in parts.train if name in content}
-    first, books = min(known, default=""), state.windows()
+        trained_on = {name: content[name] for name in parts.train if name in content}
+    first, receipts = min(trained_on, default=""), state.windows()
     names = sorted(
         name
         for name, rows in content.items()
-        if books[name].kept and name != NO_TIME and name >= first and (rows is None or known.get(name) != rows)
+        if receipts[name].kept and name != NO_TIME and name >= first and (rows is None or trained_on.get(name) != rows)
     )
     return names[-max(project.spec.drift.of, _MOST_WINDOWS) :]
 
@@ -185,15 +185,19 @@ def trained_of(receipts: Receipts, version: ModelVersion | None) -> Trained | No
     return receipts.result("train", version.publication, Trained)
 
 
-def rule_of(given: DriftSpec) -> Rule:
+def rule_of(section: DriftSpec) -> Rule:
     """What the file asks for once windows drift."""
-    return Rule(action=given.action, after=given.after, of=given.of)
+    return Rule(action=section.action, after=section.after, of=section.of)
 
 
-def limits_of(given: DriftSpec) -> Limits:
+def limits_of(section: DriftSpec) -> Limits:
     """The thresholds of the file."""
     return Limits(
-        missing=given.missing, new_categories=given.unseen, psi=given.psi, jensen_shannon=given.js, ks=given.ks
+        missing=section.missing,
+        new_categories=section.unseen,
+        psi=section.psi,
+        jensen_shannon=section.js,
+        ks=section.ks,
     )
 
 
@@ -204,21 +208,21 @@ def _compared(project: Project, clean: DataFrame, champion: ModelVersion, names:
     from sparkdl.pipeline.work.statistics import window_statistics
 
     features = _features_of(project, champion, clean.columns)
-    options = {one.name: one.options for one in features.fitted}
-    reference = {one.name: one.statistics for one in features.fitted}
+    options = {feature.name: feature.options for feature in features.fitted}
+    reference = {feature.name: feature.statistics for feature in features.fitted}
     expected, limits = counts_of(options, reference), limits_of(project.spec.drift)
-    named = sum(len(one.values) for one in reference.values())
+    named = sum(len(statistics.values) for statistics in reference.values())
     at_once = max(1, _VALUES_AT_ONCE // max(1, named))
     both = {name: (options[name], reference[name]) for name in options}
-    found: dict[str, Drift] = {}
+    drift_by_window: dict[str, Drift] = {}
     for first in range(0, len(names), at_once):
         chunk = names[first : first + at_once]
         rows = clean.where(F.col(WINDOW).isin(*chunk))
         counted = window_statistics(rows, WINDOW, both, features.functions)
-        found |= {
+        drift_by_window |= {
             name: compare(expected, counts_of(options, counted[name]), limits) for name in chunk if name in counted
         }
-    return found
+    return drift_by_window
 
 
 def _features_of(project: Project, champion: ModelVersion, columns: Sequence[str]) -> Features:
@@ -228,10 +232,10 @@ def _features_of(project: Project, champion: ModelVersion, columns: Sequence[str
     features = features_of(read_bundle(champion.uri), project.trusted)
     if features is None:
         raise BundleError("it carries no statistics of its training rows, so no pipeline has trained it")
-    asked = [one for one in features.fitted if one.name not in project.spec.drift.ignore]
-    there = tuple(one for one in asked if one.options.source(one.name) in columns)
-    gone = [one.name for one in asked if one not in there]
-    if not there:
+    asked = [feature for feature in features.fitted if feature.name not in project.spec.drift.ignore]
+    readable = tuple(feature for feature in asked if feature.options.source(feature.name) in columns)
+    gone = [feature.name for feature in asked if feature not in readable]
+    if not readable:
         raise SchemaError(
             f"its features {', '.join(gone[:5])} read columns that are gone, the rows have {list(columns)}"
             if gone
@@ -239,4 +243,4 @@ def _features_of(project: Project, champion: ModelVersion, columns: Sequence[str
         )
     if gone:
         logger.warning("drift: the columns of %s, which version %d reads, are gone", ", ".join(gone), champion.version)
-    return Features(there, features.functions)
+    return Features(readable, features.functions)

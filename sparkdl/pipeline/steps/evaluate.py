@@ -68,7 +68,7 @@ class EvaluateStep(Step):
         spec, clean, prepared = project.spec, state.clean(spark), prepared_of(project, state, parts, spark)
         against = judged_against(project, state, publish_inputs(project, state, parts) or {})
         versions = state.registry.list(str(spec.publish.name))
-        rival = next((each for each in versions if each.version == against), None)  # or it was removed since
+        rival = next((version for version in versions if version.version == against), None)  # or it was removed since
         with unless_labels_are_missing(project, state, parts):
             rows, count, seen = _judging(run, clean, parts, prepared, rival)
             training = labelled(rows_of(clean, spec, "train", parts.train), prepared.labels.names)
@@ -112,8 +112,8 @@ class PublishStep(Step):
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the registry that it went to still knows the model."""
         state = run.state
-        there = state.places.published(state.registry, str(run.project.spec.publish.name))
-        return there and state.receipts.result(self.name, receipt.key, Published) is not None
+        registered = state.places.published(state.registry, str(run.project.spec.publish.name))
+        return registered and state.receipts.result(self.name, receipt.key, Published) is not None
 
     def why(self, run: Run, partition: str, receipt: Receipt | None) -> str:
         """What differs."""
@@ -194,17 +194,17 @@ def judged_against(project: Project, state: State, publish: Mapping[str, Any]) -
         publish: what decides the publication.
     """
     name, alias = str(project.spec.publish.name), project.spec.publish.alias
-    before = state.receipts.result("publish", content_key("publish", publish), Published)
-    if before is not None and state.places.published(state.registry, name):
-        return before.against
+    earlier = state.receipts.result("publish", content_key("publish", publish), Published)
+    if earlier is not None and state.places.published(state.registry, name):
+        return earlier.against
     champion = state.champion()
     if champion is None or champion.publication != publish["train"]:
         return champion.version if champion is not None else None
     # it is this very model: a run ended once the alias had moved, or only the gate was changed since
-    moves = [each for each in state.registry.history(name) if each.kind == "aliased" and each.alias == alias]
-    followed = [each.previous for each in moves if each.version == champion.version]
-    there = {each.version for each in state.registry.list(name)}
-    return followed[-1] if followed and followed[-1] in there else None
+    moves = [move for move in state.registry.history(name) if move.kind == "aliased" and move.alias == alias]
+    followed = [move.previous for move in moves if move.version == champion.version]
+    published = {version.version for version in state.registry.list(name)}
+    return followed[-1] if followed and followed[-1] in published else None
 
 
 def _evaluated(project: Project, state: State, parts: Parts) -> Evaluated:
@@ -223,23 +223,24 @@ def _judging(
     spec, part, record = run.project.spec, parts.judging, run.record
     windows = parts.windows(part)
     rows = rows_of(clean, spec, part, windows)
-    known, count = labelled(rows, prepared.labels.names), prepared.validate_rows
+    labelled_rows, count = labelled(rows, prepared.labels.names), prepared.validate_rows
     if part == "test":
         record.unlabelled["test"] = check_labels(rows, prepared.labels, "test")
         if spec.weight is not None:
-            check_weight(known, spec.weight, "test")
-        record.rows["test"] = count = known.count()
+            check_weight(labelled_rows, spec.weight, "test")
+        record.rows["test"] = count = labelled_rows.count()
     trained = trained_of(run.state.receipts, rival)
     taught = [name for name in windows if trained is not None and name in trained.windows]
-    new = None if trained is None else untaught(known, spec, taught, trained.split)
+    new = None if trained is None else untaught(labelled_rows, spec, taught, trained.split)
     if rival is None or new is None:
-        return known, count, ""
-    fewer = known.where(new)
+        return labelled_rows, count, ""
+    fewer = labelled_rows.where(new)
     if left := fewer.count():
         logger.info("%d of %d rows judge: version %d was trained on the others", left, count, rival.version)
         return fewer, left, ""
     seen = windows[0] if len(windows) == 1 else f"all of {windows[0]} to {windows[-1]}"
-    return known, count, f"version {rival.version} was trained on {seen}: no row judges both, and it stays the champion"
+    why = f"version {rival.version} was trained on {seen}: no row judges both, and it stays the champion"
+    return labelled_rows, count, why
 
 
 def _published(project: Project, state: State, parts: Parts, champion: ModelVersion | None) -> Published:
@@ -289,5 +290,6 @@ def _tell_of_baseline(decision: Decision) -> None:
 def _baseline_metric(decision: Decision) -> dict[str, float]:
     """The best guess's value of the metric that judges, beside the model's own in the registry."""
     metric, baseline = decision.gate.metric, decision.baseline
-    known = baseline is not None and metric in baseline.values
-    return {f"baseline_{metric}": baseline.values[metric]} if baseline is not None and known else {}
+    if baseline is None or metric not in baseline.values:
+        return {}
+    return {f"baseline_{metric}": baseline.values[metric]}

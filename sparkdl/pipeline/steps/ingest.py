@@ -109,10 +109,10 @@ class IngestStep(Step):
             return "new"
         if not receipt.key or not self.exists(run, receipt):
             return "its clean rows are gone, or a run that replaced them was cut short"
-        books, rules = receipt.read(WindowReceipt), rules_of(run.project)
-        if receipt.key != window_key(rules, books.fingerprint):
+        window_receipt, rules = receipt.read(WindowReceipt), rules_of(run.project)
+        if receipt.key != window_key(rules, window_receipt.fingerprint):
             return "source, transform, expectations or their code differ from those it was made by"
-        if windows is not None and books.fingerprint != windows[partition]:
+        if windows is not None and window_receipt.fingerprint != windows[partition]:
             return "its rows in the source have changed"
         return "asked for"
 
@@ -120,10 +120,10 @@ class IngestStep(Step):
         """Judge the rows of the windows that are due, and replace them in the clean rows."""
         ingested, record = ingest(spark, run), run.record
         run.backfilled = True
-        record.windows["ingested"] = [books.window for books in ingested.done]
+        record.windows["ingested"] = [receipt.window for receipt in ingested.done]
         record.books = list(ingested.done)
         for name in ("read", "kept", "quarantined", "duplicates"):
-            record.rows[name] = sum(getattr(books, name) for books in ingested.done)
+            record.rows[name] = sum(getattr(receipt, name) for receipt in ingested.done)
         record.warned = dict(ingested.warned)
         return bool(ingested.done)
 
@@ -148,8 +148,8 @@ def rules_of(project: Project) -> str:
         "source": project.source.identity(),
         "transform": transform,
         "code": project.code[transform.function] if transform is not None and transform.function else "",
-        "expect": {name: each for name, each in spec.expect.items() if each.action != "warn"},
-        "order": [name for name, each in spec.expect.items() if each.action != "warn"],
+        "expect": {name: expectation for name, expectation in spec.expect.items() if expectation.action != "warn"},
+        "order": [name for name, expectation in spec.expect.items() if expectation.action != "warn"],
     }
     return content_key("rules", inputs)
 
@@ -204,7 +204,7 @@ def deleted_windows(run: Run) -> list[str]:
     if windows is None:
         return []
     held = {*windows, *_due(run, windows)}
-    return [name for name, books in run.state.windows().items() if books.read and name not in held]
+    return [name for name, receipt in run.state.windows().items() if receipt.read and name not in held]
 
 
 def tell_deleted(run: Run) -> None:
@@ -216,11 +216,10 @@ def tell_deleted(run: Run) -> None:
 
 def _due(run: Run, windows: Mapping[str, str]) -> list[str]:
     project, state = run.project, run.state
-    rules, receipts, held = rules_of(project), state.receipts.of("ingest"), state.windows()
-    lost = lost_windows(project, state)
+    rules, lost = rules_of(project), lost_windows(project, state)
     done = {
         name: windows[name]
-        for name, receipt in receipts.items()
+        for name, receipt in state.receipts.of("ingest").items()
         if name in windows and name not in lost and receipt.key == window_key(rules, windows[name])
     }
     return due(
@@ -228,7 +227,7 @@ def _due(run: Run, windows: Mapping[str, str]) -> list[str]:
         done,
         now=run.request.now,
         again=None if run.backfilled else run.request.again,
-        held=[name for name, books in held.items() if books.read],
+        held=[name for name, receipt in state.windows().items() if receipt.read],
         remove=project.spec.source.deleted_windows == "remove",
     )
 
@@ -241,7 +240,7 @@ def _made_by(state: State, rules: str) -> bool:
 
 def lost_windows(project: Project, state: State) -> set[str]:
     """The windows whose clean rows are gone with their table."""
-    kept = {name for name, books in state.windows().items() if books.kept}
+    kept = {name for name, receipt in state.windows().items() if receipt.kept}
     return set() if not kept or state.places.table(project.tables.table("clean").uri) else kept
 
 
@@ -272,7 +271,7 @@ class Ingested:
     """What an ingestion did.
 
     Attributes:
-        done: books of the windows that were due, in order.
+        done: the receipts of the windows that were due, in order.
         warned: rows of these windows by the warning that they broke.
     """
 
@@ -280,64 +279,59 @@ class Ingested:
     warned: Mapping[str, int]
 
 
+@source_errors()
 def ingest(spark: SparkSession, run: Run) -> Ingested:
     """Bring the table of clean rows up to date with the source.
 
     Args:
         spark: the session.
-        run: the run.
+        run: that asks for it.
 
     Raises:
-        DataError: rows were lost or multiplied, an expectation failed, or a window or the source has no sound row.
+        DataError: rows were lost or multiplied, an expectation failed, or a window or the source has no valid row.
         PipelineFileError: the file reads columns that there are not, or that are of types that their use does not fit.
         SchemaError: a column is of another type than in the table of clean rows, or of one that it cannot hold.
         ConfigError: a condition, query or function is wrong.
         StorageError: source or tables cannot be read or written.
     """
-    with source_errors():
-        return _ingest_due(spark, run)
-
-
-def _ingest_due(spark: SparkSession, run: Run) -> Ingested:
     project, state = run.project, run.state
     spec, source, snapshot = project.spec, project.source, state.snapshot
     version = project.tables.version("clean")  # before what is known of its windows: what is decided holds for it alone
     files, windows = parquet_rows(spark, spec, source, snapshot), source_windows(run)
     source_rows = read_rows(spark, source, snapshot) if files is None else files.frame
-    rows_of: Mapping[str, int]
+    row_counts: Mapping[str, int]
     if windows is not None and snapshot.windows is not None:
-        rows_of = {name: size.rows_about for name, size in snapshot.sizes.items()}
+        row_counts = {name: size.rows_about for name, size in snapshot.sizes.items()}
     elif windows is not None:  # the source is as it was when its windows were last told
-        rows_of = counted(source_rows) if files is None else files.rows
+        row_counts = counted(source_rows) if files is None else files.rows
     elif spec.transform is None and source.rows_may_change and not _made_by(state, rules_of(project)):
-        rows_of = (
-            counted(source_rows) if files is None else files.rows
-        )  # every window is due, and the pass that writes them hashes what it reads
-        windows = dict.fromkeys(rows_of, AS_READ)
+        # every window is due, and the pass that writes them hashes what it reads
+        row_counts = counted(source_rows) if files is None else files.rows
+        windows = dict.fromkeys(row_counts, AS_READ)
         run.windows_read = windows
     else:
-        windows, rows_of = fingerprints(source_rows, None if files is None else files.read)
+        windows, row_counts = fingerprints(source_rows, None if files is None else files.read)
         check_unchanged(source, snapshot)
         keep_source_windows(run, windows)
     todo = {name: windows.get(name, "") for name in _due(run, windows)}
-    there = [name for name in todo if name in windows]
+    held = [name for name in todo if name in windows]
     check_lost(project, state, deleted_windows(run))
-    if files is not None and not files.keys_are_unique(there, spec.source.key):
+    if files is not None and not files.keys_are_unique(held, spec.source.key):
         files, source_rows = None, read_rows(spark, source, snapshot)
-    chosen = of_windows(source_rows, source, there) if files is None else source_rows
-    rows = transformed(spark, project.file, chosen)
+    due_rows = of_windows(source_rows, source, held) if files is None else source_rows
+    rows = transformed(spark, project.file, due_rows)
     project.file.check_columns(_types(source_rows), None if spec.transform is None else _types(rows))
     if not todo:
         return Ingested(done=(), warned={})
-    most = max(rows_of.get(name, 0) for name in todo)
-    before: Mapping[str, int] | None = None
+    largest = max(row_counts.get(name, 0) for name in todo)
+    rows_before: Mapping[str, int] | None = None
     if spec.transform is not None:
-        before = rows_of if snapshot.windows is None else _counted(source, snapshot, there, chosen)
+        rows_before = row_counts if snapshot.windows is None else _counted(source, snapshot, held, due_rows)
         if not source.rows_may_change and spec.source.when is not None:
-            source.check_within({name: windows[name] for name in there}, fingerprints(chosen)[0])
-    done = _ingest(spark, run, rows, todo, most, before, version, files)
+            source.check_within({name: windows[name] for name in held}, fingerprints(due_rows)[0])
+    done = _replace_windows(spark, run, rows, todo, largest, rows_before, version, files)
     if snapshot.windows is None:
-        read = {books.window: books.fingerprint for books in done.done if books.window in windows}
+        read = {receipt.window: receipt.fingerprint for receipt in done.done if receipt.window in windows}
         keep_source_windows(run, {**windows, **read})
     if removed := [name for name in todo if name not in windows]:
         run.record.windows["removed"] = removed
@@ -346,8 +340,8 @@ def _ingest_due(spark: SparkSession, run: Run) -> Ingested:
 
 def _counted(source: Source, snapshot: SourceSnapshot, windows: Collection[str], rows: DataFrame) -> dict[str, int]:
     """The rows of these windows, from the source's files where they tell, else counted by Spark."""
-    told = source.rows_by_window(snapshot)
-    return counted(rows) if told is None else {name: count for name, count in told.items() if name in windows}
+    counts = source.rows_by_window(snapshot)
+    return counted(rows) if counts is None else {name: count for name, count in counts.items() if name in windows}
 
 
 def check_columns(spark: SparkSession, project: Project, state: State) -> None:
@@ -367,34 +361,34 @@ def _types(rows: DataFrame) -> dict[str, pa.DataType]:
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_type
 
-    found = {}
+    types = {}
     for field in rows.schema.fields:
         try:
-            found[field.name] = to_arrow_type(field.dataType, timezone="UTC")
+            types[field.name] = to_arrow_type(field.dataType, timezone="UTC")
         except PySparkTypeError:
-            found[field.name] = pa.struct([])
-    return found
+            types[field.name] = pa.struct([])
+    return types
 
 
-def _ingest(
+def _replace_windows(
     spark: SparkSession,
     run: Run,
     prepared: DataFrame,
     todo: Mapping[str, str],
-    most: int,
-    before: Mapping[str, int] | None,
+    largest: int,
+    rows_before: Mapping[str, int] | None,
     version: int,
     files: ParquetRows | None,
 ) -> Ingested:
-    """Judge, write and count the rows of the windows that are due.
+    """Judge, write and count the rows of the windows that are due, in one job, and commit them.
 
     Args:
         spark: the session.
         run: the run.
         prepared: the rows, as the transform left them.
         todo: fingerprint of each window; empty for one that the source no longer holds, which is replaced by nothing.
-        most: rows of the largest window, about.
-        before: rows of the windows before the transform; None without one.
+        largest: rows of the largest window, about.
+        rows_before: rows of the windows before the transform; None without one.
         version: of the table of clean rows when it was decided what is due; -1 without one.
         files: that tasks read the rows from; None where Spark reads them.
     """
@@ -409,63 +403,67 @@ def _ingest(
     small = stored is not None and stored <= _ONE_TASK and len(todo) <= _ONE_TASK_WINDOWS
     rows = prepared
     if files is None:
-        rows = judged(_gathered(entered.observe(prepared), spec, most, small), spec.expect, spec.source.key, newest)
+        rows = judged(_gathered(entered.observe(prepared), spec, largest, small), spec.expect, spec.source.key, newest)
     clean, quarantine = _staged(spark, project, state, rows, todo, version)
     pending = {"quarantine": quarantine, "clean": clean}
     try:
         into = clean.task, quarantine.task
         read = None if files is None else files.read_judged(todo)
-        sound, refused, found = validate_rows(rows, spec.label, *into, read) if any(todo.values()) else ([], [], {})
-        check_counts(todo, found, before or {})
+        valid, invalid, outcomes_by_window = (
+            validate_rows(rows, spec.label, *into, read) if any(todo.values()) else ([], [], {})
+        )
+        check_counts(todo, outcomes_by_window, rows_before or {})
         if any(todo.values()):  # else every window is emptied, and nothing was read
-            left = {name: outcomes.total for name, outcomes in found.items()}
+            row_counts = {name: outcomes.total for name, outcomes in outcomes_by_window.items()}
             if files is None:
-                entered.check(left, prepared)
+                entered.check(row_counts, prepared)
             else:
-                files.check(left, todo)
-        if state.snapshot.windows is None and before is None:
-            check_hashes(todo, found, alive=project.source.rows_may_change)
+                files.check(row_counts, todo)
+        if state.snapshot.windows is None and rows_before is None:
+            check_hashes(todo, outcomes_by_window, alive=project.source.rows_may_change)
         check_unchanged(project.source, state.snapshot)
-        check_shares(found, spec.expect)
-        check_files(sound, sum(each.rows.get(KEPT, 0) for each in found.values()), clean.plan.uri)
-        check_files(refused, sum(sum(each.quarantined.values()) for each in found.values()), quarantine.plan.uri)
-        books = _books(run, todo, found, before)
+        check_shares(outcomes_by_window, spec.expect)
+        kept = sum(outcomes.rows.get(KEPT, 0) for outcomes in outcomes_by_window.values())
+        check_files(valid, kept, clean.plan.uri)
+        quarantined = sum(sum(outcomes.quarantined.values()) for outcomes in outcomes_by_window.values())
+        check_files(invalid, quarantined, quarantine.plan.uri)
+        receipts = _window_receipts(run, todo, outcomes_by_window, rows_before)
         with replacing(state.receipts, "ingest", todo) as made:
-            pending.pop("quarantine").commit(refused)  # which takes its own files away where it is refused
-            version = pending.pop("clean").commit(sound).version
+            pending.pop("quarantine").commit(invalid)  # which takes its own files away where it is refused
+            version = pending.pop("clean").commit(valid).version
             rules = rules_of(project)
-            for each in books:
-                made[each.window] = (window_key(rules, each.fingerprint), replace(each, version=version))
+            for receipt in receipts:
+                made[receipt.window] = (window_key(rules, receipt.fingerprint), replace(receipt, version=version))
     except BaseException:
         for staged in pending.values():
             staged.abandon()
         raise
     warned: dict[str, int] = {}
-    for outcomes in found.values():
+    for outcomes in outcomes_by_window.values():
         for name, count in outcomes.warned.items():
             warned[name] = warned.get(name, 0) + count
-    return Ingested(done=tuple(replace(each, version=version) for each in books), warned=warned)
+    return Ingested(done=tuple(replace(receipt, version=version) for receipt in receipts), warned=warned)
 
 
-def _books(
+def _window_receipts(
     run: Run,
     todo: Mapping[str, str],
-    found: Mapping[str, Outcomes],
-    before: Mapping[str, int] | None,
+    outcomes_by_window: Mapping[str, Outcomes],
+    rows_before: Mapping[str, int] | None,
 ) -> tuple[WindowReceipt, ...]:
     """What is known of each window.
 
     Raises:
         DataError: the rows of one were lost or multiplied.
     """
-    rules, books = rules_of(run.project), []
+    rules, receipts = rules_of(run.project), []
     for name, fingerprint in sorted(todo.items()):
-        outcomes = found.get(name, Outcomes())
+        outcomes = outcomes_by_window.get(name, Outcomes())
         made = WindowReceipt(
             window=name,
             fingerprint=outcomes.everything if fingerprint == AS_READ else fingerprint,
             rules=rules,
-            source_rows=outcomes.total if before is None else before.get(name, 0),
+            source_rows=outcomes.total if rows_before is None else rows_before.get(name, 0),
             read=outcomes.total,
             kept=outcomes.rows.get(KEPT, 0),
             quarantined=sum(outcomes.quarantined.values()),
@@ -476,11 +474,11 @@ def _books(
             run_id=run.run_id,
         )
         made.check()
-        books.append(made)
-    return tuple(books)
+        receipts.append(made)
+    return tuple(receipts)
 
 
-def _gathered(rows: DataFrame, spec: PipelineSpec, most: int, small: bool) -> DataFrame:
+def _gathered(rows: DataFrame, spec: PipelineSpec, largest: int, small: bool) -> DataFrame:
     """The rows with those of a window, and of a key in it, in few tasks, so that a window becomes few files.
 
     Where partition folders already hold each window by itself, and no keys are compared, rows stay where they are read.
@@ -488,16 +486,16 @@ def _gathered(rows: DataFrame, spec: PipelineSpec, most: int, small: bool) -> Da
     Args:
         rows: with their window.
         spec: the pipeline.
-        most: rows of the largest window, about.
+        largest: rows of the largest window, about.
         small: whether one task does all of it.
     """
     from pyspark.sql import functions as F
 
-    if small and spec.transform is None and most < _ROWS_PER_FILE:
+    if small and spec.transform is None and largest < _ROWS_PER_FILE:
         return rows.coalesce(1)
     if spec.source.partition is not None and not spec.source.key and spec.transform is None:
         return rows
-    files = 1 + most // _ROWS_PER_FILE
+    files = 1 + largest // _ROWS_PER_FILE
     if files == 1:
         return rows.repartition(WINDOW)
     plain = [F.col(quoted(name)) for name in spec.source.key if rows.schema[name].dataType.simpleString() in _HASHED]
@@ -520,7 +518,7 @@ def _staged(
 
     tables = project.tables
     partitions = [{WINDOW: name} for name in todo]
-    table, held = tables.table("clean"), [name for name, books in state.windows().items() if books.kept]
+    table, held = tables.table("clean"), [name for name, receipt in state.windows().items() if receipt.kept]
     schema = rows.select(*map(quoted, clean_columns(rows))).schema.json()
     if version >= 0 and set(held) <= set(todo):
         clean = table.stage(

@@ -103,5 +103,5 @@ def _waits_key(project: Project, state: State, parts: Parts) -> str | None:
 def part_rows(state: State, windows: tuple[str, ...]) -> dict[str, str] | None:
     """A hash of the rows of each window of a part; None where one is not ingested yet."""
     content = state.content()
-    known = {name: rows for name in windows if (rows := content[name]) is not None}
-    return known if len(known) == len(windows) else None
+    rows_by_window = {name: rows for name in windows if (rows := content[name]) is not None}
+    return rows_by_window if len(rows_by_window) == len(windows) else None

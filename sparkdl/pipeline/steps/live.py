@@ -153,9 +153,9 @@ def _compared(project: Project, state: State, clean: DataFrame, earlier: Live) -
 
 def _newest(errors: Mapping[tuple[str, int], LiveError]) -> tuple[LiveError, ...]:
     """What is kept, in order: labels may come later than hundreds of windows that still wait for theirs."""
-    measured = [place for place in sorted(errors) if errors[place].measured is not None]
-    waiting = [place for place in sorted(errors) if errors[place].measured is None]
-    return tuple(errors[place] for place in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
+    measured = [pair for pair in sorted(errors) if errors[pair].measured is not None]
+    waiting = [pair for pair in sorted(errors) if errors[pair].measured is None]
+    return tuple(errors[pair] for pair in sorted([*measured[-_MOST_KEPT:], *waiting[-_MOST_KEPT:]]))
 
 
 def _predictions(project: Project, window: str, receipt: Receipt, rows: str) -> _Predictions:
@@ -187,10 +187,12 @@ def _errors(
     column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
     output = column if len(labels.names) == 1 else f"{name}_{column}"
     chunk: list[_Predictions] = []
+    rows = 0
     for predictions in windows:
-        if chunk and sum(each.scored.rows for each in (*chunk, predictions)) > label.most_measured:
+        rows += predictions.scored.rows
+        if chunk and rows > label.most_measured:
             yield from _measured(project, state, clean, label, output, chunk, model)
-            chunk = []
+            chunk, rows = [], predictions.scored.rows
         chunk.append(predictions)
     yield from _measured(project, state, clean, label, output, chunk, model)
 
@@ -256,7 +258,7 @@ def _joined(
     if most > label.most_measured:
         hashed = F.xxhash64(*[F.col(quoted(name)) for name in key])
         made = made.where(F.pmod(hashed, F.lit(most)) < label.most_measured)
-    keys = [f"_key_{place}" for place in range(len(key))]
+    keys = [f"_key_{position}" for position in range(len(key))]
     columns = [F.col(quoted(name)).alias(as_) for name, as_ in zip(key, keys, strict=True)]
     made = made.select(WINDOW, *columns, F.col(quoted(output)).alias("_output"))
     weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")

@@ -197,14 +197,14 @@ def _fitted_to(table: Table, frame: DataFrame, transaction: AppTransaction | Non
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
-    known = table.columns() if table.exists() else []
-    if not set(known) >= _OWN:
+    columns = table.columns() if table.exists() else []
+    if not set(columns) >= _OWN:
         return frame
-    added = [name for name in frame.columns if name not in known]
+    added = [name for name in frame.columns if name not in columns]
     if added:
         more = to_arrow_schema(frame.select(*map(quoted, added)).schema, timezone="UTC")
         table.append(more.with_metadata(None).empty_table(), new_columns=True, transaction=transaction)
-    gone = {one.name: from_arrow_type(one.type) for one in table.schema() if one.name not in frame.columns}
+    gone = {field.name: from_arrow_type(field.type) for field in table.schema() if field.name not in frame.columns}
     return frame.withColumns({name: F.lit(None).cast(kind) for name, kind in gone.items()}) if gone else frame
 
 
@@ -212,7 +212,7 @@ def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:
     from pyspark.sql import functions as F
 
     if label.levels:
-        several = [F.element_at(output, place) for place in range(1, len(label.levels) + 1)]
+        several = [F.element_at(output, position) for position in range(1, len(label.levels) + 1)]
         quantiles = [value.cast("double") for value in (several if len(label.levels) > 1 else [output])]
         named = zip(map(quantile_column, label.levels), quantiles, strict=True)
         middle = quantiles[label.middle].alias(f"{prefix}prediction")
@@ -224,12 +224,12 @@ def _columns(label: FittedLabel, output: Column, prefix: str) -> list[Column]:
         positive = 1 / (1 + F.exp(-output.cast("double")))
         chosen = F.when(positive > 0.5, F.lit(label.classes[1])).otherwise(F.lit(label.classes[0]))
         return [chosen.alias(f"{prefix}prediction"), positive.alias(f"{prefix}probability")]
-    place = F.array_position(output, F.array_max(output)).cast("int")
+    position = F.array_position(output, F.array_max(output)).cast("int")
     powers = F.transform(output, lambda value: F.exp(value.cast("double") - F.array_max(output)))
     total = F.aggregate(powers, F.lit(0.0), lambda sum_, value: sum_ + value)
     shares = F.transform(powers, lambda value: value / total)
     return [
-        F.element_at(names, place).alias(f"{prefix}prediction"),
-        F.element_at(shares, place).alias(f"{prefix}probability"),
+        F.element_at(names, position).alias(f"{prefix}prediction"),
+        F.element_at(shares, position).alias(f"{prefix}probability"),
         shares.alias(f"{prefix}probabilities"),
     ]

@@ -210,5 +210,5 @@ def _with_parent(project: Project, state: State, origin: Mapping[str, Any], star
     if start is None:
         return dict(origin)
     versions = state.registry.list(str(project.spec.publish.name))
-    parent = next((each.version for each in reversed(versions) if each.uri == start), None)
+    parent = next((version.version for version in reversed(versions) if version.uri == start), None)
     return {**origin, "lineage": {**origin.get("lineage", {}), "parent": parent}}

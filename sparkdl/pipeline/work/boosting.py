@@ -82,8 +82,8 @@ def boosted(
     """
     if importlib.util.find_spec("lightgbm") is None:
         return Boosted(reason="it is not installed: pip install 'sparkdl[boosting]'")
-    left_out = [one for one in prepared.features.fitted if not _width(one)]
-    usable = [one for one in prepared.features.fitted if _width(one)]
+    left_out = [feature for feature in prepared.features.fitted if not _width(feature)]
+    usable = [feature for feature in prepared.features.fitted if _width(feature)]
     if not usable:
         return Boosted(reason="no feature is a number, a category, a date or a vector")
     if label.outputs > MOST_CLASSES:
@@ -105,7 +105,7 @@ def boosted(
         tables = [_collected(rows, spec, features, label) for rows in (training, stopping)]
         tables.append(_collected(scored, spec, features, label, output))
         seconds = max(LEAST_SECONDS, trained.seconds.get("fit", 0.0))
-        found = train_trees(tables, spec, features, label, output, seconds)
+        trees = train_trees(tables, spec, features, label, output, seconds)
     except CancelledError:
         raise
     except Exception as cause:
@@ -113,10 +113,10 @@ def boosted(
         logger.warning("LightGBM is not beside the model, since it failed: %s", reason)
         return Boosted(reason=f"it failed ({reason})")
     return replace(
-        found,
+        trees,
         of_rows=prepared.train_rows,
         of_judging=judging_rows,
-        left_out=tuple(one.name for one in left_out),
+        left_out=tuple(feature.name for feature in left_out),
     )
 
 
@@ -219,7 +219,9 @@ def _width(feature: Fitted) -> int:
 def _categorical(features: Features) -> list[int]:
     """The places of the categories among the columns of ``training_matrix``."""
     ends = list(itertools.accumulate(map(_width, features.fitted)))
-    return [end - 1 for end, one in zip(ends, features.fitted, strict=True) if isinstance(one.options, Category)]
+    return [
+        end - 1 for end, feature in zip(ends, features.fitted, strict=True) if isinstance(feature.options, Category)
+    ]
 
 
 def training_matrix(table: pa.Table, features: Features) -> Floats:
@@ -233,7 +235,7 @@ def training_matrix(table: pa.Table, features: Features) -> Floats:
         ``(rows, columns)``, NaN where a value is missing, or a category is none that training saw.
     """
     matrix = np.full((table.num_rows, sum(map(_width, features.fitted))), np.nan)
-    coded = tuple(one for one in features.fitted if isinstance(one.options, Category | DateParts))
+    coded = tuple(feature for feature in features.fitted if isinstance(feature.options, Category | DateParts))
     first = 0
     for batch in table.combine_chunks().to_batches():
         rows = slice(first, first + batch.num_rows)
@@ -242,19 +244,19 @@ def training_matrix(table: pa.Table, features: Features) -> Floats:
             apply = Features(coded)
             values = to_numpy(apply.apply(batch)[CATEGORIES].flatten()).reshape(batch.num_rows, -1)
             ids = dict(zip(apply.inputs[0].names, np.where(values, values, np.nan).T, strict=True))
-        place = 0
-        for one in features.fitted:
-            source, columns = one.options.source(one.name), slice(place, place + _width(one))
-            if isinstance(one.options, Number):
-                matrix[rows, place] = numbers_of(source, column_of(batch, source))
-            elif isinstance(one.options, Vector):
+        start = 0
+        for feature in features.fitted:
+            source, columns = feature.options.source(feature.name), slice(start, start + _width(feature))
+            if isinstance(feature.options, Number):
+                matrix[rows, start] = numbers_of(source, column_of(batch, source))
+            elif isinstance(feature.options, Vector):
                 vectors = vectors_of(source, column_of(batch, source))[0]
-                if vectors.shape[1] == _width(one):  # not so where all are missing
+                if vectors.shape[1] == _width(feature):  # not so where all are missing
                     matrix[rows, columns] = vectors
             else:
-                names = input_names(one.name, one.options)[CATEGORIES]
+                names = input_names(feature.name, feature.options)[CATEGORIES]
                 matrix[rows, columns] = np.stack([ids[name] for name in names], axis=1)
-            place = columns.stop
+            start = columns.stop
         first = rows.stop
     return matrix
 

@@ -66,12 +66,12 @@ def _temperatures(
         for name in names:
             truths[name].append(batch[name].reshape(-1))
     scored = pa.concat_tables(outputs)
-    known = {name: torch.cat(values).double().numpy() for name, values in truths.items()}
-    weights = known[spec.weight] if spec.weight else np.ones(scored.num_rows)
-    places = [labels.names.index(label.name) for label in calibrated]
+    true_values = {name: torch.cat(values).double().numpy() for name, values in truths.items()}
+    weights = true_values[spec.weight] if spec.weight else np.ones(scored.num_rows)
+    positions = [labels.names.index(label.name) for label in calibrated]
     return {
-        label.name: temperature_of(_logits(numbers(scored.column(place)), label), known[label.name], weights)
-        for place, label in zip(places, calibrated, strict=True)
+        label.name: temperature_of(_logits(numbers(scored.column(position)), label), true_values[label.name], weights)
+        for position, label in zip(positions, calibrated, strict=True)
     }
 
 
@@ -113,5 +113,5 @@ def temperature_of(logits: Floats, labels: Floats, weights: Floats) -> float:
         scale = np.exp(-log_temperature)
         return float(np.average(logsumexp(scale * logits, axis=1) - scale * chosen, weights=weights))
 
-    found = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
-    return float(np.exp(found.x))
+    minimum = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
+    return float(np.exp(minimum.x))

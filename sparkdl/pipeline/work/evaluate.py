@@ -77,14 +77,14 @@ def label_summaries(rows: DataFrame, spec: PipelineSpec, labels: Labels, count: 
     from pyspark.sql import functions as F
 
     rows = drawn(rows, spec, "summed up", _MOST_SUMMED, count)
-    columns = [encoded(label.name, label).cast("double").alias(f"_{place}") for place, label in enumerate(labels)]
+    columns = [encoded(label.name, label).cast("double").alias(f"_{position}") for position, label in enumerate(labels)]
     weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
     with task_errors():
         table = rows.select(*columns, weight.alias("_weight")).toArrow()
     weights = numbers(table["_weight"])
     return {
-        label.name: summary_of(label.type, numbers(table[f"_{place}"]), weights, label.classes)
-        for place, label in enumerate(labels)
+        label.name: summary_of(label.type, numbers(table[f"_{position}"]), weights, label.classes)
+        for position, label in enumerate(labels)
     }
 
 
@@ -102,12 +102,12 @@ def with_last_values(rows: DataFrame, training: DataFrame, spec: PipelineSpec, l
     label, entity = judged_label(spec, labels), _entity(spec)
     if not entity:
         return rows
-    names = [f"_entity_{place}" for place in range(len(entity))]
+    names = [f"_entity_{position}" for position in range(len(entity))]
     keys = [F.col(quoted(column)).alias(name) for column, name in zip(entity, names, strict=True)]
     newest = F.max(F.struct(F.col(quoted(str(spec.source.when))), encoded(label.name, label).alias(_LAST)))
-    known = training.groupBy(*keys).agg(newest[_LAST].alias(_LAST))
+    last_values = training.groupBy(*keys).agg(newest[_LAST].alias(_LAST))
     pairs = [F.col(quoted(column)).eqNullSafe(F.col(name)) for column, name in zip(entity, names, strict=True)]
-    return rows.join(known, functools.reduce(operator.and_, pairs), "left").drop(*names)
+    return rows.join(last_values, functools.reduce(operator.and_, pairs), "left").drop(*names)
 
 
 def evaluate(
@@ -131,40 +131,47 @@ def evaluate(
     """
     label, config = judged_label(spec, labels), ScoreConfig(batch_rows=spec.train.transform_batch_size)
     frame, kept = held_out(rows, spec, label, count)
-    mine = f"_challenger_{labels.names.index(label.name)}"
+    challenger_column = f"_challenger_{labels.names.index(label.name)}"
     names = [f"_challenger_{n}" for n in range(len(labels.names))]
     scored = score(frame, trained.bundle, output_columns=names, config=config, trusted=trusted)
     options = {"config": config, "trusted": trusted}
-    table, theirs, known, error = _predicted(scored, [*kept, mine], label, None if seen else champion, options)
-    classes = list(dict.fromkeys([*label.classes, *known.classes]))
-    outputs = [(numbers(table[name]), of) for name, of in ((mine, label), (theirs, known)) if name]
-    found = _rows_of(table, spec, label, outputs, classes)
+    table, champion_column, champion_label, error = _predicted(
+        scored, [*kept, challenger_column], label, None if seen else champion, options
+    )
+    classes = list(dict.fromkeys([*label.classes, *champion_label.classes]))
+    outputs = [(numbers(table[challenger_column]), label)]
+    if champion_column:
+        outputs.append((numbers(table[champion_column]), champion_label))
+    rows_by_model = _rows_of(table, spec, label, outputs, classes)
+    challenger_rows = rows_by_model[0]
     gate, summary, last = gate_of(spec, label), trained.labels.get(label.name), _last_values(table)
     baseline = guess = None
     if summary is not None:
-        baseline = baseline_of(summary, found[0], classes, last, ", ".join(_entity(spec)))
-        guess = best_guess(summary, found[0], gate.metric, classes, last)
-    decision = decide(gate, *found, champion_error=error, seen=seen, baseline=baseline, guess=guess)
+        baseline = baseline_of(summary, challenger_rows, classes, last, ", ".join(_entity(spec)))
+        guess = best_guess(summary, challenger_rows, gate.metric, classes, last)
+    decision = decide(gate, *rows_by_model, champion_error=error, seen=seen, baseline=baseline, guess=guess)
     slices = {
-        name: Slices.of(found[0], table[f"_slice_{place}"].to_pandas().to_numpy())
-        for place, name in enumerate(spec.report.slices)
+        name: Slices.of(challenger_rows, table[f"_slice_{position}"].to_pandas().to_numpy())
+        for position, name in enumerate(spec.report.slices)
     }
-    by_model = [{name: one.measure(rows) for name, one in slices.items()} for rows in found]
-    views = diagnose(found, classes)
+    slices_by_model = [
+        {name: column.measure(model_rows) for name, column in slices.items()} for model_rows in rows_by_model
+    ]
+    diagnostics = diagnose(rows_by_model, classes)
     return Evaluated(
         label=label.name,
         decision=decision,
-        slices=by_model[0],
-        champion_slices=by_model[1] if theirs else {},
-        values={name: one.values for name, one in slices.items()},
-        challenger=views[0],
-        champion=views[1] if theirs else None,
+        slices=slices_by_model[0],
+        champion_slices=slices_by_model[1] if champion_column else {},
+        values={name: column.values for name, column in slices.items()},
+        challenger=diagnostics[0],
+        champion=diagnostics[1] if champion_column else None,
         of_rows=count,
-        intervals=_intervals(label, found[0], outputs[0][0]) if label.levels else None,
-        calibrated=_calibrated(label, found[0], outputs[0][0], trained.temperatures.get(label.name)),
+        intervals=_intervals(label, challenger_rows, outputs[0][0]) if label.levels else None,
+        calibrated=_calibrated(label, challenger_rows, outputs[0][0], trained.temperatures.get(label.name)),
         baseline_slices={
-            name: _guessed(one, summary, found[0], classes, last, gate.metric)
-            for name, one in slices.items()
+            name: _guessed(column, summary, challenger_rows, classes, last, gate.metric)
+            for name, column in slices.items()
             if summary is not None
         },
     )
@@ -180,8 +187,10 @@ def _rows_of(
     """The held-out rows with what each model predicts of them: by its raw outputs, and its classes."""
     labels, groups = numbers(table["_label"]), table["_group"].to_pandas().to_numpy()
     weights = numbers(table[spec.weight]) if spec.weight else None
-    predictions = [_in_order(predicted(known, raw), known.classes, classes) for raw, known in outputs]
-    return [Rows.of(label.type, labels, each, weights=weights, groups=groups, label=label.name) for each in predictions]
+    predictions = [_in_order(predicted(model_label, raw), model_label.classes, classes) for raw, model_label in outputs]
+    return [
+        Rows.of(label.type, labels, values, weights=weights, groups=groups, label=label.name) for values in predictions
+    ]
 
 
 def _intervals(label: FittedLabel, rows: Rows, quantiles: Floats) -> Intervals:
@@ -204,10 +213,10 @@ def _calibrated(label: FittedLabel, rows: Rows, logits: Floats, temperature: flo
     """The calibration error of the model, and what it would be without its temperature."""
     if temperature is None:
         return None
-    before, after = (
+    error_with, error_without = (
         calibration_error(replace(rows, predictions=predicted(label, scale * logits))) for scale in (temperature, 1.0)
     )
-    return Calibrated(temperature=temperature, before=before, after=after)
+    return Calibrated(temperature=temperature, before=error_with, after=error_without)
 
 
 def _last_values(table: pa.Table) -> Floats | None:
@@ -220,13 +229,13 @@ def _guessed(
     slices: Slices, summary: LabelSummary, rows: Rows, classes: Sequence[str], last: Floats | None, metric: str
 ) -> dict[str, float]:
     """The metric of the best guess without a model, by slice."""
-    found = {}
-    for place, name in enumerate(slices.names):
-        chosen = slices.places == place
+    metric_by_slice = {}
+    for position, name in enumerate(slices.names):
+        chosen = slices.places == position
         baseline = baseline_of(summary, rows.take(chosen), classes, None if last is None else last[chosen])
         if metric in baseline.values:
-            found[name] = baseline.values[metric]
-    return found
+            metric_by_slice[name] = baseline.values[metric]
+    return metric_by_slice
 
 
 def _predicted(
@@ -241,10 +250,10 @@ def _predicted(
     if champion is None:
         return _collected(scored, kept), "", label, ""
     try:
-        known, place, outputs = _champions(champion, label)
+        champion_label, position, outputs = _champions(champion, label)
         names = [f"_champion_{n}" for n in range(outputs)]
         both = score(scored, champion, output_columns=names, **options)
-        return _collected(both, [*kept, names[place]]), names[place], known, ""
+        return _collected(both, [*kept, names[position]]), names[position], champion_label, ""
     except (SchemaError, BundleError, IntegrityError, DataError, ConfigError, ValueError) as cause:
         return _collected(scored, kept), "", label, str(cause)  # if it is the challenger that fails, it does so again
 
@@ -296,22 +305,22 @@ def _champions(bundle: str, label: FittedLabel) -> tuple[FittedLabel, int, int]:
     labels = labels_of(bundle)
     if label.name not in labels.names:
         raise BundleError(f"it predicts {', '.join(labels.names)}, and {label.name!r} is judged")
-    place = labels.names.index(label.name)
-    known = labels.labels[place]
-    if known.type != label.type or (label.type == "binary" and set(known.classes) != set(label.classes)):
+    position = labels.names.index(label.name)
+    theirs = labels.labels[position]
+    if theirs.type != label.type or (label.type == "binary" and set(theirs.classes) != set(label.classes)):
         raise BundleError(
-            f"it predicts {known.name!r} as {known.type} {list(known.classes) or ''}, and the challenger as "
+            f"it predicts {theirs.name!r} as {theirs.type} {list(theirs.classes) or ''}, and the challenger as "
             f"{label.type} {list(label.classes) or ''}"
         )
-    return known, place, len(labels.names)
+    return theirs, position, len(labels.names)
 
 
-def _in_order(found: Floats, classes: Sequence[str], wanted: Sequence[str]) -> Floats:
+def _in_order(predictions: Floats, classes: Sequence[str], wanted: Sequence[str]) -> Floats:
     """Probabilities of ``classes`` as those of ``wanted``; a class that a model does not know has none."""
-    if found.ndim == 1:  # of the second class of two
-        return found if list(classes) == list(wanted) else 1 - found
-    ordered = np.zeros((len(found), len(wanted)))
-    ordered[:, [wanted.index(name) for name in classes]] = found
+    if predictions.ndim == 1:  # of the second class of two
+        return predictions if list(classes) == list(wanted) else 1 - predictions
+    ordered = np.zeros((len(predictions), len(wanted)))
+    ordered[:, [wanted.index(name) for name in classes]] = predictions
     return ordered
 
 
@@ -321,12 +330,12 @@ def numbers(column: pa.ChunkedArray) -> Floats:
         values: Floats = column.cast(pa.float64()).to_numpy()
         return values
     lists = column.combine_chunks()
-    there = lists.is_valid().to_numpy(zero_copy_only=False)
+    valid = lists.is_valid().to_numpy(zero_copy_only=False)
     flat = lists.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False)
-    width = max(1, len(flat) // max(1, int(there.sum())))
-    found = np.full((len(lists), width), np.nan)
-    found[there] = flat.reshape(-1, width)
-    return found
+    width = max(1, len(flat) // max(1, int(valid.sum())))
+    matrix = np.full((len(lists), width), np.nan)
+    matrix[valid] = flat.reshape(-1, width)
+    return matrix
 
 
 def predicted(label: FittedLabel, outputs: Floats) -> Floats:
@@ -368,18 +377,18 @@ def _unit(spec: PipelineSpec) -> str:
 
 def gate_of(spec: PipelineSpec, label: FittedLabel) -> Gate:
     """The gate that the file asks for, for a label."""
-    given = spec.publish.gate
-    better = given.rule == "better"
+    gate = spec.publish.gate
+    better = gate.rule == "better"
     return Gate(
         metric=spec.publish.metric or DEFAULT_METRICS[spec.label[label.name].type],
-        mode=given.rule,
-        effect=given.margin if better else 0.0,
-        margin=0.0 if better else given.margin,
-        confidence=given.confidence,
-        min_rows=given.min_rows,
-        min_groups=max(MIN_GROUPS, least_groups(given.confidence)),
-        resamples=max(RESAMPLES, least_resamples(given.confidence)),
-        floors=given.floors,
-        baseline=given.baseline,
+        mode=gate.rule,
+        effect=gate.margin if better else 0.0,
+        margin=0.0 if better else gate.margin,
+        confidence=gate.confidence,
+        min_rows=gate.min_rows,
+        min_groups=max(MIN_GROUPS, least_groups(gate.confidence)),
+        resamples=max(RESAMPLES, least_resamples(gate.confidence)),
+        floors=gate.floors,
+        baseline=gate.baseline,
         unit=_unit(spec),
     )

@@ -98,15 +98,15 @@ class _Points:
 
 
 def _points(columns: Sequence[Sequence[Array]]) -> pa.RecordBatch:
-    found = []
-    for place, parts in enumerate(columns):
+    blocks = []
+    for position, parts in enumerate(columns):
         values = np.concatenate(parts)
         values = np.sort(values[~np.isnan(values)])
         edges = np.arange(min(POINTS, len(values)) + 1) * len(values) // max(1, min(POINTS, len(values)))
         chosen = values[(edges[:-1] + edges[1:]) // 2]
-        found.append((np.full(len(chosen), place, np.int32), chosen, np.diff(edges)))
+        blocks.append((np.full(len(chosen), position, np.int32), chosen, np.diff(edges)))
     return pa.RecordBatch.from_arrays(
-        [pa.array(np.concatenate(each)) for each in zip(*found, strict=True)], ["place", "value", "weight"]
+        [pa.array(np.concatenate(arrays)) for arrays in zip(*blocks, strict=True)], ["place", "value", "weight"]
     )
 
 
@@ -116,5 +116,5 @@ def _quantiles(points: pa.Table) -> pa.Table:
     order = np.argsort(value, kind="stable")
     upto = np.cumsum(weight[order])
     at = np.searchsorted(upto, np.ceil(np.array(PROBABILITIES + KNOTS) * upto[-1] - 1e-9), side="left")
-    place, found = points["place"][:1], value[order][np.minimum(at, len(order) - 1)]
-    return pa.table({"place": place, "quantiles": pa.array([found.tolist()], pa.list_(pa.float64()))})
+    quantiles = value[order][np.minimum(at, len(order) - 1)].tolist()
+    return pa.table({"place": points["place"][:1], "quantiles": pa.array([quantiles], pa.list_(pa.float64()))})

@@ -72,7 +72,7 @@ class FittedLabel:
     @property
     def middle(self) -> int:
         """The place of the quantile that is the prediction: the one whose level is nearest to 0.5."""
-        return min(range(len(self.levels)), key=lambda place: abs(self.levels[place] - 0.5), default=0)
+        return min(range(len(self.levels)), key=lambda index: abs(self.levels[index] - 0.5), default=0)
 
     @property
     def most_measured(self) -> int:
@@ -111,10 +111,16 @@ def fit_labels(rows: DataFrame, labels: Mapping[str, Label]) -> Labels:
         DataError: there are no rows, or a label is the same in all, is not finite, or has too many classes.
     """
     _check_columns(rows, labels)
-    known = labelled(rows, labels)
-    if known.isEmpty():
+    labelled_rows = labelled(rows, labels)
+    if labelled_rows.isEmpty():
         raise _no_rows("train", rows.count())
-    return Labels(labels=tuple(_fit(known, name, each) for name, each in labels.items()))
+    fitted = []
+    for name, label in labels.items():
+        if label.type in ("regression", "quantiles"):
+            fitted.append(replace(_fit_number(labelled_rows, name), levels=label.quantiles))
+        else:
+            fitted.append(_fit_classes(labelled_rows, name, label))
+    return Labels(labels=tuple(fitted))
 
 
 def same_label(fitted: FittedLabel, label: Label) -> bool:
@@ -144,10 +150,10 @@ def encoded(name: str, label: FittedLabel) -> Column:
     column = F.col(quoted(name))
     if label.type == "regression":
         return column.cast("double").cast("float")
-    found = F.coalesce(
-        *[F.when(column.cast("string") == value, F.lit(place)) for place, value in enumerate(label.classes)]
+    class_index = F.coalesce(
+        *[F.when(column.cast("string") == value, F.lit(index)) for index, value in enumerate(label.classes)]
     )
-    return found.cast("float") if label.type == "binary" else found.cast("bigint")
+    return class_index.cast("float") if label.type == "binary" else class_index.cast("bigint")
 
 
 def labels_of(bundle: str) -> Labels:
@@ -177,28 +183,28 @@ def check_labels(rows: DataFrame, labels: Labels, part: str) -> int:
     """
     from pyspark.sql import functions as F
 
-    there = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in labels.names])
-    counts = [F.count_if(there).alias("labelled")]
+    has_labels = ~F.greatest(F.lit(False), *[F.col(quoted(name)).isNull() for name in labels.names])
+    counts = [F.count_if(has_labels).alias("labelled")]
     for n, label in enumerate(labels):
         number = encoded(label.name, label)
-        strange = number.isNull()
+        invalid = number.isNull()
         if label.type == "regression":
-            strange = strange | F.isnan(number) | (F.abs(number) == float("inf"))
-        counts.append(F.count_if(there & strange).alias(f"n{n}"))
-        counts.append(F.max(F.when(there & strange, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
-    found = rows.agg(F.count("*").alias("rows"), *counts).first()
-    assert found is not None
-    if not found["labelled"]:
-        raise _no_rows(part, found["rows"])
+            invalid = invalid | F.isnan(number) | (F.abs(number) == float("inf"))
+        counts.append(F.count_if(has_labels & invalid).alias(f"n{n}"))
+        counts.append(F.max(F.when(has_labels & invalid, F.col(quoted(label.name)).cast("string"))).alias(f"v{n}"))
+    counted = rows.agg(F.count("*").alias("rows"), *counts).first()
+    assert counted is not None
+    if not counted["labelled"]:
+        raise _no_rows(part, counted["rows"])
     for n, label in enumerate(labels):
-        if found[f"n{n}"]:
-            known = "is no finite float32" if label.type == "regression" else "training never saw"
+        if counted[f"n{n}"]:
+            reason = "is no finite float32" if label.type == "regression" else "training never saw"
             remedy = ", or name all classes in label and train from scratch" if label.type == "multiclass" else ""
             raise DataError(
-                f"label {label.name!r}: {found[f'n{n}']} of the rows to {part} have one that {known}, such as "
-                f"{found[f'v{n}']!r}: refuse them in expect{remedy}"
+                f"label {label.name!r}: {counted[f'n{n}']} of the rows to {part} have one that {reason}, such as "
+                f"{counted[f'v{n}']!r}: refuse them in expect{remedy}"
             )
-    return int(found["rows"] - found["labelled"])
+    return int(counted["rows"] - counted["labelled"])
 
 
 def check_weight(rows: DataFrame, weight: str, part: str) -> None:
@@ -215,24 +221,24 @@ def check_weight(rows: DataFrame, weight: str, part: str) -> None:
     from pyspark.sql import functions as F
 
     number = F.col(quoted(weight)).try_cast("float")
-    strange = number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
-    found = rows.agg(F.count_if(strange).alias("strange"), F.max(number).alias("most")).first()
-    assert found is not None
-    if found["strange"]:
+    invalid = number.isNull() | F.isnan(number) | (number < 0) | (number == float("inf"))
+    counted = rows.agg(F.count_if(invalid).alias("invalid"), F.max(number).alias("most")).first()
+    assert counted is not None
+    if counted["invalid"]:
         raise DataError(
-            f"weight {weight!r} is missing, negative or not finite in {found['strange']} of the rows to {part}: refuse "
-            f"them in expect, with '{weight} >= 0'"
+            f"weight {weight!r} is missing, negative or not finite in {counted['invalid']} of the rows to {part}: "
+            f"refuse them in expect, with '{weight} >= 0'"
         )
-    if found["most"] == 0:
+    if counted["most"] == 0:
         raise DataError(f"weight {weight!r} is 0 in all rows to {part}: there is nothing to {part}")
 
 
 def _check_columns(rows: DataFrame, labels: Mapping[str, Label]) -> None:
-    for name, each in labels.items():
+    for name, label in labels.items():
         if name not in rows.columns:
             raise SchemaError(f"label names {name!r}, the rows have {rows.columns}: name one of these")
         kind = rows.schema[name].dataType.typeName()
-        values = each.type in ("regression", "quantiles")
+        values = label.type in ("regression", "quantiles")
         if values and kind not in _NUMBERS:
             raise SchemaError(f"label {name!r} is a {kind}: a regression needs a number")
         if not values and kind not in (*_NUMBERS, "string"):
@@ -248,50 +254,44 @@ def _no_rows(part: str, unlabelled: int) -> DataError:
     return DataError(f"split leaves no clean row to {part}: give {part} more, or wait for data")
 
 
-def _fit(rows: DataFrame, name: str, each: Label) -> FittedLabel:
-    if each.type in ("regression", "quantiles"):
-        return replace(_fit_number(rows, name), levels=each.quantiles)
-    return _fit_classes(rows, name, each)
-
-
 def _fit_number(rows: DataFrame, name: str) -> FittedLabel:
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name)).cast("double")
-    found = rows.agg(
+    summary = rows.agg(
         F.count("*").alias("rows"), F.avg(column).alias("mean"), F.stddev_pop(column).alias("deviation")
     ).first()
-    assert found is not None
-    if not math.isfinite(found["mean"]) or not math.isfinite(found["deviation"]):
+    assert summary is not None
+    if not math.isfinite(summary["mean"]) or not math.isfinite(summary["deviation"]):
         raise DataError(
-            f"label {name!r} is NaN, infinite or too large in some of {found['rows']} training rows: refuse them in "
+            f"label {name!r} is NaN, infinite or too large in some of {summary['rows']} training rows: refuse them in "
             "expect"
         )
-    if not found["deviation"]:
+    if not summary["deviation"]:
         raise DataError(
-            f"label {name!r} is {found['mean']:g} in all {found['rows']} training rows: there is nothing to learn"
+            f"label {name!r} is {summary['mean']:g} in all {summary['rows']} training rows: there is nothing to learn"
         )
-    return FittedLabel(name=name, type="regression", mean=found["mean"], deviation=found["deviation"])
+    return FittedLabel(name=name, type="regression", mean=summary["mean"], deviation=summary["deviation"])
 
 
-def _fit_classes(rows: DataFrame, name: str, each: Label) -> FittedLabel:
+def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel:
     from pyspark.sql import functions as F
 
     column = F.col(quoted(name))
-    counted = rows.groupBy(column.cast("string").alias("value"), column.alias("raw")).count()
-    found = counted.orderBy("raw").limit(_MOST_CLASSES + 1).collect()
-    if len(found) > _MOST_CLASSES:
+    counts = rows.groupBy(column.cast("string").alias("value"), column.alias("raw")).count()
+    value_counts = counts.orderBy("raw").limit(_MOST_CLASSES + 1).collect()
+    if len(value_counts) > _MOST_CLASSES:
         raise DataError(f"label {name!r} has more than {_MOST_CLASSES} values: is it a regression?")
-    total = sum(row["count"] for row in found)
-    values = [row["value"] for row in found]
+    total = sum(row["count"] for row in value_counts)
+    values = [row["value"] for row in value_counts]
     if len(values) < 2:
         raise DataError(f"label {name!r} is {values[0]!r} in all {total} training rows: there is nothing to learn")
-    if each.type == "binary":
-        positive = _positive(name, each, values)
+    if label.type == "binary":
+        positive = _positive(name, label, values)
         negative = next(value for value in values if value != positive)
-        rows_of = {row["value"]: row["count"] for row in found}
+        rows_of = {row["value"]: row["count"] for row in value_counts}
         return FittedLabel(name=name, type="binary", classes=(negative, positive), mean=rows_of[positive] / total)
-    wanted = tuple(_as_spark(value) for value in each.classes) or tuple(values)
+    wanted = tuple(_as_spark(value) for value in label.classes) or tuple(values)
     other = [value for value in values if value not in wanted]
     if other:
         raise DataError(
@@ -300,20 +300,20 @@ def _fit_classes(rows: DataFrame, name: str, each: Label) -> FittedLabel:
     return FittedLabel(name=name, type="multiclass", classes=wanted)
 
 
-def _positive(name: str, each: Label, values: list[str]) -> str:
+def _positive(name: str, label: Label, values: list[str]) -> str:
     if len(values) > 2:
         raise DataError(f"label {name!r} is binary and has {len(values)} values, {values[:5]}: choose multiclass")
-    if each.positive is not None:
-        positive = _as_spark(each.positive)
+    if label.positive is not None:
+        positive = _as_spark(label.positive)
         if positive not in values:
             raise DataError(
                 f"label {name!r} has the values {values}, and positive is {positive!r}: name one of the two"
             )
         return positive
-    known = _true(values)
-    if len(known) != 1:
+    true_values = _true(values)
+    if len(true_values) != 1:
         raise DataError(f"label {name!r} has the values {values}: say which is the positive one with positive")
-    return known[0]
+    return true_values[0]
 
 
 def _true(values: Sequence[str]) -> list[str]:

@@ -39,16 +39,16 @@ def described(features: Features, labels: Labels, sections: Mapping[str, Label])
     """
     inputs = [
         {
-            "name": one.name,
-            "dtype": one.dtype,
-            "shape": list(one.shape),
-            "names": list(one.names),
-            "cardinalities": list(one.cardinalities),
-            **({"knots": [list(knots) for knots in features.knots]} if one.name == NUMBERS else {}),
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "names": list(tensor.names),
+            "cardinalities": list(tensor.cardinalities),
+            **({"knots": [list(knots) for knots in features.knots]} if tensor.name == NUMBERS else {}),
         }
-        for one in features.inputs
+        for tensor in features.inputs
     ]
-    found = [
+    described_labels = [
         {
             "name": label.name,
             "type": label.type,
@@ -62,7 +62,7 @@ def described(features: Features, labels: Labels, sections: Mapping[str, Label])
         }
         for label in labels
     ]
-    return {"inputs": inputs, "labels": found}
+    return {"inputs": inputs, "labels": described_labels}
 
 
 def _loss_of(label: FittedLabel) -> str:

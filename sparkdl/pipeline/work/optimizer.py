@@ -14,9 +14,9 @@ __all__ = ["Schedule", "make_optimizer"]
 _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
-def make_optimizer(model: nn.Module, name: str, given: Mapping[str, float]) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, name: str, arguments: Mapping[str, float]) -> torch.optim.Optimizer:
     """An optimizer of torch's over all parameters of ``model``, by its short name."""
-    made: torch.optim.Optimizer = _OPTIMIZERS[name](model.parameters(), **given)
+    made: torch.optim.Optimizer = _OPTIMIZERS[name](model.parameters(), **arguments)
     return made
 
 

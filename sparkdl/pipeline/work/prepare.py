@@ -136,16 +136,18 @@ def champions_features(spec: PipelineSpec, champion: ModelVersion) -> tuple[Feat
         read_bundle(champion.uri).preprocessing.get("features"), source, functions.__getitem__
     )
     labels = labels_of(champion.uri)
-    known = {one.name: _without_size(one.options) for one in features.fitted}
+    theirs = {feature.name: _without_size(feature.options) for feature in features.fitted}
     wanted = {name: _without_size(options) for name, options in spec.features.items()}
-    other = sorted(name for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name))
-    learned = {label.name: label for label in labels}
-    kept = {name for name, label in spec.label.items() if name in learned and same_label(learned[name], label)}
-    other += sorted(f"label {name}" for name in (learned.keys() | spec.label.keys()) - kept)
-    if other:
+    differing = sorted(name for name in theirs.keys() | wanted.keys() if theirs.get(name) != wanted.get(name))
+    their_labels = {label.name: label for label in labels}
+    same = {
+        name for name, label in spec.label.items() if name in their_labels and same_label(their_labels[name], label)
+    }
+    differing += sorted(f"label {name}" for name in (their_labels.keys() | spec.label.keys()) - same)
+    if differing:
         raise ConfigError(
             f"train.start=champion: version {champion.version} was trained with other features or labels than the "
-            f"file names ({', '.join(other[:5])}): train from scratch once"
+            f"file names ({', '.join(differing[:5])}): train from scratch once"
         )
     return features, labels
 
@@ -210,5 +212,7 @@ def cut_shards(
 
 def _partitions(spec: PipelineSpec, rows: DataFrame) -> int | None:
     """How many partitions the rows of a part are written from; None leaves them as they are."""
-    each = spec.train.partitions_per_process
-    return each * (spec.train.num_proc or slots_of(rows.sparkSession)) if each else None
+    partitions_per_process = spec.train.partitions_per_process
+    if not partitions_per_process:
+        return None
+    return partitions_per_process * (spec.train.num_proc or slots_of(rows.sparkSession))

@@ -125,12 +125,12 @@ class _Trial:
             return Tried(trained=train(self._spark, self._spec, self._prepared, self._key, network))
         except SparkdlError as error:
             if not is_of_settings(error):
-                said = _said(self._settings)
-                logger.warning("the search ends with the trial %s, and goes on with it next time", said)
+                shown = _shown(self._settings)
+                logger.warning("the search ends with the trial %s, and goes on with it next time", shown)
                 raise
             checkpoints_of(self._spec, self._key).delete(recursive=True)
             reason = " ".join(str(error).split())
-            logger.warning("the trial %s failed: %s", _said(self._settings), reason)
+            logger.warning("the trial %s failed: %s", _shown(self._settings), reason)
             return Tried(trained=None, failed=reason)
 
 
@@ -146,15 +146,15 @@ def _best(trials: Sequence[Trial], *, higher: bool) -> int:
     Raises:
         ConfigError: all failed.
     """
-    values = {place: trial.value for place, trial in enumerate(trials) if trial.value is not None}
+    values = {index: trial.value for index, trial in enumerate(trials) if trial.value is not None}
     if not values:
         first = trials[0]
         raise ConfigError(
-            f"all {len(trials)} trials of the search failed, the first ({_said(first.settings)}): {first.failed}; "
+            f"all {len(trials)} trials of the search failed, the first ({_shown(first.settings)}): {first.failed}; "
             "change search.space"
         )
-    return min(values, key=lambda place: (-values[place] if higher else values[place], place))
+    return min(values, key=lambda index: (-values[index] if higher else values[index], index))
 
 
-def _said(settings: Mapping[str, Any]) -> str:
+def _shown(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())

@@ -85,8 +85,8 @@ def spark_statistics(
         with task_errors():
             table = _collected(df, features, sources) if files is None else files.collected(sources)
         return statistics_of(table, features, functions)
-    at_all = _quantiles(df, features, files)
-    quantiles = {name: numbers[: len(PROBABILITIES)] for name, numbers in at_all.items()}
+    quantiles_and_knots = _quantiles(df, features, files)
+    quantiles = {name: numbers[: len(PROBABILITIES)] for name, numbers in quantiles_and_knots.items()}
     task = _Count(dict(features), sources, quantiles, dict(functions or {}))
     with task_errors():
         if files is None:
@@ -96,16 +96,16 @@ def spark_statistics(
         reported = _bounded(by_task, features).collect()
     running = _merged([bytes(row["report"]) for row in reported if row["feature"] == _REPORT], list(features))
     counted: list[list[tuple[str, int]]] = [[] for _ in features]
-    for _, place, value, times, _ in reported:
-        if place != _REPORT:
-            counted[place].append((value, times))
-    found = {}
-    for place, (name, options) in enumerate(features.items()):
-        values = top_values(counted[place], options) if isinstance(options, Encoded) else []
-        found[name] = running.get("", _none(features))[name].result(
-            quantiles.get(name, ()), values, at_all.get(name, ())[len(PROBABILITIES) :]
+    for _, position, value, times, _ in reported:
+        if position != _REPORT:
+            counted[position].append((value, times))
+    statistics = {}
+    for position, (name, options) in enumerate(features.items()):
+        values = top_values(counted[position], options) if isinstance(options, Encoded) else []
+        statistics[name] = running.get("", _none(features))[name].result(
+            quantiles.get(name, ()), values, quantiles_and_knots.get(name, ())[len(PROBABILITIES) :]
         )
-    return found
+    return statistics
 
 
 def window_statistics(
@@ -128,9 +128,11 @@ def window_statistics(
         DataError: its values are none that the feature can be made of.
     """
     features = {name: options for name, (options, _) in reference.items()}
-    known = {name: found.values for name, (options, found) in reference.items() if isinstance(options, Encoded)}
-    quantiles = {name: found.quantiles for name, (_, found) in reference.items()}
-    named = {name: frozenset(values) for name, values in known.items()}
+    vocabularies = {
+        name: statistics.values for name, (options, statistics) in reference.items() if isinstance(options, Encoded)
+    }
+    quantiles = {name: statistics.quantiles for name, (_, statistics) in reference.items()}
+    named = {name: frozenset(values) for name, values in vocabularies.items()}
     task = _Count(features, _sources(df, features), quantiles, dict(functions or {}), named)
     with task_errors():
         counted = _raw(df, features, F.col(quoted(window))).mapInArrow(Chain((_flat, task)), _SCHEMA)
@@ -139,12 +141,13 @@ def window_statistics(
     times = {(row["window"], row["feature"], row["value"]): row["times"] for row in rows if row["feature"] != _REPORT}
     return {
         name: {
-            feature: found[feature].result(
-                quantiles[feature], [(value, times.get((name, place, value), 0)) for value in known.get(feature, ())]
+            feature: running_by_feature[feature].result(
+                quantiles[feature],
+                [(value, times.get((name, position, value), 0)) for value in vocabularies.get(feature, ())],
             )
-            for place, feature in enumerate(features)
+            for position, feature in enumerate(features)
         }
-        for name, found in sorted(running.items())
+        for name, running_by_feature in sorted(running.items())
     }
 
 
@@ -171,12 +174,15 @@ def _raw(df: DataFrame, features: Mapping[str, Feature], window: Column | None =
         F.substring(F.col(quoted(name)), 1, 1) if name in only else F.col(quoted(name))
         for name in _sources(df, features)
     ]
-    return df.select(F.struct(*(column.alias(f"column_{place}") for place, column in enumerate(columns))).alias("row"))
+    named = [column.alias(f"column_{position}") for position, column in enumerate(columns)]
+    return df.select(F.struct(*named).alias("row"))
 
 
 def _collected(df: DataFrame, features: Mapping[str, Feature], sources: Sequence[str]) -> pa.Table:
-    found = _raw(df, features).toArrow().column(0)
-    columns = [pc.struct_field(found, place) for place in range(1, len(sources) + 1)]  # the window lies in front
+    structs = _raw(df, features).toArrow().column(0)
+    columns = [
+        pc.struct_field(structs, position) for position in range(1, len(sources) + 1)
+    ]  # the window lies in front
     return pa.Table.from_arrays(columns, list(sources))
 
 
@@ -186,14 +192,14 @@ def _quantiles(df: DataFrame, features: Mapping[str, Feature], files: FileRows |
     columns = list(dict.fromkeys(sources.values()))
     if not columns:
         return {}
-    aggregates = [_quantile(df, name).alias(f"column_{place}") for place, name in enumerate(columns)]
+    aggregates = [_quantile(df, name).alias(f"column_{position}") for position, name in enumerate(columns)]
     with task_errors():
         if files is not None:
-            found = files.quantiles(columns)
+            quantiles = files.quantiles(columns)
         else:
             [row] = df.agg(*aggregates).collect()
-            found = {column: tuple(row[f"column_{place}"] or ()) for place, column in enumerate(columns)}
-    return {name: found.get(source, ()) for name, source in sources.items()}
+            quantiles = {column: tuple(row[f"column_{position}"] or ()) for position, column in enumerate(columns)}
+    return {name: quantiles.get(source, ()) for name, source in sources.items()}
 
 
 def _quantile(df: DataFrame, name: str) -> Column:
@@ -213,11 +219,11 @@ def _bounded(counted: DataFrame, features: Mapping[str, Feature]) -> DataFrame:
     ]
     least, most = (F.array(*map(F.lit, part)) for part in zip(*bounds, strict=True))
     of_report = F.col("feature") == _REPORT
-    place = F.greatest(F.col("feature"), F.lit(0)) + 1
-    frequent = _summed(counted).where(of_report | (F.col("times") >= F.element_at(least, place)))
+    position = F.greatest(F.col("feature"), F.lit(0)) + 1
+    frequent = _summed(counted).where(of_report | (F.col("times") >= F.element_at(least, position)))
     ordered = Window.partitionBy("feature").orderBy(F.desc("times"), F.col("value"))
     ranked = frequent.withColumn("rank", F.row_number().over(ordered))
-    return ranked.where(of_report | (F.col("rank") <= F.element_at(most, place))).drop("rank")
+    return ranked.where(of_report | (F.col("rank") <= F.element_at(most, position))).drop("rank")
 
 
 def _summed(counted: DataFrame) -> DataFrame:
@@ -267,22 +273,22 @@ class _Count:
                 for window, rows in _by_window(batch):
                     values = counted.setdefault(window, [Counter() for _ in self.features])
                     self._add(rows, running.setdefault(window, _none(self.features)), values)
-                    for place, found in enumerate(values):
-                        if len(found) > HELD_VALUES:
-                            yield _values(window, place, found)
-                            found.clear()
+                    for position, counter in enumerate(values):
+                        if len(counter) > HELD_VALUES:
+                            yield _values(window, position, counter)
+                            counter.clear()
         except (DataError, SchemaError) as cause:
             error = (type(cause).__name__, str(cause))
             running, counted = {"": {}}, {}
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         for window, by_feature in counted.items():
-            for place, found in enumerate(by_feature):
-                if found:
-                    yield _values(window, place, found)
+            for position, counter in enumerate(by_feature):
+                if counter:
+                    yield _values(window, position, counter)
         for window, of_features in running.items():
             report = {"partition": partition, "window": window, "error": error}
-            report |= {"features": {name: asdict(one) for name, one in of_features.items()}}
+            report |= {"features": {name: asdict(statistics) for name, statistics in of_features.items()}}
             yield _rows(window, [_REPORT], [str(partition)], [0], [json.dumps(report).encode()])
 
     def _add(self, batch: pa.RecordBatch, running: _Found, counted: list[Counter[str]]) -> None:
@@ -290,9 +296,9 @@ class _Count:
             source = options.source(name)
             column = batch.column(self.sources.index(source) + 1)
             quantiles = self.quantiles.get(name, ())
-            found = running[name].add(source, options, column, quantiles=quantiles, functions=self.functions)
+            counter = running[name].add(source, options, column, quantiles=quantiles, functions=self.functions)
             named = None if self.named is None else self.named.get(name, frozenset())
-            values.update(found if named is None else {value: found[value] for value in found.keys() & named})
+            values.update(counter if named is None else {value: counter[value] for value in counter.keys() & named})
 
 
 def _flat(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -315,8 +321,8 @@ def _by_window(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         yield window.as_py(), batch if len(windows) == 1 else batch.filter(pc.equal(column, window))
 
 
-def _values(window: str, place: int, values: Mapping[str, int]) -> pa.RecordBatch:
-    return _rows(window, [place] * len(values), list(values), list(values.values()), [None] * len(values))
+def _values(window: str, feature: int, values: Mapping[str, int]) -> pa.RecordBatch:
+    return _rows(window, [feature] * len(values), list(values), list(values.values()), [None] * len(values))
 
 
 def _rows(window: str, features: list[int], values: list[str], times: list[int], reports: list[Any]) -> pa.RecordBatch:

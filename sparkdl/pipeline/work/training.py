@@ -88,7 +88,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
         model=network,
         optimizer=_optimizer(settings),
         loss=[_loss(spec, label.name) for label in labels],
-        feature_cols=[one.name for one in features.inputs],
+        feature_cols=[feature.name for feature in features.inputs],
         label_cols=list(labels.names),
         store=Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never"),
         run_id=key,
@@ -107,7 +107,8 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
             f"published: {error}"
         ) from error
     checkpoints_of(spec, key).delete(recursive=True)
-    temperatures = {one.output: one.temperature for one in adjustments if spec.label[one.output].calibrate != "none"}
+    calibrated = [adjustment for adjustment in adjustments if spec.label[adjustment.output].calibrate != "none"]
+    temperatures = {adjustment.output: adjustment.temperature for adjustment in calibrated}
     return replace(_trained(model, settings, folder, content_hash), temperatures=temperatures)
 
 
@@ -172,27 +173,27 @@ def checkpoints_of(spec: PipelineSpec, key: str) -> Storage:
 
 def _steps(settings: Train, rows: int, ranks: int) -> int:
     """Steps of a whole training on so many rows."""
-    each = settings.train_steps_per_epoch or math.ceil(rows / (settings.batch_size * ranks))
-    return settings.epochs * each
+    steps_per_epoch = settings.train_steps_per_epoch or math.ceil(rows / (settings.batch_size * ranks))
+    return settings.epochs * steps_per_epoch
 
 
 def _optional(spec: PipelineSpec, steps: int, labels: Labels) -> dict[str, Any]:
     """Parameters of the estimator that are given only where the file asks for them."""
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     settings = spec.train
     if len(labels.names) == 1:  # as Spark's own models call them
         (label,) = labels
-        given["predictionCol"] = "prediction"
+        options["predictionCol"] = "prediction"
         if label.type != "regression" and not spec.label[label.name].loss:
-            given["probabilityCol"] = "probability"
+            options["probabilityCol"] = "probability"
     if settings.warmup_steps or settings.decay != "none":
-        given["lr_scheduler"] = Schedule(settings.warmup_steps, settings.decay, steps)
+        options["lr_scheduler"] = Schedule(settings.warmup_steps, settings.decay, steps)
     if spec.weight is not None:
-        given["sample_weight_col"] = spec.weight
+        options["sample_weight_col"] = spec.weight
     weights = [spec.label[name].weight for name in labels.names]
     if any(weight is not None for weight in weights):
-        given["loss_weights"] = [1.0 if weight is None else weight for weight in weights]
-    return given
+        options["loss_weights"] = [1.0 if weight is None else weight for weight in weights]
+    return options
 
 
 def _start_from(network: nn.Module, champion: str, trusted: Sequence[str]) -> None:
@@ -210,10 +211,10 @@ def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
     if ":" in settings.optimizer:
         own: Callable[[nn.Module], torch.optim.Optimizer] = imported(settings.optimizer, "train.optimizer")
         return own
-    given = {"lr": settings.learning_rate}
+    arguments = {"lr": settings.learning_rate}
     if settings.weight_decay is not None:
-        given["weight_decay"] = settings.weight_decay
-    return functools.partial(make_optimizer, name=settings.optimizer, given=given)
+        arguments["weight_decay"] = settings.weight_decay
+    return functools.partial(make_optimizer, name=settings.optimizer, arguments=arguments)
 
 
 def _loss(spec: PipelineSpec, name: str) -> Any:
