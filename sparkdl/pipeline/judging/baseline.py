@@ -135,9 +135,9 @@ def best_guess(
     for _, metrics, predictions in _guesses(summary, rows, classes, last, ""):
         if metric in metrics:
             guess = dataclasses.replace(rows, predictions=predictions)
-            found = float(metric_over(guess.as_one_group(), metric)[0])
-            if math.isfinite(found) and (best is None or is_better(metric, found, value)):
-                best, value = guess, found
+            metric_value = float(metric_over(guess.as_one_group(), metric)[0])
+            if math.isfinite(metric_value) and (best is None or is_better(metric, metric_value, value)):
+                best, value = guess, metric_value
     return best
 
 

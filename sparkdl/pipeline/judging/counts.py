@@ -89,33 +89,37 @@ Counts = Histogram | Categories
 
 def counts_of(options: Mapping[str, Feature], statistics: Mapping[str, Statistics]) -> dict[str, Counts]:
     """Return the counts of each feature that both tell of, in the order of the statistics."""
-    found: dict[str, Counts] = {}
-    for name, one in statistics.items():
-        chosen, present = options[name], one.rows - one.missing
-        if isinstance(chosen, Number):
-            found[name] = _histogram(edges_of(one.quantiles), one.counts, one.missing)
-        elif isinstance(chosen, Encoded):
-            if isinstance(chosen, Category) and chosen.buckets is not None:
-                hashed = {str(remainder): count for remainder, count in enumerate(one.counts)}
-                found[name] = Categories(counts=hashed, missing=one.missing)
-            elif chosen.buckets is None:
-                found[name] = _categories(chosen, one)
-            if not isinstance(chosen, Category):
-                found[f"{name} (length)"] = _histogram(tuple(map(float, LENGTHS)), one.counts, one.missing)
+    counts: dict[str, Counts] = {}
+    for name, feature_statistics in statistics.items():
+        feature_options, present = options[name], feature_statistics.rows - feature_statistics.missing
+        if isinstance(feature_options, Number):
+            counts[name] = _histogram(
+                edges_of(feature_statistics.quantiles), feature_statistics.counts, feature_statistics.missing
+            )
+        elif isinstance(feature_options, Encoded):
+            if isinstance(feature_options, Category) and feature_options.buckets is not None:
+                hashed = {str(remainder): count for remainder, count in enumerate(feature_statistics.counts)}
+                counts[name] = Categories(counts=hashed, missing=feature_statistics.missing)
+            elif feature_options.buckets is None:
+                counts[name] = _categories(feature_options, feature_statistics)
+            if not isinstance(feature_options, Category):
+                counts[f"{name} (length)"] = _histogram(
+                    tuple(map(float, LENGTHS)), feature_statistics.counts, feature_statistics.missing
+                )
         else:
-            found[name] = Histogram(edges=(), counts=(present,), missing=one.missing)
-    return found
+            counts[name] = Histogram(edges=(), counts=(present,), missing=feature_statistics.missing)
+    return counts
 
 
 def _histogram(edges: tuple[float, ...], counts: tuple[int, ...], missing: int) -> Histogram:
     return Histogram(edges=edges, counts=counts or (0,) * (len(edges) + 1), missing=missing)
 
 
-def _categories(chosen: Encoded, one: Statistics) -> Categories:
+def _categories(options: Encoded, statistics: Statistics) -> Categories:
     return Categories(
-        counts=dict(zip(one.values, one.value_counts, strict=True)),
-        other=one.others,
-        missing=one.missing,
-        minimum=chosen.least_count if len(one.values) < chosen.most_values else 0,
-        rows=None if isinstance(chosen, Category) else one.rows - one.missing,
+        counts=dict(zip(statistics.values, statistics.value_counts, strict=True)),
+        other=statistics.others,
+        missing=statistics.missing,
+        minimum=options.least_count if len(statistics.values) < options.most_values else 0,
+        rows=None if isinstance(options, Category) else statistics.rows - statistics.missing,
     )

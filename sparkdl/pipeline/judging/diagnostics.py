@@ -7,7 +7,7 @@ bins, as small for millions of rows as for a hundred; what a report draws.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -103,11 +103,12 @@ def diagnose(models: Sequence[Rows], classes: Sequence[str] = ()) -> list[Diagno
         return [Diagnostics() for _ in models]
     if weighty[0].task == "regression":
         return _regression(weighty)
-    found = [Diagnostics(confusion=found) for found in _confusions(weighty, classes)]
+    confusions = _confusions(weighty, classes)
     if weighty[0].task == "multiclass":
-        return found
+        return [Diagnostics(confusion=confusion) for confusion in confusions]
     return [
-        replace(one, calibration=calibration(rows), roc=_roc(rows)) for one, rows in zip(found, weighty, strict=True)
+        Diagnostics(confusion=confusion, calibration=calibration(rows), roc=_roc(rows))
+        for confusion, rows in zip(confusions, weighty, strict=True)
     ]
 
 
@@ -116,19 +117,19 @@ def _regression(models: Sequence[Rows]) -> list[Diagnostics]:
         errors = [np.clip(rows.predictions - rows.labels, -_LARGEST, _LARGEST) for rows in models]
     bins = _edges(np.concatenate(errors), _BINS)
     cells = _edges(np.concatenate([models[0].labels, *[rows.predictions for rows in models]]), _CELLS)
-    found = []
+    diagnostics = []
     for rows, error in zip(models, errors, strict=True):
         counts = np.bincount(_bin(error, bins), rows.weights, len(bins) - 1)
         cell = _bin(rows.labels, cells) * (len(cells) - 1) + _bin(rows.predictions, cells)
         plane = np.bincount(cell, rows.weights, (len(cells) - 1) ** 2).reshape(len(cells) - 1, -1)
-        found.append(
+        diagnostics.append(
             Diagnostics(
                 residuals=Histogram(edges=_plain(bins), weights=_plain(counts)),
                 plane=Plane(edges=_plain(cells), weights=tuple(map(_plain, plane))),
                 quantiles=_plain(np.quantile(error, [0.05, 0.25, 0.5, 0.75, 0.95])),
             )
         )
-    return found
+    return diagnostics
 
 
 def _edges(values: Floats, bins: int) -> Floats:
@@ -157,15 +158,15 @@ def _confusions(models: Sequence[Rows], classes: Sequence[str]) -> list[Confusio
         return [Confusion(classes=tuple(names), weights=tuple(map(_plain, confusion(rows)))) for rows in models]
     weight = np.bincount(models[0].labels.astype(np.int64), models[0].weights, count)
     kept = np.sort(np.argsort(-weight, kind="stable")[:_CLASSES])
-    place = np.full(count, _CLASSES)
-    place[kept] = np.arange(_CLASSES)
-    found = []
+    shown_place = np.full(count, _CLASSES)
+    shown_place[kept] = np.arange(_CLASSES)
+    confusions = []
     for rows in models:
-        cell = place[rows.labels.astype(np.int64)] * (_CLASSES + 1) + place[rows.predictions.argmax(axis=1)]
+        cell = shown_place[rows.labels.astype(np.int64)] * (_CLASSES + 1) + shown_place[rows.predictions.argmax(axis=1)]
         table = np.bincount(cell, rows.weights, (_CLASSES + 1) ** 2).reshape(_CLASSES + 1, -1)
-        shown = (*[names[one] for one in kept], OTHERS)
-        found.append(Confusion(classes=shown, weights=tuple(map(_plain, table)), others=count - _CLASSES))
-    return found
+        shown_names = (*[names[number] for number in kept], OTHERS)
+        confusions.append(Confusion(classes=shown_names, weights=tuple(map(_plain, table)), others=count - _CLASSES))
+    return confusions
 
 
 def _roc(rows: Rows) -> tuple[tuple[float, float], ...]:

@@ -137,7 +137,7 @@ class Drift:
     @property
     def alarmed(self) -> list[str]:
         """The features that drift."""
-        return [name for name, one in self.features.items() if one.alarm]
+        return [name for name, feature in self.features.items() if feature.alarm]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,8 +169,8 @@ class Rule:
         Args:
             windows: by name, the oldest first; those without rows do not count.
         """
-        recent = [(name, found) for name, found in windows.items() if found.judged][-self.of :]
-        alarmed = [(name, found) for name, found in recent if found.alarm]
+        recent = [(name, drift) for name, drift in windows.items() if drift.judged][-self.of :]
+        alarmed = [(name, drift) for name, drift in recent if drift.alarm]
         if not recent:
             return "none", "no window with rows was compared"
         over = f"the last {len(recent)} windows" if len(recent) > 1 else f"window {recent[0][0]}"
@@ -178,10 +178,10 @@ class Rule:
             return "none", f"{recent[-1][1].reason}, in {over}"
         name, last = alarmed[-1]
         features = last.alarmed
-        said = "; ".join(f"{each}: {last.features[each].reason}" for each in features[:_NAMED])
+        reasons = "; ".join(f"{feature}: {last.features[feature].reason}" for feature in features[:_NAMED])
         more = f"; and {len(features) - _NAMED} more features" if len(features) > _NAMED else ""
         many = f"{len(alarmed)} of the last {len(recent)} windows drift, lately {name}" if len(recent) > 1 else over
-        what = f"{many}: {said}{more}"
+        what = f"{many}: {reasons}{more}"
         if len(alarmed) >= self.after:
             return self.action, what
         return "none", f"{what}; {self.action} waits for {self.after} of {self.of} windows"
@@ -207,7 +207,7 @@ def compare(reference: Mapping[str, Counts], current: Mapping[str, Counts], limi
     tests = sum(getattr(limits, name) is not None for _, name in asked)
     tail = limits.false_alarms / max(tests, 1)
     features = {name: _judge(counts, current[name], limits, tail) for name, counts in reference.items()}
-    alarmed = [name for name, found in features.items() if found.alarm]
+    alarmed = [name for name, drift in features.items() if drift.alarm]
     reason = f"none of {len(features)} features drifts"
     if alarmed:
         reason = f"{len(alarmed)} of {len(features)} features drift{'s' * (len(alarmed) == 1)} ({', '.join(alarmed)})"
@@ -248,11 +248,11 @@ def _judge(reference: Counts, current: Counts, limits: Limits, tail: float) -> F
         if isinstance(reference, Categories) and isinstance(current, Categories):
             measures["new_categories"] = _new_categories(reference, current, limits.new_categories, tail)
         measures |= _shapes(reference, current, limits, tail)
-    over = [_said(name, one) for name, one in measures.items() if one.alarm]
+    over = [_sentence(name, measure) for name, measure in measures.items() if measure.alarm]
     doubtful = [
-        _said(name, one)
-        for name, one in measures.items()
-        if one.threshold is not None and one.threshold < one.value <= one.chance
+        _sentence(name, measure)
+        for name, measure in measures.items()
+        if measure.threshold is not None and measure.threshold < measure.value <= measure.chance
     ]
     if over:
         reason = "; ".join(over)
@@ -261,15 +261,15 @@ def _judge(reference: Counts, current: Counts, limits: Limits, tail: float) -> F
     elif not current.present:
         reason = "every value is missing, as in the reference" if not reference.present else "no value to compare"
     else:
-        reason = "no drift: " + ", ".join(f"{name} {one.value:.3g}" for name, one in measures.items())
+        reason = "no drift: " + ", ".join(f"{name} {measure.value:.3g}" for name, measure in measures.items())
     return FeatureDrift(alarm=bool(over), reason=reason, measures=measures)
 
 
-def _said(name: str, one: Measure) -> str:
-    if one.reference is None or one.current is None:
-        return f"{name} of {one.value:.3g} is above {one.threshold:.3g} (chance alone: {one.chance:.3g})"
-    went = f"{name} went from {one.reference:.2%} to {one.current:.2%}"
-    return f"{went}, by more than {one.threshold:.2%} (chance alone: {one.chance:.2%})"
+def _sentence(name: str, measure: Measure) -> str:
+    if measure.reference is None or measure.current is None:
+        return f"{name} of {measure.value:.3g} is above {measure.threshold:.3g} (chance alone: {measure.chance:.3g})"
+    went = f"{name} went from {measure.reference:.2%} to {measure.current:.2%}"
+    return f"{went}, by more than {measure.threshold:.2%} (chance alone: {measure.chance:.2%})"
 
 
 def _missing(reference: Counts, current: Counts, threshold: float | None, tail: float) -> Measure:
@@ -280,10 +280,12 @@ def _missing(reference: Counts, current: Counts, threshold: float | None, tail: 
     def change(count: int) -> float:
         return count / m - (total - count) / n
 
-    found = change(now)
-    chance = change(high) if found >= 0 else -change(low)
-    before = reference.missing / n
-    return Measure(value=abs(found), chance=max(chance, 0.0), threshold=threshold, reference=before, current=now / m)
+    shift = change(now)
+    chance = change(high) if shift >= 0 else -change(low)
+    reference_share = reference.missing / n
+    return Measure(
+        value=abs(shift), chance=max(chance, 0.0), threshold=threshold, reference=reference_share, current=now / m
+    )
 
 
 def _new_categories(reference: Categories, current: Categories, threshold: float | None, tail: float) -> Measure:
@@ -297,11 +299,11 @@ def _new_categories(reference: Categories, current: Categories, threshold: float
     n, m = reference.independent, current.independent
     expected = reference.other + sum(count for count in reference.counts.values() if count == reference.minimum)
     unnamed = current.other + sum(count for name, count in current.counts.items() if name not in reference.counts)
-    before, share = expected / reference.total, unnamed / current.total
+    expected_share, share = expected / reference.total, unnamed / current.total
     fewer = max(1, n // (reference.minimum + 1))
-    _, high = count_range(math.ceil(before * fewer) + round(share * m), fewer + m, m, tail)
-    chance, value = max(high / m - before, 0.0), max(share - before, 0.0)
-    return Measure(value=value, chance=chance, threshold=threshold, reference=before, current=share)
+    _, high = count_range(math.ceil(expected_share * fewer) + round(share * m), fewer + m, m, tail)
+    chance, value = max(high / m - expected_share, 0.0), max(share - expected_share, 0.0)
+    return Measure(value=value, chance=chance, threshold=threshold, reference=expected_share, current=share)
 
 
 def count_range(marked: int, rows: int, drawn: int, tail: float) -> tuple[int, int]:
@@ -338,10 +340,10 @@ def _shapes(reference: Counts, current: Counts, limits: Limits, tail: float) -> 
     chance = spread * float(chdtri(freedom, tail)) if freedom else 0.0
     # Half a row more a cell: what a sample by chance lacks makes no infinity.
     p, q = ((counts + 0.5) / (counts.sum() + 0.5 * len(counts)) for counts in (old, new))
-    found = {"psi": Measure(value=float((q - p) @ np.log(q / p)), chance=chance, threshold=limits.psi)}
+    measures = {"psi": Measure(value=float((q - p) @ np.log(q / p)), chance=chance, threshold=limits.psi)}
     middle = (p + q) / 2
     divergence = float(p @ np.log2(p / middle) + q @ np.log2(q / middle)) / 2
-    found["jensen_shannon"] = Measure(
+    measures["jensen_shannon"] = Measure(
         value=math.sqrt(max(divergence, 0.0)),
         chance=math.sqrt(chance / (8 * math.log(2))),
         threshold=limits.jensen_shannon,
@@ -349,8 +351,8 @@ def _shapes(reference: Counts, current: Counts, limits: Limits, tail: float) -> 
     if isinstance(reference, Histogram) and isinstance(current, Histogram):
         gap = np.abs(np.cumsum(reference.counts) / n - np.cumsum(current.counts) / m).max()
         smirnov = math.sqrt(math.log(2 / tail) / 2 * spread)
-        found["ks"] = Measure(value=float(gap), chance=smirnov, threshold=limits.ks)
-    return found
+        measures["ks"] = Measure(value=float(gap), chance=smirnov, threshold=limits.ks)
+    return measures
 
 
 def _cells(reference: Counts, current: Counts) -> tuple[Floats, Floats]:
@@ -372,8 +374,8 @@ def _cells(reference: Counts, current: Counts) -> tuple[Floats, Floats]:
     assert isinstance(current, Categories)
     # Whether a value is named depends on the reference alone: those that nearly were not, stand with the unnamed.
     least = max(least, 2 * reference.minimum * (n + m) / n)
-    each, now = n / reference.total, m / current.total
-    pairs = [(each * count, now * current.counts.get(name, 0)) for name, count in reference.counts.items()]
+    per_occurrence, now = n / reference.total, m / current.total
+    pairs = [(per_occurrence * count, now * current.counts.get(name, 0)) for name, count in reference.counts.items()]
     pairs = sorted((pair for pair in pairs if sum(pair) >= least), key=sum, reverse=True)[: MOST_CELLS - 1]
     both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     rest = np.maximum(np.array([n, m]) - both.sum(axis=0), 0.0)

@@ -304,13 +304,13 @@ def gains(gate: Gate, challenger: Rows, champion: Rows) -> Floats:
     """Return the gain in each bootstrap draw, ascending; -inf where a draw leaves the metric undefined."""
     present, codes = np.unique(challenger.groups, return_inverse=True)
     both = [
-        Rows(one.task, one.labels, one.predictions, one.weights, codes, len(present)).in_blocks(BLOCKS, gate.seed)
-        for one in (challenger, champion)
+        Rows(rows.task, rows.labels, rows.predictions, rows.weights, codes, len(present)).in_blocks(BLOCKS, gate.seed)
+        for rows in (challenger, champion)
     ]
     groups = both[0].group_count
     random = np.random.default_rng(gate.seed)
     draws = random.multinomial(groups, np.full(groups, 1 / groups), size=gate.resamples).astype(np.float64)
-    new, old = (metric_over(one, gate.metric, draws) for one in both)
+    new, old = (metric_over(rows, gate.metric, draws) for rows in both)
     gain = new - old if HIGHER_IS_BETTER[gate.metric] else old - new
     return np.sort(np.where(np.isfinite(gain), gain, -np.inf))
 

@@ -55,27 +55,27 @@ class Slices:
 
         if largest < 1 or worst < 0:
             raise ConfigError(f"largest={largest} and worst={worst} slices are too few: give 1 and 0, or more")
-        codes, known = pd.factorize(np.asarray(keys, dtype=object))
+        codes, values = pd.factorize(np.asarray(keys, dtype=object))
         if len(codes) != len(rows):
             raise DataError(f"there are {len(codes):,} keys for {len(rows):,} rows: give one a row")
-        names = [str(name) for name in known]
+        names = [str(name) for name in values]
         if (codes < 0).any():
             names.append(MISSING)
             codes = np.where(codes < 0, len(names) - 1, codes)
         counts = np.bincount(codes, minlength=len(names))
-        order = np.array(sorted(range(len(names)), key=lambda one: (-counts[one], names[one])), dtype=np.int64)
+        order = np.array(sorted(range(len(names)), key=lambda code: (-counts[code], names[code])), dtype=np.int64)
         weight = np.bincount(codes, rows.weights, len(names))
         loss = np.bincount(codes, rows.weights * losses_of(rows), len(names)) / np.where(weight > 0, weight, 1.0)
-        rest = [one for one in order[largest:] if counts[one] >= LEAST_ROWS]
-        bad = set(sorted(rest, key=lambda one: -loss[one])[:worst])
-        shown = [*order[:largest], *(one for one in rest if one in bad)]
-        place = np.full(len(names), len(shown))
-        place[shown] = np.arange(len(shown))
+        rest = [code for code in order[largest:] if counts[code] >= LEAST_ROWS]
+        bad = set(sorted(rest, key=lambda code: -loss[code])[:worst])
+        shown = [*order[:largest], *(code for code in rest if code in bad)]
+        position = np.full(len(names), len(shown))
+        position[shown] = np.arange(len(shown))
         others = (OTHERS,) if len(names) > len(shown) else ()
         return Slices(
             values=len(names),
-            names=(*[names[one] for one in shown], *others),
-            places=place[codes].astype(np.int64),
+            names=(*[names[code] for code in shown], *others),
+            places=position[codes].astype(np.int64),
         )
 
     def measure(self, rows: Rows) -> dict[str, Measured]:
