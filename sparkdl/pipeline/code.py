@@ -53,7 +53,7 @@ def importable(code: str) -> Iterator[None]:
     if folder is None:
         yield
         return
-    before = set(sys.modules)
+    modules_before = set(sys.modules)
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
     try:
@@ -61,7 +61,7 @@ def importable(code: str) -> Iterator[None]:
     finally:
         with suppress(ValueError):
             sys.path.remove(folder)
-        for name in set(sys.modules) - before:
+        for name in set(sys.modules) - modules_before:
             file = getattr(sys.modules[name], "__file__", None)
             if file is not None and _own(Path(file), Path(folder)):
                 del sys.modules[name]
@@ -106,11 +106,11 @@ def code_hash(target: str) -> str:
         ConfigError: there is no such module, or it has no source.
     """
     module, function = split_target(target)
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     todo = [module]
     while todo:
         name = todo.pop()
-        if name in found:
+        if name in hashes:
             continue
         source = _source(name)
         if source is None:
@@ -121,7 +121,7 @@ def code_hash(target: str) -> str:
                 )
             continue
         data = source.read_bytes()
-        found[name] = sha256_hex(data)
+        hashes[name] = sha256_hex(data)
         try:
             parsed = ast.parse(data)
         except SyntaxError as error:
@@ -129,7 +129,7 @@ def code_hash(target: str) -> str:
         if name == module:
             _check_bound(parsed, target)
         todo += [each for each in _imports(parsed, name, source) if _same_project(each, module)]
-    return sha256_hex(json.dumps([function, sorted(found.items())]).encode())
+    return sha256_hex(json.dumps([function, sorted(hashes.items())]).encode())
 
 
 def arguments_of(target: str) -> dict[str, str | None] | None:
@@ -149,15 +149,17 @@ def arguments_of(target: str) -> dict[str, str | None] | None:
         body = ast.parse(source.read_bytes()).body
     except SyntaxError as error:
         raise ConfigError(f"{module} ({source}) is no Python: {error.msg} in line {error.lineno}") from error
-    found = [node for node in body if getattr(node, "name", None) == function]
-    node = found[-1] if found else None
+    functions = [node for node in body if getattr(node, "name", None) == function]
+    node = functions[-1] if functions else None
     if isinstance(node, ast.ClassDef):
         made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
         node = made[-1] if made and not node.decorator_list else None
     if not isinstance(node, ast.FunctionDef) or node.decorator_list or node.args.kwarg is not None:
         return None
     named = [*node.args.args, *node.args.kwonlyargs]
-    notes = {one.arg: None if one.annotation is None else ast.unparse(one.annotation) for one in named}
+    notes = {
+        argument.arg: None if argument.annotation is None else ast.unparse(argument.annotation) for argument in named
+    }
     return {name: note for name, note in notes.items() if name != "self"}
 
 

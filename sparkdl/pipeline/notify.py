@@ -40,8 +40,8 @@ def notify(asked: Notify, record: RunRecord, seconds: float = SECONDS) -> None:
         record: of the run.
         seconds: time that each has.
     """
-    told = {record.outcome.replace(" ", "_"), *(["promoted"] if record.promoted else [])}
-    if told.isdisjoint(asked.when):
+    events = {record.outcome.replace(" ", "_"), *(["promoted"] if record.promoted else [])}
+    if events.isdisjoint(asked.when):
         return
     content = encode(record)
     if asked.command is not None:
@@ -57,7 +57,7 @@ def notify(asked: Notify, record: RunRecord, seconds: float = SECONDS) -> None:
 
 def _variables(record: RunRecord) -> dict[str, str]:
     """What a command that does not read JSON can go by."""
-    known = {
+    variables = {
         "PIPELINE": record.pipeline,
         "RUN_ID": record.run_id,
         "OUTCOME": record.outcome.replace(" ", "_"),
@@ -66,7 +66,7 @@ def _variables(record: RunRecord) -> dict[str, str]:
         "RECORD": record.places.get("record", ""),
         "REPORT": record.places.get("report", ""),
     }
-    return {f"SPARKDL_{name}": _storable(value) for name, value in known.items()}
+    return {f"SPARKDL_{name}": _storable(value) for name, value in variables.items()}
 
 
 def _storable(text: str) -> str:
@@ -95,9 +95,9 @@ def _run(words: list[str], content: bytes, variables: dict[str, str], seconds: f
 
 def _with_text(record: RunRecord, content: bytes) -> bytes:
     """The record with one sentence under ``text``, which is what chat services show of a message."""
-    said = f"{record.pipeline}: {record.outcome}. {record.message[:_LONGEST]}"
+    sentence = f"{record.pipeline}: {record.outcome}. {record.message[:_LONGEST]}"
     report = record.places.get("report")
-    return json.dumps({"text": f"{said}\n{report}" if report else said, **json.loads(content)}).encode()
+    return json.dumps({"text": f"{sentence}\n{report}" if report else sentence, **json.loads(content)}).encode()
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -134,8 +134,8 @@ def _reason(error: object) -> str:
 
 def _within(seconds: float, work: Any) -> str:
     """Do ``work`` for so long; a server that answers byte by byte is not waited for."""
-    said = [f"did not answer within {seconds:g} s"]
-    thread = threading.Thread(target=lambda: said.append(work()), name="sparkdl-notify", daemon=True)
+    answers = [f"did not answer within {seconds:g} s"]
+    thread = threading.Thread(target=lambda: answers.append(work()), name="sparkdl-notify", daemon=True)
     thread.start()
     thread.join(seconds)
-    return said[-1]
+    return answers[-1]

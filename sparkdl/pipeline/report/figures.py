@@ -93,7 +93,7 @@ class Axis:
         """The values that are marked, about ``most`` of them, with as many digits as tell neighbours apart."""
         if self.names:
             step = max(1, math.ceil(len(self.names) / most))
-            return [(float(place), self.names[place]) for place in range(0, len(self.names), step)]
+            return [(float(position), self.names[position]) for position in range(0, len(self.names), step)]
         values = ticks(self.low, self.high, most, self.whole)
         gap = values[1] - values[0] if len(values) > 1 else 1.0
         digits = max(0, -math.floor(math.log10(gap) + 1e-9)) if gap > 0 else 0
@@ -153,16 +153,16 @@ class Plot:
 
     def dot(self, x: float, y: float, style: str, size: float = 2.6, name: str = "") -> None:
         """Mark one point with a dot of ``size`` pixels."""
-        place = {"cx": f"{self._at_x(x):.1f}", "cy": f"{self._at_y(y):.1f}", "r": f"{size:.1f}"}
-        self.shapes.append(Shape("circle", {**place, "class": f"dot {style}"}))
+        circle = {"cx": f"{self._at_x(x):.1f}", "cy": f"{self._at_y(y):.1f}", "r": f"{size:.1f}"}
+        self.shapes.append(Shape("circle", {**circle, "class": f"dot {style}"}))
         self.key(style, name)
 
     def box(self, low: tuple[float, float], high: tuple[float, float], style: str, strength: float = 1.0) -> None:
         """Fill the rectangle from corner to corner, ``strength`` from 0 to 1."""
         left, right = sorted((self._at_x(low[0]), self._at_x(high[0])))
         top, bottom = sorted((self._at_y(low[1]), self._at_y(high[1])))
-        place = {"x": left, "y": top, "width": right - left, "height": bottom - top}
-        attributes: dict[str, str | float | None] = {name: f"{value:.1f}" for name, value in place.items()}
+        rectangle = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+        attributes: dict[str, str | float | None] = {name: f"{value:.1f}" for name, value in rectangle.items()}
         attributes |= {"class": f"fill {style}", "fill-opacity": None if strength >= 1 else f"{strength:.2f}"}
         self.shapes.append(Shape("rect", attributes))
 
@@ -262,7 +262,7 @@ def learning_curves(trained: Trained) -> list[Drawing]:
 def live_error(live: Live) -> Drawing:
     """The error of predictions that came true by window, a line a version, beside that of the best guess."""
     names = list(dict.fromkeys(error.window for error in live.windows))
-    places = {name: float(place) for place, name in enumerate(names)}
+    places = {name: float(position) for position, name in enumerate(names)}
     values = [None if error.measured is None else error.measured.values.get(live.metric) for error in live.windows]
     plot = Plot(
         f"{live.metric} of {live.label} as it came true",
@@ -322,7 +322,7 @@ def _predicted_against_true(plane: Plane, label: str) -> Drawing:
 
 
 def _residuals(histograms: Sequence[Histogram], label: str) -> Drawing:
-    shares = [[weight / (sum(one.weights) or 1.0) for weight in one.weights] for one in histograms]
+    shares = [[weight / (sum(histogram.weights) or 1.0) for weight in histogram.weights] for histogram in histograms]
     edges, top = histograms[0].edges, 1.06 * max(map(max, shares))
     x, y = Axis(f"predicted minus true {label}", edges[0], edges[-1]), Axis("share of rows", 0.0, top)
     plot = Plot("Residuals", x, y)

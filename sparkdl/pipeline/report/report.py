@@ -125,12 +125,12 @@ def write_report(record: RunRecord, file: Storage) -> None:
     Raises:
         StorageError: it cannot be written there.
     """
-    before = dict(record.places)
+    earlier_places = dict(record.places)
     record.places["report"] = file.uri
     try:
         file.write_atomic(report_html(record).encode())
     except BaseException:
-        record.places = before
+        record.places = earlier_places
         raise
 
 
@@ -196,11 +196,11 @@ def number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float, total: float) -> str:
     """A part of a whole in percent."""
-    if not whole:
+    if not total:
         return NONE
-    percent = 100 * part / whole
+    percent = 100 * part / total
     return f"{percent:.0f} %" if percent in (0, 100) else f"{percent:.2g} %" if percent < 10 else f"{percent:.1f} %"
 
 
@@ -258,14 +258,14 @@ class Table:
                 else Cell(text=shown("" if cell is None else cell))
                 for cell in row
             ])  # fmt: skip
-        for place, name in enumerate(self.header):
-            column = [line[place].text for line in self.lines]
-            numeric = bool(column) and all(map(_NUMBER.fullmatch, column))
+        for column, name in enumerate(self.header):
+            texts = [line[column].text for line in self.lines]
+            numeric = bool(texts) and all(map(_NUMBER.fullmatch, texts))
             self.heads.append(Cell(text=name, style="n" if numeric else ""))
 
-    def style_of(self, place: int, cell: Cell) -> str | None:
+    def style_of(self, column: int, cell: Cell) -> str | None:
         """The classes of a cell in a column."""
-        return f"{self.heads[place].style} {cell.style}".strip() or None
+        return f"{self.heads[column].style} {cell.style}".strip() or None
 
 
 def _newest(windows: Sequence[str], most: int = _WINDOWS) -> tuple[Sequence[str], str]:
@@ -371,8 +371,8 @@ def _comparison(record: RunRecord) -> dict[str, Any] | None:
     kept = any(note.name == "evaluate" and note.kept for note in record.steps)
     reason = ""
     if kept or decision.reason not in record.message:  # else it stands at the head of the page
-        before = "An earlier run judged this; nothing that decides it has changed since. " if kept else ""
-        reason = f"{before}{'Promoted' if decision.promote else 'Not promoted'}: {decision.reason}."
+        earlier = "An earlier run judged this; nothing that decides it has changed since. " if kept else ""
+        reason = f"{earlier}{'Promoted' if decision.promote else 'Not promoted'}: {decision.reason}."
     models = (("challenger", decision.challenger), ("champion", decision.champion))
     return {
         "reason": reason,
@@ -450,7 +450,7 @@ def _quantiles(intervals: Intervals) -> Table:
 
 def _thresholds(bins: Sequence[CalibrationBin]) -> Table:
     """What taking all rows from a probability on would give; from the bins, so at their edges."""
-    whole = sum(part.weight for part in bins)
+    total = sum(part.weight for part in bins)
     positives = sum(part.weight * part.observed for part in bins)
     lines = []
     for low in sorted({part.low for part in bins}):
@@ -462,7 +462,7 @@ def _thresholds(bins: Sequence[CalibrationBin]) -> Table:
             number(here.rows),
             f"{here.predicted:.3f}",
             f"{here.observed:.3f}",
-            share(weight, whole),
+            share(weight, total),
             f"{hits / weight:.3f}" if weight else NONE,
             f"{hits / positives:.3f}" if positives else NONE,
         ))  # fmt: skip
@@ -475,17 +475,17 @@ def _confusion(confusion: Confusion) -> Table:
     names = [shown(name, 40) for name in confusion.classes]
     lines = []
     for at, (name, weights) in enumerate(zip(names, confusion.weights, strict=True)):
-        whole = sum(weights)
+        total = sum(weights)
         cells = [
             # the darker the more, from 0 for none to 5
             Cell(
                 text=number(round(weight)),
-                style=f"{'right' if at == to else 'wrong'}{min(5, 1 + int(5 * weight / whole)) if weight else 0}",
+                style=f"{'right' if at == to else 'wrong'}{min(5, 1 + int(5 * weight / total)) if weight else 0}",
             )
             for to, weight in enumerate(weights)
         ]
         together = at == len(names) - 1 and confusion.others
-        recognised = NONE if together else share(weights[at], whole)
+        recognised = NONE if together else share(weights[at], total)
         lines.append((Cell(text=name), *cells, Cell(text=recognised)))
     note = "A row a true class, a column a predicted one."
     if confusion.others:

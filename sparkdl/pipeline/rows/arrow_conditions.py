@@ -80,24 +80,24 @@ class ArrowCondition:
 def arrow_condition(sql: str, schema: pa.Schema) -> ArrowCondition | None:
     """The condition ``sql`` over columns of these types; None where Spark has to be asked."""
     text = sql.strip()
-    if whole := _FINITE.fullmatch(text):
-        name = whole["name"][1:-1].replace("``", "`")
+    if finite := _FINITE.fullmatch(text):
+        name = finite["name"][1:-1].replace("``", "`")
         fits = name in schema.names and pa.types.is_float64(schema.field(name).type)
         return ArrowCondition((_Term(name, "finite"),)) if fits else None
     terms: list[_Term] = []
-    place = 0
+    position = 0
     while True:
-        match = next((match for form in _TERMS if (match := form.match(text, place))), None)
-        found = None if match is None else _terms(match, schema)
-        if match is None or found is None:
+        match = next((match for form in _TERMS if (match := form.match(text, position))), None)
+        matched = None if match is None else _terms(match, schema)
+        if match is None or matched is None:
             return None
-        terms += found
+        terms += matched
         if match.end() == len(text):
             return ArrowCondition(tuple(terms))
         joined = _AND.match(text, match.end())
         if joined is None:
             return None
-        place = joined.end()
+        position = joined.end()
 
 
 def _terms(match: re.Match[str], schema: pa.Schema) -> list[_Term] | None:
@@ -113,8 +113,8 @@ def _terms(match: re.Match[str], schema: pa.Schema) -> list[_Term] | None:
     between = {">=": parts.get("low"), "<=": parts.get("high")}
     compared = {parts.get("operator"): parts.get("number")}
     tests = {str(test): str(number) for test, number in (between if parts.get("low") else compared).items()}
-    whole = all(re.fullmatch(r"[-+]?\d+", number) for number in tests.values())
-    if pa.types.is_signed_integer(kind) and whole:
+    integers = all(re.fullmatch(r"[-+]?\d+", number) for number in tests.values())
+    if pa.types.is_signed_integer(kind) and integers:
         return [_Term(name, test, int(number)) for test, number in tests.items()]
     if pa.types.is_float64(kind):
         return [_Term(name, test, float(number)) for test, number in tests.items()]
@@ -144,14 +144,14 @@ class Judge:
                 outcomes = pc.if_else(broken[name], _scalar(name), outcomes)
             lines = pa.nulls(batch.num_rows, pa.string())
             columns = [*batch.columns, outcomes, _names_of(broken, self.named, batch.num_rows), lines]
-            yield pa.RecordBatch.from_arrays(columns, [f"column_{place}" for place in range(len(columns))])
+            yield pa.RecordBatch.from_arrays(columns, [f"column_{position}" for position in range(len(columns))])
 
 
 def _names_of(broken: Mapping[str, pa.Array], named: Sequence[str], rows: int) -> pa.Array:
     """Of each row the names of what it broke."""
     masks = np.zeros((rows, len(named)), bool)
-    for place, name in enumerate(named):
-        masks[:, place] = to_numpy(broken[name])
+    for position, name in enumerate(named):
+        masks[:, position] = to_numpy(broken[name])
     offsets = np.zeros(rows + 1, np.int32)
     offsets[1:] = masks.sum(axis=1).cumsum()
     names = from_values(named, pa.string()).take(from_numpy(np.nonzero(masks)[1]))

@@ -75,21 +75,25 @@ def counted(rows: DataFrame) -> dict[str, int]:
     return {row[WINDOW]: row["count"] for row in rows.groupBy(WINDOW).count().collect()}
 
 
-def check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes], before: Mapping[str, int]) -> None:
-    """Refuse windows that are not due, windows that the transform has emptied, and windows without a sound row."""
-    strangers = sorted(set(found) - set(todo), key=str)
-    if strangers:
+def check_counts(
+    todo: Mapping[str, str], outcomes_by_window: Mapping[str, Outcomes], rows_before: Mapping[str, int]
+) -> None:
+    """Refuse windows that are not due, windows that the transform has emptied, and windows without a valid row."""
+    not_due = sorted(set(outcomes_by_window) - set(todo), key=str)
+    if not_due:
+        rows = outcomes_by_window[not_due[0]].total
         raise DataError(
-            f"the transform moved {found[strangers[0]].total} rows into the window {strangers[0]}, which is not due: "
+            f"the transform moved {rows} rows into the window {not_due[0]}, which is not due: "
             "change the column that says when a row happened in the source, not in the transform"
         )
     for name in todo:
-        if before.get(name) and name not in found and name != NO_TIME:
+        if rows_before.get(name) and name not in outcomes_by_window and name != NO_TIME:
             raise DataError(
-                f"window {name} has {before[name]} rows in the source, and the transform leaves none of them: load "
-                "what it joins them with and run again, correct the transform, or leave the window out of the source"
+                f"window {name} has {rows_before[name]} rows in the source, and the transform leaves none of them: "
+                "load what it joins them with and run again, correct the transform, or leave the window out of the "
+                "source"
             )
-    for name, outcomes in found.items():
+    for name, outcomes in outcomes_by_window.items():
         if not outcomes.rows.get(KEPT) and name != NO_TIME:
             reason, rows = max(outcomes.quarantined.items(), key=lambda item: item[1])
             raise DataError(
@@ -98,12 +102,12 @@ def check_counts(todo: Mapping[str, str], found: Mapping[str, Outcomes], before:
             )
 
 
-def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes], alive: bool) -> None:
+def check_hashes(todo: Mapping[str, str], outcomes_by_window: Mapping[str, Outcomes], alive: bool) -> None:
     """Compare the rows of windows with their fingerprints, see ``validate.fingerprints``.
 
     Args:
         todo: fingerprint of each window, taken by a pass of its own.
-        found: what came of its rows.
+        outcomes_by_window: what came of its rows.
         alive: whether rows of the source may change while it is read, as in a database: a window that did is taken as
             it is, under the fingerprint of before, so that the next run reads it once more.
 
@@ -111,7 +115,7 @@ def check_hashes(todo: Mapping[str, str], found: Mapping[str, Outcomes], alive: 
         DataError: rows are other ones than those of the fingerprint, and may not be.
     """
     for name, fingerprint in todo.items():
-        outcomes = found.get(name, Outcomes())
+        outcomes = outcomes_by_window.get(name, Outcomes())
         if not fingerprint or fingerprint in (AS_READ, outcomes.everything):  # empty: the source no longer holds it
             continue
         _, rows, _, _ = fingerprint.split(".")

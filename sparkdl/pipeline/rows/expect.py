@@ -76,17 +76,18 @@ def judged(
     if missing:
         raise SchemaError(f"source.key names {missing[0]!r}, the rows have {frame.columns}: name one of these")
     broken = {
-        name: ~F.coalesce(condition_of(frame, name, each.check), F.lit(False)) for name, each in expectations.items()
+        name: ~F.coalesce(condition_of(frame, name, expectation.check), F.lit(False))
+        for name, expectation in expectations.items()
     }
     reasons = [F.when(F.col(WINDOW) == NO_TIME, F.lit(NOT_DATED))]
     if MALFORMED in frame.columns:
         reasons.append(F.when(F.col(MALFORMED).isNotNull(), F.lit(NOT_WHOLE)))
     named = []
-    for name, each in expectations.items():
-        if each.action != "quarantine":
+    for name, expectation in expectations.items():
+        if expectation.action != "quarantine":
             named.append(F.when(broken[name], F.lit(name)))
-        if each.action != "warn":
-            no = broken[name] if each.action == "quarantine" else F.array_contains(BROKEN, name)
+        if expectation.action != "warn":
+            no = broken[name] if expectation.action == "quarantine" else F.array_contains(BROKEN, name)
             reasons.append(F.when(no, F.lit(name)))
     counted = F.array_compact(F.array(*named)) if named else F.array().cast("array<string>")
     rows = frame.withColumn(BROKEN, counted).withColumn(OUTCOME, F.coalesce(*reasons, F.lit(KEPT)))
@@ -104,16 +105,16 @@ def judged(
 
 def columns_hash(frame: DataFrame, without: Collection[str] = ()) -> str:
     """A hash of the columns' names and types, in order; those that the pipeline adds do not count, nor ``without``."""
-    fields = [each for each in frame.schema.fields if each.name not in OWN and each.name not in without]
-    return sha256_hex(encode([[each.name, each.dataType.simpleString()] for each in fields]))[:32]
+    fields = [field for field in frame.schema.fields if field.name not in OWN and field.name not in without]
+    return sha256_hex(encode([[field.name, field.dataType.simpleString()] for field in fields]))[:32]
 
 
 def content_hash(frame: DataFrame, without: Collection[str] = ()) -> Column:
     """A hash of a row's values, bigint; the columns that the pipeline adds do not count, nor those of ``without``."""
     from pyspark.sql import functions as F
 
-    fields = [each for each in frame.schema.fields if each.name not in OWN and each.name not in without]
-    return F.xxhash64(*(part for each in fields for part in _hashed(F.col(quoted(each.name)), each.dataType)))
+    fields = [field for field in frame.schema.fields if field.name not in OWN and field.name not in without]
+    return F.xxhash64(*(part for field in fields for part in _hashed(F.col(quoted(field.name)), field.dataType)))
 
 
 def _hashed(column: Column, kind: DataType) -> list[Column]:
@@ -129,7 +130,7 @@ def _hashed(column: Column, kind: DataType) -> list[Column]:
         pair = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
         return _hashed(F.map_entries(column), T.ArrayType(pair))
     if isinstance(kind, T.StructType):
-        return [column.isNull(), *(p for each in kind for p in _hashed(column.getField(each.name), each.dataType))]
+        return [column.isNull(), *(p for field in kind for p in _hashed(column.getField(field.name), field.dataType))]
     if not isinstance(kind, T.ArrayType):
         return [column.isNull(), F.to_json(column) if isinstance(kind, T.VariantType) else column]
     inner = kind.elementType
@@ -174,7 +175,7 @@ class Outcomes:
         return {reason: rows for reason, rows in self.rows.items() if reason not in (KEPT, DUPLICATE)}
 
 
-def check_shares(found: Mapping[str, Outcomes], expectations: Mapping[str, Expectation]) -> None:
+def check_shares(outcomes_by_window: Mapping[str, Outcomes], expectations: Mapping[str, Expectation]) -> None:
     """Compare what was broken with what each expectation bears, window by window; a warning is logged.
 
     Rows without a time are of no window that they could be a share of; they are refused as they are.
@@ -184,18 +185,19 @@ def check_shares(found: Mapping[str, Outcomes], expectations: Mapping[str, Expec
             all windows and expectations.
     """
     failed = []
-    for window, outcomes in sorted(found.items()):
+    for window, outcomes in sorted(outcomes_by_window.items()):
         if window == NO_TIME:
             continue
-        for name, each in expectations.items():
-            broken = (outcomes.warned if each.action == "warn" else outcomes.broken).get(name, 0)
-            if not broken or broken / outcomes.total <= each.above:  # of one that puts rows aside none are counted
+        for name, expectation in expectations.items():
+            broken = (outcomes.warned if expectation.action == "warn" else outcomes.broken).get(name, 0)
+            # of one that puts rows aside none are counted
+            if not broken or broken / outcomes.total <= expectation.above:
                 continue
             text = (
-                f"{name!r} ({each.check}) is broken by {broken} of the {outcomes.total} rows of window {window}, "
-                f"above its {each.above:.2%}"
+                f"{name!r} ({expectation.check}) is broken by {broken} of the {outcomes.total} rows of window "
+                f"{window}, above its {expectation.above:.2%}"
             )
-            if each.action == "warn":
+            if expectation.action == "warn":
                 logger.warning("expectation %s", text)
             else:
                 failed.append(text)

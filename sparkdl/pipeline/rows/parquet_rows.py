@@ -127,9 +127,9 @@ def parquet_rows(
         return None
     if not _read_alike(spark, footers.schema):
         return None
-    conditions = {name: arrow_condition(one.check, footers.schema) for name, one in spec.expect.items()}
-    known = {name: condition for name, condition in conditions.items() if condition is not None}
-    if len(known) < len(conditions):
+    conditions = {name: arrow_condition(expectation.check, footers.schema) for name, expectation in spec.expect.items()}
+    translated = {name: condition for name, condition in conditions.items() if condition is not None}
+    if len(translated) < len(conditions):
         return None
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -138,7 +138,7 @@ def parquet_rows(
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
     fields = [(WINDOW, pa.string()), *((field.name, _in_zone(field.type, zone)) for field in footers.schema)]
     judge = Judge(
-        conditions=known,
+        conditions=translated,
         reasons=tuple(name for name, expectation in spec.expect.items() if expectation.action != "warn"),
         named=tuple(name for name, expectation in spec.expect.items() if expectation.action != "quarantine"),
     )

@@ -42,8 +42,8 @@ class Parts:
 
     def windows(self, part: Part) -> tuple[str, ...]:
         """Those of one part."""
-        found: tuple[str, ...] = getattr(self, part)
-        return found
+        windows: tuple[str, ...] = getattr(self, part)
+        return windows
 
     @property
     def judging(self) -> Part:
@@ -52,13 +52,13 @@ class Parts:
 
 
 def parts_of(
-    spec: PipelineSpec, known: Mapping[str, WindowReceipt], *, train: bool = True, hold_back: bool = True
+    spec: PipelineSpec, window_receipts: Mapping[str, WindowReceipt], *, train: bool = True, hold_back: bool = True
 ) -> Parts:
     """Divide the windows that have clean rows.
 
     Args:
         spec: the pipeline.
-        known: what is known of the clean rows of each window.
+        window_receipts: what is known of the clean rows of each window.
         train: whether the parts to train and to validate are needed.
         hold_back: whether the windows to score are kept from training and validation, as the split says. Otherwise the
             newest windows validate, those before them train, and what is scored stays the same.
@@ -66,7 +66,7 @@ def parts_of(
     Raises:
         DataError: a part that is needed is left without a window.
     """
-    windows = [name for name, books in known.items() if books.kept and name != NO_TIME]
+    windows = [name for name, books in window_receipts.items() if books.kept and name != NO_TIME]
     if not windows:
         raise DataError("there is no window with clean rows: check source and expect")
     if not isinstance(spec.split, TimeSplit):
@@ -81,19 +81,19 @@ def parts_of(
         validate = hours_of(split.validate)
         return split_by_time(windows, train=train_hours, validate=validate, test=test_hours, score=score, needed=needed)
 
-    found = divided(hours_of(split.score), *(PARTS if train else ("score",)))
-    newest = found if hold_back else divided(0, "train", "validate", "test")
-    return Parts(train=newest.training, validate=newest.validation, test=newest.testing, score=found.scoring)
+    held_back = divided(hours_of(split.score), *(PARTS if train else ("score",)))
+    newest = held_back if hold_back else divided(0, "train", "validate", "test")
+    return Parts(train=newest.training, validate=newest.validation, test=newest.testing, score=held_back.scoring)
 
 
 def parts_to_do(
-    spec: PipelineSpec, known: Mapping[str, WindowReceipt], *, train: bool, champion: bool
+    spec: PipelineSpec, window_receipts: Mapping[str, WindowReceipt], *, train: bool, champion: bool
 ) -> tuple[Parts, str]:
     """The same, and why nothing is learnt although that was asked for: a champion predicts all the same.
 
     Args:
         spec: the pipeline.
-        known: what is known of the clean rows of each window.
+        window_receipts: what is known of the clean rows of each window.
         train: whether to learn.
         champion: whether there is one.
 
@@ -101,11 +101,11 @@ def parts_to_do(
         DataError: a part that is needed is left without a window.
     """
     try:
-        return parts_of(spec, known, train=train), ""
+        return parts_of(spec, window_receipts, train=train), ""
     except DataError as error:
         if not (train and champion):
             raise
-        return parts_of(spec, known, train=False), f"learning waits: {error}"
+        return parts_of(spec, window_receipts, train=False), f"learning waits: {error}"
 
 
 def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[str]) -> DataFrame:

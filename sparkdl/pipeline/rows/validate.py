@@ -67,12 +67,12 @@ def validate_rows(
     Args:
         rows: as ``judged`` leaves them.
         labels: columns of these.
-        clean: writes the sound ones.
-        quarantine: writes the refused ones, each as JSON or as the line that could not be read.
+        clean: writes the valid ones.
+        quarantine: writes the invalid ones, each as JSON or as the line that could not be read.
         read: what a task makes of the judged rows, with this schema, where ``rows`` only tells their columns.
 
     Returns:
-        the files of both, and the books of each window.
+        the files of both, and what became of the rows of each window.
 
     Raises:
         StorageError: files cannot be written.
@@ -88,10 +88,11 @@ def validate_rows(
     else:
         report = read(task, "report binary")
     with task_errors():
-        found = report.collect()
-    reports = [json.loads(zlib.decompress(bytes(row["report"]))) for row in found]
-    sound, bad = ([FileRow(**file) for one in reports for file in one[part]] for part in ("clean", "quarantine"))
-    return sound, bad, _books(reports, [columns_hash(rows), columns_hash(rows, labels)])
+        reported = report.collect()
+    reports = [json.loads(zlib.decompress(bytes(row["report"]))) for row in reported]
+    valid = [FileRow(**file) for report in reports for file in report["clean"]]
+    invalid = [FileRow(**file) for report in reports for file in report["quarantine"]]
+    return valid, invalid, _outcomes(reports, [columns_hash(rows), columns_hash(rows, labels)])
 
 
 def fingerprints(
@@ -117,11 +118,12 @@ def fingerprints(
             selected.append(F.col(quoted(name)).cast("string"))
     with task_errors():
         if read is None:
-            found = _plain(source.select(*selected)).mapInArrow(task, "report binary").collect()
+            reported = _plain(source.select(*selected)).mapInArrow(task, "report binary").collect()
         else:
-            found = read(task, "report binary").collect()
-    books = _books([json.loads(bytes(row["report"])) for row in found], [columns_hash(source)] * 2)
-    return {name: one.everything for name, one in books.items()}, {name: one.total for name, one in books.items()}
+            reported = read(task, "report binary").collect()
+    outcomes_by_window = _outcomes([json.loads(bytes(row["report"])) for row in reported], [columns_hash(source)] * 2)
+    hashes = {name: outcomes.everything for name, outcomes in outcomes_by_window.items()}
+    return hashes, {name: outcomes.total for name, outcomes in outcomes_by_window.items()}
 
 
 def _plain(frame: DataFrame) -> DataFrame:
@@ -129,36 +131,38 @@ def _plain(frame: DataFrame) -> DataFrame:
     return frame.toDF(*(f"column_{number}" for number in range(len(frame.columns))))
 
 
-def _books(reports: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, Outcomes]:
-    """The books of each window from the counts of all tasks; of its rows with hashes.
+def _outcomes(reports: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, Outcomes]:
+    """What became of the rows of each window, from the counts of all tasks, with hashes of them.
 
     Args:
         reports: of the tasks.
         columns: hashes of the rows' columns, with labels and without, which are part of them.
     """
-    found: dict[str, Outcomes] = {}
+    outcomes_by_window: dict[str, Outcomes] = {}
     kept: dict[str, list[Hash]] = {}
     everything: dict[str, list[Hash]] = {}
     for window, outcome, rows, *hashes in (line for report in reports for line in report["sums"]):
-        into = found.setdefault(window, Outcomes())
-        into.rows[outcome] = into.rows.get(outcome, 0) + rows
+        outcomes = outcomes_by_window.setdefault(window, Outcomes())
+        outcomes.rows[outcome] = outcomes.rows.get(outcome, 0) + rows
         for sums in (everything, kept) if outcome == KEPT else (everything,):
             sums[window] = _together(sums.get(window, _NOTHING), hashes)
-    for window, into in found.items():
-        into.everything = _text(columns[0], into.total, everything[window][0])
+    for window, outcomes in outcomes_by_window.items():
+        outcomes.everything = _text(columns[0], outcomes.total, everything[window][0])
         if window in kept:
-            both = zip(columns, kept[window], strict=True)
-            into.content, into.unlabelled = (_text(named, into.rows[KEPT], one) for named, one in both)
+            outcomes.content, outcomes.unlabelled = (
+                _text(hash_of_columns, outcomes.rows[KEPT], folded)
+                for hash_of_columns, folded in zip(columns, kept[window], strict=True)
+            )
     for window, name, was_kept, rows in (line for report in reports for line in report["broken"]):
-        into = found[window]
-        into.broken[name] = into.broken.get(name, 0) + rows
+        outcomes = outcomes_by_window[window]
+        outcomes.broken[name] = outcomes.broken.get(name, 0) + rows
         if was_kept:
-            into.warned[name] = into.warned.get(name, 0) + rows
-    return dict(sorted(found.items()))
+            outcomes.warned[name] = outcomes.warned.get(name, 0) + rows
+    return dict(sorted(outcomes_by_window.items()))
 
 
-def _together(one: Sequence[Hash], other: Sequence[Hash]) -> list[Hash]:
-    return [(a ^ c, (b + d) % 2**64) for (a, b), (c, d) in zip(one, other, strict=True)]
+def _together(first: Sequence[Hash], second: Sequence[Hash]) -> list[Hash]:
+    return [(a ^ c, (b + d) % 2**64) for (a, b), (c, d) in zip(first, second, strict=True)]
 
 
 def _text(columns: str, rows: int, folded: Hash) -> str:
@@ -178,19 +182,19 @@ def _add(sums: Sums, windows: pa.Array, outcomes: pa.Array, rows: pa.RecordBatch
     named, reasons = windows.dictionary_encode(), outcomes.dictionary_encode()
     codes = to_numpy(named.indices).astype(np.int64) * len(reasons.dictionary) + to_numpy(reasons.indices)
     by_column = column_hashes(dict(zip(rows.schema.names, rows.columns, strict=True)))
-    inputs, known = np.zeros((2, rows.num_rows), np.uint64)
+    inputs, label_hashes = np.zeros((2, rows.num_rows), np.uint64)
     for name, hashes in by_column.items():
-        into = known if name in labels else inputs
+        into = label_hashes if name in labels else inputs
         into += hashes
-    both = mixed(inputs + known), mixed(inputs)
+    both = mixed(inputs + label_hashes), mixed(inputs)
     groups = np.unique(codes)
     for code in groups.tolist():
         window, outcome = divmod(code, len(reasons.dictionary))
         key = named.dictionary[window].as_py(), reasons.dictionary[outcome].as_py()
         chosen = slice(None) if len(groups) == 1 else codes == code
-        folded = [(int(np.bitwise_xor.reduce(one[chosen])), int(np.add.reduce(one[chosen]))) for one in both]
-        count, before = sums.get(key, (0, _NOTHING))
-        sums[key] = count + len(both[0][chosen]), _together(before, folded)
+        folded = [(int(np.bitwise_xor.reduce(hashes[chosen])), int(np.add.reduce(hashes[chosen]))) for hashes in both]
+        count, earlier = sums.get(key, (0, _NOTHING))
+        sums[key] = count + len(both[0][chosen]), _together(earlier, folded)
 
 
 def _of_sums(sums: Sums) -> list[Any]:

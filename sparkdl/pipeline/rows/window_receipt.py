@@ -65,12 +65,12 @@ class WindowReceipt:
             )
 
 
-def transformed(books: Iterable[WindowReceipt]) -> tuple[int, int] | None:
+def transformed(receipts: Iterable[WindowReceipt]) -> tuple[int, int] | None:
     """Rows of some windows in the source, and after the transform; None where each has as many, or is not counted."""
-    counted = [(each.source_rows, each.read) for each in books if each.source_rows is not None]
-    if all(before == after for before, after in counted):
+    counted = [(receipt.source_rows, receipt.read) for receipt in receipts if receipt.source_rows is not None]
+    if all(source_rows == rows for source_rows, rows in counted):
         return None
-    return sum(before for before, _ in counted), sum(after for _, after in counted)
+    return sum(source_rows for source_rows, _ in counted), sum(rows for _, rows in counted)
 
 
 @dataclass(frozen=True, kw_only=True)

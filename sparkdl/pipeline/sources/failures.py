@@ -47,10 +47,10 @@ def source_errors(listed: bool = True) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = outage_error(error) or _ours(error, listed) or jar_error(error)
-        if found is None:
+        translated = outage_error(error) or _ours(error, listed) or jar_error(error)
+        if translated is None:
             raise
-        raise found from error
+        raise translated from error
 
 
 def _ours(error: Exception, listed: bool) -> SparkdlError | None:
@@ -68,8 +68,8 @@ def _ours(error: Exception, listed: bool) -> SparkdlError | None:
 
 
 def _of_file(text: str, listed: bool) -> DataError:
-    found = _FILE.search(text)
-    file = found[1] if found else "a file of the source"
+    named = _FILE.search(text)
+    file = named[1] if named else "a file of the source"
     if _GONE.search(text) and not listed:
         return DataError(f"{file} is not there: correct source.path, or wait for data")
     if _GONE.search(text):
@@ -96,16 +96,16 @@ def _of_database(error: Exception, text: str) -> SparkdlError:
             "its class in source.options.driver if it is another"
         )
     causes = _CAUSE.findall(text)
-    said = [message for kind, message in causes if "SQL" in kind.rpartition(".")[2] and "Spark" not in kind]
-    if not said:
+    messages = [message for kind, message in causes if "SQL" in kind.rpartition(".")[2] and "Spark" not in kind]
+    if not messages:
         reason = _short(_FIRST.match(text)[1])  # type: ignore[index]
         return DataError(
             f"Spark cannot take the rows of the database as they are: {reason}; correct source, or cast the column in "
             "source.query"
         )
     kind, root = causes[-1]
-    more = "" if root == said[-1] else f" ({kind.rpartition('.')[2]}: {_short(root)})"
-    reason = re.sub(r" Position: \d+$", "", _short(said[-1]))
+    more = "" if root == messages[-1] else f" ({kind.rpartition('.')[2]}: {_short(root)})"
+    reason = re.sub(r" Position: \d+$", "", _short(messages[-1]))
     return store_error(error, f"the database cannot be read: {reason}{more}; correct source, or see to the database")
 
 

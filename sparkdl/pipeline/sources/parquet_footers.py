@@ -104,7 +104,7 @@ def footers_of(section: ParquetSource, sizes: Mapping[str, int]) -> ParquetFoote
         schema = schema.append(pa.field(by, pa.date32()))
     if len({name.lower() for name in schema.names}) < len(schema) or WINDOW in schema.names or "=" in root.uri:
         return None
-    found = []
+    table_files = []
     for address in files:
         file = Storage.of(address)
         folder, _, name = file.uri.removeprefix(f"{root.uri.rstrip('/')}/").rpartition("/")
@@ -112,9 +112,9 @@ def footers_of(section: ParquetSource, sizes: Mapping[str, int]) -> ParquetFoote
         if partition is None or file.uri == name:
             return None
         path = f"{folder}/{name}" if folder else name
-        found.append(TableFile(path, sizes[address], partition, footers[address].num_rows))
+        table_files.append(TableFile(path, sizes[address], partition, footers[address].num_rows))
     widths = [_row_bytes(footer) for footer in footers.values()]
-    return ParquetFooters(schema=schema, root=root, files=tuple(found), row_bytes=max(widths))
+    return ParquetFooters(schema=schema, root=root, files=tuple(table_files), row_bytes=max(widths))
 
 
 def _partition(folder: str, section: ParquetSource) -> dict[str, str | None] | None:
@@ -150,8 +150,8 @@ def _common_schema(footers: list[Any]) -> pa.Schema | None:
     first: pa.Schema | None = None
     for footer in footers:
         schema = pa.schema([pa.field(field.name, field.type) for field in footer.schema.to_arrow_schema()])
-        known = all(kind in _SPARKS_NAMES.values() or pa.types.is_decimal128(kind) for kind in schema.types)
-        if not known or not len(schema) or not _as_spark_noted(schema, footer.metadata or {}):
+        readable = all(kind in _SPARKS_NAMES.values() or pa.types.is_decimal128(kind) for kind in schema.types)
+        if not readable or not len(schema) or not _as_spark_noted(schema, footer.metadata or {}):
             return None
         if first is not None and schema != first:
             return None

@@ -29,7 +29,7 @@ class TableFilesError(ConfigError):
 def fixed_part(path: str) -> tuple[str, list[str]]:
     """The folder or file that a path names, and what follows from its first part that is a pattern on."""
     parts = path.split("/")
-    first = next((place for place, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+    first = next((index for index, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
     return "/".join(parts[:first]) or "/", parts[first:]
 
 
@@ -50,16 +50,16 @@ def check_names_in(folder: Storage, names: Collection[str]) -> None:
         )
 
 
-def check_no_table_at(place: Storage) -> None:
-    """Refuse a place that is a table's folder, or lies in one, as its partitions do.
+def check_no_table_at(folder: Storage) -> None:
+    """Refuse a folder that is a table's, or lies in one, as its partitions do.
 
     Raises:
         TableFilesError: names the table, and the kind of source that reads it.
     """
-    folders = list(_with_those_above(place))
+    folders = list(_with_those_above(folder))
     with ThreadPoolExecutor(8, thread_name_prefix="sparkdl-tables") as pool:
-        for folder, names in zip(folders, pool.map(_telling_names, folders), strict=True):
-            check_names_in(folder, names)
+        for above, names in zip(folders, pool.map(_telling_names, folders), strict=True):
+            check_names_in(above, names)
 
 
 def check_plain_files(path: str) -> None:
@@ -69,10 +69,10 @@ def check_plain_files(path: str) -> None:
         TableFilesError: names the table, and the kind of source that reads it.
     """
     try:
-        place = Storage.of(fixed_part(path)[0])
+        folder = Storage.of(fixed_part(path)[0])
     except ConfigError:  # no path, or of a scheme that is the format's own
         return
-    check_no_table_at(place)
+    check_no_table_at(folder)
 
 
 def _telling_names(folder: Storage) -> list[str]:
@@ -82,8 +82,8 @@ def _telling_names(folder: Storage) -> list[str]:
     return []
 
 
-def _with_those_above(place: Storage) -> Iterator[Storage]:
-    scheme, separator, path = place.uri.rpartition("://")
+def _with_those_above(folder: Storage) -> Iterator[Storage]:
+    scheme, separator, path = folder.uri.rpartition("://")
     parts = path.strip("/").split("/")
     for length in range(len(parts), 0, -1):
-        yield replace(place, uri=f"{scheme}{separator}{'/' if path.startswith('/') else ''}{'/'.join(parts[:length])}")
+        yield replace(folder, uri=f"{scheme}{separator}{'/' if path.startswith('/') else ''}{'/'.join(parts[:length])}")

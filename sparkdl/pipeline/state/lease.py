@@ -198,8 +198,8 @@ def lease(
     done = threading.Event()
 
     def beat(*, released: bool = False) -> None:
-        said = replace(mine.holder, beat=clock.now(), released=released, claims_due=mine.claims_due)
-        folder.child(f"{mine.number:09d}.beat.json").write_atomic(encode(said))
+        holder = replace(mine.holder, beat=clock.now(), released=released, claims_due=mine.claims_due)
+        folder.child(f"{mine.number:09d}.beat.json").write_atomic(encode(holder))
 
     def keep() -> None:
         while not done.wait(beat_seconds):
@@ -238,20 +238,20 @@ def holder_of(folder: Storage) -> Holder | None:
         StorageError: the folder cannot be read.
     """
     number = max(_numbers(folder), default=0)
-    found = _holder(folder, number) if number else None
-    return None if found is None or found.over(time.monotonic(), STALE_SECONDS) else found
+    holder = _holder(folder, number) if number else None
+    return None if holder is None or holder.over(time.monotonic(), STALE_SECONDS) else holder
 
 
 def _take(folder: Storage, run_id: str, stale_after: float, clock: Clock) -> Lease:
     numbers = sorted(_numbers(folder))
     last = numbers[-1] if numbers else 0
-    before = _holder(folder, last) if last else None
-    holder = Holder.here(run_id, before.domain if before and before.domain else uuid.uuid4().hex, clock)
-    if before is not None and not _succeeds(holder, before):
-        before = _watched(folder, last, before, stale_after, clock)
-    if before is not None and not before.released:
-        logger.warning("%s is gone without giving its lease back: this run takes over", before)
-    claims_due = last > 0 and (before is None or not before.released or before.claims_due)
+    earlier = _holder(folder, last) if last else None
+    holder = Holder.here(run_id, earlier.domain if earlier and earlier.domain else uuid.uuid4().hex, clock)
+    if earlier is not None and not _succeeds(holder, earlier):
+        earlier = _watched(folder, last, earlier, stale_after, clock)
+    if earlier is not None and not earlier.released:
+        logger.warning("%s is gone without giving its lease back: this run takes over", earlier)
+    claims_due = last > 0 and (earlier is None or not earlier.released or earlier.claims_due)
     holder = replace(holder, beat=clock.now(), claims_due=claims_due)  # the watch took its time
     try:
         folder.child(f"{last + 1:09d}.json").write_if_absent(encode(holder))
@@ -266,32 +266,32 @@ def _take(folder: Storage, run_id: str, stale_after: float, clock: Clock) -> Lea
     return Lease(folder, last + 1, holder, claims_due, fence)
 
 
-def _succeeds(mine: Holder, before: Holder) -> bool:
+def _succeeds(mine: Holder, earlier: Holder) -> bool:
     """Whether YARN started this process since the one before has failed."""
-    return mine.application != "" and mine.application == before.application and mine.attempt > before.attempt
+    return mine.application != "" and mine.application == earlier.application and mine.attempt > earlier.attempt
 
 
-def _watched(folder: Storage, number: int, before: Holder, stale_after: float, clock: Clock) -> Holder:
+def _watched(folder: Storage, number: int, earlier: Holder, stale_after: float, clock: Clock) -> Holder:
     """Wait until a lease is over; what its holder said last.
 
     Raises:
         LeaseTakenError: the holder lives.
     """
-    taken = f"{before} is at work in {folder.parent().uri}: wait for it, or end it"
-    silent_since, here = clock.now(), before.place == processes.place()
-    if not here and not before.over(silent_since, stale_after):
-        logger.warning("%s has the lease: this run watches for up to %.0f s whether it lives", before, stale_after)
-    while not before.over(clock.now(), stale_after):
+    taken = f"{earlier} is at work in {folder.parent().uri}: wait for it, or end it"
+    silent_since, here = clock.now(), earlier.place == processes.place()
+    if not here and not earlier.over(silent_since, stale_after):
+        logger.warning("%s has the lease: this run watches for up to %.0f s whether it lives", earlier, stale_after)
+    while not earlier.over(clock.now(), stale_after):
         if here:
             raise LeaseTakenError(taken)
         if clock.now() - silent_since > stale_after:
             break
         clock.wait(stale_after / _LOOKS)
         now = _holder(folder, number)
-        if now is not None and not now.released and now.beat != before.beat:
+        if now is not None and not now.released and now.beat != earlier.beat:
             raise LeaseTakenError(taken)
-        before = now or before
-    return before
+        earlier = now or earlier
+    return earlier
 
 
 def _numbers(folder: Storage) -> Iterator[int]:

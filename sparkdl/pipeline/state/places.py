@@ -55,7 +55,7 @@ class Places:
         """Whether the registry still knows the model; single versions may have been deleted."""
         return self._look(f"{registry.uri} {name}", lambda: bool(registry.list(name)))
 
-    def _look(self, place: str, there: Callable[[], bool]) -> bool:
-        if place not in self._there and there():
-            self._there.add(place)
-        return place in self._there
+    def _look(self, address: str, exists: Callable[[], bool]) -> bool:
+        if address not in self._there and exists():
+            self._there.add(address)
+        return address in self._there

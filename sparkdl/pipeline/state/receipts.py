@@ -65,7 +65,7 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _sorted(value[name]) for name in sorted(value, key=str)}
     if isinstance(value, list | tuple):
-        return [_sorted(each) for each in value]
+        return [_sorted(element) for element in value]
     if isinstance(value, set | frozenset):
         raise TypeError(f"{value!r} has no order: give a sorted list")
     return value
@@ -161,8 +161,8 @@ def replacing(receipts: Receipts, step: str, partitions: Iterable[str]) -> Itera
     Raises:
         FencedError: a later run has taken over.
     """
-    known = receipts.of(step)
-    valid = [known[name] for name in partitions if name in known and known[name].key]
+    receipts_of_step = receipts.of(step)
+    valid = [receipts_of_step[name] for name in partitions if name in receipts_of_step and receipts_of_step[name].key]
     if valid:
         receipts.write([replace(receipt, key="") for receipt in valid])
     made: dict[str, tuple[str, Any]] = {}
@@ -246,10 +246,10 @@ class ReceiptTable:
 
     def _remember(self, receipts: Sequence[Receipt]) -> None:
         """Put receipts among those that are known, in a new mapping of each step that they are of."""
-        known = self._all()
+        receipts_by_step = self._all()
         for step in {receipt.step for receipt in receipts}:
             written = {receipt.partition: receipt for receipt in receipts if receipt.step == step}
-            known[step] = dict(sorted({**known.get(step, {}), **written}.items()))
+            receipts_by_step[step] = dict(sorted({**receipts_by_step.get(step, {}), **written}.items()))
 
     def keep(self, step: str, key: str, result: Any) -> None:
         """Keep what was made for a key: its document first, then the receipt.
@@ -297,9 +297,9 @@ class AssumedReceipts(ReceiptTable):
         known: the receipts that there are.
     """
 
-    def __init__(self, known: ReceiptTable) -> None:
-        super().__init__(known._table, known._folder, known._run_id)
-        self._receipts, self._results = dict(known._all()), known._results
+    def __init__(self, receipts: ReceiptTable) -> None:
+        super().__init__(receipts._table, receipts._folder, receipts._run_id)
+        self._receipts, self._results = dict(receipts._all()), receipts._results
 
     def write(self, receipts: Sequence[Receipt]) -> None:
         """Assume receipts."""
