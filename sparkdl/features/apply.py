@@ -67,10 +67,10 @@ class Encoder:
         self, features: Mapping[str, tuple[Feature, Statistics]], inputs: tuple[Input, ...], functions: Functions
     ) -> None:
         self._features, self._inputs, self._functions = features, inputs, functions
-        self._schema = pa.schema([one.field for one in inputs])
+        self._schema = pa.schema([tensor.field for tensor in inputs])
         self._ids = {
-            name: {value: place for place, value in enumerate(found.values, 1)}
-            for name, (options, found) in features.items()
+            name: {value: number for number, value in enumerate(statistics.values, 1)}
+            for name, (options, statistics) in features.items()
             if isinstance(options, Encoded)
         }
 
@@ -80,15 +80,15 @@ class Encoder:
         numbers: list[Array] = []
         categories: list[Array] = []
         own: dict[str, pa.Array] = {}
-        for name, (options, found) in self._features.items():
+        for name, (options, statistics) in self._features.items():
             source = options.source(name)
             column = column_of(batch, source)
             if isinstance(options, Number):
-                numbers += _number(source, options, found, column)
+                numbers += _number(source, options, statistics, column)
             elif isinstance(options, Category):
                 categories.append(self._coded(name, options, coded(source, column)))
             elif isinstance(options, DateParts):
-                categories += _date_parts(source, options, found, column)
+                categories += _date_parts(source, options, statistics, column)
             elif isinstance(options, Ids):
                 own[name] = self._lists(name, options, lists_of(source, column))
             elif isinstance(options, Text):
@@ -103,25 +103,25 @@ class Encoder:
             own[NUMBERS] = _fixed(np.stack(numbers, axis=1))
         if categories:
             own[CATEGORIES] = _fixed(np.stack(categories, axis=1))
-        arrays = [own[one.name] for one in self._inputs]
+        arrays = [own[tensor.name] for tensor in self._inputs]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _coded(self, name: str, options: Encoded, values: Coded) -> Array:
         """The ids of values, ``(n,)`` int64."""
         if options.buckets is not None:
             return values.translated(to_buckets(values.distinct, options.buckets))
-        known = self._ids[name]
-        return values.translated(np.array([known.get(value, 0) for value in values.distinct], np.int64))
+        ids_of_values = self._ids[name]
+        return values.translated(np.array([ids_of_values.get(value, 0) for value in values.distinct], np.int64))
 
     def _lists(self, name: str, options: Ids | Text, rows: Lists) -> pa.Array:
         """The ids of lists, each cut to the length that the options allow."""
         ids, lengths = self._coded(name, options, rows.values), rows.lengths
         if lengths.max(initial=0) > options.max_length:
             starts = np.cumsum(lengths) - lengths
-            place = np.arange(len(ids)) - np.repeat(starts, lengths)
+            position = np.arange(len(ids)) - np.repeat(starts, lengths)
             if options.keep == "last":
-                place = np.repeat(lengths, lengths) - 1 - place
-            ids, lengths = ids[place < options.max_length], np.minimum(lengths, options.max_length)
+                position = np.repeat(lengths, lengths) - 1 - position
+            ids, lengths = ids[position < options.max_length], np.minimum(lengths, options.max_length)
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         if offsets[-1] > np.iinfo(np.int32).max:
@@ -142,46 +142,46 @@ def _fixed(matrix: Array) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None], children=[values])
 
 
-def _number(name: str, options: Number, found: Statistics, column: pa.Array) -> list[Array]:
+def _number(name: str, options: Number, statistics: Statistics, column: pa.Array) -> list[Array]:
     """The column of ``numbers``, and the one that marks missing values, where it is asked for."""
     values = numbers_of(name, column)
     missing = np.isnan(values)
     if missing.any():
-        values = np.where(missing, _fill(name, options, found, int(missing.sum()), len(values)), values)
-    narrow = _float32(name, _standardised(options, found, values))
+        values = np.where(missing, _fill(name, options, statistics, int(missing.sum()), len(values)), values)
+    narrow = _float32(name, _standardised(options, statistics, values))
     return [narrow, missing.astype(np.float32)] if options.missing_indicator else [narrow]
 
 
-def _standardised(options: Number, found: Statistics, values: Array) -> Array:
+def _standardised(options: Number, statistics: Statistics, values: Array) -> Array:
     """Numbers as the model gets them, in float64."""
-    values = scaled(options, limits_of(options, found.quantiles), values)
+    values = scaled(options, limits_of(options, statistics.quantiles), values)
     if options.standardise:
-        mean, deviation = found.scaled_mean or 0.0, math.sqrt(found.scaled_variance or 0.0)
+        mean, deviation = statistics.scaled_mean or 0.0, math.sqrt(statistics.scaled_variance or 0.0)
         values = values - mean
         if deviation > _CONSTANT * abs(mean):
             values = values / deviation
     return values
 
 
-def knots_of(options: Number, found: Statistics) -> list[float]:
+def knots_of(options: Number, statistics: Statistics) -> list[float]:
     """The least number, the knots and the greatest number of the training rows as the model gets them, each once."""
-    if not found.knots or found.minimum is None or found.maximum is None:
+    if not statistics.knots or statistics.minimum is None or statistics.maximum is None:
         return []
-    raw = np.array([found.minimum, *found.knots, found.maximum])
+    raw = np.array([statistics.minimum, *statistics.knots, statistics.maximum])
     with np.errstate(over="ignore"):
-        narrow = np.unique(_standardised(options, found, raw).astype(np.float32))
+        narrow = np.unique(_standardised(options, statistics, raw).astype(np.float32))
     return [float(number) for number in narrow[np.isfinite(narrow)]]
 
 
-def _fill(name: str, options: Number, found: Statistics, missing: int, rows: int) -> float:
+def _fill(name: str, options: Number, statistics: Statistics, missing: int, rows: int) -> float:
     if options.fill == "none":
         raise DataError(
             f"column {name!r} has no finite number in {missing} of {rows} rows of a batch, and fill='none' refuses "
             "that: fill it, or choose another fill"
         )
     if options.fill == "mean":
-        return found.mean or 0.0
-    return found.quantiles[_MEDIAN] if options.fill == "median" else float(options.fill)
+        return statistics.mean or 0.0
+    return statistics.quantiles[_MEDIAN] if options.fill == "median" else float(options.fill)
 
 
 def _float32(name: str, values: Array) -> Array:
@@ -214,7 +214,7 @@ def _vector(name: str, options: Vector, column: pa.Array) -> Array:
     return _float32(name, values)
 
 
-def _date_parts(name: str, options: DateParts, found: Statistics, column: pa.Array) -> list[Array]:
+def _date_parts(name: str, options: DateParts, statistics: Statistics, column: pa.Array) -> list[Array]:
     """The ids of each part, ``(rows,)`` int64."""
     times = times_of(name, column, options.timezone)
     if pa.types.is_date(times.type):
@@ -222,10 +222,10 @@ def _date_parts(name: str, options: DateParts, found: Statistics, column: pa.Arr
         if finer and not pa.types.is_null(column.type):
             raise SchemaError(f"column {name!r} is {column.type}, which has no {finer[0]}: leave it out of parts")
         times = times.cast(pa.timestamp("s"))
-    return [_part(part, found, times) for part in options.parts]
+    return [_part(part, statistics, times) for part in options.parts]
 
 
-def _part(part: Part, found: Statistics, times: pa.Array) -> Array:
+def _part(part: Part, statistics: Statistics, times: pa.Array) -> Array:
     read = {
         "year": pc.year,
         "quarter": pc.quarter,
@@ -235,6 +235,6 @@ def _part(part: Part, found: Statistics, times: pa.Array) -> Array:
         "hour": pc.hour,
         "minute": pc.minute,
     }[part]
-    first = {"year": int(found.minimum or 0), "weekday": 0, "hour": 0, "minute": 0}.get(part, 1)
+    first = {"year": int(statistics.minimum or 0), "weekday": 0, "hour": 0, "minute": 0}.get(part, 1)
     ids = to_numpy(filled(read(times).cast(pa.int64()), first - 1)) - first + 1
-    return np.where((ids >= 1) & (ids <= part_ids(part, found)), ids, 0)
+    return np.where((ids >= 1) & (ids <= part_ids(part, statistics)), ids, 0)

@@ -49,30 +49,49 @@ class Fitted:
     statistics: Statistics
 
     def __post_init__(self) -> None:
-        found, what = self.statistics, f"the feature {self.name!r}"
+        statistics, what = self.statistics, f"the feature {self.name!r}"
         numbers = (
-            *(found.minimum, found.maximum, found.mean, found.variance, found.scaled_mean, found.scaled_variance),
-            *found.quantiles,
-            *found.knots,
+            *(
+                statistics.minimum,
+                statistics.maximum,
+                statistics.mean,
+                statistics.variance,
+                statistics.scaled_mean,
+                statistics.scaled_variance,
+            ),
+            *statistics.quantiles,
+            *statistics.knots,
         )
-        require(all(one is None or math.isfinite(one) for one in numbers), f"{what} has statistics that are not finite")
-        require(len(found.values) == len(found.value_counts), f"{what} has other values than counts of them")
-        require(len(set(found.values)) == len(found.values) <= MAX_VALUES, f"{what} has a value twice, or too many")
-        require(len(found.quantiles) in (0, len(PROBABILITIES)), f"{what} has {len(found.quantiles)} quantiles")
-        require(sorted(found.quantiles) == list(found.quantiles), f"{what} has quantiles out of order")
-        require(len(found.knots) in (0, len(KNOTS)), f"{what} has {len(found.knots)} knots")
-        require(sorted(found.knots) == list(found.knots), f"{what} has knots out of order")
-        require(len(found.counts) <= 64, f"{what} has {len(found.counts)} bins")
-        spread = (found.variance or 0.0, found.scaled_variance or 0.0)
+        require(
+            all(number is None or math.isfinite(number) for number in numbers),
+            f"{what} has statistics that are not finite",
+        )
+        require(len(statistics.values) == len(statistics.value_counts), f"{what} has other values than counts of them")
+        require(
+            len(set(statistics.values)) == len(statistics.values) <= MAX_VALUES,
+            f"{what} has a value twice, or too many",
+        )
+        require(
+            len(statistics.quantiles) in (0, len(PROBABILITIES)), f"{what} has {len(statistics.quantiles)} quantiles"
+        )
+        require(sorted(statistics.quantiles) == list(statistics.quantiles), f"{what} has quantiles out of order")
+        require(len(statistics.knots) in (0, len(KNOTS)), f"{what} has {len(statistics.knots)} knots")
+        require(sorted(statistics.knots) == list(statistics.knots), f"{what} has knots out of order")
+        require(len(statistics.counts) <= 64, f"{what} has {len(statistics.counts)} bins")
+        spread = (statistics.variance or 0.0, statistics.scaled_variance or 0.0)
         require(min(spread) >= 0, f"{what} has a variance below 0")
         if isinstance(self.options, Number):
-            known = found.scaled_mean is not None and found.scaled_variance is not None and found.mean is not None
-            require(known and bool(found.quantiles), f"{what} is a number and has no moments")
+            standardised = (
+                statistics.scaled_mean is not None
+                and statistics.scaled_variance is not None
+                and statistics.mean is not None
+            )
+            require(standardised and bool(statistics.quantiles), f"{what} is a number and has no moments")
         if isinstance(self.options, Vector):
             require(self.options.size is not None, f"{what} is a vector and has no size")
         if isinstance(self.options, DateParts):
-            years = (found.minimum, found.maximum)
-            require(all(one is not None and abs(one) < 1e6 for one in years), f"{what} has no years")
+            years = (statistics.minimum, statistics.maximum)
+            require(all(number is not None and abs(number) < 1e6 for number in years), f"{what} has no years")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +113,8 @@ class Features:
     functions: Functions = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_features({one.name: one.options for one in self.fitted})
-        require(len({one.name for one in self.fitted}) == len(self.fitted), "a feature stands there twice")
+        check_features({feature.name: feature.options for feature in self.fitted})
+        require(len({feature.name for feature in self.fitted}) == len(self.fitted), "a feature stands there twice")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fitted": self.fitted, "functions": self.functions}
@@ -103,12 +122,12 @@ class Features:
     @property
     def columns(self) -> tuple[str, ...]:
         """The raw columns that ``apply`` reads, each once."""
-        return tuple(dict.fromkeys(one.options.source(one.name) for one in self.fitted))
+        return tuple(dict.fromkeys(feature.options.source(feature.name) for feature in self.fitted))
 
     @functools.cached_property
     def inputs(self) -> tuple[Input, ...]:
         """What ``apply`` makes, in order: names, dtypes, shapes and cardinalities, as a model factory needs them."""
-        return inputs_of({one.name: (one.options, one.statistics) for one in self.fitted})
+        return inputs_of({feature.name: (feature.options, feature.statistics) for feature in self.fitted})
 
     @functools.cached_property
     def knots(self) -> tuple[tuple[float, ...], ...]:
@@ -118,10 +137,10 @@ class Features:
         missing values.
         """
         knots: list[tuple[float, ...]] = []
-        for one in self.fitted:
-            if isinstance(one.options, Number):
-                knots.append(tuple(knots_of(one.options, one.statistics)))
-                knots += [()] if one.options.missing_indicator else []
+        for feature in self.fitted:
+            if isinstance(feature.options, Number):
+                knots.append(tuple(knots_of(feature.options, feature.statistics)))
+                knots += [()] if feature.options.missing_indicator else []
         return tuple(knots)
 
     def describe(self) -> list[dict[str, Any]]:
@@ -132,22 +151,24 @@ class Features:
     @property
     def schema(self) -> pa.Schema:
         """Of what ``apply`` returns."""
-        return pa.schema([one.field for one in self.inputs])
+        return pa.schema([tensor.field for tensor in self.inputs])
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...] | str]:
         """The shape of one row by input, ``"ragged"`` for lists, as a layout of shards takes them."""
-        return {one.name: one.shape or "ragged" for one in self.inputs}
+        return {tensor.name: tensor.shape or "ragged" for tensor in self.inputs}
 
     @property
     def rows_at_once(self) -> int:
         """Rows that ``apply`` may be given at once so that what it makes stays below 64 MiB, lists aside."""
-        return max(1, OUTPUT_BYTES // max(1, sum(one.row_bytes for one in self.inputs)))
+        return max(1, OUTPUT_BYTES // max(1, sum(tensor.row_bytes for tensor in self.inputs)))
 
     @property
     def token_functions(self) -> tuple[str, ...]:
         """The user's functions that cut texts, as ``"module:function"``, each once."""
-        return tuple(dict.fromkeys(name for one in self.fitted for name in token_functions({one.name: one.options})))
+        return tuple(
+            dict.fromkeys(name for feature in self.fitted for name in token_functions({feature.name: feature.options}))
+        )
 
     @functools.cached_property
     def hash(self) -> str:
@@ -156,7 +177,7 @@ class Features:
 
     @functools.cached_property
     def _encoder(self) -> Encoder:
-        fitted = {one.name: (one.options, one.statistics) for one in self.fitted}
+        fitted = {feature.name: (feature.options, feature.statistics) for feature in self.fitted}
         return Encoder(fitted, self.inputs, self.functions)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -209,7 +230,7 @@ class Features:
 
 def token_functions(features: Mapping[str, Feature]) -> tuple[str, ...]:
     """The user's functions that these features cut texts by, each once."""
-    named = [one.tokens for one in features.values() if isinstance(one, Text) and ":" in one.tokens]
+    named = [options.tokens for options in features.values() if isinstance(options, Text) and ":" in options.tokens]
     return tuple(dict.fromkeys(named))
 
 
@@ -233,26 +254,28 @@ def fit(
     return Features(document.features, dict(functions or {}))
 
 
-def _fitted(name: str, options: Feature, found: Statistics) -> Fitted:
+def _fitted(name: str, options: Feature, statistics: Statistics) -> Fitted:
     where = f"the feature {name!r} of the column {options.source(name)!r}"
-    if not found.rows:
+    if not statistics.rows:
         raise DataError(f"{where} has 0 training rows: choose a window that has some")
-    if isinstance(options, Number | DateParts) and not found.count:
-        raise DataError(f"{where} has a value in 0 of {found.rows} training rows: leave it out")
-    spread = (found.variance or 0.0, found.scaled_variance or 0.0)
+    if isinstance(options, Number | DateParts) and not statistics.count:
+        raise DataError(f"{where} has a value in 0 of {statistics.rows} training rows: leave it out")
+    spread = (statistics.variance or 0.0, statistics.scaled_variance or 0.0)
     if isinstance(options, Number | Vector) and not all(map(math.isfinite, spread)):
-        raise DataError(f"{where} reaches from {found.minimum} to {found.maximum}, too far for a variance: clip it")
-    if isinstance(options, Encoded) and options.buckets is None and not found.values:
         raise DataError(
-            f"{where} has no value that occurs {options.least_count} times in {found.rows} training rows: lower "
+            f"{where} reaches from {statistics.minimum} to {statistics.maximum}, too far for a variance: clip it"
+        )
+    if isinstance(options, Encoded) and options.buckets is None and not statistics.values:
+        raise DataError(
+            f"{where} has no value that occurs {options.least_count} times in {statistics.rows} training rows: lower "
             "min_count, or leave it out"
         )
     if isinstance(options, Vector) and options.size is None:
-        rows = found.rows - found.missing
-        size, rest = divmod(found.total, rows) if rows else (0, 0)
+        rows = statistics.rows - statistics.missing
+        size, rest = divmod(statistics.total, rows) if rows else (0, 0)
         if not size or rest:
             raise DataError(
-                f"{where} has {found.total} numbers in {rows} rows, which does not tell one length: give its size"
+                f"{where} has {statistics.total} numbers in {rows} rows, which does not tell one length: give its size"
             )
         options = msgspec.structs.replace(options, size=size)
-    return Fitted(name=name, options=options, statistics=replace(found))
+    return Fitted(name=name, options=options, statistics=replace(statistics))

@@ -68,18 +68,19 @@ def inputs_of(features: Mapping[str, tuple[Feature, Statistics]]) -> tuple[Input
     numbers: list[str] = []
     categories: dict[str, int] = {}
     others: list[Input] = []
-    for name, (options, found) in features.items():
+    for name, (options, statistics) in features.items():
         names = input_names(name, options)
         if isinstance(options, Number):
             numbers += names[NUMBERS]
         elif isinstance(options, Category):
-            categories[name] = _cardinality(options, found)
+            categories[name] = _cardinality(options, statistics)
         elif isinstance(options, DateParts):
             categories |= {
-                label: part_ids(part, found) + 1 for label, part in zip(names[CATEGORIES], options.parts, strict=True)
+                label: part_ids(part, statistics) + 1
+                for label, part in zip(names[CATEGORIES], options.parts, strict=True)
             }
         elif isinstance(options, Encoded):
-            ids = (_cardinality(options, found),)
+            ids = (_cardinality(options, statistics),)
             others.append(Input(name=name, dtype="int64", shape=(), names=(name,), cardinalities=ids))
         elif isinstance(options, Vector):
             others.append(Input(name=name, dtype="float32", shape=(options.size or 0,), names=(name,)))
@@ -96,12 +97,12 @@ def inputs_of(features: Mapping[str, tuple[Feature, Statistics]]) -> tuple[Input
     return (*shared, *others)
 
 
-def part_ids(part: Part, found: Statistics) -> int:
+def part_ids(part: Part, statistics: Statistics) -> int:
     """How many ids a part of a date has, besides the unknown 0."""
     if part != "year":
         return _PARTS[part]
-    return int(found.maximum or 0) - int(found.minimum or 0) + 1
+    return int(statistics.maximum or 0) - int(statistics.minimum or 0) + 1
 
 
-def _cardinality(options: Encoded, found: Statistics) -> int:
-    return (len(found.values) if options.buckets is None else options.buckets) + 1
+def _cardinality(options: Encoded, statistics: Statistics) -> int:
+    return (len(statistics.values) if options.buckets is None else options.buckets) + 1

@@ -338,8 +338,8 @@ class DateParts(_Options, frozen=True, kw_only=True, tag="date_parts"):
         require(bool(self.parts), f"parts=() names no part: choose from {', '.join(get_args(Part))}")
         double = sorted({part for part in self.parts if self.parts.count(part) > 1})
         require(not double, f"parts names {double} twice: name each part once")
-        known = self.timezone == "UTC" or self.timezone in zoneinfo.available_timezones()
-        require(known, f"timezone={self.timezone!r} is no zone that is known here: give one such as 'Europe/Berlin'")
+        exists = self.timezone == "UTC" or self.timezone in zoneinfo.available_timezones()
+        require(exists, f"timezone={self.timezone!r} is no zone that is known here: give one such as 'Europe/Berlin'")
 
 
 Feature = Number | Category | Ids | Text | Vector | Image | DateParts

@@ -155,9 +155,9 @@ class Running:
         elif isinstance(options, Image):
             self.missing += column.null_count
         elif isinstance(options, Category):
-            found = coded(name, column)
-            self.missing += int((found.codes < 0).sum())
-            return self._add_values(options, found)
+            codes = coded(name, column)
+            self.missing += int((codes.codes < 0).sum())
+            return self._add_values(options, codes)
         else:
             lists = lists_of(name, column) if isinstance(options, Ids) else tokens_of(name, column, options, functions)
             self.missing += lists.missing
@@ -181,17 +181,19 @@ class Running:
                 bins = to_buckets(values.distinct, options.buckets) % HASH_BINS
                 self._add_counts(np.bincount(bins, weights=occurred, minlength=HASH_BINS).astype(np.int64))
             return Counter()
-        found: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
         for text, times in zip(values.distinct, occurred.tolist(), strict=True):
-            found[text] += times
-        return found
+            counted[text] += times
+        return counted
 
     def _count(self, numbers: Array, edges: Sequence[float]) -> None:
         bins = np.searchsorted(np.asarray(edges, np.float64), numbers, side="left")
         self._add_counts(np.bincount(bins, minlength=len(edges) + 1))
 
     def _add_counts(self, counts: Array) -> None:
-        self.counts = [one + two for one, two in zip(self.counts or [0] * len(counts), counts.tolist(), strict=True)]
+        self.counts = [
+            earlier + added for earlier, added in zip(self.counts or [0] * len(counts), counts.tolist(), strict=True)
+        ]
 
     def merge(self, other: Running) -> None:
         """Take in what another part of the rows holds."""
@@ -248,7 +250,7 @@ def statistics_of(
         DataError: its values are none that the feature can be made of.
     """
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    found = {}
+    statistics = {}
     for name, options in features.items():
         source = options.source(name)
         chunks = column_of(table, source).chunks
@@ -258,8 +260,8 @@ def statistics_of(
         for chunk in chunks:
             counted.update(running.add(source, options, chunk, quantiles=quantiles, functions=functions or {}))
         values = top_values(counted.items(), options) if isinstance(options, Encoded) else []
-        found[name] = running.result(quantiles, values, knots)
-    return found
+        statistics[name] = running.result(quantiles, values, knots)
+    return statistics
 
 
 def column_of(rows: pa.Table | pa.RecordBatch, name: str) -> Any:
@@ -288,7 +290,7 @@ def edges_of(quantiles: Sequence[float]) -> tuple[float, ...]:
     other numbers below it, such as a -1 for what is missing, are told from it.
     """
     times = Counter(quantiles)
-    alone = (math.nextafter(number, -math.inf) for number, found in times.items() if found > 1)
+    alone = (math.nextafter(number, -math.inf) for number, occurrences in times.items() if occurrences > 1)
     return tuple(sorted({*times, *alone}))
 
 

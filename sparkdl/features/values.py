@@ -79,8 +79,8 @@ def numbers_of(name: str, column: pa.Array) -> Array:
         if types.is_null(kind):
             return np.full(len(column), np.nan)
         raise SchemaError(f"column {name!r} is {kind}, no number: cast it, or make it another type of feature")
-    found = decode(name, column)
-    values = found.dense(found.elements.astype(np.float64), (), np.nan)
+    decoded = decode(name, column)
+    values = decoded.dense(decoded.elements.astype(np.float64), (), np.nan)
     return np.where(np.isfinite(values), values, np.nan)
 
 
@@ -127,11 +127,11 @@ def vectors_of(name: str, column: pa.Array) -> tuple[Array, Array]:
         return np.empty((len(column), 0)), np.ones(len(column), np.bool_)
     if not (is_vector(column.type) or (is_list(column.type) and not is_list(column.type.value_type))):
         raise SchemaError(f"column {name!r} is {column.type}, no list of numbers and no vector: make it one")
-    found = decode(name, column)
-    assert found.shape is not None
-    values = found.dense(found.elements.astype(np.float64), found.shape, np.nan)
-    holes = found.nulls_by_element(found.shape)
-    missing = np.zeros(len(column), np.bool_) if found.missing is None else found.missing
+    decoded = decode(name, column)
+    assert decoded.shape is not None
+    values = decoded.dense(decoded.elements.astype(np.float64), decoded.shape, np.nan)
+    holes = decoded.nulls_by_element(decoded.shape)
+    missing = np.zeros(len(column), np.bool_) if decoded.missing is None else decoded.missing
     bad = ~np.isfinite(values) if holes is None else holes | ~np.isfinite(values)
     return np.where(bad, np.nan, values), missing
 
@@ -179,10 +179,10 @@ def _texts(name: str, column: pa.Array) -> pa.Array:
 
 def _whole(name: str, values: Array) -> pa.Array:
     missing = np.isnan(values)
-    whole = np.where(missing, 0.0, values)
-    if ((whole != np.trunc(whole)) | (np.abs(whole) > _EXACT)).any():
+    numbers = np.where(missing, 0.0, values)
+    if ((numbers != np.trunc(numbers)) | (np.abs(numbers) > _EXACT)).any():
         raise _fraction(name, "float")
-    return from_numpy(whole.astype(np.int64), missing)
+    return from_numpy(numbers.astype(np.int64), missing)
 
 
 def _fraction(name: str, kind: object) -> DataError:

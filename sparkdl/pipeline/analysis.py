@@ -65,23 +65,23 @@ def analysed(spec: PipelineSpec, columns: Mapping[str, pa.DataType | None]) -> A
         return Analysis()
     asked = {
         "sql": sql,
-        "expect": {name: each.check for name, each in spec.expect.items()},
+        "expect": {name: expectation.check for name, expectation in spec.expect.items()},
         "schema": pa.schema([(name, kind or pa.string()) for name, kind in columns.items()]).serialize().hex().decode(),
         "sure": None not in columns.values(),
     }
     if session is not None:
-        found = _asked_of(session, asked, bare=False)
+        answer = _asked_of(session, asked, bare=False)
     elif (shutil.which("java") or "JAVA_HOME" in os.environ) and importlib.util.find_spec("pyspark"):
-        found = _asked_of_a_process(asked)
+        answer = _asked_of_a_process(asked)
     else:
         return Analysis(unknown="transform.sql was read and not analysed: Spark needs Java, which is not here")
-    known = found["transformed"]
-    schema = None if known is None else pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(known)))
-    types = None if schema is None else {one.name: one.type if asked["sure"] else None for one in schema}
+    encoded_schema = answer["transformed"]
+    schema = None if encoded_schema is None else pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(encoded_schema)))
+    types = None if schema is None else {field.name: field.type if asked["sure"] else None for field in schema}
     return Analysis(
-        problems=tuple((tuple(path), sentence) for path, sentence in found["problems"]),
+        problems=tuple((tuple(path), sentence) for path, sentence in answer["problems"]),
         transformed=types,
-        unknown=found["unknown"],
+        unknown=answer["unknown"],
     )
 
 
@@ -118,11 +118,11 @@ def _asked_of(spark: SparkSession, asked: dict[str, Any], *, bare: bool) -> dict
     from sparkdl.pipeline.sources.base import WINDOW
 
     fields, sure = [StructField(WINDOW, StringType())], bool(asked["sure"])
-    for one in pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(asked["schema"]))):
+    for field in pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(asked["schema"]))):
         try:
-            fields.append(StructField(one.name, from_arrow_type(one.type)))
+            fields.append(StructField(field.name, from_arrow_type(field.type)))
         except PySparkTypeError:
-            fields.append(StructField(one.name, StringType()))
+            fields.append(StructField(field.name, StringType()))
             sure = False
     frame = spark.createDataFrame([], StructType(fields))
     problems, transformed = [], None
@@ -136,11 +136,11 @@ def _asked_of(spark: SparkSession, asked: dict[str, Any], *, bare: bool) -> dict
                 return {"problems": [], "transformed": None, "unknown": unknown}
             return {"problems": [[["transform", "sql"], f": {sql_refused(error)}"]], "transformed": None, "unknown": ""}
         types = []
-        for one in frame.schema.fields:
+        for field in frame.schema.fields:
             try:
-                types.append((one.name, to_arrow_type(one.dataType, timezone="UTC")))
+                types.append((field.name, to_arrow_type(field.dataType, timezone="UTC")))
             except PySparkTypeError:
-                types.append((one.name, pa.struct([])))
+                types.append((field.name, pa.struct([])))
         transformed = pa.schema(types).serialize().hex().decode()
     for name, check in asked["expect"].items() if sure else ():
         try:
@@ -158,10 +158,10 @@ def _main() -> None:
     builder = builder.config("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1")
     session = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
     try:
-        found = _asked_of(session, json.load(sys.stdin), bare=True)
+        answer = _asked_of(session, json.load(sys.stdin), bare=True)
     finally:
         session.stop()
-    print(json.dumps(found))
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ def schema() -> dict[str, Any]:
     made = msgspec.json.schema(PipelineSpec)
     definitions: dict[str, Any] = made["$defs"]
     shorts = _short_forms(definitions)
-    whole = definitions.pop(PipelineSpec.__name__)
-    found = {
+    top = definitions.pop(PipelineSpec.__name__)
+    document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A sparkdl pipeline",
-        **{key: value for key, value in whole.items() if key != "title"},
+        **{key: value for key, value in top.items() if key != "title"},
         "$defs": definitions,
     }
-    made = _relaxed(found, shorts)
+    made = _relaxed(document, shorts)
     assert isinstance(made, dict)
     return made
 
@@ -53,18 +53,18 @@ def write() -> Path:
 def _short_forms(definitions: dict[str, Any]) -> dict[str, Any]:
     """By reference to a section, what a bare text in its place may be: ``age: number``, ``model: module:function``."""
     whole_file()
-    found: dict[str, Any] = {}
+    short_forms: dict[str, Any] = {}
     for section in known_sections():
         reference, name = f"#/$defs/{section.cls.__name__}", getattr(section.cls, "short", "")
         if section.tag_field and not any(field.required for field in section.fields):
-            found[reference] = {"const": section.tag}
+            short_forms[reference] = {"const": section.tag}
         elif name and not section.tag_field:
-            found[reference] = _without_null(definitions[section.cls.__name__]["properties"][name])
-    return found
+            short_forms[reference] = _without_null(definitions[section.cls.__name__]["properties"][name])
+    return short_forms
 
 
-def _without_null(said: dict[str, Any]) -> dict[str, Any]:
-    kinds = [one for one in said.get("anyOf", [said]) if one.get("type") != "null"]
+def _without_null(described: dict[str, Any]) -> dict[str, Any]:
+    kinds = [kind for kind in described.get("anyOf", [described]) if kind.get("type") != "null"]
     return {key: value for key, value in kinds[0].items() if key != "default"}
 
 
@@ -96,9 +96,9 @@ _SAID = ("description", "default", "examples", "title")
 
 
 def _beside(made: dict[str, Any], bare: list[Any]) -> dict[str, Any]:
-    said = {key: value for key, value in made.items() if key in _SAID}
+    described = {key: value for key, value in made.items() if key in _SAID}
     kinds = made["anyOf"] if "anyOf" in made else [{key: value for key, value in made.items() if key not in _SAID}]
-    return {**said, "anyOf": [*kinds, *bare]}
+    return {**described, "anyOf": [*kinds, *bare]}
 
 
 if __name__ == "__main__":

@@ -149,10 +149,10 @@ def configured_elsewhere() -> list[Layer]:
 
 def _layers(spec: PipelineSpec, size: int | None, configured: Sequence[Layer]) -> list[Layer]:
     """All that is said of a session's settings, the weakest first."""
-    given = {name: _text(value) for name, value in spec.spark.conf.items()}
+    of_file = {name: _text(value) for name, value in spec.spark.conf.items()}
     if spec.spark.master is not None:
-        given["spark.master"] = spec.spark.master
-    layers = [(_OURS, _ours(spec)), *configured[:-1], (_FILE, given), *configured[-1:]]
+        of_file["spark.master"] = spec.spark.master
+    layers = [(_OURS, _ours(spec)), *configured[:-1], (_FILE, of_file), *configured[-1:]]
     if size is not None and _merged(layers)["spark.master"].startswith("local"):
         layers.insert(0, (_OURS, _by_size(size)))
     return layers
@@ -193,20 +193,20 @@ def code_for_workers(spark: SparkSession, spec: PipelineSpec) -> Iterator[None]:
     That holds for sessions that were there before, on one machine or wherever that folder can be seen; a server of
     Spark Connect decides itself what its workers import.
     """
-    context = getattr(spark, "_sc", None)
+    spark_context = getattr(spark, "_sc", None)
     folder = code_folder(spec.code) if any(named_functions(spec)) else None
-    before = None if context is None else context.environment.get("PYTHONPATH")
-    if context is None or folder is None or folder in (before or "").split(os.pathsep):
+    earlier = None if spark_context is None else spark_context.environment.get("PYTHONPATH")
+    if spark_context is None or folder is None or folder in (earlier or "").split(os.pathsep):
         yield
         return
-    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, before]))
+    spark_context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, earlier]))
     try:
         yield
     finally:
-        if before is None:
-            del context.environment["PYTHONPATH"]
+        if earlier is None:
+            del spark_context.environment["PYTHONPATH"]
         else:
-            context.environment["PYTHONPATH"] = before
+            spark_context.environment["PYTHONPATH"] = earlier
 
 
 def torch_for_workers(spark: SparkSession) -> None:
@@ -238,8 +238,8 @@ def start_torch_daemon(spark: SparkSession) -> None:
 
 def _environment(spark: SparkSession) -> dict[str, Any]:
     """The variables that Python workers start with; empty with Spark Connect, whose server decides."""
-    context = getattr(spark, "_sc", None)
-    return {} if context is None else context.environment
+    spark_context = getattr(spark, "_sc", None)
+    return {} if spark_context is None else spark_context.environment
 
 
 def _ours(spec: PipelineSpec) -> dict[str, str]:
@@ -267,10 +267,10 @@ def _by_size(size: int) -> dict[str, str]:
     Java compiles what runs often twice: soon, then well. A few million rows pay for the second, and a few hundred
     thousand are read before it is done. Tasks are so many that each has some megabytes, which Spark's own 200 are not.
     """
-    found = {"spark.sql.shuffle.partitions": str(min(200, max(4, -(-size // _BYTES_PER_TASK))))}
+    settings = {"spark.sql.shuffle.partitions": str(min(200, max(4, -(-size // _BYTES_PER_TASK))))}
     if size < SMALL:  # before `extraJavaOptions`, which stay the user's
-        found["spark.driver.defaultJavaOptions"] = "-XX:TieredStopAtLevel=1"
-    return found
+        settings["spark.driver.defaultJavaOptions"] = "-XX:TieredStopAtLevel=1"
+    return settings
 
 
 def _text(value: object) -> str:

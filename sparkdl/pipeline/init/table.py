@@ -202,14 +202,14 @@ class ParquetRows(Rows):
             for at, rows in enumerate(group_rows)
             if rows
         ]
-        known = sum(rows for _, _, rows in groups)
-        total = known if len(self._groups) == len(self._files) else None
-        self.about = known * len(self._files) // max(1, len(self._groups))
+        rows_in_footers = sum(rows for _, _, rows in groups)
+        total = rows_in_footers if len(self._groups) == len(self._files) else None
+        self.about = rows_in_footers * len(self._files) // max(1, len(self._groups))
         if not groups:
             raise DataError(f"{next(reversed(self.source.values()))} has no rows: wait for data, or name another table")
         chosen = groups
         if total is None or total > SAMPLE_ROWS:
-            count = int(max(1, min(_PARTS, _DECODED_ROWS * len(groups) // known, len(groups))))
+            count = int(max(1, min(_PARTS, _DECODED_ROWS * len(groups) // rows_in_footers, len(groups))))
             chosen = [groups[round(at)] for at in np.linspace(0, len(groups) - 1, count)]
         share = max(1, -(-sum(rows for _, _, rows in chosen) // SAMPLE_ROWS))
         tables, room = [], SAMPLE_BYTES

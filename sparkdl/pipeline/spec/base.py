@@ -90,11 +90,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         broken = (
-            (one.name, bound_broken(one.type, getattr(self, one.name))) for one in section_type(type(self)).fields
+            (field.name, bound_broken(field.type, getattr(self, field.name)))
+            for field in section_type(type(self)).fields
         )
-        found = tuple((name, sentence) for name, sentence in broken if sentence) or tuple(self._misfits())
-        if found:
-            raise Refused(found)
+        misfits = tuple((name, sentence) for name, sentence in broken if sentence) or tuple(self._misfits())
+        if misfits:
+            raise Refused(misfits)
 
 
 _KNOWN: dict[type, inspect.StructType] = {}
@@ -116,38 +117,40 @@ def _know(kind: inspect.Type) -> None:
     kind, _ = plain_type(kind)
     if isinstance(kind, inspect.StructType):
         _KNOWN[kind.cls] = kind
-        inner = [one.type for one in kind.fields]
+        inner = [inner_type.type for inner_type in kind.fields]
     else:
         inner = [*getattr(kind, "types", ()), *getattr(kind, "item_types", ())]
         inner += [getattr(kind, name) for name in ("item_type", "value_type") if hasattr(kind, name)]
-    for one in inner:
-        _know(one)
+    for inner_type in inner:
+        _know(inner_type)
 
 
 def plain_type(kind: inspect.Type) -> tuple[inspect.Type, dict[str, Any]]:
     """A type without what is said about it, and what the JSON schema says of it."""
-    said: dict[str, Any] = {}
+    constraints: dict[str, Any] = {}
     while isinstance(kind, inspect.Metadata):
-        said = {**(kind.extra_json_schema or {}), **said}
+        constraints = {**(kind.extra_json_schema or {}), **constraints}
         kind = kind.type
-    return kind, said
+    return kind, constraints
 
 
 def bound_broken(kind: inspect.Type, value: Any) -> str | None:
     """The sentence that says which bound of ``kind`` a value of the right type breaks; None if it breaks none."""
-    kind, said = plain_type(kind)
+    kind, constraints = plain_type(kind)
     if isinstance(kind, inspect.UnionType):
-        plain = [plain_type(one) for one in kind.types]
-        fitting = [(one, {**inner, **said}) for one, inner in plain if _could_hold(one, value)]
+        plain = [plain_type(inner_kind) for inner_kind in kind.types]
+        fitting = [
+            (inner_kind, {**inner, **constraints}) for inner_kind, inner in plain if _could_hold(inner_kind, value)
+        ]
         if not fitting:
             return None
-        kind, said = fitting[0]
+        kind, constraints = fitting[0]
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _number_broken(kind, said, value)
+        return _number_broken(kind, constraints, value)
     if isinstance(value, str):
-        return _text_broken(kind, said, value)
+        return _text_broken(kind, constraints, value)
     if isinstance(value, tuple | list | dict):
-        return _length_broken(kind, said, value) or _element_broken(kind, value)
+        return _length_broken(kind, constraints, value) or _element_broken(kind, value)
     return None
 
 
@@ -161,9 +164,9 @@ def _could_hold(kind: inspect.Type, value: Any) -> bool:
     return isinstance(kind, inspect.VarTupleType | inspect.ListType if isinstance(value, tuple) else inspect.DictType)
 
 
-def _number_broken(kind: inspect.Type, said: dict[str, Any], value: float) -> str | None:
+def _number_broken(kind: inspect.Type, constraints: dict[str, Any], value: float) -> str | None:
     least, most = getattr(kind, "ge", None), getattr(kind, "le", None)
-    least, most = said.get("minimum", least), said.get("maximum", most)
+    least, most = constraints.get("minimum", least), constraints.get("maximum", most)
     above, below = getattr(kind, "gt", None), getattr(kind, "lt", None)
     if value != value or value in (float("inf"), float("-inf")):
         return f"={value} is no finite number: give one that is"
@@ -178,17 +181,17 @@ def _number_broken(kind: inspect.Type, said: dict[str, Any], value: float) -> st
     return None
 
 
-def _text_broken(kind: inspect.Type, said: dict[str, Any], value: str) -> str | None:
+def _text_broken(kind: inspect.Type, constraints: dict[str, Any], value: str) -> str | None:
     pattern, least = getattr(kind, "pattern", None), getattr(kind, "min_length", None)
     if least and not value.strip():
         return "='' is empty: write a text, or leave it out"
     if pattern and not re.search(pattern, value):
-        return f"={value!r} is not of the form that is wanted: write it like {said['examples'][0]!r}"
+        return f"={value!r} is not of the form that is wanted: write it like {constraints['examples'][0]!r}"
     return None
 
 
-def _length_broken(kind: inspect.Type, said: dict[str, Any], value: Any) -> str | None:
-    least = said.get("minItems", getattr(kind, "min_length", None))
+def _length_broken(kind: inspect.Type, constraints: dict[str, Any], value: Any) -> str | None:
+    least = constraints.get("minItems", getattr(kind, "min_length", None))
     return " is empty: name at least one" if least and len(value) < least else None
 
 

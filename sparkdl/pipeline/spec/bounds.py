@@ -57,10 +57,10 @@ class Floor:
         Raises:
             ConfigError: it is none, its metric is unknown, or it limits the metric on its good side.
         """
-        found = _FLOOR.fullmatch(text)
-        if found is None:
+        match = _FLOOR.fullmatch(text)
+        if match is None:
             raise ConfigError(f"the floor {text!r} is not a metric, one of >= > <= <, and a number: see 'auc >= 0.7'")
-        metric, relation, bound = found[1], found[2], float(found[3])
+        metric, relation, bound = match[1], match[2], float(match[3])
         check_metric_name(metric, HIGHER_IS_BETTER)
         if HIGHER_IS_BETTER[metric] != (relation[0] == ">"):
             side, turned = ("higher", ">=") if HIGHER_IS_BETTER[metric] else ("lower", "<=")

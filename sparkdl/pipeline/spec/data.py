@@ -169,11 +169,11 @@ class Label(Section, frozen=True, kw_only=True):
                     "calibrate",
                     f"={self.calibrate!r} needs outputs that are logits, which {self.loss} does not say: leave one out",
                 )
-        known = LOSSES[self.type]
-        if self.loss and ":" not in self.loss and self.loss not in known:
+        losses = LOSSES[self.type]
+        if self.loss and ":" not in self.loss and self.loss not in losses:
             yield (
                 "loss",
-                f"={self.loss!r} is no loss of type {self.type!r}: choose {' or '.join(known)}, or module:function",
+                f"={self.loss!r} is no loss of type {self.type!r}: choose {' or '.join(losses)}, or module:function",
             )
         if self.positive is not None and self.type != "binary":
             yield "positive", f"={self.positive!r} belongs to type 'binary', and type is {self.type!r}: leave it out"
@@ -221,11 +221,11 @@ def prediction_columns(
         types: of the labels, by name.
         levels: of those that are quantiles, likewise.
     """
-    before = {name: "" if len(types) == 1 else f"{name}_" for name in types}
+    prefixes = {name: "" if len(types) == 1 else f"{name}_" for name in types}
     columns = {
         name: (*_PREDICTED[kind], *map(quantile_column, (levels or {}).get(name, ()))) for name, kind in types.items()
     }
-    predicted = (f"{before[name]}{column}" for name, own in columns.items() for column in own)
+    predicted = (f"{prefixes[name]}{column}" for name, own in columns.items() for column in own)
     return (*predicted, "model_version", "run_id", "scored_at")
 
 

@@ -251,11 +251,11 @@ class Notify(Section, frozen=True, kw_only=True):
 
 def _address_misfits(address: str) -> Iterator[Wrong]:
     try:
-        known = urlsplit(address)
-        sound = known.scheme in ("http", "https") and known.hostname and known.port != 0
+        parsed = urlsplit(address)
+        sound = parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0
     except ValueError:  # brackets that are no IPv6 address, a port that is none
-        known, sound = urlsplit(""), False
-    if not sound or "@" in known.netloc or not address.isprintable() or " " in address:
+        parsed, sound = urlsplit(""), False
+    if not sound or "@" in parsed.netloc or not address.isprintable() or " " in address:
         yield (
             "webhook",
             " is no http or https address, or has a user before its host: write it like 'https://host/path'",

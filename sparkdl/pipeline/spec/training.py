@@ -142,10 +142,10 @@ class Train(Section, frozen=True, kw_only=True):
 
         The rest says how an optimizer is made.
         """
-        given = {name: getattr(self, name) for name in ESTIMATOR_NAMES if name not in _OF_SHARDS}
+        parameters = {name: getattr(self, name) for name in ESTIMATOR_NAMES if name not in _OF_SHARDS}
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in given.items()
+            for name, value in parameters.items()
             if value not in (None, ())
         }
 
