@@ -1,6 +1,6 @@
 """Which functions a pipeline file names, and where.
 
-Enters: a sound file. Leaves: ``module:function`` of each, with the path of the key that it stands under.
+Enters: a valid file. Leaves: ``module:function`` of each, with the path of the key that it stands under.
 """
 
 from __future__ import annotations

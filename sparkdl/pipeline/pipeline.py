@@ -45,7 +45,7 @@ class Pipeline:
     """A pipeline, as its file says; ``Pipeline.load("churn.yaml").run()`` is what ``sparkdl run churn.yaml`` does.
 
     Args:
-        file: read and sound.
+        file: read and valid.
 
     Raises:
         PipelineFileError: it names functions that cannot be found, or a package that is not installed; says all lines.

@@ -39,7 +39,7 @@ class Status:
         last_run: the newest record that can be read; None before the first run.
         champion: the version that the alias points to; None where it points to none.
         drift: what the newest run that looked for drift found; None where none of the last ones did.
-        done: books of the windows that were ingested, in order.
+        done: the receipts of ingested windows, in order.
         metric: that judges models.
         judged: what held-out rows said of the champion; None where none of the last runs published it.
         due: windows that the next run ingests; None where only Spark can tell.
@@ -91,7 +91,7 @@ def status_of(run: Run) -> Status:
         metric=spec.publish.metric or DEFAULT_METRICS[spec.label[spec.publish.label or next(iter(spec.label))].type],
         judged=next((evaluated for evaluated in published if evaluated is not None), None),
         drift=next((record.drift for record in recent if record.drift is not None), None),
-        done=tuple(books for books in known_windows.values() if books.read),
+        done=tuple(receipt for receipt in known_windows.values() if receipt.read),
         due=due,
         taken_in=last_read,
         ahead=later,

@@ -183,8 +183,8 @@ def status_lines(status: Status) -> list[Line]:
         lines.append(("champion", f"{published}: {_metrics(status, champion.metrics)}"))
     if status.drift is not None:
         lines.append(("drift", _drift(status.drift)))
-    kept = sum(books.kept for books in status.done)
-    lines.append(("done", f"{_span([books.window for books in status.done])}, {kept:,} rows kept"))
+    kept = sum(receipt.kept for receipt in status.done)
+    lines.append(("done", f"{_span([receipt.window for receipt in status.done])}, {kept:,} rows kept"))
     if status.source:
         lines.append(("due", f"cannot be told: {status.source}"))
     elif status.due is None:

@@ -1,6 +1,6 @@
 """The settings that a search tries, and what speaks against its space.
 
-Enters: a sound file with a section ``search``. Leaves: the settings of each trial, in order: of a grid all
+Enters: a valid file with a section ``search``. Leaves: the settings of each trial, in order: of a grid all
 combinations, the last name changing fastest; at random as many as were asked for, drawn from the seed and therefore the
 same each time. Neither Spark nor torch is loaded: arguments of a model are read from its source.
 """

@@ -112,7 +112,7 @@ class Shop:
 
 
 def receipts_named(table, receipts):
-    return f"receipts of {receipts[0].step}" + ("" if receipts[0].key else ", struck out")
+    return f"receipts of {receipts[0].step}" + ("" if receipts[0].key else ", invalidated")
 
 
 def rows_named(staged, *_):
@@ -167,9 +167,9 @@ def check_lost(run):
 
 
 INGESTING = (
-    "receipts of source, struck out",
+    "receipts of source, invalidated",
     "receipts of source",
-    "receipts of ingest, struck out",
+    "receipts of ingest, invalidated",
     "rows of quarantine",
     "rows of clean",
     "receipts of ingest",
@@ -223,9 +223,9 @@ LATER = (
     "receipts of score",
     "receipts of live",
     "columns of predictions",
-    "receipts of score, struck out",
+    "receipts of score, invalidated",
     "rows of predictions",
-    "receipts of live, struck out",
+    "receipts of live, invalidated",
 )
 
 

@@ -1,6 +1,6 @@
 """What sections of a file say against each other.
 
-A check names the sections that it needs as its parameters, and is asked where all of them are sound.
+A check names the sections that it needs as its parameters, and is asked where all of them are valid.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Mistakes = Iterator[tuple[Path, str]]
 
 
 def contradictions(sections: Mapping[str, Any]) -> Mistakes:
-    """Yield what the ``sections``, by name, say against each other; those that are not sound are left out of it."""
+    """Yield what the ``sections``, by name, say against each other; those that are not valid are left out of it."""
     for check in _CHECKS:
         needed = python_inspect.signature(check).parameters
         if needed.keys() <= sections.keys():

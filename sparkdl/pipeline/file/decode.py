@@ -1,4 +1,4 @@
-"""From the tree of a file to the values of its sections, as many of them as are sound."""
+"""From the tree of a file to the values of its sections, as many of them as are valid."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class Decoder:
     Attributes:
         problems: takes what is wrong, and the line of each value.
         references: the texts that name variables of the environment, by the path of what these made of it.
-        sound: the sound values of each mapping that holds others, too.
+        valid: the valid values of each mapping that holds others, too.
         invalid_sections: by identity: one that stands for several columns is told once.
     """
 
     problems: Problems
     references: dict[Path, str] = field(default_factory=dict)
-    sound: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    valid: dict[Path, dict[str, Any]] = field(default_factory=dict)
     invalid_sections: dict[int, Node] = field(default_factory=dict)
 
     def fields(self, node: Section, kind: inspect.StructType, path: Path) -> tuple[dict[str, Any], set[str]]:
-        """The sound values of a section by field, and the names of those that are not sound."""
+        """The valid values of a section by field, and the names of those that are not valid."""
         fields, written = fields_of(kind), [name for name in node.entries if name != kind.tag_field]
         invalid: set[str] = set()
         for name in written:
@@ -180,7 +180,7 @@ class Decoder:
 
     def _within_bounds(self, container: Any, kind: inspect.Type, path: Path) -> Any:
         if isinstance(container, dict) and INVALID in container.values():
-            self.sound[path] = {name: value for name, value in container.items() if value is not INVALID}
+            self.valid[path] = {name: value for name, value in container.items() if value is not INVALID}
             return INVALID
         if not isinstance(container, dict) and INVALID in container:
             return INVALID

@@ -38,13 +38,13 @@ _PLACES = ("tables", "shards", "registry", "runs")
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """A pipeline file that is sound.
+    """A pipeline file that is valid.
 
     Attributes:
         name: what messages call the file.
         spec: what it says, with defaults, and addresses that hold from everywhere.
         lines: where each value stands, such as ``churn.yaml:14``, by path.
-        replaced: sections in whose place defaults stand, since they are not sound; see ``draft``.
+        replaced: sections in whose place defaults stand, since they are not valid; see ``draft``.
         references: the texts that name variables of the environment, by the path of what these made of it.
         variables: what these hold, by name, but for those of ``show_variables``.
     """
@@ -152,10 +152,10 @@ def load(
 def draft(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> tuple[PipelineFile | None, Problems]:
-    """Read a pipeline file as far as it is sound, so that what is left can be held against its source, too.
+    """Read a pipeline file as far as it is valid, so that what is left can be held against its source, too.
 
     Returns:
-        the file, with defaults where a section is not sound, None where there is no source to hold it against; and what
+        the file, with defaults where a section is not valid, None where there is no source to hold it against; and what
         is wrong with it.
 
     Raises:
@@ -188,7 +188,7 @@ def loads(
 def _read(
     data: bytes, name: str, folder: str, overrides: Sequence[str], environment: Mapping[str, str] | None
 ) -> tuple[PipelineFile | None, Problems]:
-    """From bytes to a checked file; each stage adds its problems, and the next one goes on with what is sound."""
+    """From bytes to a checked file; each stage adds its problems, and the next one goes on with what is valid."""
     problems = Problems(name)
     tree = parse(data, name, problems)
     if tree is not None and not isinstance(tree, Section):
@@ -222,12 +222,12 @@ def _read(
     replacements = {**defaults, **_PLACEHOLDERS}
     replaced = frozenset(invalid & replacements.keys())
     for section in replaced:
-        sections[section] = decoder.sound.get((section,)) or replacements[section]
-    partly_sound = {path[0] for path, values in decoder.sound.items() if values}
+        sections[section] = decoder.valid.get((section,)) or replacements[section]
+    partly_valid = {path[0] for path, values in decoder.valid.items() if values}
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", LocalPath(name).stem).strip("-._") or "pipeline"
     spec = completed(PipelineSpec(**sections), stem, folder)
     references = _with_derived(decoder.references, spec)
-    return PipelineFile(name, spec, problems.lines, replaced - partly_sound, references, variables.used), problems
+    return PipelineFile(name, spec, problems.lines, replaced - partly_valid, references, variables.used), problems
 
 
 _PLACEHOLDERS: Mapping[str, Any] = {"features": {"_": Number()}, "label": {"_": Label(type="regression")}}

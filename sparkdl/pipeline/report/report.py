@@ -686,15 +686,15 @@ def _rows(record: RunRecord) -> dict[str, Any] | None:
     """Rows read = kept + quarantined + duplicates, by window."""
     if "read" not in record.rows:
         return None
-    windows, note = _newest([books.window for books in record.books])
-    by_window = {books.window: books for books in record.books}
-    transforms = any(books.source_rows not in (None, books.read) for books in record.books)
+    windows, note = _newest([receipt.window for receipt in record.books])
+    by_window = {receipt.window: receipt for receipt in record.books}
+    transforms = any(receipt.source_rows not in (None, receipt.read) for receipt in record.books)
     lines = []
     for window in windows:
-        books = by_window[window]
-        counts = [books.source_rows] if transforms else []
-        counts += [books.read, books.kept, books.quarantined, books.duplicates]
-        lines.append((window, *map(number, counts), share(books.quarantined, books.read)))
+        receipt = by_window[window]
+        counts = [receipt.source_rows] if transforms else []
+        counts += [receipt.read, receipt.kept, receipt.quarantined, receipt.duplicates]
+        lines.append((window, *map(number, counts), share(receipt.quarantined, receipt.read)))
     header = ("window", *(["in the source"] if transforms else []), "read", "kept", "quarantined", "duplicates",
               "share quarantined")  # fmt: skip
     parts = []
@@ -719,8 +719,8 @@ def _quarantine(record: RunRecord) -> list[Table]:
         return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
     outcomes: Counter[str] = Counter()
-    for books in record.books:
-        outcomes.update(books.outcomes)
+    for receipt in record.books:
+        outcomes.update(receipt.outcomes)
     read, most = record.rows.get("read", 0), max(outcomes.values(), default=1)
     tables = []
     if outcomes:

@@ -123,7 +123,7 @@ def _terms(match: re.Match[str], schema: pa.Schema) -> list[_Term] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Adds to rows what ``expect.judged`` adds, and no text of a line that could not be read.
+    """Adds to rows what ``expect.validated`` adds, and no text of a line that could not be read.
 
     Attributes:
         conditions: by expectation.

@@ -1,4 +1,4 @@
-"""What entered a pass over the rows, by window, and that what left it is neither more nor less.
+"""A checksum of the rows that enter a pass, by window, and the check that as many leave it.
 
 Enters: rows as they are read, and what became of them. Leaves: nothing, or the refusal to commit any of it. Spark
 counts the rows on their way with one sum more, in which each row stands for its window: what leaves the pass must give
@@ -22,14 +22,14 @@ from sparkdl.tables.parquet import FileRow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["AS_READ", "Entered", "check_counts", "check_files", "check_hashes", "counted"]
+__all__ = ["AS_READ", "RowChecksum", "check_counts", "check_files", "check_hashes", "counted"]
 
 AS_READ = "as read"
 """Stands for the fingerprint of a window that is due whatever it is: the pass that writes the rows tells it."""
 
 
-class Entered:
-    """The rows that entered one pass."""
+class RowChecksum:
+    """A count of the rows that enter one pass, and a sum in which each row stands for its window."""
 
     def __init__(self) -> None:
         from pyspark.sql import Observation

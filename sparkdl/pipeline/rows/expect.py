@@ -1,12 +1,12 @@
 """What becomes of each row: kept, quarantined for a reason, or dropped as a duplicate.
 
 Enters: rows with their windows, the expectations of a pipeline file, the key. Leaves: the same rows, none fewer and
-none more, with the column ``_outcome``. Their books are made where they are written, see ``validate.py``.
+none more, with the column ``_outcome``. They are counted where they are written, see ``validate.py``.
 
 Every condition is evaluated once, and what is not true is broken, NULL included: so a row is never in both tables and
 never in neither. A row is refused for the first reason alone, and counts for each condition that fails a run, whatever
-else is wrong with it. Of rows with one key in one window one stays: a sound one before a broken one, the newest by the
-source's time, and of several the one whose content hashes lowest; it follows from the rows, not from their order.
+else is wrong with it. Of rows with one key in one window one stays: a valid one before an invalid one, the newest by
+the source's time, then the one whose content hashes lowest; it follows from the rows, not from their order.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ __all__ = [
     "columns_hash",
     "condition_of",
     "content_hash",
-    "judged",
+    "validated",
 ]
 
 OUTCOME, BROKEN, SALT = "_outcome", "_broken", "_salt"
 KEPT, DUPLICATE, NOT_DATED, NOT_WHOLE = OUTCOMES
-"""Outcomes of rows that are sound, and of rows whose key another row has; every other outcome is a reason."""
+"""Outcomes of rows that are valid, and of rows whose key another row has; every other outcome is a reason."""
 OWN = frozenset({WINDOW, MALFORMED, OUTCOME, BROKEN, SALT})
 """The columns that the pipeline adds."""
 _RARE = "-7461"
 """What few lists hold, as text or number."""
 
 
-def judged(
+def validated(
     frame: DataFrame, expectations: Mapping[str, Expectation], key: Sequence[str] = (), newest: str | None = None
 ) -> DataFrame:
     """Add ``_outcome`` and ``_broken`` (the names of what a row broke that warns or fails) to every row.

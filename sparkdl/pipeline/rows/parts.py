@@ -24,7 +24,7 @@ from sparkdl.pipeline.windows import NO_TIME, Windows, split_by_time
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["PARTS", "Part", "Parts", "parts_of", "parts_to_do", "rows_of", "unit_of", "untaught"]
+__all__ = ["PARTS", "Part", "Parts", "parts_of", "parts_to_do", "rows_of", "unit_of", "unseen_rows"]
 
 Part = Literal["train", "validate", "test", "score"]
 PARTS: tuple[Part, ...] = ("train", "validate", "test", "score")
@@ -66,7 +66,7 @@ def parts_of(
     Raises:
         DataError: a part that is needed is left without a window.
     """
-    windows = [name for name, books in window_receipts.items() if books.kept and name != NO_TIME]
+    windows = [name for name, receipt in window_receipts.items() if receipt.kept and name != NO_TIME]
     if not windows:
         raise DataError("there is no window with clean rows: check source and expect")
     if not isinstance(spec.split, TimeSplit):
@@ -127,7 +127,7 @@ def rows_of(clean: DataFrame, spec: PipelineSpec, part: Part, windows: Sequence[
     return chosen if condition is None else chosen.where(condition)
 
 
-def untaught(rows: DataFrame, spec: PipelineSpec, windows: Sequence[str], split: Mapping[str, Any]) -> Column | None:
+def unseen_rows(rows: DataFrame, spec: PipelineSpec, windows: Sequence[str], split: Mapping[str, Any]) -> Column | None:
     """Which held-out rows another training has not seen; None where none of them can have been part of it.
 
     Args:

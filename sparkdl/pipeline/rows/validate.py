@@ -1,8 +1,8 @@
-"""Judged rows to the files of two tables, and to their counts and hashes, in one pass.
+"""Validated rows to the files of two tables, and to their counts and hashes, in one pass.
 
-Enters: judged rows (``expect.judged``), and a task for each table. Leaves: files of sound rows, files of refused ones,
-none of them committed, and the books of each window, from one report a task. What is counted is what is written, row
-by row: there is no second reading that could differ.
+Enters: validated rows (``expect.validated``), and a task for each table. Leaves: files of valid and of invalid rows,
+none of them committed, and what became of the rows of each window, from one report a task. What is counted is what is
+written, row by row: there is no second reading that could differ.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _KEPT, _DUPLICATE = from_values([KEPT, DUPLICATE], pa.string())
 
 
 def clean_columns(rows: DataFrame) -> list[str]:
-    """The columns of the table of clean rows, as ``judged`` leaves them."""
+    """The columns of the table of clean rows, as ``validated`` leaves them."""
     return [WINDOW, *(name for name in rows.columns if name not in OWN)]
 
 
@@ -62,14 +62,14 @@ def validate_rows(
     quarantine: WriteTask,
     read: Callable[[Task, str], DataFrame] | None = None,
 ) -> tuple[list[FileRow], list[FileRow], dict[str, Outcomes]]:
-    """Write judged rows, and count them by window.
+    """Write validated rows, and count them by window.
 
     Args:
-        rows: as ``judged`` leaves them.
+        rows: as ``validated`` leaves them.
         labels: columns of these.
         clean: writes the valid ones.
         quarantine: writes the invalid ones, each as JSON or as the line that could not be read.
-        read: what a task makes of the judged rows, with this schema, where ``rows`` only tells their columns.
+        read: what a task makes of the validated rows, with this schema, where ``rows`` only tells their columns.
 
     Returns:
         the files of both, and what became of the rows of each window.
@@ -221,7 +221,7 @@ class _Validation:
     """The function that every task of the pass runs.
 
     Attributes:
-        columns: of sound rows, the window first.
+        columns: of valid rows, the window first.
         labels: columns of these.
         clean: writes these.
         quarantine: writes window, reason and text of refused ones.
@@ -237,10 +237,10 @@ class _Validation:
         broken: Broken = Counter()
         with self.clean.open() as clean, self.quarantine.open() as quarantine:
             for batch in promptly(batches):
-                judged = _Judged(batch, self.columns)
-                judged.count(sums, broken, self.labels)
-                clean.write(judged.sound())
-                quarantine.write(judged.refused())
+                validated = _ValidatedBatch(batch, self.columns)
+                validated.count(sums, broken, self.labels)
+                clean.write(validated.valid())
+                quarantine.write(validated.invalid())
             report = {
                 "clean": [asdict(file) for file in clean.finish()],
                 "quarantine": [asdict(file) for file in quarantine.finish()],
@@ -250,8 +250,8 @@ class _Validation:
         yield pa.RecordBatch.from_arrays([one_value(zlib.compress(json.dumps(report).encode(), level=1))], ["report"])
 
 
-class _Judged:
-    """A batch: columns of sound rows, the window first; then outcome, what was broken, the line if it is not whole."""
+class _ValidatedBatch:
+    """A batch: columns of valid rows, the window first; then outcome, what was broken, the line if it is not whole."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
         self.rows = pa.RecordBatch.from_arrays(batch.columns[: len(columns)], list(columns))
@@ -259,10 +259,10 @@ class _Judged:
         self.windows = batch.column(0)
         self.kept = pc.equal(self.outcomes, _KEPT)
 
-    def sound(self) -> pa.RecordBatch:
+    def valid(self) -> pa.RecordBatch:
         return self.rows if self.kept.true_count == len(self.kept) else self.rows.filter(self.kept)
 
-    def refused(self) -> pa.RecordBatch:
+    def invalid(self) -> pa.RecordBatch:
         chosen = pc.invert(pc.or_(self.kept, pc.equal(self.outcomes, _DUPLICATE)))
         windows, outcomes, lines = (column.filter(chosen) for column in (self.windows, self.outcomes, self.lines))
         texts = from_values(_as_json(self.rows.filter(chosen)), pa.string())

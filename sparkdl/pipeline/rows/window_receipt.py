@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sparkdl.documents.typed import Count
 from sparkdl.errors import DataError
@@ -19,7 +19,7 @@ class WindowReceipt:
     Attributes:
         window: its name.
         fingerprint: of what the source held for it.
-        rules: of the transform and the expectations that its rows went through; empty where they are struck out.
+        rules: of the transform and the expectations that its rows went through.
         source_rows: rows that the source held, before the transform; None where an earlier sparkdl did not count them.
         read: rows that were judged, as the transform left them; where there is none, those of the source.
         kept: rows that went on to the features.
@@ -46,12 +46,8 @@ class WindowReceipt:
     version: int = -1
     run_id: str = ""
 
-    def struck_out(self) -> WindowReceipt:
-        """The same of a window whose rows may be others by now, or gone: it counts as not done."""
-        return replace(self, fingerprint="", rules="")
-
     def check(self) -> None:
-        """Compare the two sides of the books.
+        """Compare the rows that were read with what became of them.
 
         Raises:
             DataError: rows were lost or multiplied.

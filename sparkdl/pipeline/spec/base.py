@@ -85,7 +85,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The field that is meant where a bare text stands in the section's place."""
 
     def _misfits(self) -> Iterator[Wrong]:
-        """Yield what of it contradicts itself; asked only where each field is sound."""
+        """Yield what of it contradicts itself; asked only where each field is valid."""
         yield from ()
 
     def __post_init__(self) -> None:

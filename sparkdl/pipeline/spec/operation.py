@@ -252,10 +252,10 @@ class Notify(Section, frozen=True, kw_only=True):
 def _address_misfits(address: str) -> Iterator[Wrong]:
     try:
         parsed = urlsplit(address)
-        sound = parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0
+        valid = parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0
     except ValueError:  # brackets that are no IPv6 address, a port that is none
-        parsed, sound = urlsplit(""), False
-    if not sound or "@" in parsed.netloc or not address.isprintable() or " " in address:
+        parsed, valid = urlsplit(""), False
+    if not valid or "@" in parsed.netloc or not address.isprintable() or " " in address:
         yield (
             "webhook",
             " is no http or https address, or has a user before its host: write it like 'https://host/path'",

@@ -22,7 +22,7 @@ class Project:
     """What a file defines.
 
     Attributes:
-        file: read and sound.
+        file: read and valid.
     """
 
     file: PipelineFile

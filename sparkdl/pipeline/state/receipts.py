@@ -2,7 +2,7 @@
 
 A step of a pipeline has partitions: windows of time for what is replaced in place, keys for what is made beside what
 was there. A receipt says of one partition by which key it was made, a hash of everything that decides it. It is
-written last, and struck out before what it names is overwritten, so that a run that is killed leaves work that is
+written last, and invalidated before what it names is overwritten, so that a run that is killed leaves work that is
 done again, and no receipt that lies. The table's log refuses receipts of a run that has lost its lease.
 """
 
@@ -127,7 +127,7 @@ class Receipts(Protocol):
     """What the steps of a pipeline remember."""
 
     def of(self, step: str) -> Mapping[str, Receipt]:
-        """The receipts of a step by partition, in order, those that are struck out among them."""
+        """The receipts of a step by partition, in order, invalidated ones among them."""
         ...
 
     def write(self, receipts: Sequence[Receipt]) -> None:
@@ -153,7 +153,7 @@ class Receipts(Protocol):
 
 @contextmanager
 def replacing(receipts: Receipts, step: str, partitions: Iterable[str]) -> Iterator[dict[str, tuple[str, Any]]]:
-    """Overwrite partitions: strike their receipts out, let the block commit what replaces them, write new receipts.
+    """Overwrite partitions: invalidate their receipts, let the block commit what replaces them, write new receipts.
 
     Nobody believes a receipt whose partition may hold something else by now, whenever the run is killed. The block
     leaves key and facts of each partition that it has made.

@@ -66,7 +66,7 @@ class RunRecord:
             that were learned from.
         warned: rows of these windows that were kept and broke an expectation that only warns, by its name.
         unlabelled: rows that have no label yet and were left out, by part of the split.
-        books: of each of these windows, with its rows in the source and by reason.
+        books: the receipt of each of these windows, with its rows in the source and by reason.
         steps: what was done, and what was kept of earlier runs.
         trained: what the training showed; None where none was due.
         evaluated: what the gate said.

@@ -92,7 +92,7 @@ class State:
         Args:
             labels: of the rows with their labels; else of what predictions follow from.
         """
-        return {name: books.content if labels else books.unlabelled for name, books in self.windows().items()}
+        return {name: receipt.content if labels else receipt.unlabelled for name, receipt in self.windows().items()}
 
     def clean(self, spark: SparkSession) -> DataFrame:
         """The table of clean rows, as it was when it was first asked for since the last ingestion."""

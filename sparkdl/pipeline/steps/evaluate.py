@@ -10,7 +10,7 @@ from sparkdl.errors import ConflictError, FencedError
 from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.gate import Decision
-from sparkdl.pipeline.rows.parts import Parts, rows_of, untaught
+from sparkdl.pipeline.rows.parts import Parts, rows_of, unseen_rows
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
 from sparkdl.pipeline.state.receipts import Receipt, content_key
@@ -231,7 +231,7 @@ def _judging(
         record.rows["test"] = count = labelled_rows.count()
     trained = trained_of(run.state.receipts, rival)
     taught = [name for name in windows if trained is not None and name in trained.windows]
-    new = None if trained is None else untaught(labelled_rows, spec, taught, trained.split)
+    new = None if trained is None else unseen_rows(labelled_rows, spec, taught, trained.split)
     if rival is None or new is None:
         return labelled_rows, count, ""
     fewer = labelled_rows.where(new)

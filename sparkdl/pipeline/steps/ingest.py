@@ -2,9 +2,9 @@
 
 Each due window replaces its own partition of two Delta tables, ``clean`` (rows that passed, as the transform left them)
 and ``quarantine`` (each refused row as JSON, with the one reason it was refused for). The rows pass once: one job
-judges, writes and counts them. What entered that job, as Spark counted it where they were read, must come out of it,
-and every expectation hold, before anything is committed: until then nobody sees the files, and they are removed if it
-is not so. A transform may leave rows out or add some; a window that it empties is refused.
+validates, writes and counts them. Nothing is committed unless as many rows of each window left that job as entered it,
+where Spark counted them as they were read, and every expectation holds: until then nobody sees the files, and else they
+are removed. A transform may leave rows out or add some; a window that it empties is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from sparkdl.columns.names import quoted
 from sparkdl.errors import DataError, SchemaError
 from sparkdl.observe import logger
-from sparkdl.pipeline.rows.checksums import AS_READ, Entered, check_counts, check_files, check_hashes, counted
+from sparkdl.pipeline.rows.checksums import AS_READ, RowChecksum, check_counts, check_files, check_hashes, counted
 from sparkdl.pipeline.rows.expect import (
     BROKEN,
     DUPLICATE,
@@ -29,7 +29,7 @@ from sparkdl.pipeline.rows.expect import (
     Outcomes,
     check_shares,
     content_hash,
-    judged,
+    validated,
 )
 from sparkdl.pipeline.rows.parquet_rows import ParquetRows, parquet_rows
 from sparkdl.pipeline.rows.transform import transformed
@@ -398,12 +398,14 @@ def _replace_windows(
     if taken:
         raise SchemaError(f"the rows have a column {taken[0]}, which the pipeline adds: rename it in the transform")
     newest = spec.source.time if spec.source.time in prepared.columns else None
-    entered = Entered()
+    checksum = RowChecksum()
     stored = state.snapshot.bytes
     small = stored is not None and stored <= _ONE_TASK and len(todo) <= _ONE_TASK_WINDOWS
     rows = prepared
     if files is None:
-        rows = judged(_gathered(entered.observe(prepared), spec, largest, small), spec.expect, spec.source.key, newest)
+        rows = validated(
+            _gathered(checksum.observe(prepared), spec, largest, small), spec.expect, spec.source.key, newest
+        )
     clean, quarantine = _staged(spark, project, state, rows, todo, version)
     pending = {"quarantine": quarantine, "clean": clean}
     try:
@@ -416,7 +418,7 @@ def _replace_windows(
         if any(todo.values()):  # else every window is emptied, and nothing was read
             row_counts = {name: outcomes.total for name, outcomes in outcomes_by_window.items()}
             if files is None:
-                entered.check(row_counts, prepared)
+                checksum.check(row_counts, prepared)
             else:
                 files.check(row_counts, todo)
         if state.snapshot.windows is None and rows_before is None:

@@ -115,11 +115,11 @@ def _metric(spec: PipelineSpec) -> str:
 
 def _predicted(project: Project, state: State) -> dict[str, Receipt]:
     """The receipts of the predictions of windows that have rows, by window."""
-    books = state.windows()
+    windows = state.windows()
     return {
         window: receipt
         for window, receipt in scored_windows(project, state).items()
-        if receipt.key and window in books and books[window].kept
+        if receipt.key and window in windows and windows[window].kept
     }
 
 

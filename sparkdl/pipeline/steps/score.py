@@ -110,7 +110,7 @@ class ScoreStep(Step):
 
 
 def scored_windows(project: Project, state: State) -> dict[str, Receipt]:
-    """The receipts of the windows of the table of predictions, those that are struck out among them."""
+    """The receipts of the windows of the table of predictions, invalidated ones among them."""
     target = _target(project)
     receipts = [(receipt.read(Scored), receipt) for receipt in state.receipts.of("score").values()]
     return {scored.window: receipt for scored, receipt in receipts if scored.target == target}

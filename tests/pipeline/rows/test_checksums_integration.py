@@ -3,7 +3,7 @@
 import pytest
 
 from sparkdl.errors import DataError
-from sparkdl.pipeline.rows.checksums import Entered
+from sparkdl.pipeline.rows.checksums import RowChecksum
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def rows(spark):
 
 @pytest.fixture
 def entered(rows):
-    seen = Entered()
+    seen = RowChecksum()
     observed = seen.observe(rows)
     assert observed.repartition("_window").count() == 40
     return seen
@@ -30,12 +30,12 @@ def test_lost_gained_and_moved_rows_are_named_with_both_counts(entered, rows, le
 
 
 def test_rows_that_spark_counted_twice_are_counted_again(spark, rows):
-    seen = Entered()
+    seen = RowChecksum()
     assert seen.observe(rows.union(rows)).count() == 80
     seen.check({"2026-03-01": 30, "none": 10}, rows)
 
 
 def test_no_rows_at_all_are_no_difference(spark, rows):
-    seen = Entered()
+    seen = RowChecksum()
     assert seen.observe(rows.where("id < 0")).count() == 0
     seen.check({}, rows.where("id < 0"))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from sparkdl.pipeline.file import loads
-from sparkdl.pipeline.rows.parts import rows_of, untaught
+from sparkdl.pipeline.rows.parts import rows_of, unseen_rows
 from sparkdl.pipeline.sources.base import WINDOW
 
 TEXT = """
@@ -42,7 +42,7 @@ BY_COLUMN = "split={by: column, column: fold, train: [a], validate: [b]}"
 
 def untaught_ids(frame, spec, windows, split):
     rows = rows_of(frame, spec, "validate", ["one", "two"])
-    condition = untaught(rows, spec, windows, split)
+    condition = unseen_rows(rows, spec, windows, split)
     return None if condition is None else {row.id for row in rows.where(condition).collect()}
 
 

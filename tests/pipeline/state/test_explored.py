@@ -47,8 +47,8 @@ ASKS: dict[str, dict[str, Any]] = {
     "backfill": {"again": (FIRST, FIRST)},
 }
 COMMITS = {
-    **dict.fromkeys(("ingest", "score"), ("strike out", "commit", "receipt")),
-    **dict.fromkeys(("live", "drift"), ("strike out", "receipt")),
+    **dict.fromkeys(("ingest", "score"), ("invalidate", "commit", "receipt")),
+    **dict.fromkeys(("live", "drift"), ("invalidate", "receipt")),
     **dict.fromkeys(("features", "evaluate"), ("receipt",)),
     **dict.fromkeys(("shards", "train"), ("place", "receipt")),
     "publish": ("publish", "promote", "receipt"),
@@ -250,13 +250,13 @@ class Machine:
     """What can happen next, with both guards or without one.
 
     Args:
-        strikes_out: whether receipts are struck out before what they name is overwritten.
+        invalidates: whether receipts are invalidated before what they name is overwritten.
         fence: whether a run that has been taken over is refused its commits.
         narrow: let whole runs alone meet a source of one window that changes, to come deeper with as many states.
     """
 
-    def __init__(self, *, strikes_out: bool = True, fence: bool = True, narrow: bool = False) -> None:
-        self._strikes_out, self._fence, self._narrow = strikes_out, fence, narrow
+    def __init__(self, *, invalidates: bool = True, fence: bool = True, narrow: bool = False) -> None:
+        self._invalidates, self._fence, self._narrow = invalidates, fence, narrow
 
     def successors(self, state: State, *, runs: int, changes: int) -> Iterator[State]:
         """Every state that can follow."""
@@ -314,10 +314,10 @@ class Machine:
 
     def _committed(self, state: State, world: PipelineRun, run: Run, after: Run, commit: str) -> State:
         keys, books = dict(run.keys), world.state.windows()
-        if commit == "strike out":
+        if commit == "invalidate":
             known = world.state.receipts.of(run.step)
             rows = [(run.step, name, "", known[name].facts) for name in keys if name in known and known[name].key]
-            return with_receipts(state, after, rows) if rows and self._strikes_out else state
+            return with_receipts(state, after, rows) if rows and self._invalidates else state
         if commit == "commit" and run.step == "ingest":
             held = windows_of(run.source)
             return state._replace(
@@ -445,7 +445,7 @@ def test_no_run_believes_a_receipt_that_lies_in_a_hundred_thousand_states(narrow
 
 @pytest.mark.parametrize(
     ("guard", "lie"),
-    [("strikes_out", "are others than their receipt says"), ("fence", "are others than their receipt says")],
+    [("invalidates", "are others than their receipt says"), ("fence", "are others than their receipt says")],
 )
 def test_without_either_guard_a_receipt_lies(guard, lie):
     _, _, wrong = explored(Machine(**{guard: False}, narrow=True), 100_000)

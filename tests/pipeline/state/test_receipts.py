@@ -81,7 +81,7 @@ def test_a_partition_that_is_cut_short_has_no_key_until_it_is_made_again(receipt
 
     def killed():
         with replacing(receipts, "score", ["a", "c"]):
-            assert [one.key for one in receipts_of().of("score").values()] == ["", "2"], "struck out before the block"
+            assert [one.key for one in receipts_of().of("score").values()] == ["", "2"], "invalidated before the block"
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
