@@ -122,8 +122,11 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
                 continue
             amount = amounts[name]
             assert amount.rows is not None
-            ahead = amount.rows * (_epochs(spec) if name == "train" else 1)
-            seconds = max(spent) * ahead / work  # windows are scored together: each notes the time of all
+            passes = 1
+            if name == "train":
+                passes = sum(with_settings(spec, settings).train.epochs for settings in trials_of(spec))
+            # windows are scored together: each notes the time of all
+            seconds = max(spent) * amount.rows * passes / work
             timed[name] = replace(amount, seconds=seconds, by=record.run_id)
             open_steps.remove(name)
         if not open_steps:
@@ -159,11 +162,6 @@ def _work(record: RunRecord, step: str) -> int | None:
         "evaluate": rows.get("test", rows.get("validate")),
         "score": sum(record.predictions.values()),
     }.get(step)
-
-
-def _epochs(spec: PipelineSpec) -> int:
-    """Epochs of all trainings together."""
-    return sum(with_settings(spec, settings).train.epochs for settings in trials_of(spec))
 
 
 def _told(due: Sequence[str] | None, touched: Collection[str]) -> Literal["", "at most", "as last ingested"]:

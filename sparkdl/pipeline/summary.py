@@ -39,10 +39,14 @@ def _summary(record: RunRecord) -> Iterator[Line]:
     yield "drift", "" if record.drift is None else _drift(record.drift)
     trained = record.trained
     if trained is not None:
-        best = "" if trained.best_epoch is None else f" (best {trained.best_epoch + 1}{_kept(trained)})"
+        best_epoch, kept_epoch = trained.best_epoch, trained.kept_epoch
+        kept = "" if kept_epoch in (None, best_epoch) else f", kept {kept_epoch + 1}"
+        best = "" if best_epoch is None else f" (best {best_epoch + 1}{kept})"
+        rows = sum(record.unlabelled.values())
+        without = f" ({rows:,} of all held-out and training rows have no label yet, and were left out)" if rows else ""
         yield (
             "training",
-            f"{record.rows.get('train', 0):,} rows{_unlabelled(record)}, {trained.ranks} ranks ({trained.backend}), "
+            f"{record.rows.get('train', 0):,} rows{without}, {trained.ranks} ranks ({trained.backend}), "
             f"{trained.epochs} epochs{best}, {trained.steps:,} steps",
         )
         for sentence in trained.warnings:
@@ -69,18 +73,14 @@ def _summary(record: RunRecord) -> Iterator[Line]:
         yield name, record.places.get(name, "")
 
 
-def _unlabelled(record: RunRecord) -> str:
-    rows = sum(record.unlabelled.values())
-    return f" ({rows:,} of all held-out and training rows have no label yet, and were left out)" if rows else ""
-
-
 def _trials(trained: Trained) -> Iterator[Line]:
     """A search: how many trials, and what each came to."""
     if not trained.trials:
         return
     failed = sum(bool(trial.failed) for trial in trained.trials)
     more = f", {failed} failed" if failed else ""
-    yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{more}; trial {_place(trained)} is the best"
+    best = 1 + (trained.chosen or 0)
+    yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{more}; trial {best} is the best"
     for index, trial in list(enumerate(trained.trials))[:_SHOWN]:
         settings = ", ".join(f"{name}={_short(value)}" for name, value in trial.settings.items())
         came_to = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
@@ -89,18 +89,8 @@ def _trials(trained: Trained) -> Iterator[Line]:
         yield "trials", f"{len(trained.trials) - _SHOWN} more are in the record"
 
 
-def _place(trained: Trained) -> int:
-    return 1 + (trained.chosen or 0)
-
-
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _kept(trained: Trained) -> str:
-    """Which epoch's weights were kept, where they are not the best one's."""
-    kept = trained.kept_epoch
-    return "" if kept is None or kept == trained.best_epoch else f", kept {kept + 1}"
 
 
 def _rows(record: RunRecord) -> str:

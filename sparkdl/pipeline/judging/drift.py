@@ -203,8 +203,11 @@ def compare(reference: Mapping[str, Counts], current: Mapping[str, Counts], limi
     if not rows:
         reason = "the window has no rows, so its drift cannot be judged"
         return Drift(reason=reason, alarm=False, judged=False, rows=0, features={})
-    asked = [(counts, name) for counts in reference.values() for name in _names(counts)]
-    tests = sum(getattr(limits, name) is not None for _, name in asked)
+    tests = sum(
+        getattr(limits, name) is not None
+        for counts in reference.values()
+        for name in (_OF_NUMBERS if isinstance(counts, Histogram) else _OF_CATEGORIES)
+    )
     tail = limits.false_alarms / max(tests, 1)
     features = {name: _judge(counts, current[name], limits, tail) for name, counts in reference.items()}
     alarmed = [name for name, drift in features.items() if drift.alarm]
@@ -236,10 +239,6 @@ def _checked_rows(reference: Mapping[str, Counts], current: Mapping[str, Counts]
             f"the window counts {counted[high]:,} rows of {high!r} and {counted[low]:,} of {low!r}: count the same rows"
         )
     return max(counted.values(), default=0)
-
-
-def _names(counts: Counts) -> tuple[str, ...]:
-    return _OF_NUMBERS if isinstance(counts, Histogram) else _OF_CATEGORIES
 
 
 def _judge(reference: Counts, current: Counts, limits: Limits, tail: float) -> FeatureDrift:

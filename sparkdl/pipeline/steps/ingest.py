@@ -10,7 +10,7 @@ are removed. A transform may leave rows out or add some; a window that it emptie
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ from sparkdl.pipeline.rows.parquet_rows import ParquetRows, parquet_rows
 from sparkdl.pipeline.rows.transform import transformed
 from sparkdl.pipeline.rows.validate import QUARANTINE, clean_columns, fingerprints, validate_rows
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
-from sparkdl.pipeline.sources.base import WINDOW, Source, SourceSnapshot
+from sparkdl.pipeline.sources.base import WINDOW
 from sparkdl.pipeline.sources.failures import source_errors
 from sparkdl.pipeline.sources.read import check_unchanged, of_windows, read_rows
 from sparkdl.pipeline.spec import PipelineSpec
@@ -326,7 +326,12 @@ def ingest(spark: SparkSession, run: Run) -> Ingested:
     largest = max(row_counts.get(name, 0) for name in todo)
     rows_before: Mapping[str, int] | None = None
     if spec.transform is not None:
-        rows_before = row_counts if snapshot.windows is None else _counted(source, snapshot, held, due_rows)
+        rows_before = row_counts
+        if snapshot.windows is not None:  # whose sizes tell them about: the source's files may know, else Spark counts
+            counts = source.rows_by_window(snapshot)
+            rows_before = (
+                counted(due_rows) if counts is None else {name: counts[name] for name in held if name in counts}
+            )
         if not source.rows_may_change and spec.source.when is not None:
             source.check_within({name: windows[name] for name in held}, fingerprints(due_rows)[0])
     done = _replace_windows(spark, run, rows, todo, largest, rows_before, version, files)
@@ -336,12 +341,6 @@ def ingest(spark: SparkSession, run: Run) -> Ingested:
     if removed := [name for name in todo if name not in windows]:
         run.record.windows["removed"] = removed
     return done
-
-
-def _counted(source: Source, snapshot: SourceSnapshot, windows: Collection[str], rows: DataFrame) -> dict[str, int]:
-    """The rows of these windows, from the source's files where they tell, else counted by Spark."""
-    counts = source.rows_by_window(snapshot)
-    return counted(rows) if counts is None else {name: count for name, count in counts.items() if name in windows}
 
 
 def check_columns(spark: SparkSession, project: Project, state: State) -> None:

@@ -61,7 +61,7 @@ class ScoreStep(Step):
             rows = content[window]
             return None if rows is None else content_key("score", {**inputs, "window": window, "rows": rows})
 
-        return {_partition(window, target): key(window) for window in windows_to_score(project, state, _parts(run))}
+        return {f"{window} in {target}": key(window) for window in windows_to_score(project, state, _parts(run))}
 
     def exists(self, run: Run, receipt: Receipt) -> bool:
         """Whether the table of predictions is there."""
@@ -143,10 +143,6 @@ def _parts(run: Run) -> Parts:
 
 def _target(project: Project) -> str:
     return Table(str(project.spec.score.target)).uri
-
-
-def _partition(window: str, target: str) -> str:
-    return f"{window} in {target}"
 
 
 def _predicted(run: Run, rows: DataFrame, champion: ModelVersion, todo: Sequence[str]) -> DataFrame:

@@ -195,24 +195,17 @@ def cut_shards(
     raw = [F.col(quoted(name)) for name in features.columns if name not in labels.names]
     numbers = [encoded(label.name, label).alias(label.name) for label in labels]
     weights = [F.col(quoted(name)).cast("float").alias(name) for name in weight]
+    partitions = spec.train.partitions_per_process or None  # None leaves the rows in those that they are in
+    if partitions is not None:
+        partitions *= spec.train.num_proc or slots_of(rows.sparkSession)
     manifest = write_shards(
         rows.select(*raw, *numbers, *weights),
         f"{spec.places.shards}/{part}-{key}",
         source=ShardSource(uri=table.uri, version=str(table.version()), transformation=f"{key} {part}"),
         labels=[*labels.names, *weight],
         layout=Layout(prepare=features),
-        config=ShardConfig(
-            spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=_partitions(spec, rows)
-        ),
+        config=ShardConfig(spread_rows=spec.train.spreads, seed=spec.train.random_seed or 0, repartition=partitions),
         overwrite=True,
         before_commit=before_commit,
     )
     return manifest, unlabelled
-
-
-def _partitions(spec: PipelineSpec, rows: DataFrame) -> int | None:
-    """How many partitions the rows of a part are written from; None leaves them as they are."""
-    partitions_per_process = spec.train.partitions_per_process
-    if not partitions_per_process:
-        return None
-    return partitions_per_process * (spec.train.num_proc or slots_of(rows.sparkSession))
