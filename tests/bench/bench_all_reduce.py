@@ -1,0 +1,296 @@
+"""All-reduce by ring, by tree and by recursive doubling beside gloo's own, on links of known speed.
+
+Each rank has a host of its own, a network namespace whose cable is shaped by ``tc tbf``. The three are written here
+over ``isend`` and ``irecv``, as Thakur, Rabenseifner and Gropp describe them ("Optimization of Collective Communication
+Operations in MPICH", IJHPCA 2005); with a seconds a message, b seconds a byte, n bytes and p ranks
+
+    ring                 2 (p - 1) a + 2 (p - 1) / p n b
+    tree                 2 log2(p) (a + n b)
+    recursive doubling     log2(p) (a + n b)
+
+a and b are measured between two ranks before. What is told is the fastest of several repeats: where a machine has other
+work, the others tell of that. One JSON line a point, then one that says how often the way that the formulas prefer was
+within 5 % of the fastest of the three, and where it beats gloo's own by more than 5 %, or what ``GroupCollective`` does
+with few numbers ("gather": all ranks gather them and add them up in order).
+
+Nothing of this is in use, for the formulas are no rule here: with two cores for all ranks they were right within 5 % at
+22 of 45 points. With four ranks and more it counts how many messages two processors handle, which the formulas do not
+know; and at 0.1 Gbit/s a pair that sends both ways at once takes the time of one way after the other, so that recursive
+doubling takes what a tree does.
+
+Needs root, ip and tc: ``sudo python tests/bench/bench_all_reduce.py`` draws docs/all_reduce.png, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+BENCH = Path(__file__).parent
+sys.path.insert(0, str(BENCH.parent / "launch"))  # for hosts
+
+RATES = {"0.1 Gbit/s": ("100mbit", "4kb"), "1 Gbit/s": ("1gbit", "16kb"), "10 Gbit/s": ("10gbit", "256kb")}
+"""The second is what passes at once: few bytes, so that small messages take their time, too."""
+RANKS = (2, 4, 8)
+SIZES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)  # bytes
+BUDGET_SECONDS = 0.8  # for the repeats of a way at one size
+WORK = f"""
+def work(world):
+    import sys
+    sys.path.insert(0, {str(BENCH)!r})
+    import bench_all_reduce
+    return bench_all_reduce.on_a_rank(world, {{devices!r}})
+"""
+
+
+# --- the three ways -------------------------------------------------------------------------------------------------
+
+
+def exchange(sent, to, received, source):
+    """Send and receive at once."""
+    pending = [dist.isend(sent, to), dist.irecv(received, source)]
+    for work in pending:
+        work.wait()
+
+
+def ring(flat, rank, size):
+    """Every part of ``flat`` goes round and is added to, and goes round again."""
+    parts = list(flat.tensor_split(size))
+    buffer = torch.empty_like(parts[0])  # the longest
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for step in range(size - 1):
+        target = parts[(rank - step - 1) % size]
+        exchange(parts[(rank - step) % size], right, buffer[: len(target)], left)
+        target += buffer[: len(target)]
+    for step in range(size - 1):
+        exchange(parts[(rank - step + 1) % size], right, parts[(rank - step) % size], left)
+
+
+def tree(flat, rank, size):
+    """Pairs add up until rank 0 has the sum; it goes back the same way."""
+    buffer, distances = torch.empty_like(flat), [1 << i for i in range(size.bit_length() - 1)]
+    for distance in distances:
+        if rank % (2 * distance) == distance:
+            dist.send(flat, rank - distance)
+            break
+        dist.recv(buffer, rank + distance)
+        flat += buffer
+    for distance in reversed(distances):
+        if rank % (2 * distance) == 0:
+            dist.send(flat, rank + distance)
+        elif rank % (2 * distance) == distance:
+            dist.recv(flat, rank - distance)
+
+
+def recursive_doubling(flat, rank, size):
+    """Partners at distances 1, 2, 4 and so on exchange all that they have."""
+    buffer = torch.empty_like(flat)
+    for distance in (1 << i for i in range(size.bit_length() - 1)):
+        exchange(flat, rank ^ distance, buffer, rank ^ distance)
+        flat += buffer
+
+
+def gathered(flat, group, size):
+    """What ``GroupCollective.all_reduce`` does with few numbers."""
+    parts = flat.new_empty((size, flat.numel()))
+    dist.all_gather(list(parts.unbind()), flat, group=group)
+    flat.copy_(functools.reduce(torch.add, parts))
+
+
+WAYS = {"ring": ring, "tree": tree, "recursive doubling": recursive_doubling}
+
+
+def predicted(way, size, count, latency, seconds_per_byte):
+    """Seconds of ``way`` for ``count`` bytes, by its formula."""
+    rounds, whole = math.log2(size), latency + count * seconds_per_byte
+    if way == "ring":
+        return 2 * (size - 1) * latency + 2 * (size - 1) / size * count * seconds_per_byte
+    return (2 if way == "tree" else 1) * rounds * whole
+
+
+# --- on the ranks ---------------------------------------------------------------------------------------------------
+
+
+def shape(devices, rate, burst):
+    """Limit every cable, in each direction."""
+    for namespace, device in devices:
+        limits = ("root", "tbf", "rate", rate, "burst", burst, "latency", "50ms")
+        subprocess.run(["tc", "-n", namespace, "qdisc", "replace", "dev", device, *limits], check=True)
+
+
+def timed(call, flat, group, repeats):
+    """Seconds of each call behind the first, from a common start to the end of the rank that ends last."""
+    times = []
+    for _ in range(repeats + 1):
+        dist.all_reduce(torch.zeros(1), group=group)
+        start = time.perf_counter()
+        call(flat)
+        times.append(time.perf_counter() - start)
+    slowest = torch.tensor(times[1:], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+    return slowest.tolist()
+
+
+def link(rank):
+    """Latency of a message in seconds, and seconds a byte, between ranks 0 and 1."""
+    taken = []
+    for count, repeats in ((8, 60), (1 << 22, 3)):
+        flat, other = torch.zeros(count // 4), 1 - rank
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            for sends in (rank == 0, rank == 1):
+                (dist.send if sends else dist.recv)(flat, other)
+            times.append((time.perf_counter() - start) / 2)
+        taken.append(min(times))
+    return taken[0], (taken[1] - taken[0]) / (1 << 22)
+
+
+def on_a_rank(world, devices):
+    from sparkdl.collective import open_collective
+
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    groups = {size: dist.new_group(range(size)) for size in RANKS if size <= world.size}
+    points = []
+    for label, limits in RATES.items():
+        if world.rank == 0:
+            shape(devices, *limits)
+        collective.barrier()
+        measured = link(world.rank) if world.rank < 2 else None
+        latency, per_byte = collective.broadcast_object(measured)
+        for size, group in groups.items():
+            for count in SIZES:
+                # Not waiting for those who only watch: a barrier of all would share the cables.
+                if world.rank < size:
+                    ways = {
+                        **{
+                            name: lambda flat, way=way, size=size: way(flat, world.rank, size)
+                            for name, way in WAYS.items()
+                        },
+                        "gloo": lambda flat, group=group: dist.all_reduce(flat, group=group),
+                        "gather": lambda flat, group=group, size=size: gathered(flat, group, size),
+                    }
+                    for name, call in ways.items():
+                        flat = torch.full((count // 4,), float(world.rank + 1))
+                        call(flat)
+                        assert flat.eq(size * (size + 1) / 2).all(), (name, size, count)
+                        flat.zero_()
+                        slowest = max(predicted(way, size, count, latency, per_byte) for way in WAYS)
+                        repeats = max(3, min(25, int(BUDGET_SECONDS / slowest)))
+                        points.append((label, size, count, name, timed(call, flat, group, repeats), latency, per_byte))
+            collective.barrier()
+    collective.close()
+    return points
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def measure(folder):
+    """Yield a line a point."""
+    from hosts import Run, hosts
+
+    with hosts(max(RANKS) + 1) as (driver, *computing):
+        devices = [pair for host in computing for pair in ((host.name, "cable"), (host.switch, host.port))]
+        run = Run(folder, computing, WORK.format(devices=devices), driver=driver, seconds=1500)
+        try:
+            run.start_ranks()
+            _, values = run.result()
+        finally:
+            run.end()
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    for label, size, count, way, times, latency, per_byte in ast.literal_eval(values)[0]:
+        line = {"workload": "all_reduce", "rate": label, "ranks": size, "bytes": count, "way": way}
+        line |= {
+            "ms": round(1e3 * min(times), 3),
+            "spread_ms": [round(1e3 * t, 3) for t in (statistics.median(times), max(times))],
+        }
+        if way in WAYS:
+            line["formula_ms"] = round(1e3 * predicted(way, size, count, latency, per_byte), 3)
+        line |= {"latency_us": round(1e6 * latency, 1), "gbit_per_second": round(8e-9 / per_byte, 3), "git": git}
+        yield line | {"torch": torch.__version__, "python": platform.python_version()}
+
+
+def summary(lines):
+    """How good the rule is, and where it beats gloo's own all-reduce."""
+    points = {}
+    for line in lines:
+        points.setdefault((line["rate"], line["ranks"], line["bytes"]), {})[line["way"]] = line
+    right, gains = {}, {"gloo": [], "gather": []}
+    for (rate, size, count), by_way in points.items():
+        chosen = min(WAYS, key=lambda way: by_way[way]["formula_ms"])
+        fastest = min(by_way[way]["ms"] for way in WAYS)
+        right.setdefault(f"{rate}, {size} ranks", []).append(by_way[chosen]["ms"] <= 1.05 * fastest)
+        for other, found in gains.items():
+            ratio = by_way[other]["ms"] / by_way[chosen]["ms"]
+            if ratio > 1.05:
+                found.append([rate, size, count, chosen, round(ratio, 2)])
+    within = {point: f"{sum(hits)} of {len(hits)}" for point, hits in right.items()}
+    return {"workload": "all_reduce rule", "within_5_percent": within, **{f"beats_{k}": v for k, v in gains.items()}}
+
+
+def draw(lines):
+    """One panel a rate and number of ranks, formulas dotted."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(RANKS), len(RATES), figsize=(10, 8), sharex=True, layout="constrained")
+    colours = dict(
+        zip([*WAYS, "gloo", "gather"], ["tab:blue", "tab:green", "tab:orange", "black", "tab:gray"], strict=True)
+    )
+    for down, size in enumerate(RANKS):
+        for across, rate in enumerate(RATES):
+            panel = axes[down][across]
+            for way, colour in colours.items():
+                own = [line for line in lines if (line["rate"], line["ranks"], line["way"]) == (rate, size, way)]
+                panel.loglog(
+                    [line["bytes"] for line in own], [line["ms"] for line in own], "o-", ms=3, color=colour, label=way
+                )
+                if way in WAYS:
+                    panel.loglog(
+                        [line["bytes"] for line in own], [line["formula_ms"] for line in own], ":", color=colour
+                    )
+            panel.set_title(f"{size} ranks, {rate}", fontsize=9)
+            panel.grid(alpha=0.3)
+        axes[down][0].set_ylabel("ms")
+    for panel in axes[-1]:
+        panel.set_xlabel("bytes")
+    axes[0][0].legend(fontsize=7)
+    figure.suptitle("All-reduce of one message; dotted: latency and bytes by the formulas")
+    figure.savefig(BENCH.parents[1] / "docs" / "all_reduce.png", dpi=50)
+
+
+def run(folder):
+    """Measure, print, and return the lines."""
+    lines = []
+    for line in measure(folder):
+        print(json.dumps(line), flush=True)
+        lines.append(line)
+    print(json.dumps(summary(lines)), flush=True)
+    return lines
+
+
+@pytest.mark.bench
+def test_all_reduce(tmp_path):
+    run(tmp_path)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        draw(run(Path(folder)))
