@@ -70,6 +70,8 @@ install_packages() {
     "${uv[@]}" "$wheel"
   fi
   "${pip[@]}" --no-build-isolation --editable "$root"
+  say "Archiving the classes that Spark loads"
+  "$venv/bin/python" -m sparkdl.compat.java_classes >/dev/null || echo "Java starts without the archive." >&2
 }
 
 check_machine

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkdl.compat.java_classes import java_options
 from sparkdl.errors import SparkdlError
 from sparkdl.world import World
 
@@ -202,7 +203,7 @@ def _session() -> Any:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.python.daemon.module", "sparkdl.launch.daemon")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")  # it lives for seconds
+        .config("spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 {java_options()}")  # it lives for seconds
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkdl.compat.java_classes import java_options
 from sparkdl.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).parent / "ranks"))  # for rank_pool and run_store
@@ -57,7 +58,10 @@ def spark(tmp_path_factory):
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.driver.memory", "1g")
         # Short jobs: the optimising compiler costs more than it gains.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
+        .config(
+            "spark.driver.extraJavaOptions",
+            f"-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m {java_options()}",
+        )
         .config("spark.sql.warehouse.dir", str(warehouse))
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")

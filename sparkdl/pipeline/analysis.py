@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sparkdl.compat.java_classes import java_options
 from sparkdl.errors import ConfigError
 from sparkdl.pipeline.file.conditions import sql_problem
 from sparkdl.pipeline.spec import PipelineSpec
@@ -155,7 +156,7 @@ def _main() -> None:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]").appName("sparkdl-check").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1")
+    builder = builder.config("spark.driver.defaultJavaOptions", f"-XX:TieredStopAtLevel=1 {java_options()}")
     session = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
     try:
         answer = _asked_of(session, json.load(sys.stdin), bare=True)

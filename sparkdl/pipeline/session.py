@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.compat.interrupts import interrupts_wait
+from sparkdl.compat.java_classes import java_options
 from sparkdl.compat.spark_errors import jar_error
 from sparkdl.errors import ConfigError
 from sparkdl.launch.daemon import DEFAULT_PRELOAD
@@ -155,7 +156,7 @@ def _layers(spec: PipelineSpec, size: int | None, configured: Sequence[Layer]) -
     layers = [(_OURS, _ours(spec)), *configured[:-1], (_FILE, of_file), *configured[-1:]]
     if size is not None and _merged(layers)["spark.master"].startswith("local"):
         layers.insert(0, (_OURS, _by_size(size)))
-    return layers
+    return [(_OURS, _java(java_options())), *layers]
 
 
 def _merged(layers: Sequence[Layer]) -> dict[str, str]:
@@ -268,9 +269,15 @@ def _by_size(size: int) -> dict[str, str]:
     thousand are read before it is done. Tasks are so many that each has some megabytes, which Spark's own 200 are not.
     """
     settings = {"spark.sql.shuffle.partitions": str(min(200, max(4, -(-size // _BYTES_PER_TASK))))}
-    if size < SMALL:  # before `extraJavaOptions`, which stay the user's
-        settings["spark.driver.defaultJavaOptions"] = "-XX:TieredStopAtLevel=1"
+    if size < SMALL:
+        settings |= _java("-XX:TieredStopAtLevel=1", java_options())
     return settings
+
+
+def _java(*options: str) -> dict[str, str]:
+    """Options of the driver's Java, before its `extraJavaOptions`, which stay the user's."""
+    words = " ".join(filter(None, options))
+    return {"spark.driver.defaultJavaOptions": words} if words else {}
 
 
 def _text(value: object) -> str:

@@ -19,6 +19,12 @@ FILE = "source: {kind: csv, path: wine.csv}\nfeatures: {alcohol: number}\nlabel:
 QUICK, TASKS = "spark.driver.defaultJavaOptions", "spark.sql.shuffle.partitions"
 
 
+@pytest.fixture(autouse=True)
+def no_archive(monkeypatch):
+    """Whether this environment has an archive of Java's classes decides nothing here."""
+    monkeypatch.setattr("sparkdl.pipeline.session.java_options", str)
+
+
 def settings(size, *overrides, submitted=None):
     return settings_of(loads(FILE, overrides).spec, size, [("spark-submit", submitted or {})])
 
@@ -38,6 +44,12 @@ def test_a_cluster_is_left_as_it_is(overrides):
 
 def test_nothing_is_set_for_a_source_that_only_spark_can_measure():
     assert not {QUICK, TASKS} & set(settings(None))
+
+
+def test_java_takes_the_archive_of_classes_where_there_is_one(monkeypatch):
+    monkeypatch.setattr("sparkdl.pipeline.session.java_options", lambda: "-XX:SharedArchiveFile=/a.jsa")
+    assert settings(0)[QUICK] == "-XX:TieredStopAtLevel=1 -XX:SharedArchiveFile=/a.jsa"
+    assert settings(SMALL)[QUICK] == settings(0, "spark.master=yarn")[QUICK] == "-XX:SharedArchiveFile=/a.jsa"
 
 
 def test_the_file_and_spark_submit_win():
