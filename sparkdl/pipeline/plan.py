@@ -199,7 +199,9 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
         cause = next((name for name in step.reads if name in stale_steps), None)
         if cause is not None:
             stale_steps.add(step.name)
-            state, why = _follows(step, planned, cause)
+            follows_open = any(earlier.name == cause and earlier.state == "open" for earlier in planned)
+            state: StepState = "open" if follows_open or step.name == "publish" else "done again"
+            why = "evaluate decides" if step.name == "publish" else f"it follows {cause}"
         else:
             state, why = _state(step, run)
             if state != "kept":
@@ -213,14 +215,6 @@ def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list
             for step in planned
         ]
     return planned, ""
-
-
-def _follows(step: Step, planned: Sequence[PlannedStep], cause: str) -> tuple[StepState, str]:
-    """The state of a step after one that is stale."""
-    if step.name == "publish":
-        return "open", "evaluate decides"
-    open_too = any(step.name == cause and step.state == "open" for step in planned)
-    return "open" if open_too else "done again", f"it follows {cause}"
 
 
 def _state(step: Step, run: Run) -> tuple[StepState, str]:
@@ -243,7 +237,8 @@ def _new_windows(step: Step, run: Run) -> str:
     windows = {"training": parts.train, "validation": parts.validate, "test": parts.test}[part]
     content = run.state.content()
     unread = [name for name in windows if content[name] is None]
-    return f"of the {part} windows {_count(unread)}"
+    count = f"{len(unread)} windows are" if len(unread) > 1 else f"window {unread[0]} is"
+    return f"of the {part} windows {count} new or changed"
 
 
 def _drift(step: Step, run: Run) -> PlannedStep:
@@ -269,12 +264,6 @@ def _scoring(step: Step, run: Run) -> tuple[StepState, str]:
         every = len(stale.keys) + len(stale.fresh)
         return "done again", f"{len(stale.keys)} of {every} windows are not scored by version {champion.version} yet"
     return "kept", f"version {champion.version} has scored them all; another champion would score again"
-
-
-def _count(windows: Sequence[str]) -> str:
-    return (
-        f"{len(windows)} windows are new or changed" if len(windows) > 1 else f"window {windows[0]} is new or changed"
-    )
 
 
 def _amounts(run: Run, due: Collection[str] | None, parts: Parts | None) -> dict[str, Amount]:

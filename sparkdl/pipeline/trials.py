@@ -58,8 +58,11 @@ def trials_of(spec: PipelineSpec) -> list[Settings]:
         return [{}]
     kinds = {name: _kind(spec, name) for name in search.space}
     if search.method == "grid":
-        lists = [[_typed(value, kinds[name]) for value in _values(search, name)] for name in search.space]
-        return [dict(zip(search.space, values, strict=True)) for values in itertools.product(*lists)]
+        lists = []
+        for name, values in search.space.items():
+            assert not isinstance(values, Range)
+            lists.append([_typed(value, kinds[name]) for value in values])
+        return [dict(zip(search.space, chosen, strict=True)) for chosen in itertools.product(*lists)]
     trials: list[Settings] = []
     generator = random.Random(search.seed)
     for _ in range(_TRIES * (search.trials or 0)):
@@ -196,12 +199,6 @@ def _kind(spec: PipelineSpec, name: str) -> type | None:
     except ConfigError:
         return None
     return {"int": int, "float": float}.get((accepted.get(parameter) or "").replace(" ", "").removesuffix("|None"))
-
-
-def _values(search: Search, name: str) -> tuple[Any, ...]:
-    values = search.space[name]
-    assert not isinstance(values, Range)
-    return values
 
 
 def _typed(value: Any, kind: type | None) -> Any:
