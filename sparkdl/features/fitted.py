@@ -131,7 +131,7 @@ class Features:
 
     @functools.cached_property
     def knots(self) -> tuple[tuple[float, ...], ...]:
-        """Of each column of the input ``numbers``, where its training rows lie, as the model gets them: ascending.
+        """Where the training rows of each column of the input ``numbers`` lie, as the model gets them: ascending.
 
         From the least number to the greatest, each interval with about as many rows; empty for the columns that mark
         missing values.
@@ -150,7 +150,7 @@ class Features:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what ``apply`` returns."""
+        """The schema of what ``apply`` returns."""
         return pa.schema([tensor.field for tensor in self.inputs])
 
     @property
@@ -197,7 +197,7 @@ class Features:
         return self._encoder(batch)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, exactly."""
+        """These features as JSON values, exactly."""
         plain: dict[str, Any] = msgspec.to_builtins(_Document(format=FORMAT, features=self.fitted))
         return plain
 

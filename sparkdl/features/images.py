@@ -20,7 +20,7 @@ __all__ = ["images_of"]
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 MAX_PIXELS = 64 << 20
-"""Of a picture before it is resized; more are taken for an attack on the memory."""
+"""The most pixels of a picture before it is resized; more are taken for an attack on the memory."""
 
 
 def images_of(name: str, column: pa.Array, options: Image) -> np.ndarray[Any, Any]:

@@ -45,10 +45,10 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 PROBABILITIES = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
-"""Of the quantiles; each is the smallest number of the rows that so large a share does not exceed."""
+"""The shares of the quantiles: each quantile is the smallest number that so large a share of rows does not exceed."""
 
 KNOTS = tuple(part / 32 for part in range(1, 32))
-"""Of the knots, quantiles between which a network may bend its answer."""
+"""The shares of the knots, quantiles between which a network may bend its answer."""
 
 LENGTHS = (0, *(2**power for power in range(21)))
 """Edges of the bins in which lengths of rows are counted."""

@@ -22,10 +22,10 @@ from sparkdl.features.values import Lists, coded
 __all__ = ["Functions", "Tokens", "tokens_of"]
 
 Tokens = Callable[[str], Sequence[str]]
-"""From a text to its tokens."""
+"""Cuts a text into tokens."""
 
 Functions = Mapping[str, Tokens]
-"""By ``"module:function"``, the function."""
+"""Functions that cut texts, by ``"module:function"``."""
 
 
 def tokens_of(name: str, column: pa.Array, options: Text, functions: Functions) -> Lists:

@@ -69,7 +69,7 @@ def _tried(what: str) -> Iterator[None]:
 
 
 def _versions() -> dict[str, str]:
-    """Of Python and of the libraries that decide results, as far as they are installed."""
+    """The versions of Python and of the libraries that decide results, as far as they are installed."""
     versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:

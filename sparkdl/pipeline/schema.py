@@ -51,7 +51,7 @@ def write() -> Path:
 
 
 def _short_forms(definitions: dict[str, Any]) -> dict[str, Any]:
-    """By reference to a section, what a bare text in its place may be: ``age: number``, ``model: module:function``."""
+    """What a bare text may be in place of a section, by its reference: ``age: number``, ``model: module:function``."""
     whole_file()
     short_forms: dict[str, Any] = {}
     for section in known_sections():

@@ -65,7 +65,7 @@ _FLAGS = {
 """Words of ``PYSPARK_SUBMIT_ARGS``."""
 _FILE, _OURS = "the pipeline file", "sparkdl"
 _TOLD = ("spark.master", "spark.driver.memory", "spark.sql.session.timeZone")
-"""Of our own settings, those that the log names."""
+"""Those of our own settings that the log names."""
 Layer = tuple[str, Mapping[str, str]]
 _PRELOAD = "SPARKDL_PRELOAD"
 _ETL_PRELOAD = "pyspark.worker"

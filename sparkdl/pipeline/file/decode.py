@@ -32,9 +32,9 @@ class _NoValue:
 
 
 INVALID = _NoValue()
-"""In the place of a value whose problems were told."""
+"""Stands for a value whose problems were told."""
 _OTHER_FORM = _NoValue()
-"""In the place of a value of another type than the one that was tried."""
+"""Stands for a value of another type than the one that was tried."""
 
 
 @dataclass

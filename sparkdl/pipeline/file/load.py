@@ -188,7 +188,7 @@ def loads(
 def _read(
     data: bytes, name: str, folder: str, overrides: Sequence[str], environment: Mapping[str, str] | None
 ) -> tuple[PipelineFile | None, Problems]:
-    """From bytes to a checked file; each stage adds its problems, and the next one goes on with what is valid."""
+    """Make a checked file of bytes; each stage adds its problems, and the next one goes on with what is valid."""
     problems = Problems(name)
     tree = parse(data, name, problems)
     if tree is not None and not isinstance(tree, Section):
@@ -242,7 +242,7 @@ def _shown_variables(tree: Section) -> tuple[str, ...]:
 
 
 def _with_derived(references: Mapping[Path, str], spec: PipelineSpec) -> dict[Path, str]:
-    """With what follows from ``root`` and ``name`` where these name variables, and from a registry that does."""
+    """The references, with those of places that follow from ``root``, ``name`` or a registry that names a variable."""
     root, name = references.get(("root",), spec.root), references.get(("name",), str(spec.name))
     derived: dict[Path, str] = {("publish", "name"): name} if spec.publish.name == spec.name else {}
     for kept in _PLACES:

@@ -168,7 +168,7 @@ class _TooMuch(Exception):
 
 @dataclass
 class _Composer:
-    """From YAML's events to a tree."""
+    """Makes a tree of YAML's events."""
 
     text: str
     line_name: Any

@@ -54,7 +54,7 @@ class Initialised:
 
     @property
     def path(self) -> str:
-        """Of the pipeline file."""
+        """Where the pipeline file lies."""
         return f"{self.folder}/{self.files[0]}"
 
     def lines(self) -> list[tuple[str, str]]:

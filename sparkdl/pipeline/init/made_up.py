@@ -18,7 +18,7 @@ from sparkdl.pipeline.work.network import described
 __all__ = ["Example", "example_of"]
 
 _LENGTH = 3
-"""Of vectors, lists, vocabularies and classes that the file leaves open."""
+"""The length of vectors, lists, vocabularies and classes that the file leaves open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def example_of(spec: PipelineSpec, rows: int = 4) -> Example:
 
 
 def _statistics(options: Feature) -> Statistics:
-    """Of training rows that may have been."""
+    """Statistics that training rows might have had."""
     plain: dict[str, Any] = {"rows": 2, "count": 2, "mean": 0.5, "variance": 0.25}
     if isinstance(options, DateParts):
         return Statistics(**plain, minimum=2020, maximum=2026)

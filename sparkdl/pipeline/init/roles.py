@@ -89,7 +89,7 @@ class Label:
 
     @property
     def type(self) -> str:
-        """Of the label."""
+        """The type of the label."""
         return str(self.options["type"])
 
 

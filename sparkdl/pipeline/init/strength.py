@@ -20,7 +20,7 @@ __all__ = ["Labelled", "near_duplicates", "too_good"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _STRONG, _SAME = 0.98, 0.999
-"""From which AUC or R2 on a column is too good to be true; from which rank correlation on two are nearly the same."""
+"""The AUC or R2 above which a column is too good to be true; the rank correlation above which two are nearly one."""
 _ROWS, _FEW, _LEAST, _PAIRED, _COMPARED = 50_000, 4_000, 60, 32, 1_000
 """Rows that are looked at, those that tell whether a closer look is worth it, and those that are needed; columns of
 which pairs are tried; columns that are compared with each other."""

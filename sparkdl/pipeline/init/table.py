@@ -32,7 +32,7 @@ from sparkdl.tables.table import Table
 __all__ = ["SAMPLE_ROWS", "CatalogRows", "Kind", "ParquetRows", "Rows", "Sample", "kind_of"]
 
 SAMPLE_ROWS, SAMPLE_BYTES = 100_000, 128 << 20
-"""Of a sample; the second in memory."""
+"""The most that a sample has; bytes in memory."""
 _PARTS = 32
 """Row groups that a sample of a large table is taken from."""
 _DECODED_ROWS = 2_000_000

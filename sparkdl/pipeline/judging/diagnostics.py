@@ -21,7 +21,7 @@ __all__ = ["OTHERS", "Confusion", "Diagnostics", "Histogram", "Plane", "diagnose
 OTHERS = "(others)"
 _BINS, _CELLS, _POINTS, _CLASSES = 40, 24, 100, 20
 _LARGEST = 1e150
-"""Of values that are drawn: the span of two of them is finite."""
+"""The largest value that is drawn: the span of two of them is finite."""
 _TAIL = 0.005
 """Share of the values at either end that the first and the last bin take together."""
 
@@ -146,7 +146,7 @@ def _bin(values: Floats, edges: Floats) -> Ints:
 
 
 def _plain(values: npt.NDArray[Any]) -> tuple[float, ...]:
-    """As JSON holds them, with nine digits: more than a figure shows."""
+    """The values as JSON holds them, with nine digits: more than a figure shows."""
     return tuple(float(f"{value:.9g}") for value in values)
 
 

@@ -38,7 +38,7 @@ LEAST_EXPECTED = 5
 _NAMED = 5
 """Features that a sentence names."""
 MOST_CELLS = 50
-"""Of a feature with many categories; the rarer ones stand together."""
+"""The cells of a feature with many categories; the rarer ones stand together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

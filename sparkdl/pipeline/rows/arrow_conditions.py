@@ -39,7 +39,7 @@ _COMPARE: dict[str, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
 
 
 def _scalar(value: str | bool | int | float) -> pa.Scalar:
-    """Of the type that ``pa.scalar`` makes of it, which imports pandas."""
+    """A scalar of the type that ``pa.scalar`` gives it, which imports pandas."""
     kinds = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
     return from_values([value], kinds[type(value)])[0]
 
@@ -70,7 +70,7 @@ class ArrowCondition:
     terms: tuple[_Term, ...]
 
     def broken(self, rows: pa.RecordBatch) -> pa.Array:
-        """Of each row whether the condition is not true, NULL included."""
+        """Whether the condition is not true, by row; NULL is not."""
         met = pa.repeat(_scalar(True), rows.num_rows)
         for term in self.terms:
             met = pc.and_(met, pc.fill_null(term.met(rows.column(term.column)), _scalar(False)))
@@ -148,7 +148,7 @@ class Judge:
 
 
 def _names_of(broken: Mapping[str, pa.Array], named: Sequence[str], rows: int) -> pa.Array:
-    """Of each row the names of what it broke."""
+    """The names of what each row broke."""
     masks = np.zeros((rows, len(named)), bool)
     for position, name in enumerate(named):
         masks[:, position] = to_numpy(broken[name])

@@ -42,10 +42,10 @@ Broken = Counter[tuple[str, str, bool]]
 """Rows by window, by the expectation that they broke, and by whether they were kept."""
 
 Hash = tuple[int, int]
-"""Of rows in any order: the hashes of all exclusive-ored, and their sum modulo 2^64."""
+"""A hash of rows in any order: the hashes of all exclusive-ored, and their sum modulo 2^64."""
 
 Sums = dict[tuple[str, str], tuple[int, list[Hash]]]
-"""By window and outcome: rows; their hash, and that without the labels."""
+"""The rows of a window with one outcome, their hash, and that without the labels, by window and outcome."""
 _NOTHING: list[Hash] = [(0, 0), (0, 0)]
 _KEPT, _DUPLICATE = from_values([KEPT, DUPLICATE], pa.string())
 

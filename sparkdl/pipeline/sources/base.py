@@ -48,7 +48,7 @@ class Size:
 
     @classmethod
     def of_all(cls, parts: Sequence[Size]) -> Size:
-        """Of all the parts together."""
+        """The size of all the parts together."""
         rows = [part.rows for part in parts if part.rows is not None]
         return cls(
             bytes=sum(part.bytes for part in parts),

@@ -134,11 +134,11 @@ class ParquetFiles(_Files):
         return Columns(types={**types, **partition_types(files)})
 
     def rows_by_window(self, snapshot: SourceSnapshot) -> dict[str, int] | None:
-        """As the footers tell them."""
+        """The rows of each window, as the footers tell them."""
         return rows_by_window(self.section, {name: size.files for name, size in snapshot.sizes.items()})
 
     def footers(self, snapshot: SourceSnapshot) -> ParquetFooters | None:
-        """Of files of this machine, with columns of the plain types."""
+        """The footers of files of this machine, with columns of the plain types."""
         return footers_of(self.section, {file: size for file, (size, _) in snapshot.files.items()})
 
     def count(self, size: Size) -> int | None:

@@ -43,7 +43,7 @@ class RowsFunction(Source):
                 )
 
     def identity(self) -> list[Any]:
-        """With the function's code."""
+        """The identity of any source, with the function's code."""
         name, settings, _ = super().identity()
         return [name, settings, code_hash(self.section.function)]
 

@@ -24,7 +24,7 @@ class Step:
     """One step of a pipeline: what should be there, and how it is made. Each is one file of ``steps/``.
 
     Attributes:
-        name: by which the record, ``--until`` and receipts know it.
+        name: that the record, ``--until`` and receipts know it by.
         learns: whether it is one from clean rows to a published model.
         looks: whether it only looks at what others have made: once a run, which is not due for it alone.
         listed: whether plan and ``--until`` know it by its name.

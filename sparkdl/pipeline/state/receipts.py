@@ -44,7 +44,7 @@ _SCHEMA = pa.schema(
 _COMPACT_EVERY = 32
 _AGAIN = "delete it, and the step is done again"
 _MAX_BYTES = 256 << 20
-"""Of a document: vocabularies of fitted features are the largest."""
+"""The most bytes of a document: vocabularies of fitted features are the largest."""
 
 
 def content_key(step: str, inputs: Any) -> str:
@@ -183,7 +183,7 @@ class ReceiptTable:
         table: of the receipts.
         folder: of the documents, ``<step>/<key>.json``.
         run_id: of the run that writes receipts.
-        lease: under which they are written; None where nobody else can be at work.
+        lease: that they are written under; None where nobody else can be at work.
     """
 
     def __init__(self, table: Table, folder: Storage, run_id: str, lease: Lease | None = None) -> None:

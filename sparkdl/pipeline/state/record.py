@@ -38,7 +38,7 @@ EXIT_CODES: Mapping[Outcome, int] = {
     "not promoted": 20,
     "lost": 30,
 }
-"""By outcome of a run that raised nothing."""
+"""The exit codes of runs that raised nothing, by outcome."""
 
 
 @dataclass(kw_only=True)

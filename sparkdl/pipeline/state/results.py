@@ -186,7 +186,7 @@ class Boosted:
         return f"LightGBM has {metric} {trees:.4g}, the model {beside}{sampled}; {self.conditions()}"
 
     def conditions(self) -> str:
-        """By how many trees, rows and columns."""
+        """How many trees, rows and columns there were."""
         rows = f"{self.rows:,} rows" if self.rows == self.of_rows else f"{self.rows:,} of {self.of_rows:,} rows"
         parts = [f"{self.rounds:,} rounds on {rows}"]
         parts += ["stopped by the clock"] if self.out_of_time else []
@@ -217,7 +217,7 @@ class Intervals:
     pinball: float
 
     def text(self) -> str:
-        """In one sentence, how many labels lie where they should."""
+        """How many labels lie where they should, in one sentence."""
         levels = ", ".join(f"{level:g}: {share:.3f}" for level, share in zip(self.levels, self.below, strict=True))
         asked = self.levels[-1] - self.levels[0]
         between = f"{self.coverage:.1%} of labels lie between the outer quantiles, {asked:.1%} should" if asked else ""
@@ -239,7 +239,7 @@ class Calibrated:
     after: float
 
     def text(self) -> str:
-        """In one sentence."""
+        """The calibration error with and without the temperature, in one sentence."""
         return f"temperature {self.temperature:.3g}: expected calibration error {self.before:.4f} -> {self.after:.4f}"
 
 
@@ -280,7 +280,7 @@ class Evaluated:
     boosted: Boosted | None = None
 
     def rows_text(self) -> str:
-        """On which rows it was measured: ``1,200 held-out rows of test, 2026-03-08 to 2026-03-09``."""
+        """The rows that it was measured on: ``1,200 held-out rows of test, 2026-03-08 to 2026-03-09``."""
         rows, windows = self.decision.rows, self.windows
         text = f"{rows:,}{f' of {self.of_rows:,}' if self.of_rows > rows else ''} held-out rows"
         part = f" of the part {self.part}" if self.part else ""

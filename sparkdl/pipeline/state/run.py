@@ -51,7 +51,7 @@ class State:
         run_id: of the run, which its receipts carry.
 
     Attributes:
-        lease: under which the run commits; None until it has one.
+        lease: that the run commits under; None until it has one.
         places: whether what receipts name is still there.
     """
 

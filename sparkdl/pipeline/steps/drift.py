@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["DriftStep", "Looked", "decided", "rule_of"]
 
 VERSION = 1
-"""Of how windows are compared; raise it when that changes."""
+"""The version of how windows are compared; raise it when that changes."""
 _MOST_WINDOWS = 48
 """The newest windows that are compared with a champion, two days of hours; more where the file looks back upon more."""
 _VALUES_AT_ONCE = 2_000_000

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["EvaluateStep", "PublishStep", "judged_against", "publish_inputs", "published_now"]
 
 VERSION = 1
-"""Of how a model is judged and published; raise it when that changes."""
+"""The version of how a model is judged and published; raise it when that changes."""
 
 
 class EvaluateStep(Step):

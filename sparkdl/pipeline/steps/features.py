@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "FeaturesStep", "FittedFeatures", "features_key", "features_of", "fitted_key"]
 
 VERSION = 2
-"""Of how features are fitted and shards cut; raise it when that changes."""
+"""The version of how features are fitted and shards cut; raise it when that changes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 VERSION = 4
-"""Of how rows are judged and hashed; raise it when that changes."""
+"""The version of how rows are validated and hashed; raise it when that changes."""
 _ROWS_PER_FILE = 1_000_000
 _ONE_TASK, _ONE_TASK_WINDOWS = 4 << 20, 32
 """Bytes of a source that one task reads, judges and writes sooner than a shuffle of its rows is planned, and how many

@@ -1,4 +1,4 @@
-"""From which windows the next model learns, and why none is learnt for now."""
+"""The windows that the next model learns from, and why none is learnt for now."""
 
 from __future__ import annotations
 

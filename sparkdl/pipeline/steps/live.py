@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveStep"]
 
 VERSION = 1
-"""Of how errors are measured; raise it when that changes."""
+"""The version of how errors are measured; raise it when that changes."""
 _MOST_WINDOWS = 100
 """The newest windows with predictions that are looked at, besides those whose rows have changed since."""
 _MOST_KEPT = 400

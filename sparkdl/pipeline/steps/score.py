@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ScoreStep", "scored_windows", "windows_to_score"]
 
 VERSION = 1
-"""Of what a row of predictions holds; raise it when that changes."""
+"""The version of what a row of predictions holds; raise it when that changes."""
 _OWN = {WINDOW, "model_version", "run_id", "scored_at"}
 """What every table of predictions has."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainStep", "TrialStep", "train_key", "trained_now", "trial_key"]
 
 VERSION = 2
-"""Of how a model is trained; raise it when that changes."""
+"""The version of how a model is trained; raise it when that changes."""
 
 
 class TrialStep(Step):

@@ -29,7 +29,7 @@ __all__ = ["FileRows"]
 POINTS = 10_000
 """Numbers that stand for those of a column in a block of rows, each for as many: ranks are off by half of that."""
 BLOCK_NUMBERS = 20_000_000
-"""Of all columns together that a task holds, 160 MB."""
+"""Numbers of all columns together that a task holds, 160 MB."""
 _BATCH_ROWS = 10_000
 
 Array = np.ndarray[Any, Any]
@@ -79,7 +79,7 @@ class FileRows:
 
 @dataclass(frozen=True)
 class _Points:
-    """Of each block of rows and each column at most ``POINTS`` of its numbers, with how many each stands for."""
+    """At most ``POINTS`` numbers of each column and block of rows, with how many each stands for."""
 
     columns: tuple[str, ...]
 

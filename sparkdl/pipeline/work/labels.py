@@ -36,7 +36,7 @@ __all__ = [
 
 _MOST_CLASSES = 10_000
 _MOST_NUMBERS = 25_000_000
-"""Of 8 bytes, that the driver holds at once to measure predictions."""
+"""Numbers of 8 bytes that the driver holds at once to measure predictions."""
 _NUMBERS = ("byte", "short", "integer", "long", "float", "double", "decimal", "boolean")
 
 

@@ -22,7 +22,7 @@ def make_optimizer(model: nn.Module, name: str, arguments: Mapping[str, float]) 
 
 @dataclass(frozen=True)
 class Schedule:
-    """From an optimizer to its schedule: the rate rises for ``warmup`` steps, then falls to 0 as ``decay`` says."""
+    """The schedule of an optimizer: the rate rises for ``warmup`` steps, then falls to 0 as ``decay`` says."""
 
     warmup: int
     decay: str

@@ -46,7 +46,7 @@ from sparkdl.tables.scan.read import Chain
 __all__ = ["spark_statistics", "window_statistics"]
 
 ACCURACY = 10_000
-"""Of Spark's ``percentile_approx``: ranks are off by one in so many rows at most."""
+"""The accuracy of Spark's ``percentile_approx``: ranks are off by one in so many rows at most."""
 
 HELD_VALUES = 200_000
 """Distinct values that a task counts before it hands them on."""
