@@ -79,11 +79,10 @@ class ParameterServer(Strategy):
     server i modulo their number: a forward pass fetches the rows of its batch, and their gradients alone are pushed.
     With ``sparse=False`` the server steps the whole table, as an optimizer of dense gradients does.
 
-    A rank that is gone is left out: gradients are averaged over the others, which say so once and train without its
-    rows. A server that went with its rank comes back on rank 0 as the newest checkpoint of this run has it; what was
-    pushed to it since is lost, and told. Without a checkpoint, or where rank 0 is gone, the run ends, and goes on from
-    what its store has. That is so where the launcher lets ranks live when one is gone; a barrier stage of Spark ends
-    them all, and the driver tries again.
+    A rank that is gone ends the run, as with any strategy, unless ``tolerant``: then it is left out, gradients are
+    averaged over the others, which say so once and train without its rows. A server that went with its rank comes back
+    on rank 0 as the newest checkpoint of this run has it; what was pushed to it since is lost, and told. Without a
+    checkpoint, or where rank 0 is gone, the run ends all the same.
 
     Batch norm takes each rank's own rows; its statistics are those of rank 0.
 
@@ -153,7 +152,7 @@ class ParameterServer(Strategy):
         for server, parts in enumerate(self._parts):
             for index, part in enumerate(parts):
                 self._places[part.number].append((server, index))
-        self._workers = Workers(world.size, self._tell_gone if world.is_leader else None)
+        self._workers = Workers(world.size, self.options.tolerant, self._tell_gone if world.is_leader else None)
         if world.rank < self.options.servers:
             cut = [
                 self._cut(world.rank, part, parameter, self._own.state.get(parameter, {}))
@@ -367,9 +366,10 @@ class ParameterServer(Strategy):
 
     def _reconnect(self, server: int, cause: BaseException) -> None:
         """Go to where ``server`` came back, with what it may not have got of this step."""
-        if server == 0:
+        if server == 0 or not self.options.tolerant:
             raise ClusterError(
-                f"rank 0 is gone, and parameter server 0 with it ({cause}): the run goes on from its last checkpoint"
+                f"rank {server} is gone, and parameter server {server} with it ({cause}): the run goes on from its "
+                "last checkpoint"
             ) from cause
         address = self._ask({0: Message({"op": "restore", "server": server})})[0].message["address"]
         self._links[server].close(failed=True)

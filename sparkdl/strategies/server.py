@@ -65,20 +65,27 @@ class Workers:
 
     Args:
         size: number of workers.
-        tell: is called with the worker that is gone, and why.
+        tolerant: whether the others go on without one that is gone.
+        tell: is called with the worker that they go on without, and why it is gone.
+
+    Attributes:
+        lost: what to raise everywhere, once one is gone that nobody goes on without.
     """
 
-    def __init__(self, size: int, tell: Callable[[int, str], None] | None = None) -> None:
+    def __init__(self, size: int, tolerant: bool, tell: Callable[[int, str], None] | None = None) -> None:
         self.size, self.alive, self.changed = size, set(range(size)), threading.Condition()
-        self._tell = tell
+        self.lost: str | None = None
+        self._tolerant, self._tell = tolerant, tell
 
     def leave(self, worker: int, why: str = "") -> None:
         """Wait for ``worker`` no longer; ``why`` is empty where it is through."""
         with self.changed:
-            is_news = worker in self.alive
+            is_news = worker in self.alive and bool(why)
             self.alive.discard(worker)
+            if is_news and not self._tolerant:
+                self.lost = f"rank {worker} is gone ({why}): the rank that failed first says why"
             self.changed.notify_all()
-        if is_news and why and self._tell is not None:
+        if is_news and self._tolerant and self._tell is not None:
             self._tell(worker, why)
 
 
@@ -140,6 +147,8 @@ class Server:
         if message["op"] == "restore" and self.restore is not None:
             return Message({"address": self.restore(message["server"])})
         with self.workers.changed:
+            if self.workers.lost:
+                raise ClusterError(self.workers.lost)
             try:
                 match message["op"]:
                     case "push":
@@ -305,13 +314,13 @@ class Server:
         self._wait(lambda: not behind(), behind)
 
     def _wait(self, is_there: Callable[[], bool], missing: Callable[[], set[int]]) -> None:
-        if not self.workers.changed.wait_for(lambda: self._broken or is_there(), self._seconds):
+        if not self.workers.changed.wait_for(lambda: self._broken or self.workers.lost or is_there(), self._seconds):
             raise ClusterError(
                 f"a parameter server waited {self._seconds:g} s for worker {', '.join(map(str, sorted(missing())))}, "
                 "which lives and pushes nothing: see what it does, or raise the timeout"
             )
-        if self._broken:
-            raise ClusterError(self._broken)
+        if failure := self._broken or self.workers.lost:
+            raise ClusterError(failure)
 
     # --- connections ----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,9 @@ class ServerOptions:
         servers: how many; the first ranks host one each.
         staleness: how many clocks a worker may be ahead of the slowest one (Ho et al., NeurIPS 2013); None sets no
             bound (Dean et al., NeurIPS 2012, section 4.1).
+        tolerant: whether the others go on without a rank that is gone. The launchers of sparkdl end a run that lost a
+            rank, and its next attempt goes on from the last checkpoint: that is exact, and what ranks do that went on
+            meanwhile is not.
 
     Raises:
         ConfigError: an option cannot be.
@@ -28,6 +31,7 @@ class ServerOptions:
 
     servers: int = 1
     staleness: int | None = 0
+    tolerant: bool = False
     name: str = field(default="", compare=False)
 
     implementation: ClassVar[str] = "sparkdl.strategies.parameter_server:ParameterServer"
@@ -43,6 +47,8 @@ class ServerOptions:
                 f"staleness={clocks!r} is no number of clocks between the fastest worker and the slowest: give 0 or "
                 "more, or None for no bound"
             )
+        if not isinstance(self.tolerant, bool):
+            raise ConfigError(f"tolerant={self.tolerant!r} is neither True nor False: give one of them")
 
     def filled(self, ranks: int) -> ServerOptions:
         """Return the same, for ``ranks`` ranks.

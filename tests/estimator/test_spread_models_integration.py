@@ -27,7 +27,14 @@ STRATEGIES = [
     pytest.param("fsdp", id="fsdp"),
     *(
         pytest.param(strategy, marks=pytest.mark.slow, id=strategy.partition("(")[0])
-        for strategy in ("zero1", "zero2", "tensor", "pipeline(micro_batches=2, cuts=('2',))", "expert")
+        for strategy in (
+            "zero1",
+            "zero2",
+            "tensor",
+            "pipeline(micro_batches=2, cuts=('2',))",
+            "expert",
+            "parameter_server(servers=2)",
+        )
     ),
 ]
 
@@ -120,6 +127,13 @@ BEFORE_SPARK_WORKS = {
     "not traced": ("pipeline", ByRow(), {}, "ByRow cannot be cut into stages, since its forward cannot be"),
     "no such module": ("pipeline(cuts=('7',))", layers(), {}, "cuts names '7', which is no module of Sequential"),
     "other cuts": ("pipeline(cuts=('1', '2'))", layers(nn.Linear(8, 8)), {}, "2 cuts make 3 stages, and the mesh has"),
+    "servers": ("parameter_server(servers=3)", layers(), {}, "servers=3, of which each is on a rank of its own"),
+    "fewer ranks than servers later": ("parameter_server(servers=2)", layers(), {"max_failures": 1, "min_num_proc": 1},
+        "has servers=2, of which each is on a rank of its own, and there are 1 ranks"),
+    "half precision, servers": ("parameter_server", layers(), {"precision": "fp16"}, "choose precision='bf16'"),
+    "compressed, servers": ("parameter_server", layers(), {"gradient_compression": "bf16"}, "pushes gradients as they"),
+    "batch norm, servers": ("parameter_server", layers(nn.BatchNorm1d(8)), {}, "'1' of the model is a BatchNorm1d"),
+    "experts, servers": ("parameter_server", layers(MixtureOfExperts(8, 16, 4)), {}, "choose strategy='all_reduce'"),
     "fewer ranks later": ("tensor", layers(), {"max_failures": 1, "min_num_proc": 1}, "would leave fewer"),
 }  # fmt: skip
 BEFORE_RANKS_START = {

@@ -282,7 +282,7 @@ def by_hand(lost, at_step):
 
 
 def test_others_go_on_with_the_mean_of_those_that_live(ranks):
-    job = functools.partial(without_a_rank, "parameter_server(servers=1)", 2, 5, None)
+    job = functools.partial(without_a_rank, "parameter_server(servers=1, tolerant=True)", 2, 5, None)
     leader, other, _ = ranks.run_at_store([], job, 3)
     wanted = by_hand(2, 5)
     for rank in (leader, other):
@@ -295,7 +295,7 @@ def test_others_go_on_with_the_mean_of_those_that_live(ranks):
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_server_comes_back_from_the_newest_checkpoint(ranks, tmp_path, staleness):
-    strategy = f"parameter_server(servers=2, staleness={staleness})"
+    strategy = f"parameter_server(servers=2, staleness={staleness}, tolerant=True)"
     job = functools.partial(without_a_rank, strategy, 1, 11, tmp_path)
     leader, _, other = ranks.run_at_store([], job, 3)
     torch.testing.assert_close(leader["weights"], other["weights"], rtol=0, atol=0)
@@ -308,14 +308,23 @@ def test_a_server_comes_back_from_the_newest_checkpoint(ranks, tmp_path, stalene
 
 
 def test_a_server_that_has_no_checkpoint_ends_the_run(ranks):
-    job = functools.partial(without_a_rank, "parameter_server(servers=2)", 1, 5, None)
+    job = functools.partial(without_a_rank, "parameter_server(servers=2, tolerant=True)", 1, 5, None)
     leader, _, other = ranks.run_at_store([], job, 3)
     assert "parameter server 1 is gone with its rank, and no checkpoint was taken" in leader["error"]
     assert "error" in other
 
 
+@pytest.mark.parametrize(("servers", "staleness"), [(1, 0), (2, None)])
+def test_a_rank_that_is_gone_ends_the_run_where_nobody_asked_for_less(ranks, tmp_path, servers, staleness):
+    """What the others would save meanwhile is no undisturbed run's."""
+    strategy = f"parameter_server(servers={servers}, staleness={staleness})"
+    leader, _, other = ranks.run_at_store([], functools.partial(without_a_rank, strategy, 1, 11, tmp_path), 3)
+    assert "rank 1 is gone" in leader["error"]
+    assert "error" in other
+
+
 def test_the_leader_takes_the_run_with_it(ranks):
-    job = functools.partial(without_a_rank, "parameter_server(servers=1, staleness=None)", 0, 5, None)
+    job = functools.partial(without_a_rank, "parameter_server(servers=1, staleness=None, tolerant=True)", 0, 5, None)
     _, *others = ranks.run_at_store([], job, 3)
     for rank in others:
         assert "rank 0 is gone, and parameter server 0 with it" in rank["error"]
@@ -353,7 +362,8 @@ def test_a_stranger_is_turned_away_by_a_server_that_goes_on(ranks):
         ("parameter_server(staleness=-1)", "staleness=-1 is no number of clocks between the fastest worker and the sl"),
         ("parameter_server(staleness=1.5)", "staleness=1.5 is no number of clocks"),
         ("parameter_server(servers=0)", "servers=0 is no number of servers: give 1 or more"),
-        ("parameter_server(s=1)", "'s' is no option of parameter_server: choose of servers, staleness"),
+        ("parameter_server(tolerant=1)", "tolerant=1 is neither True nor False"),
+        ("parameter_server(s=1)", "'s' is no option of parameter_server: choose of servers, staleness, tolerant"),
     ],
 )
 def test_options_that_cannot_be_are_one_sentence(text, sentence):
