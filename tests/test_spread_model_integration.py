@@ -17,7 +17,14 @@ from sparkdl.world import SOLO
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-STRATEGIES = ["all_reduce", "zero1", "fsdp", "tensor", Mesh(pipeline=2, micro_batches=3, cuts=("2",))]
+STRATEGIES = [
+    "all_reduce",
+    "zero1",
+    "fsdp",
+    "tensor",
+    Mesh(pipeline=2, micro_batches=3, cuts=("2",)),
+    "parameter_server",
+]
 COLUMNS = {"a": "sin(id)", "b": "cos(id)", "c": "id % 3", "y": "id % 5"}
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 

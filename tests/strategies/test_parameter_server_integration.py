@@ -190,6 +190,19 @@ def test_rows_that_a_batch_touched_travel_and_no_others(tables):
         assert 1000 < rank["bytes"] < table / 10
 
 
+def over_horovod(world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="horovod")
+    result = train_tables("parameter_server(servers=2)", world, collective, "moments of rows")
+    collective.close()
+    return result
+
+
+def test_the_backend_is_for_the_beginning_alone(ranks):
+    leader, _ = ranks.together(over_horovod, 2, "horovod")
+    torch.testing.assert_close(leader["weights"], alone("moments of rows")["weights"], **EXACT)
+
+
 # --- staleness ----------------------------------------------------------------------------------------------------
 
 
