@@ -489,11 +489,11 @@ class ParameterServer(Strategy):
     def _fetched(
         self, number: int, snapshots: dict[int, list[Any]] | None = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """A whole parameter, a table in a file, and the optimizer's state of it; ``snapshots`` gets servers' parts."""
+        """A whole parameter, a table in a file; the optimizer's state of it, too, if ``snapshots`` collects parts."""
         wholes: dict[str, Any] = {}
         for server, index, rows in self._pieces(number):
-            request = Message({"op": "state", "part": index, "rows": rows})
-            values, state = self._ask({server: request})[server].value
+            asked = {"op": "state", "part": index, "rows": rows, "optimizer": snapshots is not None}
+            values, state = self._ask({server: Message(asked)})[server].value
             for name, piece in {"": values, **state}.items():
                 if rows is None or not isinstance(piece, torch.Tensor) or piece.shape != values.shape:
                     wholes[name] = _in_file(piece) if server and snapshots is not None else piece

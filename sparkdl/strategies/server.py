@@ -165,7 +165,7 @@ class Server:
                     case "gather":
                         return self._gather(worker, message["number"], asked.tensors[0])
                     case "state":
-                        return self._state(message["part"], message["rows"])
+                        return self._state(message["part"], message["rows"], message["optimizer"])
                     case "load":
                         return self._load(message["part"], message["rows"], *asked.value)
                     case "loaded":
@@ -232,10 +232,10 @@ class Server:
         self._wait(lambda: self.workers.alive <= parts.keys(), lambda: self.workers.alive - parts.keys())
         return Message({"workers": sorted(parts)}, [parts[worker] for worker in sorted(parts)])
 
-    def _state(self, index: int, rows: Sequence[int] | None) -> Message:
+    def _state(self, index: int, rows: Sequence[int] | None, with_optimizer: bool) -> Message:
         """Return the values of a part and what the optimizer has of it; of ``rows`` alone, the second not included."""
         parameter = self.parts[index].parameter
-        state = self.optimizer.state.get(parameter, {})
+        state = self.optimizer.state.get(parameter, {}) if with_optimizer else {}
 
         def cut(value: Any) -> Any:
             has_rows = rows and isinstance(value, torch.Tensor) and value.shape == parameter.shape
