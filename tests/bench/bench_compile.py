@@ -1,9 +1,10 @@
 """When ``torch.compile`` pays on processors: seconds of compilation against what it saves in a step.
 
 Each network is trained and scored eager and compiled, in turns, by one thread, in a process of its own whose compiler
-finds nothing compiled before. With static shapes a batch of another size is compiled anew, with dynamic ones it is not:
-what such a batch took is ``other_rows_seconds``. ``break_even_steps`` is how many steps pay for the compilation; None
-where a compiled step is no faster. One JSON line a network, task and kind of shapes.
+finds nothing compiled before. Seconds are the processor's, of the process and of the compilers that it starts: other
+work on the machine does not count. With static shapes a batch of another size is compiled anew, with dynamic ones it is
+not: what such a batch took is ``other_rows_seconds``. ``break_even_steps`` is how many steps pay for the compilation;
+None where a compiled step is no faster. One JSON line a network, task and kind of shapes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the other benches
 
-STEPS = 25
+STEPS = 20
 ROWS = {"train": 256, "score": 4096}
 OTHER_ROWS = {"train": 200, "score": 3000}
 
@@ -74,10 +75,15 @@ def score_step(call, batch):
         call(batch)
 
 
+def processor_seconds():
+    usages = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
 def seconds(step, batch):
-    start = time.perf_counter()
+    start = processor_seconds()
     step(batch)
-    return time.perf_counter() - start
+    return processor_seconds() - start
 
 
 def measure(name, task, shapes):
@@ -113,11 +119,11 @@ def measure(name, task, shapes):
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize("shapes", ["static", "dynamic"])
-@pytest.mark.parametrize("task", ROWS)
+@pytest.mark.parametrize(("task", "shapes"), [("train", "static"), ("train", "dynamic"), ("score", "dynamic")])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_compile(name, task, shapes, tmp_path):
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in the process itself, which then waits for its compilers
     done = subprocess.run([sys.executable, __file__, name, task, shapes], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     print(done.stdout.strip(), flush=True)

@@ -42,7 +42,7 @@ from bench_strategies import Meter
 for module in (held.__module__, Meter.__module__, __name__):
     cloudpickle.register_pickle_by_value(sys.modules[module])
 
-ROWS, STEPS, SKIPPED, SMOOTHED = 128, 48, 8, 4
+ROWS, STEPS, SKIPPED, SMOOTHED = 128, 40, 8, 4
 WIDTH, HEADS, POSITIONS, TOKENS = 64, 4, 16, 64
 IDS, FEATURES = 50_000, 32
 ADAMW = partial(torch.optim.AdamW, lr=3e-3)
@@ -50,9 +50,9 @@ COMPRESSIONS = ("bf16", "powersgd(rank=4)", "topk(keep=0.01)")
 STRATEGIES = {
     1: ["all_reduce"],
     2: ["all_reduce", "zero1", "zero2", "fsdp", "tensor", "pipeline(micro_batches=4)",
-        "parameter_server", "local_sgd(every=8)", "diloco(every=8)"],
+        "parameter_server(servers=2)", "local_sgd(every=8)", "diloco(every=8)"],
     4: ["all_reduce", "zero1", "zero2", "fsdp", "tensor", "pipeline(micro_batches=4)", "mesh(data=2, tensor=2)",
-        "parameter_server", "local_sgd(every=8)", "diloco(every=8)"],
+        "parameter_server(servers=2)", "local_sgd(every=8)", "diloco(every=8)"],
 }  # fmt: skip
 
 

@@ -198,7 +198,6 @@ def measure(folder, rate):
         line["sent_bytes_per_step"] = round(max(rank[way][1] for rank in ranks))
         line |= {"steps": curve[-1][0], "milliseconds_per_step": round(1000 * curve[-1][1] / curve[-1][0], 1)}
         line["last_loss"] = curve[-1][2]
-        line["loss_at_steps_of_all_reduce"] = next((loss for step, _, loss in curve if step >= reference[-1][0]), None)
         line["seconds_to_loss_of_all_reduce"] = seconds_to(reference[-1][2], curve)
         line["beats_all_reduce_from_second"] = since if below else None
         line["worse_from_second"] = None if below or way == "all_reduce" else since
