@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkdl.compat.java_classes import java_options
+from sparkdl.compat.java_classes import archive, java_options
 from sparkdl.errors import SparkdlError
+from sparkdl.storage import size_text
 from sparkdl.world import World
 
 __all__ = ["Check", "checks"]
@@ -58,6 +59,7 @@ def checks() -> Iterator[Check]:
     yield _package("pyspark", SPARK_VERSIONS, "pip install 'sparkdl[spark]'")
     yield _package("pyarrow", None, "pip install 'pyarrow>=24'")
     yield _package("deltalake", None, "pip install 'deltalake>=1.6'")
+    yield _java_classes()
     yield _filesystem("S3", "s3fs", "sparkdl[s3]")
     yield _filesystem("HDFS", "hdfs-native", "sparkdl[hdfs]")
     yield _shadow()
@@ -96,6 +98,14 @@ def _java() -> Check:
     ok = match is not None and int(match[1]) >= MIN_JAVA
     found = match[0].removeprefix("version ").strip('"') if match else "unknown version"
     return Check(name="Java", found=found, ok=ok, remedy="" if ok else remedy)
+
+
+def _java_classes() -> Check:
+    """The archive that Java starts from; optional."""
+    name, remedy = "Java's archive", "optional, sessions start sooner: python -m sparkdl.compat.java_classes"
+    if not java_options():
+        return Check(name=name, found="none", ok=None, remedy=remedy)
+    return Check(name=name, found=size_text(archive().stat().st_size), ok=True)
 
 
 def _package(name: str, versions: tuple[tuple[int, int], tuple[int, int]] | None, remedy: str) -> Check:

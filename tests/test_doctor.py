@@ -9,6 +9,7 @@ import pytest
 
 from sparkdl import doctor
 from sparkdl.cli import main
+from sparkdl.compat import java_classes
 
 
 def test_this_machine_has_what_is_needed():
@@ -39,6 +40,16 @@ def test_a_spark_that_is_too_new_or_too_old_fails():
     check = doctor._package("pyspark", ((1, 0), (1, 1)), "pip install something else")
     assert check.ok is False
     assert "pip install something else" in check.remedy
+
+
+def test_the_archive_of_java_classes_is_told_with_its_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    absent = doctor._java_classes()
+    assert (absent.ok, absent.found) == (None, "none")
+    assert absent.remedy.endswith("python -m sparkdl.compat.java_classes")
+    java_classes.archive().parent.mkdir(parents=True)
+    java_classes.archive().write_bytes(b"0" * 2048)
+    assert (doctor._java_classes().ok, doctor._java_classes().found) == (True, "2.0 KiB")
 
 
 def test_another_package_of_the_same_name_is_found(tmp_path, monkeypatch):
