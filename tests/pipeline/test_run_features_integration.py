@@ -232,7 +232,7 @@ def test_predictions_do_not_depend_on_how_many_processes_train(spark, everything
         split: {{by: column, column: fold, train: [a], validate: [b], score: [c]}}
         model: {{factory: "{own}:build"}}
         train: {{epochs: 2, batch_size: {1000 // processes}, num_proc: {processes}, verbose: 0, shuffle: false}}
-        publish: {{gate: {{min_rows: 50}}}}
+        publish: {{gate: {{min_rows: 50, baseline: never}}}}
         """
         done = execute(Run(Project(loads(text)), RunRequest(now=NOW)), spark)
         found.append(Table(done.places["predictions"]).rows().to_pandas().set_index("id").prediction.sort_index())
