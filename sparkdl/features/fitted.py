@@ -263,7 +263,8 @@ def _fitted(name: str, options: Feature, statistics: Statistics) -> Fitted:
     spread = (statistics.variance or 0.0, statistics.scaled_variance or 0.0)
     if isinstance(options, Number | Vector) and not all(map(math.isfinite, spread)):
         raise DataError(
-            f"{where} reaches from {statistics.minimum} to {statistics.maximum}, too far for a variance: clip it"
+            f"{where} reaches from {statistics.minimum} to {statistics.maximum}, too far for a variance: refuse such "
+            "rows in expect, or take its logarithm in transform"
         )
     if isinstance(options, Encoded) and options.buckets is None and not statistics.values:
         raise DataError(

@@ -23,6 +23,7 @@ __all__ = [
     "calibration",
     "calibration_error",
     "check_metric",
+    "check_metric_of",
     "confusion",
     "measure",
     "metric_over",
@@ -31,7 +32,7 @@ __all__ = [
 _CONFIDENCE_BINS = 15
 _OF_CLASSES = ("log_loss", "brier", "accuracy", "precision", "recall", "f1")
 METRICS: Mapping[Task, tuple[str, ...]] = {
-    "regression": ("mse", "rmse", "mae", "mape", "r2"),
+    "regression": ("mse", "rmse", "mae", "mape", "r2", "pinball"),
     "binary": (*_OF_CLASSES, "auc", "average_precision"),
     "multiclass": _OF_CLASSES,
 }
@@ -51,13 +52,24 @@ def check_metric(name: str, task: Task | None = None) -> None:
         raise ConfigError(f"{task} has no metric {name!r}: choose one of {', '.join(METRICS[task])}")
 
 
+def check_metric_of(rows: Rows, name: str) -> None:
+    """Refuse a name that no metric has, or none of these rows.
+
+    Raises:
+        ConfigError: names the nearest, and all.
+    """
+    check_metric(name, rows.task)
+    if name == "pinball" and rows.quantile_losses is None:
+        raise ConfigError("pinball is a metric of quantiles, and one number is predicted a row: choose mae")
+
+
 def metric_over(rows: Rows, name: str, draws: Floats | None = None) -> Floats:
     """Return one metric, over all rows or over each of (draws, groups) bootstrap draws; NaN where it is undefined.
 
     Raises:
-        ConfigError: the task has no such metric.
+        ConfigError: the task has no such metric, or the rows have no quantiles.
     """
-    check_metric(name, rows.task)
+    check_metric_of(rows, name)
     return _OF_RANKS[name](rows, draws) if name in _OF_RANKS else values_of(sums_of(rows), draws)[name]
 
 
@@ -79,12 +91,15 @@ class Measured:
 
 
 def measure(rows: Rows) -> Measured:
-    """Return all metrics of the rows' task."""
+    """Return all metrics of the rows' task; ``pinball`` of those with predicted quantiles alone."""
     rows = rows.as_one_group()
     values = values_of(sums_of(rows))
     if rows.task == "binary":
         values = values | {name: over(rows) for name, over in _OF_RANKS.items()}
-    numbers = {name: float(values[name][0]) for name in METRICS[rows.task] + _DESCRIBED[rows.task]}
+    names = [*METRICS[rows.task], *_DESCRIBED[rows.task]]
+    if rows.quantile_losses is None:
+        names = [name for name in names if name != "pinball"]
+    numbers = {name: float(values[name][0]) for name in names}
     return Measured(
         rows=len(rows),
         weight=float(rows.weights.sum()),
@@ -103,6 +118,8 @@ def _why(name: str, value: float, rows: Rows) -> str:
         return f"{name} is undefined: {int((labels == 0).sum()):,} of {len(labels):,} labels are 0"
     if name in ("average_precision", "recall", "f1") and rows.task == "binary" and not labels.any():
         return f"{name} is undefined: no label of {len(labels):,} rows is 1"
+    if name == "pinball" and rows.quantile_losses is not None and np.isnan(rows.quantile_losses).any():
+        return "pinball is undefined: it predicts quantiles of other levels"
     if name == "precision":
         return f"{name} is undefined: no prediction of {len(labels):,} rows is above 0.5"
     return f"{name} is {value}: predictions reach {np.abs(rows.predictions).max():g}, labels {np.abs(labels).max():g}"

@@ -10,13 +10,13 @@ from sparkdl.errors import ConfigError
 __all__ = ["HIGHER_IS_BETTER", "METRIC_NAMES", "OF_RANKS", "OF_VALUES", "check_metric_name"]
 
 HIGHER_IS_BETTER = {
-    **dict.fromkeys(("mse", "rmse", "mae", "mape"), False),
+    **dict.fromkeys(("mse", "rmse", "mae", "mape", "pinball"), False),
     "r2": True,
     **dict.fromkeys(("accuracy", "precision", "recall", "f1", "auc", "average_precision"), True),
     **dict.fromkeys(("log_loss", "brier"), False),
 }
-METRIC_NAMES = tuple(name for name in HIGHER_IS_BETTER if name != "brier")
-"""Those that a training computes."""
+METRIC_NAMES = tuple(name for name in HIGHER_IS_BETTER if name not in ("brier", "pinball"))
+"""Those that a training computes; the loss of quantiles is their pinball."""
 OF_VALUES = ("mse", "rmse", "mae", "mape", "r2")
 """Those that compare numbers; all others compare classes."""
 OF_RANKS = ("auc", "average_precision")

@@ -6,7 +6,7 @@ arrays, or one ``DataError`` that names the column, how many rows are wrong, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -35,6 +35,8 @@ class Rows:
         weights: (rows,), none negative.
         groups: (rows,) numbers 0..``group_count`` - 1 of the days or keys that rows belong to.
         group_count: how many of these there are.
+        quantile_losses: (rows,) what predicted quantiles lose, NaN where they are of other levels than those that
+            judge; None where no quantiles are predicted.
     """
 
     task: Task
@@ -43,6 +45,7 @@ class Rows:
     weights: Floats
     groups: Ints
     group_count: int
+    quantile_losses: Floats | None = None
 
     @staticmethod
     def of(
@@ -89,18 +92,19 @@ class Rows:
     def take(self, chosen: npt.NDArray[Any]) -> Rows:
         """Return the rows that a mask or positions (rows,) choose, with the same numbers of groups."""
         parts = (self.labels[chosen], self.predictions[chosen], self.weights[chosen], self.groups[chosen])
-        return Rows(self.task, *parts, self.group_count)
+        losses = None if self.quantile_losses is None else self.quantile_losses[chosen]
+        return Rows(self.task, *parts, self.group_count, losses)
 
     def as_one_group(self) -> Rows:
         """Return the rows as those of one group: what is summed by group needs no table of a million of them."""
-        return Rows(self.task, self.labels, self.predictions, self.weights, np.zeros_like(self.groups), 1)
+        return replace(self, groups=np.zeros_like(self.groups), group_count=1)
 
     def in_blocks(self, most: int, seed: int) -> Rows:
         """Return the rows with their groups joined at random into at most ``most`` blocks of as many groups."""
         if self.group_count <= most:
             return self
         block = np.random.default_rng(seed).permutation(self.group_count) % most
-        return Rows(self.task, self.labels, self.predictions, self.weights, block[self.groups], most)
+        return replace(self, groups=block[self.groups], group_count=most)
 
     def check_same(self, other: Rows) -> None:
         """Refuse to compare with predictions of other rows.

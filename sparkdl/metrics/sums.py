@@ -6,7 +6,7 @@ Labels are summed about their mean: in ``r2`` nothing cancels, however large the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sparkdl.metrics.rows import Floats, Ints, Rows, Task
 
-__all__ = ["Answers", "Sums", "answers_of", "losses_of", "sums_of", "sums_of_answers", "values_of"]
+__all__ = ["Answers", "Sums", "answers_of", "losses_of", "quantile_losses", "sums_of", "sums_of_answers", "values_of"]
 
 _LEAST_PROBABILITY = np.finfo(np.float64).eps  # as sklearn's log_loss clips double precision
 
@@ -85,14 +85,15 @@ def sums_of(rows: Rows) -> Sums:
     with np.errstate(over="ignore", invalid="ignore"):
         columns = [  # one at a time: together they would take more than the rows
             np.bincount(rows.groups, rows.weights * column, rows.group_count).astype(np.float64, copy=False)
-            for column in _value_columns(rows.labels, rows.predictions, origin)
+            for column in _value_columns(rows, origin)
         ]
     return Sums(rows.task, np.stack(columns, axis=1), origin)
 
 
-def _value_columns(labels: Floats, predictions: Floats, origin: float) -> Iterator[Floats]:
-    """Ones, label and its square about the origin, error squared, error absolute, error relative, label is 0, error."""
-    error, zero = predictions - labels, labels == 0
+def _value_columns(rows: Rows, origin: float) -> Iterator[Floats]:
+    """Ones, label and its square about the origin, error squared, absolute, relative, label is 0, error, pinball."""
+    labels = rows.labels
+    error, zero = rows.predictions - labels, labels == 0
     yield np.ones(len(labels))
     yield labels - origin
     yield (labels - origin) ** 2
@@ -101,6 +102,7 @@ def _value_columns(labels: Floats, predictions: Floats, origin: float) -> Iterat
     yield np.abs(error) / np.where(zero, 1.0, np.abs(labels))
     yield zero.astype(np.float64)
     yield error
+    yield np.zeros(len(labels)) if rows.quantile_losses is None else rows.quantile_losses
 
 
 def sums_of_answers(
@@ -140,6 +142,18 @@ def losses_of(rows: Rows) -> Floats:
         return np.asarray((rows.predictions - rows.labels) ** 2, dtype=np.float64)
 
 
+def quantile_losses(labels: Floats, quantiles: Floats, levels: Sequence[float]) -> Floats:
+    """Return what each row's quantiles lose (rows,): the mean pinball loss over ``levels`` (Koenker and Bassett 1978).
+
+    Args:
+        labels: (rows,).
+        quantiles: (rows, levels), or (levels,) that are the same for all rows.
+        levels: probabilities.
+    """
+    error, probabilities = labels[:, None] - quantiles, np.asarray(levels)
+    return np.asarray(np.maximum(probabilities * error, (probabilities - 1) * error).mean(axis=1), dtype=np.float64)
+
+
 def _log_losses(answers: Answers) -> Floats:
     return np.asarray(-np.log(np.clip(answers.chances, _LEAST_PROBABILITY, 1.0)), dtype=np.float64)
 
@@ -161,7 +175,7 @@ def values_of(sums: Sums, draws: npt.NDArray[np.float64] | None = None) -> dict[
 
 
 def _value_metrics(table: Floats, origin: float) -> dict[str, Floats]:
-    weight, label, label_squared, squared, absolute, relative, zero, error = table.T
+    weight, label, label_squared, squared, absolute, relative, zero, error, pinball = table.T
     spread = label_squared - label * label / weight
     rounding = weight * (8 * np.finfo(np.float64).eps * abs(origin)) ** 2
     return {
@@ -171,6 +185,7 @@ def _value_metrics(table: Floats, origin: float) -> dict[str, Floats]:
         "mape": np.where(zero > 0, np.nan, relative / weight),
         "r2": np.where(spread > rounding, 1 - squared / spread, np.nan),
         "bias": error / weight,  # predicted minus true
+        "pinball": pinball / weight,
     }
 
 

@@ -122,7 +122,7 @@ class TabularEnsemble(nn.Module):
         width: int = 128,
         depth: int = 3,
         embedding: int | None = None,
-        dropout: float = 0.1,
+        dropout: float = 0.0,
         members: int = 4,
         bends: int | None = None,
     ) -> None:

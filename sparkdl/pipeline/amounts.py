@@ -9,15 +9,16 @@ a training of the default network, whose steps were timed when it was chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sparkdl.pipeline.recipe import with_recipe
 from sparkdl.pipeline.rows.parts import Part, Parts
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
 from sparkdl.pipeline.sources import source_of
 from sparkdl.pipeline.sources.base import Size
-from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec import HashSplit, PipelineSpec, TimeSplit, Train
 from sparkdl.pipeline.state.record import RunRecord
 from sparkdl.pipeline.trials import trials_of, with_settings
 from sparkdl.pipeline.windows import WHOLE
@@ -124,7 +125,7 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
             assert amount.rows is not None
             passes = 1
             if name == "train":
-                passes = sum(with_settings(spec, settings).train.epochs for settings in trials_of(spec))
+                passes = sum(train.epochs or 0 for train in _trainings(spec, amount.rows))
             # windows are scored together: each notes the time of all
             seconds = max(spent) * amount.rows * passes / work
             timed[name] = replace(amount, seconds=seconds, by=record.run_id)
@@ -139,8 +140,9 @@ def with_seconds(spec: PipelineSpec, amounts: Mapping[str, Amount], records: Ite
 def _modelled(spec: PipelineSpec, rows: int) -> float:
     """Seconds of all epochs of all trainings of the default network, as long as each rank has a processor."""
     seconds = 0.0
-    for settings in trials_of(spec):
-        train = with_settings(spec, settings).train
+    for train in _trainings(spec, rows):
+        assert train.batch_size is not None
+        assert train.epochs is not None
         of_rank = rows / (train.num_proc or 1)
         steps = train.train_steps_per_epoch or math.ceil(of_rank / train.batch_size)
         read = min(of_rank, steps * train.batch_size)
@@ -162,6 +164,13 @@ def _work(record: RunRecord, step: str) -> int | None:
         "evaluate": rows.get("test", rows.get("validate")),
         "score": sum(record.predictions.values()),
     }.get(step)
+
+
+def _trainings(spec: PipelineSpec, rows: int) -> Iterator[Train]:
+    """The settings of each training on so many rows."""
+    for settings in trials_of(spec):
+        train = with_settings(spec, settings).train
+        yield with_recipe(train, rows, default_network=spec.model.factory is None)
 
 
 def _told(due: Sequence[str] | None, touched: Collection[str]) -> Literal["", "at most", "as last ingested"]:

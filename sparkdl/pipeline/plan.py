@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from sparkdl.documents.typed import encode
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.pipeline.amounts import Amount, amounts_of, with_seconds
+from sparkdl.pipeline.recipe import recipe_of, with_recipe
 from sparkdl.pipeline.rows.parts import Parts, parts_to_do
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt, transformed
 from sparkdl.pipeline.run import check_champion
+from sparkdl.pipeline.spec import PipelineSpec
 from sparkdl.pipeline.state.evaluator import Stale, Step, nothing_new, stale_of
 from sparkdl.pipeline.state.lease import Holder, holder_of
 from sparkdl.pipeline.state.receipts import AssumedReceipts, Receipt
@@ -63,6 +65,7 @@ class Plan:
         holder: the run that is active now, beside which no other begins; None where there is none.
         stops: why the run would be refused; empty where nothing speaks against it.
         amounts: rows, bytes and seconds of the steps that would run, as far as they can be told.
+        recipe: by name in ``train`` that the file leaves out, what follows from the rows of a training that would run.
     """
 
     pipeline: str
@@ -76,6 +79,7 @@ class Plan:
     deleted: tuple[str, ...] = ()
     transformed: tuple[int, int] | None = None
     amounts: Mapping[str, Amount] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -166,7 +170,9 @@ def plan_of(run: Run) -> Plan:
     passed = {step.name for step in planned if step.state in ("kept", "waits")}
     asked = {step.name for step in steps}
     amounts = {name: amount for name, amount in amounts.items() if name in asked - passed}
-    return replace(plan, steps=tuple(planned), amounts=amounts)
+    return replace(
+        plan, steps=tuple(planned), amounts=amounts, recipe=_recipe(run.project.spec, amounts.get("train", Amount()))
+    )
 
 
 def _walk(steps: Sequence[Step], run: Run, *, reads_unknown: bool) -> tuple[list[PlannedStep], str]:
@@ -278,3 +284,15 @@ def _amounts(run: Run, due: Collection[str] | None, parts: Parts | None) -> dict
     read = None if due is None else [name for name in due if windows is None or name in windows]
     amounts = amounts_of(spec, run.state.snapshot.sizes, read, run.state.windows(), parts)
     return with_seconds(spec, amounts, itertools.islice(records(run.project.runs), _RECORDS))
+
+
+def _recipe(spec: PipelineSpec, training: Amount) -> dict[str, Any]:
+    """What ``train`` leaves out and no search tries."""
+    if training.rows is None:
+        return {}
+    filled = with_recipe(spec.train, training.rows, default_network=spec.model.factory is None)
+    searched = {name.removeprefix("train.") for name in (spec.search.space if spec.search is not None else ())}
+    recipe = {name: value for name, value in recipe_of(spec.train, filled).items() if name not in searched}
+    if filled.num_proc is None and "batch_size" in recipe:
+        recipe["batch_size"] = f"{filled.batch_size} of all ranks together"
+    return recipe

@@ -6,6 +6,7 @@ Enters: a ``RunRecord``, a ``Status`` or a ``Plan``. Leaves: pairs of a name and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sparkdl.pipeline.plan import Plan
 from sparkdl.pipeline.rows.parts import PARTS
@@ -49,6 +50,7 @@ def _summary(record: RunRecord) -> Iterator[Line]:
             f"{record.rows.get('train', 0):,} rows{without}, {trained.ranks} ranks ({trained.backend}), "
             f"{trained.epochs} epochs{best}, {trained.steps:,} steps",
         )
+        yield "recipe", _named(trained.recipe)
         for sentence in trained.warnings:
             yield "losses", sentence
         yield from _trials(trained)
@@ -218,6 +220,9 @@ def plan_lines(plan: Plan) -> list[Line]:
         before, after = plan.transformed
         lines.append(("transform", f"as last ingested: {before:,} rows in the source, {after:,} after the transform"))
     lines += [(step.name, f"{step.state}: {step.why}{_amount(plan, step.name)}") for step in plan.steps]
+    if plan.recipe:
+        told = "by the number of training rows, since train leaves it out"
+        lines.append(("recipe", f"{_named(plan.recipe)}: {told}"))
     if plan.amounts:
         lines.append(("cost", _cost(plan)))
     if plan.holder is not None:
@@ -236,6 +241,10 @@ def _amount(plan: Plan, step: str) -> str:
     seconds = "" if amount.seconds is None else f"about {_seconds(amount.seconds)}"
     parts = [rows, "" if amount.bytes is None else size_text(amount.bytes), seconds]
     return f" ({', '.join(part for part in parts if part)})" if any(parts) else ""
+
+
+def _named(recipe: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in recipe.items())
 
 
 def _cost(plan: Plan) -> str:

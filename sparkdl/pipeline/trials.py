@@ -189,16 +189,20 @@ def _kind(spec: PipelineSpec, name: str) -> type | None:
     """The kind of number that a parameter takes, as its annotation says; None where that is none, or says nothing."""
     section, _, parameter = name.partition(".")
     if section == "train":
-        kind: Any = {field.name: field.type for field in msgspec.structs.fields(Train)}.get(parameter)
-        while hasattr(kind, "__metadata__"):
-            kind = kind.__origin__
-        members = set(getattr(kind, "__args__", (kind,))) - {type(None)}
+        kind = _unannotated({field.name: field.type for field in msgspec.structs.fields(Train)}.get(parameter))
+        members = set(map(_unannotated, getattr(kind, "__args__", (kind,)))) - {type(None)}
         return next(iter(members)) if members in ({int}, {float}) else None
     try:
         accepted = arguments_of(spec.model.factory or OWN_NETWORK) or {}
     except ConfigError:
         return None
     return {"int": int, "float": float}.get((accepted.get(parameter) or "").replace(" ", "").removesuffix("|None"))
+
+
+def _unannotated(kind: Any) -> Any:
+    while hasattr(kind, "__metadata__"):
+        kind = kind.__origin__
+    return kind
 
 
 def _typed(value: Any, kind: type | None) -> Any:

@@ -14,13 +14,16 @@ from torch import nn
 from sparkdl.features.fitted import fit
 from sparkdl.features.spec import Category, DateParts, Ids, Image, Number, Text, Vector
 from sparkdl.features.statistics import statistics_of
+from sparkdl.models.adjusted import adjusted
 from sparkdl.models.bundle import save_bundle
+from sparkdl.models.folder import Adjustment
 from sparkdl.models.networks import TabularEnsemble
 from sparkdl.models.preprocessing import preprocessing_of
 from sparkdl.models.registry import Lineage, ModelRegistry
 from sparkdl.models.signature import Signature, TensorField
 
 HISTORY = [{"epoch": 0, "loss": 1.5, "val_loss": None}, {"epoch": 1, "loss": 0.5, "val_loss": 0.75}]
+ADJUSTMENTS = (Adjustment(output="late", ascending=True), Adjustment(output="kind", temperature=2.5))
 FEATURES = {
     "age": Number(fill="median"),
     "city": Category(min_count=1),
@@ -68,7 +71,7 @@ def _input(one):
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory):
     """Bundles in one folder: ``plain``, a classifier of two columns; ``vector``, one output of several numbers;
-    ``everything``, a regression on every type of feature."""
+    ``adjusted``, quantiles in order and calibrated logits; ``everything``, a regression on every type of feature."""
     root = tmp_path_factory.mktemp("bundles")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
@@ -81,6 +84,17 @@ def bundles(tmp_path_factory):
     known = preprocessing_of(None, {"a": "double", "b": "bigint"}, training=training)
     save_bundle(net, str(root / "plain"), signature=signature, preprocessing=known)
     save_bundle(net, str(root / "vector"), signature=signature)
+    labels = [
+        {"name": name, "outputs": outputs, "mean": 0.0, "deviation": 1.0}
+        for name, outputs in (("late", 3), ("kind", 4))
+    ]
+    pair = TabularEnsemble({"inputs": [{"name": "numbers", "shape": [2]}], "labels": labels}, width=8, depth=1)
+    fed = Signature(
+        inputs=(TensorField(name="numbers", shape=(2,), columns=("a", "b")),),
+        outputs=(TensorField(name="late", shape=(3,)), TensorField(name="kind", shape=(4,))),
+        call="dict",
+    )
+    save_bundle(adjusted(pair, ADJUSTMENTS), str(root / "adjusted"), signature=fed)
     features = fit(FEATURES, statistics_of(raw_rows(60), FEATURES))
     label = {"name": "y", "outputs": 1, "mean": 3.0, "deviation": 2.0}
     described = [{**one, "knots": features.knots} if one["name"] == "numbers" else one for one in features.describe()]

@@ -12,6 +12,7 @@ from torch import nn
 from sparkdl.errors import BundleError, ConfigError, IntegrityError
 from sparkdl.interchange import export as exporting
 from sparkdl.interchange.export import MadeUp, dimensions, export_bundle
+from sparkdl.models.adjusted import adjusted
 from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.preprocessing import features_of
 from sparkdl.models.signature import Signature, TensorField
@@ -117,6 +118,22 @@ def test_a_network_is_exported_with_what_goes_in_and_out(bundles, tmp_path, form
     else:
         (found,) = torch.export.load(file).module()(x)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("format", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_quantiles_are_in_order_and_logits_calibrated_in_the_file(bundles, tmp_path, format):
+    file = tmp_path / "adjusted.net"
+    export_bundle(str(bundles / "adjusted"), str(file), format=format)
+    model, x = load_bundle(str(bundles / "adjusted")).model, torch.randn(200, 2)
+    with torch.no_grad():
+        late, kind = adjusted(model, ())({"numbers": x})
+    assert (late.diff(dim=1) < 0).any()  # or nothing was to be sorted
+    if format == "onnx":
+        by_name = answers(file, {"numbers": x.numpy()})
+        found = torch.from_numpy(by_name["late"]), torch.from_numpy(by_name["kind"])
+    else:
+        found = torch.export.load(file).module()(x)
+    torch.testing.assert_close(tuple(found), (late.sort(dim=1).values, kind / 2.5), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -11,12 +11,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from torch import nn
 
 import sparkdl
 from sparkdl.errors import BundleError, ConfigError, SchemaError
 from sparkdl.interchange.mlflow import check_servable, write_model
-from sparkdl.models.bundle import save_bundle
+from sparkdl.models.adjusted import adjusted
+from sparkdl.models.bundle import load_bundle, save_bundle
 from sparkdl.models.folder import read_bundle
 from sparkdl.models.registry import ModelRegistry
 from sparkdl.models.signature import Signature, TensorField
@@ -44,7 +46,7 @@ def models(bundles, written, tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-        for name in ("plain", "vector", "everything"):
+        for name in ("plain", "vector", "adjusted", "everything"):
             (root / name).mkdir()
             write_model(root / name / "model", read_bundle(str(bundles / name)), run_id="0" * 32, model_id="m-1")
             folder = root / name / "model"
@@ -90,6 +92,18 @@ def test_it_predicts_what_sparkdl_predicts(load, bundles, tmp_path):
     vector = load("vector").predict(rows)
     same(vector, rows, ours(bundles, "vector", tmp_path).predict(rows))
     assert vector["kind__output"].iloc[0].shape == (3,)
+
+
+def test_quantiles_are_in_order_and_logits_calibrated_as_sparkdl_has_them(load, bundles, tmp_path):
+    rows = pd.DataFrame(np.random.default_rng(0).normal(size=(200, 2)), columns=["a", "b"])
+    found = load("adjusted").predict(rows)
+    same(found, rows, ours(bundles, "adjusted", tmp_path).predict(rows))
+    plain = adjusted(load_bundle(str(bundles / "adjusted")).model, ())
+    with torch.no_grad():
+        late, kind = plain({"numbers": torch.tensor(rows.to_numpy(), dtype=torch.float32)})
+    assert (late.diff(dim=1) < 0).any()  # or nothing was to be sorted
+    np.testing.assert_allclose(np.stack(found["late__output"]), late.sort(dim=1).values, atol=1e-6)
+    np.testing.assert_allclose(np.stack(found["kind__output"]), kind / 2.5, atol=1e-6)
 
 
 def test_columns_of_every_type_go_in_as_they_do_into_sparkdl(load, bundles, tmp_path):

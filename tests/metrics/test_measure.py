@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from sparkdl.metrics.measure import (
 from sparkdl.metrics.names import METRIC_NAMES
 from sparkdl.metrics.ranking import wins_by_group
 from sparkdl.metrics.rows import Rows
+from sparkdl.metrics.sums import quantile_losses
 from sparkdl.train.objective.named_metrics import MetricRule, named_metric
 
 
@@ -53,6 +55,11 @@ def multiclass_rows(count=400, seed=0, classes=4):
     return Rows.of("multiclass", labels, chances, weights=weights, groups=random.integers(0, 5, count))
 
 
+def names_of(rows):
+    """The metrics of rows without quantiles."""
+    return {*METRICS[rows.task]} - {"pinball"}
+
+
 def test_metrics_of_values_are_sklearns():
     rows = regression_rows()
     arrays, weight = (rows.labels, rows.predictions), {"sample_weight": rows.weights}
@@ -67,6 +74,23 @@ def test_metrics_of_values_are_sklearns():
         },
         rel=1e-12,
     )
+
+
+def test_what_quantiles_lose_is_sklearns_pinball_loss():
+    rows, levels = regression_rows(), (0.1, 0.5, 0.9)
+    quantiles = rows.labels[:, None] + np.random.default_rng(1).normal(0, 1, (len(rows), 3))
+    with_quantiles = replace(rows, quantile_losses=quantile_losses(rows.labels, quantiles, levels))
+    by_level = [
+        sklearn.mean_pinball_loss(rows.labels, predicted, alpha=level, sample_weight=rows.weights)
+        for predicted, level in zip(quantiles.T, levels, strict=True)
+    ]
+    assert measure(with_quantiles).values["pinball"] == pytest.approx(np.mean(by_level), rel=1e-12)
+    draws = np.array([[2.0, 0, 1, 0, 0, 3, 1]])
+    weighted = replace(with_quantiles, weights=rows.weights * draws[0][rows.groups])
+    assert metric_over(with_quantiles, "pinball", draws)[0] == pytest.approx(measure(weighted).values["pinball"])
+    assert "pinball" not in measure(rows).values
+    with pytest.raises(ConfigError, match="pinball is a metric of quantiles, and one number is predicted a row"):
+        metric_over(rows, "pinball")
 
 
 def test_r2_is_exact_far_from_zero():
@@ -166,7 +190,7 @@ def test_the_gate_measures_what_training_does(made, loss):
 def test_a_draw_is_the_metric_of_the_rows_that_it_takes(made):
     rows = made()
     draws = np.random.default_rng(3).multinomial(rows.group_count, np.full(rows.group_count, 1 / rows.group_count), 5)
-    for name in METRICS[rows.task]:
+    for name in names_of(rows):
         over = metric_over(rows, name, draws.astype(float))
         for draw, value in zip(draws, over, strict=True):
             taken = rows.take(np.repeat(np.arange(len(rows)), draw[rows.groups]))
@@ -205,7 +229,7 @@ def test_an_undefined_metric_has_no_value_but_a_reason(rows, name, why):
     assert name not in found.values
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(found.undefined[name])
-    assert (found.values.keys() | found.undefined.keys()) - {"bias"} == set(METRICS[rows.task])
+    assert (found.values.keys() | found.undefined.keys()) - {"bias"} == names_of(rows)
 
 
 def test_measures_are_documents():

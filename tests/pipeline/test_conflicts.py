@@ -35,6 +35,7 @@ MINIMAL = [
     (["weight=quality"], "weight='quality' is the label, too"),
     (["weight=alcohol"], "weight='alcohol' is a feature, too"),
     (["source.time=day", "source.partition=day"], "source.partition='day' and time='day' both say when"),
+    (["publish.metric=pinball"], "publish.metric='pinball' cannot be computed of a label of type 'regression': choose"),
     (["publish.metric=auc"], "publish.metric='auc' cannot be computed of a label of type 'regression': choose one of mse"),
     (["publish.gate.floors=[rmse <= 3, auc >= 0.7]"], "publish.gate.floors[1]='auc >= 0.7' cannot be computed"),
     (["publish.gate.floors=rmse >= 3"], "publish.gate.floors: the floor 'rmse >= 3' refuses good models: rmse is better when lower, write <="),

@@ -398,7 +398,7 @@ def test_yaml_1_2_without_traps():
         ("train: {batch_size: true}", "train.batch_size=true is a truth value: give a whole number"),
         ("train: {learning_rate: .nan}", "train.learning_rate='.nan' is a text: give a number"),
         ("train: {learning_rate: 1e999}", "train.learning_rate=inf is no finite number: give one that is"),
-        ("train: {batch_size: }", "train.batch_size=null is empty: give a whole number"),
+        ("train: {keep_checkpoints: }", "train.keep_checkpoints=null is empty: give a whole number"),
         ("weight: 5", "weight=5 is a number: write '5', with quotation marks, if that is what is meant"),
         ("weight: [a]", "weight=['a'] is a list: give a text"),
         ("train: [1]", "train=[1] is a list: give a section with epochs, batch_size, optimizer, learning_rate, "

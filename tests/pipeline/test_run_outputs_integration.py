@@ -53,7 +53,8 @@ def pipeline(trips, root, label, *overrides):
 
 
 def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
-    file = pipeline(trips, tmp_path / "p", "{delay: {type: quantiles, levels: [0.05, 0.5, 0.95]}}")
+    label = "{delay: {type: quantiles, levels: [0.05, 0.5, 0.95]}}"
+    file = pipeline(trips, tmp_path / "p", label)
     done = execute(Run(Project(file), RunRequest(now=NOW)), spark)
     assert done.outcome == "promoted", done.message
     intervals = done.evaluated.intervals
@@ -81,6 +82,13 @@ def test_quantiles_do_not_cross_and_cover_what_they_say(spark, trips, tmp_path):
     np.testing.assert_allclose(np.stack(scored.prediction), by_hand, atol=1e-4)
     again = execute(Run(Project(file), RunRequest(now=NOW)))
     assert again.outcome == "nothing new"
+
+    file = pipeline(trips, tmp_path / "p", label, "publish.metric=pinball")
+    by_pinball = execute(Run(Project(file), RunRequest(now=NOW)), spark)
+    decision = by_pinball.evaluated.decision
+    assert decision.challenger.values["pinball"] == pytest.approx(intervals.pinball)
+    assert decision.baseline.guesses["pinball"].startswith("always the quantiles ")
+    assert decision.beats_baseline
 
 
 @pytest.mark.slow

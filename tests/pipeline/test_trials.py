@@ -65,7 +65,7 @@ def test_a_trial_is_the_file_with_its_settings():
     spec = pipeline("model.arguments={depth: 1}", "search.space={train.epochs: [3], model.width: [8]}").spec
     made = with_settings(spec, {"train.epochs": 3, "model.width": 8})
     assert (made.train.epochs, made.model.arguments, made.search) == (3, {"depth": 1, "width": 8}, None)
-    assert (spec.train.epochs, spec.model.arguments) == (1, {"depth": 1})
+    assert (spec.train.epochs, spec.model.arguments) == (None, {"depth": 1})
     resolved = {"train": {"epochs": 1, "batch_size": 32}, "model": {"factory": None, "arguments": {"depth": 1}}}
     assert chosen_settings(resolved, {"train.epochs": 3, "model.width": 8}) == {
         "train": {"epochs": 3, "batch_size": 32}, "model": {"factory": None, "arguments": {"depth": 1, "width": 8}},

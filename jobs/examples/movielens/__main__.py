@@ -35,22 +35,21 @@ def of_towers(bundle: str, users: pd.DataFrame, movies: pd.DataFrame) -> np.ndar
     features = features_of(loaded.info, ())
     assert features is not None
 
-    def inputs(seen: pd.Series, movie: pd.Series, genres: pd.Series) -> dict[str, torch.Tensor]:
-        raw = pa.table({"seen": pa.array(seen, pa.list_(pa.string())), "movie": pa.array(movie, pa.string()),
-                        "genres": pa.array(genres, pa.list_(pa.string()))})  # fmt: skip
-        made = features.apply(raw.combine_chunks().to_batches()[0])
-        tensors = {"categories": torch.from_numpy(made["categories"].flatten().to_numpy().reshape(len(raw), 1).copy())}
-        for name in ("seen", "genres"):
-            rows = made[name].to_pylist()
-            width = max(1, *map(len, rows))
-            tensors[name] = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-            tensors[f"{name}_mask"] = torch.tensor([[n < len(row) for n in range(width)] for row in rows])
-        return tensors
+    def ids(column: str, lists: list[list[str]]) -> list[list[int]]:
+        raw = {name: pa.array(lists if name == column else [[]] * len(lists), pa.list_(pa.string()))
+               for name in ("seen", "movies")}  # fmt: skip
+        made: list[list[int]] = features.apply(pa.RecordBatch.from_pydict(raw))[column].to_pylist()
+        return made
 
+    seen = ids("seen", users.seen.tolist())
+    width = max(map(len, seen))
+    row = {
+        "seen": torch.tensor([one + [0] * (width - len(one)) for one in seen]),
+        "seen_mask": torch.tensor([[n < len(one) for n in range(width)] for one in seen]),
+    }
     with torch.inference_mode():
-        of_user = loaded.model.of_user(inputs(users.seen, users.movie, users.genres))
-        of_movie = loaded.model.of_movie(inputs(movies.seen, movies.movie, movies.genres))
-        scores: np.ndarray = (of_user @ of_movie.T).numpy()
+        of_movies = loaded.model.of_movies(torch.tensor(ids("movies", [[movie] for movie in movies.movie]))[:, 0])
+        scores: np.ndarray = (loaded.model.of_user(row) @ of_movies.T).numpy()
     return scores
 
 
@@ -87,13 +86,13 @@ def recalls(spark: SparkSession, file: Path, bundle: str) -> dict[str, float]:
         bundle: address of the champion's.
     """
     rows = pq.read_table(file).to_pandas()
-    liked = rows[rows.liked]
+    liked = rows.assign(movie=[movies[place] for movies, place in zip(rows.movies, rows.place, strict=True)])
     train, test = liked[liked.part == "train"], liked[liked.part == "test"].sort_values("user")
     movies = train.drop_duplicates("movie").sort_values("movie")
     user_places = {user: place for place, user in enumerate(test.user)}
     movie_places = {movie: place for place, movie in enumerate(movies.movie)}
     # the first movie that somebody liked is only in what was seen before the second
-    firsts = rows.drop_duplicates("user").assign(movie=lambda each: each.seen.str[0])
+    firsts = liked.drop_duplicates("user").assign(movie=lambda each: each.seen.str[0])
     before = pd.concat([train, firsts, liked[liked.part == "validate"]])
     before = before.assign(user_place=before.user.map(user_places), movie_place=before.movie.map(movie_places))
     before = before.dropna(subset=["movie_place"]).astype({"movie_place": int, "user_place": int})

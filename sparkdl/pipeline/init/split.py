@@ -1,8 +1,7 @@
-"""The split of a table's rows, and the training that so many rows need."""
+"""The split of a table's rows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,6 @@ _ENOUGH = 100
 _TESTED = 700
 """Rows from which on a share of them judges that chose nothing."""
 _NO_TEST = "too few rows for a test part, so those that choose the epoch judge, too"
-_ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 1_000_000, 10, 40
-"""Rows that a training reads in all epochs, as long as these are no fewer and no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +27,14 @@ class Plan:
     Attributes:
         split: as the file has it.
         why: of the split.
-        train: as the file has it.
-        train_notes: by key.
+        train_rows: rows that train, about.
         min_rows: of the gate; None leaves its default.
         held_out: rows that judge, about.
     """
 
     split: Mapping[str, Any]
     why: str
-    train: Mapping[str, Any]
-    train_notes: Mapping[str, str]
+    train_rows: int
     min_rows: int | None
     held_out: int
 
@@ -55,9 +50,8 @@ def plan_for(rows: int, when: When, unlabelled: int = 0) -> Plan:
     by_time = _by_time(rows, when, unlabelled) if when.column is not None else None
     split, held, why = by_time if by_time is not None else _by_hash(rows, when)
     train_rows = max(1, rows - (3 if "test" in split else 2) * held)
-    train, notes = _training(train_rows)
     least = None if held >= 2 * _ENOUGH else max(5, held // 2)
-    return Plan(split=split, why=why, train=train, train_notes=notes, min_rows=least, held_out=held)
+    return Plan(split=split, why=why, train_rows=train_rows, min_rows=least, held_out=held)
 
 
 def _by_hash(rows: int, when: When) -> tuple[dict[str, Any], int, str]:
@@ -109,30 +103,3 @@ def _whole_weeks(days: int) -> int:
 
 def _duration(number: int, when: When) -> str:
     return f"{number} {when.every}{'' if number == 1 else 's'}"
-
-
-def _training(rows: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """The recipe of the default network by the number of training rows; docs/quality.md says how it was chosen."""
-    batch = 1 << min(9, max(4, round(math.log2(max(1, min(64, rows / 40), rows / 128)))))
-    steps = max(1, math.ceil(rows / batch))
-    epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, math.ceil(_ROWS_READ / max(1, rows))))
-    train: dict[str, Any] = {
-        "epochs": epochs,
-        "batch_size": batch,
-        "learning_rate": 0.01,
-        "warmup_steps": min(200, math.ceil(steps * epochs / 20)),
-        "decay": "cosine",
-        "early_stopping_patience": max(8, epochs // 3),
-    }
-    notes = {
-        "epochs": f"at most, of about {count_of(steps, 'step')} each: a million rows are read",
-        "batch_size": f"for about {rows:,} training rows, a 40th of few of them, 64, a 128th of many; 512 at most",
-        "learning_rate": "the height, after the warm-up; 0.001 to 0.02 are worth a try",
-        "warmup_steps": "a twentieth of all steps, 200 at most",
-        "decay": "to 0 at the last step",
-        "early_stopping_patience": "epochs without a better loss on the held-out rows; the best one's weights are kept",
-    }
-    if rows < 50_000:
-        train["num_proc"] = 1
-        notes["num_proc"] = "so few rows are trained on sooner by one process; leave it out for all that Spark has"
-    return train, notes

@@ -18,7 +18,9 @@ from sparkdl.pipeline.init.features import Choice
 from sparkdl.pipeline.init.profile import Profile
 from sparkdl.pipeline.init.roles import Key, Label, When
 from sparkdl.pipeline.init.split import Plan
-from sparkdl.pipeline.spec import prediction_columns
+from sparkdl.pipeline.recipe import recipe_of, with_recipe
+from sparkdl.pipeline.spec import Train, prediction_columns
+from sparkdl.pipeline.spec.training import RULES
 
 __all__ = ["Draft", "pipeline_text"]
 
@@ -169,10 +171,18 @@ def _model(draft: Draft) -> list[str]:
 
 
 def _train(draft: Draft) -> list[str]:
-    lines = ["train:"]
-    for name, value in draft.plan.train.items():
-        lines += line(name, value, draft.plan.train_notes.get(name, ""), 2)
-    return lines
+    """What a training follows from the number of rows as comments; the file says no more than its network needs."""
+    rows, left_out = draft.plan.train_rows, Train()
+    recipe = recipe_of(left_out, with_recipe(left_out, rows, default_network=True))
+    lines = ["train:"] if draft.with_model else []
+    if draft.with_model:
+        for name in ("learning_rate", "num_proc"):
+            if name in recipe:
+                lines += line(name, recipe.pop(name), f"as for sparkdl's own network: {RULES[name]}", 2)
+    lines.append(f"  # left out, and so by the number of training rows; of about {rows:,} as here:")
+    for name, value in recipe.items():
+        lines += [f"  # {text}" for text in line(name, value, RULES[name])]
+    return lines if draft.with_model else ["# train:", *lines]
 
 
 _FLOORS = {"regression": "r2 >= 0.2", "binary": "auc >= 0.7", "multiclass": "accuracy >= 0.7"}

@@ -1,7 +1,8 @@
 """What predicting without a model comes to: a constant of the training labels, or the last value of the same key.
 
 Each metric has the guess that is best for it (the mean for squared errors, the median for absolute ones, the training
-shares for probabilities, the commonest class for classes), measured on the held-out rows as a model is.
+rows' quantiles for quantiles, their shares for probabilities, the commonest class for classes), measured on the
+held-out rows as a model is.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from sparkdl.documents.typed import Count
 from sparkdl.metrics.measure import measure, metric_over
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.metrics.rows import Floats, Rows, Task
+from sparkdl.metrics.sums import quantile_losses
 
 __all__ = ["Baseline", "LabelSummary", "baseline_of", "best_guess", "is_better", "summary_of"]
 
-_SQUARED, _ABSOLUTE = ("mse", "rmse", "r2"), ("mae", "mape")
+_SQUARED, _ABSOLUTE, _QUANTILES = ("mse", "rmse", "r2"), ("mae", "mape"), ("pinball",)
 _PROBABILITIES, _RANKS = ("log_loss", "brier"), ("auc", "average_precision")
 _CLASSES = ("accuracy", "precision", "recall", "f1")
 _LAST_VALUE = "the last value"
@@ -37,12 +39,16 @@ class LabelSummary:
         mean: of a regression's.
         median: of a regression's.
         shares: of each class, by its name; a binary label's negative class first.
+        levels: of the quantiles that are predicted.
+        quantiles: of a regression's labels, one a level.
     """
 
     rows: Count
     mean: float = 0.0
     median: float = 0.0
     shares: Mapping[str, float] = field(default_factory=dict)
+    levels: tuple[float, ...] = ()
+    quantiles: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +87,9 @@ def is_better(metric: str, value: float, other: float) -> bool:
     return (value > other) == HIGHER_IS_BETTER[metric]
 
 
-def summary_of(task: Task, labels: Floats, weights: Floats, classes: Sequence[str] = ()) -> LabelSummary:
+def summary_of(
+    task: Task, labels: Floats, weights: Floats, classes: Sequence[str] = (), levels: Sequence[float] = ()
+) -> LabelSummary:
     """Sum up training labels.
 
     Args:
@@ -89,6 +97,7 @@ def summary_of(task: Task, labels: Floats, weights: Floats, classes: Sequence[st
         labels: (rows,) values, or numbers of ``classes``.
         weights: (rows,), none negative, not all 0.
         classes: their names.
+        levels: of the quantiles that are predicted, if any.
     """
     if task != "regression":
         shares = np.bincount(labels.astype(np.int64), weights, len(classes)) / weights.sum()
@@ -97,7 +106,14 @@ def summary_of(task: Task, labels: Floats, weights: Floats, classes: Sequence[st
     below = np.cumsum(weights[order])
     middle = [np.searchsorted(below, below[-1] / 2, side=side) for side in ("left", "right")]  # two where halves part
     median = labels[order][np.minimum(middle, len(labels) - 1)].mean()
-    return LabelSummary(rows=len(labels), mean=float(np.average(labels, weights=weights)), median=float(median))
+    reached = np.searchsorted(below, below[-1] * np.asarray(levels, dtype=np.float64))
+    return LabelSummary(
+        rows=len(labels),
+        mean=float(np.average(labels, weights=weights)),
+        median=float(median),
+        levels=tuple(levels),
+        quantiles=tuple(labels[order][np.minimum(reached, len(labels) - 1)].tolist()),
+    )
 
 
 def baseline_of(
@@ -115,8 +131,8 @@ def baseline_of(
     values: dict[str, float] = {}
     constants: dict[str, float] = {}
     guesses: dict[str, str] = {}
-    for guess, metrics, predictions in _guesses(summary, rows, classes, last, key):
-        measured = measure(dataclasses.replace(rows, predictions=predictions)).values
+    for guess, metrics, guessed in _guesses(summary, rows, classes, last, key):
+        measured = measure(guessed).values
         for name in (name for name in metrics if name in measured):
             if name not in values or is_better(name, measured[name], values[name]):
                 values[name], guesses[name] = measured[name], guess
@@ -132,9 +148,8 @@ def best_guess(
 ) -> Rows | None:
     """The rows with the guess for a metric in place of predictions; None where no guess has a value of it."""
     best, value = None, math.nan
-    for _, metrics, predictions in _guesses(summary, rows, classes, last, ""):
+    for _, metrics, guess in _guesses(summary, rows, classes, last, ""):
         if metric in metrics:
-            guess = dataclasses.replace(rows, predictions=predictions)
             metric_value = float(metric_over(guess.as_one_group(), metric)[0])
             if math.isfinite(metric_value) and (best is None or is_better(metric, metric_value, value)):
                 best, value = guess, metric_value
@@ -143,29 +158,41 @@ def best_guess(
 
 def _guesses(
     summary: LabelSummary, rows: Rows, classes: Sequence[str], last: Floats | None, key: str
-) -> Iterator[tuple[str, tuple[str, ...], Floats]]:
-    """Each guess: in words, the metrics that it stands for, and its predictions."""
+) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    """Each guess: in words, the metrics that it stands for, and the rows with it in place of predictions."""
     count, last_words = len(rows), f"{_LAST_VALUE} of the same {key}"
+
+    def guessed(predictions: Floats, quantiles: Floats | None = None) -> Rows:
+        losses = None if quantiles is None else quantile_losses(rows.labels, quantiles, summary.levels)
+        return dataclasses.replace(rows, predictions=predictions, quantile_losses=losses)
+
     if rows.task == "regression":
-        yield f"always the mean {summary.mean:.4g}", _SQUARED, np.full(count, summary.mean)
-        yield f"always the median {summary.median:.4g}", _ABSOLUTE, np.full(count, summary.median)
+        medians = np.full(count, summary.median)
+        yield f"always the mean {summary.mean:.4g}", _SQUARED, guessed(np.full(count, summary.mean))
+        yield f"always the median {summary.median:.4g}", _ABSOLUTE, guessed(medians)
+        if summary.levels:
+            numbers = ", ".join(f"{value:.4g}" for value in summary.quantiles)
+            yield f"always the quantiles {numbers}", _QUANTILES, guessed(medians, np.array(summary.quantiles))
         if last is not None:
-            yield last_words, (*_SQUARED, *_ABSOLUTE), np.where(np.isnan(last), summary.mean, last)
+            values = np.where(np.isnan(last), summary.mean, last)
+            of_quantiles = values[:, None] if summary.levels else None
+            yield last_words, (*_SQUARED, *_ABSOLUTE, *_QUANTILES), guessed(values, of_quantiles)
         return
     shares = np.array([summary.shares.get(name, 0.0) for name in classes])
     commonest = int(shares.argmax())
     newest = None if last is None else np.where(np.isnan(last), commonest, last)
     if rows.task == "multiclass":
-        yield "always the shares of training", _PROBABILITIES, np.tile(shares / shares.sum(), (count, 1))
+        yield "always the shares of training", _PROBABILITIES, guessed(np.tile(shares / shares.sum(), (count, 1)))
         of_class = np.eye(len(shares))
         always = f"always {classes[commonest]!r}, the commonest class"
-        yield always, _CLASSES, np.tile(of_class[commonest], (count, 1))
+        yield always, _CLASSES, guessed(np.tile(of_class[commonest], (count, 1)))
         if newest is not None:
-            yield last_words, _CLASSES, of_class[newest.astype(np.int64)]
+            yield last_words, _CLASSES, guessed(of_class[newest.astype(np.int64)])
         return
     share = float(shares[1])
-    yield f"always the share of training {share:.4g}", (*_PROBABILITIES, *_RANKS), np.full(count, share)
-    yield f"always {classes[commonest]!r}, the commonest class", ("accuracy",), np.full(count, float(commonest))
-    yield f"always {classes[1]!r}", ("precision", "recall", "f1"), np.ones(count)
+    yield f"always the share of training {share:.4g}", (*_PROBABILITIES, *_RANKS), guessed(np.full(count, share))
+    always = f"always {classes[commonest]!r}, the commonest class"
+    yield always, ("accuracy",), guessed(np.full(count, float(commonest)))
+    yield f"always {classes[1]!r}", ("precision", "recall", "f1"), guessed(np.ones(count))
     if newest is not None:
-        yield last_words, (*_CLASSES, *_RANKS), newest
+        yield last_words, (*_CLASSES, *_RANKS), guessed(newest)

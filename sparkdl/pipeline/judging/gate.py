@@ -17,13 +17,13 @@ costs the same for a thousand keys and for a million.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.metrics.measure import Measured, check_metric, measure, metric_over
+from sparkdl.metrics.measure import Measured, check_metric, check_metric_of, measure, metric_over
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.metrics.rows import Floats, Rows
 from sparkdl.pipeline.judging.baseline import Baseline
@@ -206,7 +206,7 @@ def decide(
         DataError: the two were not scored on the same rows.
     """
     for name in (gate.metric, *(Floor.parse(floor).metric for floor in gate.floors)):
-        check_metric(name, challenger.task)
+        check_metric_of(challenger, name)
     if champion is not None:
         challenger.check_same(champion)
     mine, theirs = measure(challenger), None if champion is None else measure(champion)
@@ -304,7 +304,7 @@ def gains(gate: Gate, challenger: Rows, champion: Rows) -> Floats:
     """Return the gain in each bootstrap draw, ascending; -inf where a draw leaves the metric undefined."""
     present, codes = np.unique(challenger.groups, return_inverse=True)
     both = [
-        Rows(rows.task, rows.labels, rows.predictions, rows.weights, codes, len(present)).in_blocks(BLOCKS, gate.seed)
+        replace(rows, groups=codes, group_count=len(present)).in_blocks(BLOCKS, gate.seed)
         for rows in (challenger, champion)
     ]
     groups = both[0].group_count

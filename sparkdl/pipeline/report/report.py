@@ -344,7 +344,7 @@ def _cards(record: RunRecord) -> Iterator[tuple[str, str]]:
         if baseline is not None and metric in baseline.values:
             guess = baseline.guesses[metric]
             yield number(baseline.values[metric]), f"{metric} without a model: {guess}, on the same rows"
-        if evaluated.boosted is not None and evaluated.boosted.trees is not None:
+        if evaluated.boosted is not None and evaluated.boosted.trees is not None and metric != "pinball":
             yield number(evaluated.boosted.trees.values.get(metric)), f"{metric} of LightGBM on the same columns"
         if decision.champion is not None:
             yield number(decision.champion.values.get(metric)), f"{metric} of the champion before, on the same rows"

@@ -18,7 +18,7 @@ from sparkdl.pipeline.spec.source import Scalar, TableOrPath, half_a_name, tells
 __all__ = ["Drift", "Keep", "Gate", "Notify", "Places", "Publish", "Report", "Score", "SparkSession", "metrics_of"]
 
 _Metric = Literal[
-    "mse", "rmse", "mae", "mape", "r2", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
+    "mse", "rmse", "mae", "mape", "r2", "pinball", "accuracy", "precision", "recall", "f1", "auc", "average_precision",
     "log_loss",
 ]  # fmt: skip
 DEFAULT_METRICS = {"regression": "rmse", "quantiles": "mae", "binary": "auc", "multiclass": "accuracy"}
@@ -28,7 +28,8 @@ DEFAULT_METRICS = {"regression": "rmse", "quantiles": "mae", "binary": "auc", "m
 def metrics_of(label_type: str) -> tuple[str, ...]:
     """The metrics that can be computed of a label of this type."""
     values = label_type in ("regression", "quantiles")
-    return tuple(name for name in METRIC_NAMES if (name in OF_VALUES) == values)
+    names = tuple(name for name in METRIC_NAMES if (name in OF_VALUES) == values)
+    return (*names, "pinball") if label_type == "quantiles" else names
 
 
 def higher_is_better(metric: str) -> bool:
@@ -98,8 +99,8 @@ class Publish(Section, frozen=True, kw_only=True):
     metric: Annotated[
         _Metric | None,
         Meta(
-            description="What judges a model on the validation rows: by default rmse of a regression, auc of a binary "
-            "label, accuracy of classes."
+            description="What judges a model on the held-out rows: by default rmse of a regression, mae of the middle "
+            "quantile, auc of a binary label, accuracy of classes; pinball judges all quantiles."
         ),
     ] = None
     label: Annotated[

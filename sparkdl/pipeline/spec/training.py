@@ -14,10 +14,21 @@ from sparkdl.estimator.params.spec import SPECS
 from sparkdl.pipeline.spec.base import Count, Function, Section, Wrong
 from sparkdl.pipeline.spec.source import Scalar
 
-__all__ = ["ESTIMATOR_NAMES", "NOT_DECIDING", "OPTIMIZERS", "Model", "Range", "Search", "Train"]
+__all__ = ["ESTIMATOR_NAMES", "NOT_DECIDING", "OPTIMIZERS", "RULES", "Model", "Range", "Search", "Train"]
 
 _PARAMETERS = {spec.name: spec for spec in SPECS}
 OPTIMIZERS = ("adamw", "adam", "sgd")
+RULES = {
+    "epochs": "so many that 600,000 rows are read, from 10 to 16; up to 40 of fewer than 600 steps",
+    "batch_size": "16 to 512 by all ranks together: a 40th of few training rows, 64 of some thousand, a 128th of many",
+    "learning_rate": "0.005 for the default network, 0.001 for another",
+    "warmup_steps": "a twentieth of all steps, 200 at most",
+    "decay": "cosine, to 0 at the last step",
+    "early_stopping_patience": "a third of the epochs, 8 at least",
+    "num_proc": "1 for the default network on fewer than 50,000 training rows, if strategy, min_num_proc and "
+    "gradient_compression are left out, too; else all slots",
+}
+"""What holds for names in ``train`` that the file leaves out: ``pipeline/recipe.py`` applies it."""
 
 
 class Model(Section, frozen=True, kw_only=True):
@@ -39,15 +50,24 @@ def _of(name: str) -> Meta:
     return Meta(description=f"{spec.effect} ({spec.unit})")
 
 
+def _by_rule(name: str, effect: str = "") -> Meta:
+    spec = _PARAMETERS.get(name)
+    told = effect or (f"{spec.effect} ({spec.unit})" if spec is not None else "")
+    return Meta(description=f"{told} Left out: {RULES[name]}.")
+
+
 def _default(name: str) -> Any:
     return _PARAMETERS[name].default
 
 
 class Train(Section, frozen=True, kw_only=True):
-    """How the model is trained: the parameters of TorchEstimator, by their names, and the optimizer."""
+    """How the model is trained: the parameters of TorchEstimator, by their names, and the optimizer.
 
-    epochs: Annotated[int, _of("epochs")] = _default("epochs")
-    batch_size: Annotated[int, _of("batch_size")] = _default("batch_size")
+    What is None in ``RULES`` follows from the number of training rows once these are known.
+    """
+
+    epochs: Annotated[int | None, _by_rule("epochs")] = None
+    batch_size: Annotated[int | None, _by_rule("batch_size")] = None
     optimizer: Annotated[
         str,
         Meta(
@@ -57,18 +77,20 @@ class Train(Section, frozen=True, kw_only=True):
         ),
     ] = "adamw"
     learning_rate: Annotated[
-        float, Meta(gt=0, description="Of the optimizer, after the warm-up; not for a function of yours.")
-    ] = 1e-3
+        Annotated[float, Meta(gt=0)] | None,
+        _by_rule("learning_rate", "Of the optimizer, after the warm-up; not for a function of yours."),
+    ] = None
     weight_decay: Annotated[
         Annotated[float, Meta(ge=0)] | None, Meta(description="Of the optimizer; its own default if left out.")
     ] = None
     warmup_steps: Annotated[
-        int, Meta(ge=0, description="Steps over which the learning rate rises from 0 to its height.")
-    ] = 0
+        Annotated[int, Meta(ge=0)] | None,
+        _by_rule("warmup_steps", "Steps over which the learning rate rises from 0 to its height."),
+    ] = None
     decay: Annotated[
-        Literal["none", "cosine", "linear"],
-        Meta(description="How the learning rate falls to 0 until the last step, after the warm-up."),
-    ] = "none"
+        Literal["none", "cosine", "linear"] | None,
+        _by_rule("decay", "How the learning rate falls to 0 until the last step, after the warm-up."),
+    ] = None
     start: Annotated[
         Literal["scratch", "champion"],
         Meta(description="Train from scratch, or go on from the champion's weights on the new window."),
@@ -85,11 +107,18 @@ class Train(Section, frozen=True, kw_only=True):
     max_grad_norm: Annotated[float | None, _of("max_grad_norm")] = _default("max_grad_norm")
     scale_lr: Annotated[bool, _of("scale_lr")] = _default("scale_lr")
     sync_batch_norm: Annotated[bool | None, _of("sync_batch_norm")] = _default("sync_batch_norm")
-    early_stopping_patience: Annotated[int | None, _of("early_stopping_patience")] = _default("early_stopping_patience")
+    early_stopping_patience: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        _by_rule(
+            "early_stopping_patience",
+            "Stop after this many epochs without improvement, with the best epoch's weights; 0 trains to the end and "
+            "keeps the last epoch's.",
+        ),
+    ] = None
     monitor: Annotated[str | None, _of("monitor")] = _default("monitor")
     metrics: Annotated[tuple[str, ...], _of("metrics")] = ()
     compile: Annotated[bool | str, _of("compile")] = _default("compile")
-    num_proc: Annotated[int | None, _of("num_proc")] = _default("num_proc")
+    num_proc: Annotated[int | None, _by_rule("num_proc", "Number of ranks.")] = None
     min_num_proc: Annotated[int | None, _of("min_num_proc")] = _default("min_num_proc")
     backend: Annotated[Literal["auto", "horovod", "torch"], _of("backend")] = _default("backend")
     strategy: Annotated[str, _of("strategy")] = _default("strategy")
@@ -118,13 +147,13 @@ class Train(Section, frozen=True, kw_only=True):
     def _misfits(self) -> Iterator[Wrong]:
         for name in ESTIMATOR_NAMES:
             value = getattr(self, name)
-            if value in (None, ()):
+            if value in (None, ()) or (name, value) == ("early_stopping_patience", 0):
                 continue
             try:
                 _PARAMETERS[name].converter(name, list(value) if isinstance(value, tuple) else value)
             except ConfigError as refused:
                 yield name, str(refused).removeprefix(name)
-        if self.learning_rate != 1e-3 and ":" in self.optimizer:
+        if self.learning_rate is not None and ":" in self.optimizer:
             yield (
                 "learning_rate",
                 f"={self.learning_rate} is not for {self.optimizer}, which sets its own: leave it out",
@@ -146,7 +175,7 @@ class Train(Section, frozen=True, kw_only=True):
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in parameters.items()
-            if value not in (None, ())
+            if value not in (None, ()) and (name, value) != ("early_stopping_patience", 0)
         }
 
 

@@ -99,6 +99,7 @@ class Trained:
         warnings: what looks wrong with its losses, a sentence each.
         labels: of the rows that it was trained on, by column; empty in results of versions that did not note it.
         temperatures: of the labels whose probabilities were calibrated, by column.
+        recipe: by name in ``train`` that the file leaves out, what followed from the number of rows.
     """
 
     bundle: str
@@ -122,6 +123,7 @@ class Trained:
     warnings: tuple[str, ...] = ()
     labels: Mapping[str, LabelSummary] = field(default_factory=dict)
     temperatures: Mapping[str, float] = field(default_factory=dict)
+    recipe: Mapping[str, float | int | str] = field(default_factory=dict)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -177,7 +179,11 @@ class Boosted:
     seconds: float = 0.0
 
     def text(self, metric: str) -> str:
-        """Its metric beside the model's in one sentence; empty where it was left out."""
+        """Its metric beside the model's in one sentence; empty where it was left out.
+
+        Trees learn the middle quantile alone, and so have mae where pinball judges.
+        """
+        metric = "mae" if metric == "pinball" else metric
         if self.trees is None or self.model is None or metric not in self.trees.values:
             return ""
         trees, model = self.trees.values[metric], self.model.values.get(metric)

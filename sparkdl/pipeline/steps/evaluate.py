@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EvaluateStep", "PublishStep", "judged_against", "publish_inputs", "published_now"]
 
-VERSION = 1
+VERSION = 2
 """The version of how a model is judged and published; raise it when that changes."""
 
 

@@ -21,7 +21,7 @@ from sparkdl.models.registry import ModelVersion
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of
 from sparkdl.pipeline.sources.base import WINDOW
-from sparkdl.pipeline.spec import PipelineSpec, TimeSplit
+from sparkdl.pipeline.spec import PipelineSpec, TimeSplit, quantile_column
 from sparkdl.pipeline.spec.operation import DEFAULT_METRICS
 from sparkdl.pipeline.state.evaluator import Stale, Step
 from sparkdl.pipeline.state.project import Project
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveStep"]
 
-VERSION = 1
+VERSION = 2
 """The version of how errors are measured; raise it when that changes."""
 _MOST_WINDOWS = 100
 """The newest windows with predictions that are looked at, besides those whose rows have changed since."""
@@ -185,16 +185,17 @@ def _errors(
         raise BundleError(f"it predicts {', '.join(labels.names)}, and {name!r} is compared")
     label = labels.labels[labels.names.index(name)]
     column = {"regression": "prediction", "binary": "probability", "multiclass": "probabilities"}[label.type]
-    output = column if len(labels.names) == 1 else f"{name}_{column}"
+    prefix = "" if len(labels.names) == 1 else f"{name}_"
+    outputs = [f"{prefix}{one}" for one in (map(quantile_column, label.levels) if label.levels else [column])]
     chunk: list[_Predictions] = []
     rows = 0
     for predictions in windows:
         rows += predictions.scored.rows
         if chunk and rows > label.most_measured:
-            yield from _measured(project, state, clean, label, output, chunk, model)
+            yield from _measured(project, state, clean, label, outputs, chunk, model)
             chunk, rows = [], predictions.scored.rows
         chunk.append(predictions)
-    yield from _measured(project, state, clean, label, output, chunk, model)
+    yield from _measured(project, state, clean, label, outputs, chunk, model)
 
 
 def _measured(
@@ -202,7 +203,7 @@ def _measured(
     state: State,
     clean: DataFrame,
     label: FittedLabel,
-    output: str,
+    outputs: Sequence[str],
     windows: Sequence[_Predictions],
     model: ModelVersion,
 ) -> Iterator[tuple[str, LiveError]]:
@@ -213,12 +214,12 @@ def _measured(
         state: what there is of it.
         clean: the clean rows.
         label: that is compared.
-        output: the column of the predictions of it.
+        outputs: the columns of the predictions of it: one, or one a quantile.
         windows: few enough for the driver to hold their rows.
         model: that predicted them.
     """
     spec = project.spec
-    rows = _joined(clean, spec, label, output, windows, model.version).toPandas()
+    rows = _joined(clean, spec, label, outputs, windows, model.version).toPandas()
     rows_by_window = dict(tuple(rows.groupby("_window", sort=False)))
     trained, by_time = trained_of(state.receipts, model), isinstance(spec.split, TimeSplit)
     trained_on: Mapping[str, str] = {}
@@ -237,7 +238,7 @@ def _joined(
     clean: DataFrame,
     spec: PipelineSpec,
     label: FittedLabel,
-    output: str,
+    outputs: Sequence[str],
     predicted: Sequence[_Predictions],
     version: int,
 ) -> DataFrame:
@@ -248,7 +249,7 @@ def _joined(
 
     windows, key = [predictions.window for predictions in predicted], spec.source.key
     predictions = Table(str(spec.score.target)).read(clean.sparkSession)
-    absent = [name for name in (*key, output, "model_version") if name not in predictions.columns]
+    absent = [name for name in (*key, *outputs, "model_version") if name not in predictions.columns]
     if absent:
         raise SchemaError(f"the table of predictions has no column {absent[0]!r}, but {predictions.columns}")
     if label.name not in clean.columns:
@@ -260,7 +261,8 @@ def _joined(
         made = made.where(F.pmod(hashed, F.lit(most)) < label.most_measured)
     keys = [f"_key_{position}" for position in range(len(key))]
     columns = [F.col(quoted(name)).alias(as_) for name, as_ in zip(key, keys, strict=True)]
-    made = made.select(WINDOW, *columns, F.col(quoted(output)).alias("_output"))
+    output = F.array(*[F.col(quoted(name)) for name in outputs]) if label.levels else F.col(quoted(outputs[0]))
+    made = made.select(WINDOW, *columns, output.alias("_output"))
     weight = F.lit(1.0) if spec.weight is None else F.col(quoted(spec.weight)).cast("double")
     actual = clean.where(F.col(WINDOW).isin(*windows)).select(
         WINDOW,
@@ -280,15 +282,20 @@ def _error(
     metric: str,
     summary: LabelSummary | None,
 ) -> LiveError:
+    from sparkdl.pipeline.work.evaluate import with_quantiles
+
     missing = rows["_missing"].to_numpy(dtype=bool)
     numbers = rows["_label"].to_numpy(dtype=np.float64)
     labelled = ~missing & np.isfinite(numbers)
     measured, baseline = None, None
     if labelled.any():
         outputs: Any = rows["_output"][labelled]
-        outputs = np.stack(outputs.to_list()) if label.type == "multiclass" else outputs.to_numpy(dtype=np.float64)
+        several = label.type == "multiclass" or label.levels
+        outputs = np.stack(outputs.to_list()) if several else outputs.to_numpy(dtype=np.float64)
         weights = rows["_weight"][labelled].to_numpy(dtype=np.float64)
-        predicted = Rows.of(label.type, numbers[labelled], outputs, weights=weights, label=label.name)
+        values = outputs[:, label.middle] if label.levels else outputs
+        predicted = Rows.of(label.type, numbers[labelled], values, weights=weights, label=label.name)
+        predicted = with_quantiles(predicted, label, outputs, label.levels)
         measured = measure(predicted)
         if summary is not None:
             baseline = baseline_of(summary, predicted, label.classes).values.get(metric)

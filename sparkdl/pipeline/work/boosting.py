@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from sparkdl.columns.names import quoted
 from sparkdl.columns.numpy_arrow import to_numpy
+from sparkdl.compat.lightgbm import patient_lightgbm
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import CancelledError
@@ -46,10 +47,10 @@ MOST_VALUES = 30_000_000
 """Rows by columns and outputs that are held at once, of 8 bytes each; of more rows, a share is drawn by a hash."""
 MOST_CLASSES = 100
 MOST_THREADS, VALUES_OF_A_THREAD = 8, 1_000_000
-"""Threads that have less to do wait for each other, and on a busy machine for long."""
+"""Threads that have less to do wait for each other."""
 ROUNDS, PATIENCE = 2_000, 50
-LEAST_SECONDS = 60.0
-"""That a training may take, or as long as the model's did."""
+LEAST_SECONDS = 600.0
+"""That a training may take, or twice as long as the model's did: rounds end it, and the clock one that is stuck."""
 _OBJECTIVES = {"mse": "regression", "mae": "regression_l1", "huber": "huber"}
 
 
@@ -104,7 +105,7 @@ def boosted(
         stopping = drawn(stopping, spec, "boosted", most, prepared.validate_rows)
         tables = [_collected(rows, spec, features, label) for rows in (training, stopping)]
         tables.append(_collected(scored, spec, features, label, output))
-        seconds = max(LEAST_SECONDS, trained.seconds.get("fit", 0.0))
+        seconds = max(LEAST_SECONDS, 2 * trained.seconds.get("fit", 0.0))
         trees = train_trees(tables, spec, features, label, output, seconds)
     except CancelledError:
         raise
@@ -129,9 +130,7 @@ def train_trees(
     seconds: float = LEAST_SECONDS,
 ) -> Boosted:
     """Train on the first table, stop by the second, measure on the third, which has the model's outputs."""
-    import lightgbm
-
-    begun = time.monotonic()
+    lightgbm, begun = patient_lightgbm(), time.monotonic()
     matrices = [training_matrix(table, features) for table in tables]
     truths, weights = ([numbers(table[name]) for table in tables] for name in ("_label", "_weight"))
     parameters: dict[str, Any] = {

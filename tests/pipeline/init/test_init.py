@@ -20,7 +20,7 @@ from sparkdl.errors import ConfigError, DataError, SchemaError
 from sparkdl.features.spec import Category, DateParts, Ids, Image, Number, Text, Vector
 from sparkdl.pipeline import Pipeline
 from sparkdl.pipeline.init import init
-from sparkdl.pipeline.init.split import _training
+from sparkdl.pipeline.recipe import with_recipe
 from sparkdl.pipeline.spec import HashSplit, TimeSplit
 from sparkdl.tables.table import Table
 
@@ -583,7 +583,8 @@ def test_a_test_part_is_written_where_rows_allow_it_and_training_stops_early(tmp
     _, spec, text = made(tmp_path, {"x": random.normal(size=rows), "y": random.normal(size=rows)}, "y")
     assert spec.split.test == test
     assert ("too few rows for a test part, so those that choose the epoch judge, too" in text) == (not test)
-    assert spec.train.early_stopping_patience is not None
+    assert with_recipe(spec.train, rows, default_network=True).early_stopping_patience >= 8
+    assert "  # early_stopping_patience: " in text
 
 
 def test_only_a_column_that_is_near_is_suggested(tmp_path):
@@ -627,7 +628,9 @@ def test_the_default_network_is_written_out_and_named_by_the_file(tmp_path):
         == 0
     )
     folder = tmp_path / "own"
-    assert Pipeline.load(folder / "own.yaml").spec.model.factory == "own_model:network"
+    spec = Pipeline.load(folder / "own.yaml").spec
+    assert spec.model.factory == "own_model:network"
+    assert (spec.train.learning_rate, spec.train.num_proc, spec.train.epochs) == (0.005, 1, None)
     program = (
         "import torch, own_model\n"
         "from sparkdl.models.networks import TabularEnsemble\n"
@@ -640,13 +643,3 @@ def test_the_default_network_is_written_out_and_named_by_the_file(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize(
-    ("rows", "epochs", "batch"), [(3, 40, 16), (1_200, 40, 32), (8_000, 40, 64), (60_000, 17, 512), (10**8, 10, 512)]
-)
-def test_epochs_and_batches_follow_from_the_number_of_training_rows(rows, epochs, batch):
-    train, notes = _training(rows)
-    assert (train["epochs"], train["batch_size"]) == (epochs, batch)
-    assert notes.keys() == train.keys()
-    assert train["warmup_steps"] < epochs * -(-rows // batch)

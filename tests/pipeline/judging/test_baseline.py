@@ -7,10 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from sklearn.dummy import DummyClassifier, DummyRegressor
-from sklearn.metrics import accuracy_score, log_loss, mean_absolute_error, r2_score, root_mean_squared_error
+from sklearn.metrics import (
+    accuracy_score,
+    log_loss,
+    mean_absolute_error,
+    mean_pinball_loss,
+    r2_score,
+    root_mean_squared_error,
+)
 
 from sparkdl.documents.typed import Source, decode, encode
 from sparkdl.errors import ConfigError
+from sparkdl.metrics.measure import metric_over
 from sparkdl.metrics.rows import Rows
 from sparkdl.pipeline.judging.baseline import baseline_of, best_guess, summary_of
 from sparkdl.pipeline.judging.gate import Decision, Gate, decide
@@ -48,6 +56,26 @@ def test_a_regression_is_guessed_by_the_mean_of_training_for_squares_and_its_med
     assert found["mae"] == pytest.approx(mean_absolute_error(rows.labels, dummy("median"), **told), rel=1e-3)
     assert found["mae"] < mean_absolute_error(rows.labels, dummy("mean"), **told)
     assert summary_of("regression", np.array([1.0, 2.0, 10.0, 20.0]), np.ones(4)).median == 6.0
+
+
+def test_quantiles_are_guessed_by_those_of_training():
+    labels, weights = table("regression", 0)
+    levels = (0.1, 0.5, 0.9)
+    summary = summary_of("regression", labels, weights, levels=levels)
+    rows = replace(held_out("regression"), quantile_losses=np.zeros(500))
+    found = baseline_of(summary, rows)
+    by_level = []
+    for level in levels:
+        fitted = DummyRegressor(strategy="quantile", quantile=level).fit(np.zeros((500, 1)), labels, weights)
+        guess = fitted.predict(np.zeros((500, 1)))
+        by_level.append(mean_pinball_loss(rows.labels, guess, alpha=level, sample_weight=rows.weights))
+    assert found.values["pinball"] == pytest.approx(np.mean(by_level), rel=1e-3)
+    assert found.guesses["pinball"].startswith("always the quantiles ")
+    guess = best_guess(summary, rows, "pinball")
+    assert float(metric_over(guess.as_one_group(), "pinball")[0]) == found.values["pinball"]
+    last = rows.labels + 0.01
+    assert baseline_of(summary, rows, last=last, key="store").guesses["pinball"] == "the last value of the same store"
+    assert "pinball" not in baseline_of(summary_of("regression", labels, weights), held_out("regression")).values
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass"])

@@ -55,6 +55,21 @@ def test_a_better_challenger_is_promoted_with_the_figures():
     assert (found.rows, found.groups, found.positives) == (600, 30, None)
 
 
+def test_quantiles_are_judged_by_what_they_lose_and_those_of_other_levels_cannot_be_compared():
+    gate, middle = Gate(metric="pinball"), values(1.0)
+    with pytest.raises(ConfigError, match="pinball is a metric of quantiles"):
+        decide(gate, middle)
+    ours, theirs = (
+        replace(middle, quantile_losses=np.random.default_rng(0).gamma(2, scale, len(middle))) for scale in (1, 2)
+    )
+    found = decide(gate, ours, theirs)
+    assert (found.outcome, found.gain) == ("better", pytest.approx(2, abs=0.3))
+    other = replace(middle, quantile_losses=np.full(len(middle), np.nan))
+    assert decide(gate, ours, other).reason.startswith(
+        "the champion's pinball is undefined: it predicts quantiles of other levels; pinball "
+    )
+
+
 def test_a_worse_challenger_is_refused():
     found = decide(RMSE, values(1.5), values(1.0, seed=1))
     assert (found.promote, found.outcome) == (False, "worse")

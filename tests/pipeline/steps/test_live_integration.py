@@ -12,6 +12,7 @@ from torch import nn
 from sparkdl.documents.typed import encode
 from sparkdl.metrics.measure import measure
 from sparkdl.metrics.rows import Rows
+from sparkdl.metrics.sums import quantile_losses
 from sparkdl.models.bundle import save_bundle
 from sparkdl.pipeline.file import loads
 from sparkdl.pipeline.rows.window_receipt import WindowReceipt
@@ -108,6 +109,19 @@ def truth_of(label, random, rows=40):
         return np.array(["no", "yes"])[random.integers(0, 2, rows)], random.uniform(size=rows)
     shares = random.dirichlet([1, 1, 1], rows)
     return np.array(["a", "b", "c"])[random.integers(0, 3, rows)], list(shares)
+
+
+def test_quantiles_are_compared_by_what_they_lose(spark, tmp_path):
+    label = FittedLabel(name="price", type="regression", levels=(0.1, 0.5, 0.9))
+    random, shop = np.random.default_rng(0), Shop(tmp_path, spark, label)
+    actual, quantiles = random.normal(size=40), np.sort(random.normal(size=(40, 3)), axis=1)
+    columns = dict(zip(("q10", "q50", "q90"), quantiles.T, strict=True))
+    shop.predict(keyed().assign(prediction=quantiles[:, 1], **columns))
+    clean = keyed().assign(trust=1.0, x=0.0, price=actual)
+    asked = ("label.price={type: quantiles}", "publish.metric=pinball")
+    found = shop.look(clean, {A: "rows of a", B: "rows of b"}, *asked)
+    losses = quantile_losses(actual.astype(np.float32), quantiles, label.levels).reshape(2, 20).mean(axis=1)
+    assert [window.measured.values["pinball"] for window in found.windows] == pytest.approx(losses)
 
 
 @pytest.mark.parametrize("label", [PRICE, SOLD, KIND], ids=lambda one: one.type)

@@ -45,6 +45,28 @@ def test_labels_that_a_loss_cannot_take_are_refused_by_name_and_value(spark):
         check_labels(later.where("y = 1"), fitted, "validate")
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "sentence"),
+    [
+        ("regression", [1.5] * 4, "label 'y' is 1.5 in all 4 training rows: there is nothing to learn"),
+        ("regression", [1e39, -1e308, 1e308], "label 'y' is NaN, infinite or too large in some of 3 training rows"),
+        ("binary", ["yes"] * 4, "label 'y' is 'yes' in all 4 training rows: there is nothing to learn"),
+        ("multiclass", ["a"] * 4, "label 'y' is 'a' in all 4 training rows: there is nothing to learn"),
+        (
+            "multiclass",
+            [f"kind {n}" for n in range(10_000)],
+            "label 'y' has more than 10,000 classes in the training",
+        ),
+    ],
+    ids=["one number", "beyond float32", "one of two", "one class", "many classes"],
+)
+def test_labels_that_cannot_be_learned_are_refused(spark, kind, values, sentence):
+    rows = spark.createDataFrame([(value,) for value in values], f"y {'double' if kind == 'regression' else 'string'}")
+    with pytest.raises(DataError) as refused:
+        fit_labels(rows, labels_of(y=kind))
+    assert str(refused.value).startswith(sentence)
+
+
 @pytest.mark.parametrize("kind", ["regression", "binary", "multiclass"])
 def test_predictions_have_the_columns_that_a_file_must_leave_to_them(spark, kind):
     frame = spark.sql(f"SELECT {'array(0.0D, 1.0D)' if kind == 'multiclass' else '0.0D'} AS o")

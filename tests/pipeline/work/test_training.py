@@ -15,8 +15,8 @@ from sparkdl.pipeline.work.training import _steps
 @pytest.mark.parametrize(("more", "steps"), [({}, 12), ({"train_steps_per_epoch": 3}, 9)])
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_the_rate_falls_to_nothing_until_the_last_step_however_short_an_epoch_is(more, steps, decay):
-    settings = Train(epochs=3, batch_size=50, warmup_steps=2, decay=decay, **more)
-    schedule = Schedule(settings.warmup_steps, settings.decay, _steps(settings, 400, 2))
+    settings = Train(epochs=3, batch_size=50, warmup_steps=2, decay=decay, num_proc=2, **more)
+    schedule = Schedule(settings.warmup_steps, settings.decay, _steps(settings, 400))
     rates = [schedule.factor(step) for step in range(steps + 1)]
     assert rates[:3] == [pytest.approx(1 / 3), pytest.approx(2 / 3), 1]
     assert sorted(rates[2:], reverse=True) == rates[2:]

@@ -1,0 +1,61 @@
+"""How long and how fast a model learns where the section ``train`` does not say: by the number of training rows.
+
+The rules stand in words in ``RULES``; docs/quality.md says how they were chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from sparkdl.pipeline.spec import Train
+from sparkdl.pipeline.spec.training import RULES
+
+__all__ = ["recipe_of", "with_recipe"]
+
+_ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 10, 16
+"""Rows that a training reads in all epochs, as long as these are no fewer and no more."""
+_LEAST_STEPS, _MOST_EPOCHS_OF_FEW_STEPS = 600, 40
+_FEW_ROWS = 50_000
+
+
+def with_recipe(train: Train, rows: int, *, default_network: bool, slots: int | None = None) -> Train:
+    """Fill in what ``train`` leaves out.
+
+    The batch is divided among the ranks, so that a training comes to the same on one as on many.
+
+    Args:
+        train: the section.
+        rows: that train.
+        default_network: whether sparkdl's own network is trained.
+        slots: of the cluster; None, where nobody has asked it, leaves ``num_proc`` open where all of them would be
+            taken, and the batch whole.
+    """
+    several = train.strategy != "all_reduce" or train.min_num_proc is not None or train.gradient_compression is not None
+    ranks = train.num_proc or (1 if default_network and rows < _FEW_ROWS and not several else slots)
+    whole_batch = 1 << min(9, max(4, round(math.log2(max(1, min(64, rows / 40), rows / 128)))))
+    batch = train.batch_size or max(1, round(whole_batch / (ranks or 1)))
+    steps = train.train_steps_per_epoch or max(1, math.ceil(rows / (batch * (ranks or 1))))
+    by_rows = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, math.ceil(_ROWS_READ / max(1, rows))))
+    by_steps = min(_MOST_EPOCHS_OF_FEW_STEPS, math.ceil(_LEAST_STEPS / steps))
+    epochs = train.epochs or max(by_rows, by_steps)
+    filled = {
+        "num_proc": ranks,
+        "batch_size": batch,
+        "epochs": epochs,
+        "learning_rate": None if ":" in train.optimizer else 0.005 if default_network else 0.001,
+        "warmup_steps": min(200, math.ceil(steps * epochs / 20)),
+        "decay": "cosine",
+        "early_stopping_patience": max(8, epochs // 3),
+    }
+    return msgspec.structs.replace(
+        train, **{name: value for name, value in filled.items() if getattr(train, name) is None}
+    )
+
+
+def recipe_of(train: Train, filled: Train) -> dict[str, Any]:
+    """What ``filled`` has, by name, where ``train`` leaves it out."""
+    names = [name for name in RULES if getattr(train, name) is None and getattr(filled, name) is not None]
+    return {name: getattr(filled, name) for name in names}
