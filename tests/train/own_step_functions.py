@@ -12,7 +12,7 @@ from train_helpers import linear_data
 
 from sparkdl.config import TrainConfig
 from sparkdl.estimator.horovod.adapters import MinibatchStep
-from sparkdl.estimator.model_call import ModelInput, TaskView
+from sparkdl.estimator.model_call import ModelCall, ModelInput
 from sparkdl.train.in_memory import TensorSource
 from sparkdl.train.task import Task
 from sparkdl.train.trainer import fit
@@ -146,7 +146,7 @@ def data():
 
 
 def task_of(function, *, optimizer=ADAM, loss=None, label="y", weight=None, passes=1, **more):
-    step = MinibatchStep(function, TaskView((ModelInput("x", "x"),)), (label,), weight, passes)
+    step = MinibatchStep(function, ModelCall((ModelInput("x", "x"),)), (label,), weight, passes)
     model = mlp(3 if label == "k" else 1)
     return Task(
         model=model,
