@@ -58,7 +58,9 @@ name: {name}
 root: {root}
 source: {{kind: parquet, path: {path}}}
 expect: {{has a label: label IS NOT NULL}}
-features: {{kind: category, "{numbers}": number}}
+features:
+  kind: category
+{numbers}
 label: {{label: regression}}
 split: {{by: hash, train: 0.7, validate: 0.2, score: 0.1}}
 publish: {{gate: {{baseline: never}}}}
@@ -273,7 +275,8 @@ def from_file_to_predictions(name, folder):
     (folder / "rows").mkdir(parents=True)
     pq.write_table(table, folder / "rows" / "part.parquet")
     file, root = folder / f"{name}.yaml", folder / "p"
-    file.write_text(WHOLE_FILE.format(name=name, root=root, path=folder / "rows", numbers=", ".join(numbers)))
+    lines = "\n".join(f"  {number}: number" for number in numbers)
+    file.write_text(WHOLE_FILE.format(name=name, root=root, path=folder / "rows", numbers=lines))
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     start = time.perf_counter()
     command = [sys.executable, "-m", "sparkdl.cli", "run", str(file)]
