@@ -32,6 +32,9 @@ __all__ = ["Estimate", "Link", "ModelCosts", "Plan", "choose", "measure_link", "
 
 _REPEATS, _FLOATS, _PROBE_BYTES = 5, 4, 4 << 20
 _MICRO_BATCHES_PER_STAGE = 4
+_CALL_SECONDS = {"cpu": 1.1e-3, "cuda": 1e-4}
+"""What torch itself does around a message within a pass; of CPUs as the MLP of ``bench_planner.py`` has it, of GPUs a
+guess."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,7 @@ class ModelCosts:
         layers: what stages are made of, with ``profile_rows`` rows; None where the model cannot be cut.
         profile_rows: rows of that measurement.
         no_layers: why it cannot.
+        call_seconds: of torch's own work around each message within a pass.
         splits: by number of ranks of a tensor group, the work that is split, as a share of all, bytes that a rank sends
             a row, and messages; a sentence where the model cannot be split so.
     """
@@ -103,6 +107,7 @@ class ModelCosts:
     layers: Profile | None = None
     profile_rows: int = 1
     no_layers: str = ""
+    call_seconds: float = 0.0
     splits: Mapping[int, tuple[float, float, int] | str] = field(default_factory=dict)
 
     @property
@@ -254,6 +259,7 @@ def measure_model(
         layers=layers,
         profile_rows=smallest,
         no_layers=no_layers,
+        call_seconds=_CALL_SECONDS.get(_device(model).type, 0.0),
         splits={n: _split_of(model, n, one, input_style, flops) for n in _group_sizes(ranks)},
     )
 
@@ -596,7 +602,8 @@ def _step(
         share, bytes_per_row, messages = ways
         part = 1 - share + share / int(mesh.tensor or 1)
         sent = bytes_per_row * rows
-        split_seconds = messages * group.latency * 2 * (int(mesh.tensor or 1) - 1) + sent / group.bandwidth
+        latency = group.latency * 2 * (int(mesh.tensor or 1) - 1)
+        split_seconds = messages * (latency + costs.call_seconds) + sent / group.bandwidth
         forward, backward, activations = forward * part, backward * part, activations * part
     largest = _largest_part(costs.gradients, copies) if strategy == "zero1" else 1 / shards
     optimizer = costs.optimizer_seconds * part * largest
@@ -612,8 +619,8 @@ def _step(
     seconds = forward + split_seconds + reduced + optimizer
     sent += sent_now
     if strategy == "zero1":
-        # Each rank gives its part to the others, one after the other, while they give theirs.
-        seconds += (copies - 1) * all_ranks.send(gradients * largest)
+        # Each rank gives its part to all others, by a tree, and the next rank follows.
+        seconds += math.ceil(math.log2(copies)) * all_ranks.send(gradients)
         sent += (copies - 1) * gradients * largest
         state *= largest
     buckets = gradients if copies > 1 else 0.0
@@ -661,6 +668,7 @@ def _sharded_step(
     gather = sum(link.all_gather(block, shards) for block in costs.blocks) * passes
     scatter = sum(link.all_reduce(block, shards) for block in costs.blocks) * (0.5 if true_reduce_scatter else 1.0)
     average = link.all_reduce(costs.gradient_bytes / shards, copies)
+    calls = (passes + 1) * len(costs.blocks) * costs.call_seconds
     share = (shards - 1) / shards
     sent = costs.parameter_bytes * share * (passes + (1 if true_reduce_scatter else 2))
     sent += 2 * costs.gradient_bytes / shards * (copies - 1) / copies
@@ -671,7 +679,7 @@ def _sharded_step(
     else:
         held += 2 * max(costs.blocks)  # the block that computes, and the next one
     activations = costs.activation_bytes * costs.rows / mesh.readers
-    return computing + gather + scatter + average, computing, sent, held + activations
+    return computing + gather + scatter + average + calls, computing, sent, held + activations
 
 
 def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tuple[float, float, float, float]:
@@ -694,7 +702,7 @@ def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tu
     largest = max(parameters) / costs.parameter_bytes
     optimizer = costs.optimizer_seconds * largest
     average = link.all_reduce(costs.gradient_bytes * largest, copies)
-    exchange = link.send(max(crossing))  # activations one way, and gradients the other, at a time
+    exchange = link.send(max(crossing)) + costs.call_seconds  # activations one way, gradients the other, at a time
     seconds = (micro_batches + count - 1) * (turn + exchange) + average + optimizer
     neighbours = [a + b for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
     sent = micro_batches * max(neighbours) + 2 * costs.gradient_bytes * largest * (copies - 1) / copies
