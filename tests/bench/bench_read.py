@@ -414,6 +414,7 @@ def best(python, reader, folder, workload, settings):
 
 def ways_of(workload, folder):
     """Each way as (interpreter, reader, setting)."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
     from peers import interpreter
 
     petastorm, streaming = interpreter(), streaming_interpreter()
