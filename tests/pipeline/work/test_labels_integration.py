@@ -54,7 +54,7 @@ def test_labels_that_a_loss_cannot_take_are_refused_by_name_and_value(spark):
         ("multiclass", ["a"] * 4, "label 'y' is 'a' in all 4 training rows: there is nothing to learn"),
         (
             "multiclass",
-            [f"kind {n}" for n in range(10_000)],
+            [f"kind {n}" for n in range(10_001)],
             "label 'y' has more than 10,000 classes in the training",
         ),
     ],
