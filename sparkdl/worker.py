@@ -21,11 +21,13 @@ from sparkdl.collective import open_collective
 from sparkdl.collective.base import Collective, on_leader
 from sparkdl.compat.torch_compiler import eager
 from sparkdl.config import CheckpointConfig, LoaderConfig, TrainConfig
+from sparkdl.errors import ConfigError
 from sparkdl.launch.rank import process_memory
 from sparkdl.observe import emit, logger, span
 from sparkdl.storage import Storage
+from sparkdl.strategies import STRATEGIES
 from sparkdl.strategies.base import Strategy, open_strategy
-from sparkdl.strategies.choice import AUTO
+from sparkdl.strategies.choice import AUTO, choice_of
 from sparkdl.train.callbacks import Callback
 from sparkdl.train.checkpoint import rng
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
@@ -163,7 +165,8 @@ def _chosen(world: World, job: RankJob, collective: Collective) -> str:
         return "all_reduce"
 
     def earlier() -> str | None:
-        return earlier_strategy(Checkpointer(job.checkpoints)) if job.checkpoints else None
+        text = earlier_strategy(Checkpointer(job.checkpoints)) if job.checkpoints else None
+        return text if text is not None and _is_filled(text, world.size) else None
 
     taken = on_leader(collective, earlier)
     if taken is not None:
@@ -193,6 +196,17 @@ def _chosen(world: World, job: RankJob, collective: Collective) -> str:
         logger.info("strategy='auto' takes %s", why)
         emit("log", message=f"strategy='auto' takes {why}")
     return text
+
+
+def _is_filled(strategy: str, ranks: int) -> bool:
+    """Whether so many ranks fill it, of which fewer may be left than an earlier attempt had."""
+    if strategy in STRATEGIES:
+        return True
+    try:
+        choice_of(strategy).filled(ranks)
+    except ConfigError:
+        return False
+    return True
 
 
 def _free_bytes(device: torch.device) -> float:

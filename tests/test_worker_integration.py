@@ -133,3 +133,11 @@ def test_a_rank_loads_no_package_that_it_does_not_use(shards, backend):
     )
     ranks = run(loaded_by_training, args=(job(shards, "float32", 2, backend), heavy), num_proc=-2, backend=backend)
     assert ranks == [[], []]
+
+
+def test_a_strategy_that_an_earlier_attempt_chose_is_kept_where_the_ranks_that_are_left_fill_it():
+    from sparkdl.worker import _is_filled
+
+    assert all(_is_filled(name, 3) for name in ("all_reduce", "zero1", "fsdp", "mesh(data=None, shard=3)"))
+    assert _is_filled("mesh(data=2, tensor=2)", 4)
+    assert not _is_filled("mesh(data=2, tensor=2)", 3)
