@@ -23,11 +23,9 @@ Needs root, ip and tc: ``sudo python tests/bench/bench_all_reduce.py`` draws doc
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 import math
-import platform
 import statistics
 import subprocess
 import sys
@@ -39,21 +37,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-BENCH = Path(__file__).parent
-sys.path.insert(0, str(BENCH.parent / "launch"))  # for hosts
+sys.path.insert(0, str(Path(__file__).parent))
+
+from shaped_hosts import needs_hosts, run_on_hosts, versions
 
 RATES = {"0.1 Gbit/s": ("100mbit", "4kb"), "1 Gbit/s": ("1gbit", "16kb"), "10 Gbit/s": ("10gbit", "256kb")}
 """The second is what passes at once: few bytes, so that small messages take their time, too."""
 RANKS = (2, 4, 8)
 SIZES = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22)  # bytes
 BUDGET_SECONDS = 0.8  # for the repeats of a way at one size
-WORK = f"""
-def work(world):
-    import sys
-    sys.path.insert(0, {str(BENCH)!r})
-    import bench_all_reduce
-    return bench_all_reduce.on_a_rank(world, {{devices!r}})
-"""
 
 
 # --- the three ways -------------------------------------------------------------------------------------------------
@@ -202,18 +194,12 @@ def on_a_rank(world, devices):
 
 def measure(folder):
     """Yield a line a point."""
-    from hosts import Run, hosts
 
-    with hosts(max(RANKS) + 1) as (driver, *computing):
-        devices = [pair for host in computing for pair in ((host.name, "cable"), (host.switch, host.port))]
-        run = Run(folder, computing, WORK.format(devices=devices), driver=driver, seconds=1500)
-        try:
-            run.start_ranks()
-            _, values = run.result()
-        finally:
-            run.end()
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    for label, size, count, way, times, latency, per_byte in ast.literal_eval(values)[0]:
+    def devices(hosts):
+        return [pair for host in hosts for pair in ((host.name, "cable"), (host.switch, host.port))]
+
+    ranks = run_on_hosts(folder, "bench_all_reduce", devices, hosts_of_ranks=range(max(RANKS)), seconds=1500)
+    for label, size, count, way, times, latency, per_byte in ranks[0]:
         line = {"workload": "all_reduce", "rate": label, "ranks": size, "bytes": count, "way": way}
         line |= {
             "ms": round(1e3 * min(times), 3),
@@ -221,8 +207,8 @@ def measure(folder):
         }
         if way in WAYS:
             line["formula_ms"] = round(1e3 * predicted(way, size, count, latency, per_byte), 3)
-        line |= {"latency_us": round(1e6 * latency, 1), "gbit_per_second": round(8e-9 / per_byte, 3), "git": git}
-        yield line | {"torch": torch.__version__, "python": platform.python_version()}
+        line |= {"latency_us": round(1e6 * latency, 1), "gbit_per_second": round(8e-9 / per_byte, 3)}
+        yield line | versions()
 
 
 def summary(lines):
@@ -273,7 +259,7 @@ def draw(lines):
         panel.set_xlabel("bytes")
     axes[0][0].legend(fontsize=7)
     figure.suptitle("All-reduce of one message; dotted: latency and bytes by the formulas")
-    figure.savefig(BENCH.parents[1] / "docs" / "all_reduce.png", dpi=50)
+    figure.savefig(Path(__file__).parents[2] / "docs" / "all_reduce.png", dpi=50)
 
 
 def run(folder):
@@ -286,6 +272,7 @@ def run(folder):
     return lines
 
 
+@needs_hosts
 @pytest.mark.bench
 def test_all_reduce(tmp_path):
     run(tmp_path)

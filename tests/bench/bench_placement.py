@@ -10,13 +10,8 @@ backward pass goes on, and in turns behind it.
 
 from __future__ import annotations
 
-import ast
 import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,8 +21,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-BENCH = Path(__file__).parent
-sys.path.insert(0, str(BENCH.parent / "launch"))  # for hosts
+sys.path.insert(0, str(Path(__file__).parent))
+
+from shaped_hosts import needs_hosts, run_on_hosts, versions
 
 RATE, ROUNDS, BLOCKS, STEPS, SKIPPED = "1gbit", 3, 8, 4, 1
 SIZES = {"placement": (128, 2048), "copies": (512, 256)}  # width, and rows of a global batch
@@ -36,13 +32,6 @@ MESHES = {
     "copies": ("mesh(data=2, tensor=2)", "mesh(data=2, pipeline=2, micro_batches=4)"),
 }
 WAYS = {"placement": ("well", "badly"), "copies": ("within", "behind")}  # the second one is worse
-WORK = f"""
-def work(world):
-    import sys
-    sys.path.insert(0, {str(BENCH)!r})
-    import bench_placement
-    return bench_placement.on_a_rank(world)
-"""
 
 
 class Block(torch.nn.Module):
@@ -117,19 +106,7 @@ def on_a_rank(world):
 
 
 def measure(folder):
-    from hosts import Run, hosts
-
-    with hosts(3) as (driver, *computing):
-        for host in computing:
-            host.shape(RATE)
-        run = Run(folder, [computing[number] for number in (0, 1, 0, 1)], WORK, driver=driver, seconds=3000)
-        try:
-            run.start_ranks()
-            _, values = run.result()
-        finally:
-            run.end()
-    ranks = ast.literal_eval(values)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    ranks = run_on_hosts(folder, "bench_placement", hosts_of_ranks=(0, 1, 0, 1), rate=RATE, seconds=3000)
     for workload, strategy in [(workload, strategy) for workload, meshes in MESHES.items() for strategy in meshes]:
         line = {"workload": workload, "strategy": strategy, "rate": RATE, "hosts": 2, "ranks": len(ranks)}
         seconds = {}
@@ -142,12 +119,10 @@ def measure(folder):
         better, worse = (seconds[way] for way in WAYS[workload])
         line["ratio"] = round(statistics.median(b / a for a, b in zip(better, worse, strict=True)), 2)
         line["ratio_of_minima"] = round(min(worse) / min(better), 2)
-        line |= {"git": commit, "torch": torch.__version__, "python": platform.python_version()}
-        print(json.dumps(line | {"cores": os.cpu_count()}), flush=True)
+        print(json.dumps(line | versions()), flush=True)
 
 
+@needs_hosts
 @pytest.mark.bench
 def test_placement(tmp_path):
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "unshare")):
-        pytest.skip("needs root, ip and tc")
     measure(tmp_path)

@@ -8,14 +8,9 @@ others show whether it holds. Needs root, ip and tc.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,18 +18,14 @@ import pytest
 import torch
 from torch import nn
 
-BENCH = Path(__file__).parent
-sys.path.insert(0, str(BENCH.parent / "launch"))  # for hosts
+sys.path.insert(0, str(Path(__file__).parent))
 
-RATES, STEPS, SKIPPED, ROUNDS = ("1gbit", "200mbit"), 6, 2, 2
+from shaped_hosts import needs_hosts, run_on_hosts, versions
+
+RATES = {"1gbit": "16kb", "200mbit": "8kb"}
+"""With what passes at once after a pause: little, as on a cable, or the small messages of a pipeline take no time."""
+STEPS, SKIPPED, ROUNDS = 6, 2, 2
 STRATEGIES = ("all_reduce", "zero1", "zero2", "fsdp", "tensor", "pipeline")
-WORK = f"""
-def work(world):
-    import sys
-    sys.path.insert(0, {str(BENCH)!r})
-    import bench_planner
-    return bench_planner.on_a_rank(world)
-"""
 
 
 class Residual(nn.Module):
@@ -145,19 +136,7 @@ def on_a_rank(world):
 
 
 def measure(folder, rate):
-    from hosts import Run, hosts
-
-    with hosts(3) as (driver, *computing):
-        for host in computing:
-            host.shape(rate)
-        run = Run(folder, computing, WORK, driver=driver, seconds=1200)
-        try:
-            run.start_ranks()
-            _, values = run.result()
-        finally:
-            run.end()
-    ranks = ast.literal_eval(values)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    ranks = run_on_hosts(folder, "bench_planner", hosts_of_ranks=(0, 1), rate=rate, burst=RATES[rate], seconds=1200)
     for name in MODELS:
         line = {"workload": "planner", "model": name, "rate": rate, "ranks": len(ranks)}
         for strategy, (estimate, computing, sent) in ranks[0][name]["estimates"].items():
@@ -173,14 +152,12 @@ def measure(folder, rate):
             }
         line["impossible"] = ranks[0][name]["impossible"]
         bandwidth, latency = ranks[0][name]["link"]
-        line |= {"link_bytes_per_second": round(bandwidth), "link_seconds": round(latency, 6), "git": commit}
-        line |= {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
-        print(json.dumps(line), flush=True)
+        line |= {"link_bytes_per_second": round(bandwidth), "link_seconds": round(latency, 6)}
+        print(json.dumps(line | versions()), flush=True)
 
 
+@needs_hosts
 @pytest.mark.bench
 @pytest.mark.parametrize("rate", RATES)
 def test_planner(tmp_path, rate):
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "unshare")):
-        pytest.skip("needs root, ip and tc")
     measure(tmp_path, rate)

@@ -11,12 +11,8 @@ it ends above. ``worse_from_second`` likewise where it ends above; 0 says that t
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import platform
-import shutil
-import subprocess
 import sys
 import time
 from functools import partial
@@ -26,9 +22,9 @@ import numpy as np
 import pytest
 import torch
 
-BENCH = Path(__file__).parent
-sys.path.insert(0, str(BENCH))  # for the other benches
-sys.path.insert(0, str(BENCH.parent / "launch"))  # for hosts
+sys.path.insert(0, str(Path(__file__).parent))
+
+from shaped_hosts import needs_hosts, run_on_hosts, versions
 
 # By rate, seconds that each way trains, and steps between two looks at the loss of ways that send in every step.
 RATES = {"100mbit": (16.0, 4), "1gbit": (6.0, 8)}
@@ -46,13 +42,6 @@ WAYS = {
 }
 ROWS, BATCHES = 128, 640  # rows of a global batch, and steps at most
 FEATURES, WIDTH, KINDS, HELD_OUT = 64, 1024, 10, 1024
-WORK = f"""
-def work(world):
-    import sys
-    sys.path.insert(0, {str(BENCH)!r})
-    import bench_slow_link
-    return bench_slow_link.on_a_rank(RATE, world)
-"""
 
 
 def network():
@@ -141,7 +130,7 @@ def trained(way, collective, seconds, look):
     return [look for look in looks.curve if look[0] % every == 0], looks.bytes
 
 
-def on_a_rank(rate, world):
+def on_a_rank(world, rate):
     """By way, the curve and the bytes of a step."""
     from sparkdl.collective import open_collective
 
@@ -175,19 +164,7 @@ def seconds_to(loss, curve):
 
 
 def measure(folder, rate):
-    from hosts import Run, hosts
-
-    with hosts(3) as (driver, *computing):
-        for host in computing:
-            host.shape(rate)
-        run = Run(folder, computing, WORK.replace("RATE", repr(rate)), driver=driver, seconds=1200)
-        try:
-            run.start_ranks()
-            _, values = run.result()
-        finally:
-            run.end()
-    ranks = ast.literal_eval(values)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    ranks = run_on_hosts(folder, "bench_slow_link", rate, hosts_of_ranks=(0, 1), rate=rate, seconds=1200)
     reference = ranks[0]["all_reduce"][0]
     for way in WAYS:
         curve = ranks[0][way][0]
@@ -201,16 +178,12 @@ def measure(folder, rate):
         line["seconds_to_loss_of_all_reduce"] = seconds_to(reference[-1][2], curve)
         line["beats_all_reduce_from_second"] = since if below else None
         line["worse_from_second"] = None if below or way == "all_reduce" else since
-        line |= {"git": commit, "torch": torch.__version__, "python": platform.python_version()}
-        print(
-            json.dumps(line | {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "curve": curve}),
-            flush=True,
-        )
+        line |= versions() | {"load": round(os.getloadavg()[0], 1), "curve": curve}
+        print(json.dumps(line), flush=True)
 
 
+@needs_hosts
 @pytest.mark.bench
 @pytest.mark.parametrize("rate", RATES)
 def test_slow_link(tmp_path, rate):
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "unshare")):
-        pytest.skip("needs root, ip and tc")
     measure(tmp_path, rate)

@@ -39,9 +39,9 @@ class Host:
         command = self.command(sys.executable, *map(str, arguments))
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, **options)
 
-    def shape(self, rate):
-        """Let the cable carry ``rate``, such as ``"1gbit"``, in each direction."""
-        limits = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+    def shape(self, rate, burst="256kb"):
+        """Let the cable carry ``rate``, such as ``"1gbit"``, each way, but for ``burst`` behind a pause."""
+        limits = ("root", "tbf", "rate", rate, "burst", burst, "latency", "50ms")
         for name, device in ((self.name, "cable"), (self.switch, self.port)):
             done = subprocess.run(["tc", "-n", name, "qdisc", "replace", "dev", device, *limits], capture_output=True)
             assert done.returncode == 0, done.stderr
