@@ -170,7 +170,7 @@ def _trainings(spec: PipelineSpec, rows: int) -> Iterator[Train]:
     """The settings of each training on so many rows."""
     for settings in trials_of(spec):
         train = with_settings(spec, settings).train
-        yield with_recipe(train, rows, default_network=spec.model.factory is None)
+        yield with_recipe(train, rows, len(spec.features), default_network=spec.model.factory is None)
 
 
 def _told(due: Sequence[str] | None, touched: Collection[str]) -> Literal["", "at most", "as last ingested"]:

@@ -290,7 +290,7 @@ def _recipe(spec: PipelineSpec, training: Amount) -> dict[str, Any]:
     """What ``train`` leaves out and no search tries."""
     if training.rows is None:
         return {}
-    filled = with_recipe(spec.train, training.rows, default_network=spec.model.factory is None)
+    filled = with_recipe(spec.train, training.rows, len(spec.features), default_network=spec.model.factory is None)
     searched = {name.removeprefix("train.") for name in (spec.search.space if spec.search is not None else ())}
     recipe = {name: value for name, value in recipe_of(spec.train, filled).items() if name not in searched}
     if filled.num_proc is None and "batch_size" in recipe:

@@ -18,10 +18,11 @@ __all__ = ["recipe_of", "with_recipe"]
 _ROWS_READ, _LEAST_EPOCHS, _MOST_EPOCHS = 600_000, 10, 16
 """Rows that a training reads in all epochs, as long as these are no fewer and no more."""
 _LEAST_STEPS, _MOST_EPOCHS_OF_FEW_STEPS = 600, 40
-_FEW_ROWS = 50_000
+_FEW_ROWS, _FEW_VALUES = 50_000, 2_000_000
+"""Training rows, and rows by features, of which two ranks would spend their time on waiting for each other."""
 
 
-def with_recipe(train: Train, rows: int, *, default_network: bool, slots: int | None = None) -> Train:
+def with_recipe(train: Train, rows: int, features: int, *, default_network: bool, slots: int | None = None) -> Train:
     """Fill in what ``train`` leaves out.
 
     The batch is divided among the ranks, so that a training comes to the same on one as on many.
@@ -29,12 +30,14 @@ def with_recipe(train: Train, rows: int, *, default_network: bool, slots: int | 
     Args:
         train: the section.
         rows: that train.
+        features: how many the model has.
         default_network: whether sparkdl's own network is trained.
         slots: of the cluster; None, where nobody has asked it, leaves ``num_proc`` open where all of them would be
             taken, and the batch whole.
     """
     several = train.strategy != "all_reduce" or train.min_num_proc is not None or train.gradient_compression is not None
-    ranks = train.num_proc or (1 if default_network and rows < _FEW_ROWS and not several else slots)
+    few = rows < _FEW_ROWS and rows * features < _FEW_VALUES
+    ranks = train.num_proc or (1 if default_network and few and not several else slots)
     whole_batch = 1 << min(9, max(4, round(math.log2(max(1, min(64, rows / 40), rows / 128)))))
     batch = train.batch_size or max(1, round(whole_batch / (ranks or 1)))
     steps = train.train_steps_per_epoch or max(1, math.ceil(rows / (batch * (ranks or 1))))

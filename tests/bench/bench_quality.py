@@ -117,7 +117,7 @@ What `train` leaves out follows from the number of training rows once they are c
 | `warmup_steps` | a twentieth of all steps, 200 at most |
 | `decay` | cosine, to 0 at the last step |
 | `early_stopping_patience` | a third of the epochs, 8 at least; the best epoch's weights are kept; 0 never stops |
-| `num_proc` | 1 below 50,000 rows, unless a strategy, compression or `min_num_proc` is asked for; else all slots |
+| `num_proc` | 1 below 50,000 rows and 2 million values; else, or with a strategy or `min_num_proc`, all slots |
 
 `sparkdl plan` says how long the training may take: by the last run that trained, else by 4 ms a step and 12
 microseconds a row of it, as one processor took in the fits that chose the defaults.

@@ -25,8 +25,8 @@ RULES = {
     "warmup_steps": "a twentieth of all steps, 200 at most",
     "decay": "cosine, to 0 at the last step",
     "early_stopping_patience": "a third of the epochs, 8 at least",
-    "num_proc": "1 for the default network on fewer than 50,000 training rows, if strategy, min_num_proc and "
-    "gradient_compression are left out, too; else all slots",
+    "num_proc": "1 for the default network on fewer than 50,000 training rows and 2 million values, if strategy, "
+    "min_num_proc and gradient_compression are left out, too; else all slots",
 }
 """What holds for names in ``train`` that the file leaves out: ``pipeline/recipe.py`` applies it."""
 

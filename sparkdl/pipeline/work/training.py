@@ -83,7 +83,11 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
     features, labels = prepared.features, prepared.labels
     description = described(features, labels, spec.label)
     settings = with_recipe(
-        spec.train, prepared.train_rows, default_network=spec.model.factory is None, slots=slots_of(spark)
+        spec.train,
+        prepared.train_rows,
+        len(spec.features),
+        default_network=spec.model.factory is None,
+        slots=slots_of(spark),
     )
     estimator = TorchEstimator(
         model=network,
