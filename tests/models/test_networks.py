@@ -144,6 +144,15 @@ def test_each_argument_of_an_ensemble_changes_its_size(arguments):
     assert sum(parameter.numel() for parameter in TabularEnsemble(FEATURES, **arguments).parameters()) != count
 
 
+@pytest.mark.parametrize(("numbers", "bends"), [(64, 8), (65, 7), (256, 2), (257, 0)])
+def test_many_numbers_have_fewer_bends_and_are_held_back_in_any_case(numbers, bends):
+    knots = [[0.0, 1.0, 2.0]] * numbers
+    (part,) = TabularEnsemble({**FEATURES, "inputs": [{"name": "numbers", "shape": [numbers], "knots": knots}]}).parts
+    assert part.width == numbers * (1 + bends)
+    far, near = (torch.full((1, numbers), value) for value in (1e9, 3.0))
+    torch.testing.assert_close(part(far, None), part(near, None), rtol=0, atol=0)
+
+
 def test_a_bundle_of_it_loads_without_a_word(net, tmp_path):
     save_bundle(net, str(tmp_path / "bundle"))
     document = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
