@@ -99,7 +99,7 @@ def _size(options: argparse.Namespace, console: Console) -> int:
         )
         console.print(_table(plan, options.top))
         fits = fits and bool(plan.fitting)
-        console.print(plan.reason if plan.fitting else _no_fit(plan), highlight=False, soft_wrap=True)
+        console.print(plan.reason, highlight=False, soft_wrap=True)
         for strategy, why in list(plan.impossible.items())[:_SHOWN]:
             console.print(f"{strategy} does not go: {textwrap.shorten(why, 160)}", highlight=False, soft_wrap=True)
         if len(plan.impossible) > _SHOWN:
@@ -127,13 +127,6 @@ def _table(plan: Any, top: int) -> Table:
             style="" if fits else "dim",
         )
     return table
-
-
-def _no_fit(plan: Any) -> str:
-    try:
-        return str(plan.reason)
-    except ConfigError as refused:
-        return str(refused)
 
 
 def _ranks(text: str) -> list[int]:

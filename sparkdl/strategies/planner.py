@@ -1,12 +1,15 @@
 """What a step would take under each strategy, and which is the fastest that fits: estimates from one measurement.
 
-One process measures the model: seconds of its passes by rows, when each gradient is ready, what stays in memory. Links
-are two numbers, latency and bandwidth (alpha and beta; Thakur, Rabenseifner and Gropp, 2005). The rest is arithmetic
-over the schedule that each strategy follows; ``docs/strategies.md`` says how far that is from what is measured.
+One process measures the model: seconds of its passes by rows, when each gradient is ready, what stays in memory, and
+how much longer a step takes when torch's own parts have dealt the model to ranks whose messages take no time. Links are
+latency, bandwidth (alpha and beta; Thakur, Rabenseifner and Gropp, 2005) and what a byte takes of the processor's time.
+The rest follows each strategy's schedule; ``docs/strategies.md`` says how far that is from what is measured.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import math
 import time
@@ -19,22 +22,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparkdl.collective.base import Collective, on_leader
 from sparkdl.collective.gradients.buckets import bucket_bytes
+from sparkdl.compat.silent_ranks import silent_ranks
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
 from sparkdl.strategies import tensor_plan
 from sparkdl.strategies.mesh import Mesh
 from sparkdl.strategies.mesh_strategy import check_layers, check_training
 from sparkdl.strategies.model_trace import InputStyle
-from sparkdl.strategies.sharded import blocks_of
+from sparkdl.strategies.sharded import blocks_of, shard
+from sparkdl.strategies.simulation import backward_with_buckets, one_forward_one_backward
 from sparkdl.strategies.stage_balance import Profile, profile
 
 __all__ = ["Estimate", "Link", "ModelCosts", "Plan", "choose", "measure_link", "measure_model", "rank_strategies"]
 
 _REPEATS, _FLOATS, _PROBE_BYTES = 5, 4, 4 << 20
 _MICRO_BATCHES_PER_STAGE = 4
-_CALL_SECONDS = {"cpu": 1.1e-3, "cuda": 1e-4}
-"""What torch itself does around a message within a pass; of CPUs as the MLP of ``bench_planner.py`` has it, of GPUs a
-guess."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +46,12 @@ class Link:
     Attributes:
         bandwidth: bytes a second of payload, each way.
         latency: seconds of a message without any.
+        work: seconds by which each byte that a rank sends delays what it computes meanwhile.
     """
 
     bandwidth: float
     latency: float
+    work: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.bandwidth > 0 or not self.latency >= 0:
@@ -70,6 +74,11 @@ class Link:
         """Seconds of one message."""
         return self.latency + payload / self.bandwidth
 
+    @property
+    def slowed(self) -> float:
+        """The share of its speed that computing loses while the link is busy."""
+        return min(self.work * self.bandwidth, 0.9) if self.work else 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCosts:
@@ -89,7 +98,9 @@ class ModelCosts:
         layers: what stages are made of, with ``profile_rows`` rows; None where the model cannot be cut.
         profile_rows: rows of that measurement.
         no_layers: why it cannot.
-        call_seconds: of torch's own work around each message within a pass.
+        jitter: relative standard deviation of the seconds of a pass.
+        overheads: by strategy, seconds by which torch's own parts that spread the model lengthen a step, of a pipeline
+            each micro-batch; a sentence where they do not take the model.
         splits: by number of ranks of a tensor group, the work that is split, as a share of all, bytes that a rank sends
             a row, and messages; a sentence where the model cannot be split so.
     """
@@ -107,7 +118,8 @@ class ModelCosts:
     layers: Profile | None = None
     profile_rows: int = 1
     no_layers: str = ""
-    call_seconds: float = 0.0
+    jitter: float = 0.0
+    overheads: Mapping[str, float | str] = field(default_factory=dict)
     splits: Mapping[int, tuple[float, float, int] | str] = field(default_factory=dict)
 
     @property
@@ -117,11 +129,11 @@ class ModelCosts:
 
     def seconds(self, rows: float) -> tuple[float, float]:
         """Forward and backward of a batch of ``rows``: on the line through the two measurements next to it."""
-        known = sorted(self.passes)
-        if len(known) == 1:
-            return self.passes[known[0]]
-        above = next((i for i, measured in enumerate(known) if measured >= rows), len(known) - 1) or 1
-        low, high = known[above - 1], known[above]
+        measured_rows = sorted(self.passes)
+        if len(measured_rows) == 1:
+            return self.passes[measured_rows[0]]
+        above = next((i for i, count in enumerate(measured_rows) if count >= rows), len(measured_rows) - 1) or 1
+        low, high = measured_rows[above - 1], measured_rows[above]
         share = (rows - low) / (high - low)
         (f0, b0), (f1, b1) = self.passes[low], self.passes[high]
         return max(f0 + share * (f1 - f0), 0.1 * f0), max(b0 + share * (b1 - b0), 0.1 * b0)
@@ -173,16 +185,10 @@ class Plan:
 
     @property
     def reason(self) -> str:
-        """Why the first is the first, in a sentence.
-
-        Raises:
-            ConfigError: none fits.
-        """
+        """Why the first is the first, or why there is none, in a sentence."""
         if not self.fitting:
             least = f"; {self.too_large[0].strategy} needs least" if self.too_large else ""
-            raise ConfigError(
-                f"no strategy of {self.ranks} ranks fits the memory of a rank{least}: give more ranks or more memory"
-            )
+            return f"no strategy of {self.ranks} ranks fits the memory of a rank{least}: give more ranks or more memory"
         first = self.fitting[0]
         others = [estimate for estimate in self.fitting[1:] if estimate.strategy != first.strategy]
         beside = f", {others[0].strategy}, the next, {others[0].seconds:.3g}" if others else ""
@@ -220,22 +226,20 @@ def measure_model(
     optimizer = make_optimizer(model)
     wanted = {rows, *(-(-rows // n) for n in ranks)}
     wanted |= {max(1, -(-rows // (_MICRO_BATCHES_PER_STAGE * n))) for n in ranks if n > 1}
-    passes: dict[int, tuple[float, float]] = {}
-    ready: list[tuple[torch.nn.Parameter, float]] = []
-    for count in sorted(wanted, reverse=True):
-        passes[count], ready = _time_passes(model, _first(example, count), input_style, optimizer)
-    gradients = [parameter.numel() * parameter.element_size() for parameter, _ in ready]
-    optimizer_seconds = _time_optimizer(model, optimizer, _first(example, min(wanted)), input_style)
+    steps = {count: _time_steps(model, _first(example, count), input_style, optimizer) for count in sorted(wanted)}
+    ready = steps[rows].ready
     state = sum(
         value.numel() * value.element_size()
         for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, torch.Tensor)
     )
-    one = _first(example, min(rows, 64))
+    optimizer.zero_grad(set_to_none=True)
+    del optimizer
+    few = _first(example, min(rows, 64))
     flops = FlopCounterMode(display=False)
     with flops:
-        _loss(model, one, input_style).backward()  # type: ignore[no-untyped-call]
+        _loss(model, few, input_style).backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
     smallest = min(wanted)
     layers, no_layers = None, ""
@@ -244,23 +248,30 @@ def measure_model(
     except ConfigError as refused:
         no_layers = str(refused)
     blocks = [_bytes_of(block) for block in blocks_of(model)]
-    whole = _bytes_of(model)
+    parameter_bytes = _bytes_of(model)
+    splits = {n: _split_of(model, n, few, input_style, flops) for n in _group_sizes(ranks)}
+    overheads: dict[str, float | str] = {}
+    if splits:
+        plain = steps[smallest]
+        overheads = _overheads(model, make_optimizer, _first(example, smallest), input_style, plain, splits)
+    deviations = [seconds / taken.median - 1 for taken in steps.values() for seconds in taken.passes]
     return ModelCosts(
         rows=rows,
-        passes=passes,
-        gradients=gradients,
+        passes={count: (taken.forward, taken.backward) for count, taken in steps.items()},
+        gradients=[parameter.numel() * parameter.element_size() for parameter, _ in ready],
         ready=[share for _, share in ready],
-        parameter_bytes=whole,
-        optimizer_seconds=optimizer_seconds,
+        parameter_bytes=parameter_bytes,
+        optimizer_seconds=_median([taken.optimizer for taken in steps.values()]),
         state_bytes=state,
-        activation_bytes=_saved_bytes(model, one, input_style) / len(next(iter(one.values()))),
-        flops=flops.get_total_flops() / len(next(iter(one.values()))),
-        blocks=[*([whole - sum(blocks)] if whole > sum(blocks) else []), *blocks],
+        activation_bytes=_saved_bytes(model, few, input_style) / len(next(iter(few.values()))),
+        flops=flops.get_total_flops() / len(next(iter(few.values()))),
+        blocks=[*([parameter_bytes - sum(blocks)] if parameter_bytes > sum(blocks) else []), *blocks],
         layers=layers,
         profile_rows=smallest,
         no_layers=no_layers,
-        call_seconds=_CALL_SECONDS.get(_device(model).type, 0.0),
-        splits={n: _split_of(model, n, one, input_style, flops) for n in _group_sizes(ranks)},
+        jitter=math.sqrt(sum(deviation**2 for deviation in deviations) / len(deviations)),
+        overheads=overheads,
+        splits=splits,
     )
 
 
@@ -275,28 +286,49 @@ def _first(example: Mapping[str, torch.Tensor], rows: int) -> dict[str, torch.Te
 
 def _loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle) -> torch.Tensor:
     """A number that depends on all outputs of the model."""
+    return torch.stack([output.square().mean() for output in _outputs(model, batch, input_style)]).sum()
+
+
+def _outputs(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle) -> list[torch.Tensor]:
+    """What the model returns that depends on its parameters."""
     if input_style == "dict":
-        outputs = model(dict(batch))
+        returned = model(dict(batch))
     else:
-        outputs = model(**batch) if input_style == "keyword" else model(*batch.values())
+        returned = model(**batch) if input_style == "keyword" else model(*batch.values())
     tensors: list[torch.Tensor] = []
-    torch.fx.node.map_aggregate(outputs, tensors.append)  # type: ignore[arg-type]
-    losses = [t.square().mean() for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not losses:
+    torch.fx.node.map_aggregate(returned, tensors.append)  # type: ignore[arg-type]
+    outputs = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+    if not outputs:
         raise ConfigError(
             f"{type(model).__name__} returns nothing that depends on a parameter which is trained: there is nothing to "
             "estimate"
         )
-    return torch.stack(losses).sum()
+    return outputs
 
 
-def _time_passes(
+@dataclass(frozen=True, kw_only=True)
+class _Steps:
+    """Seconds of some steps: medians of forward, backward and optimizer; passes of each; when gradients are ready."""
+
+    forward: float
+    backward: float
+    optimizer: float
+    passes: Sequence[float]
+    ready: Sequence[tuple[torch.nn.Parameter, float]]
+
+    @property
+    def median(self) -> float:
+        """Of a forward and its backward pass."""
+        return _median(self.passes)
+
+
+def _time_steps(
     model: torch.nn.Module,
     batch: Mapping[str, torch.Tensor],
     input_style: InputStyle,
     optimizer: torch.optim.Optimizer,
-) -> tuple[tuple[float, float], list[tuple[torch.nn.Parameter, float]]]:
-    """Median seconds of forward and backward; by gradient, the share of the backward pass before it is ready."""
+) -> _Steps:
+    """Time whole steps, since what one part leaves in the caches is what the next one finds there."""
     moments: dict[torch.nn.Parameter, float] = {}
 
     def note(parameter: torch.nn.Parameter) -> None:
@@ -304,41 +336,133 @@ def _time_passes(
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hooks = [parameter.register_post_accumulate_grad_hook(note) for parameter in trained]  # type: ignore[no-untyped-call]
-    forwards, backwards, ready = [], [], []
+    forwards, backwards, optimizers, ready = [], [], [], []
     try:
         for number in range(_REPEATS + 1):
-            optimizer.zero_grad(set_to_none=True)
             moments.clear()
             begin = _now(_device(model))
+            optimizer.zero_grad(set_to_none=True)
             loss = _loss(model, batch, input_style)
             middle = _now(loss.device)
             loss.backward()  # type: ignore[no-untyped-call]
             end = _now(loss.device)
+            optimizer.step()
             if number:  # the first allocates
                 forwards.append(middle - begin)
                 backwards.append(end - middle)
+                optimizers.append(_now(loss.device) - end)
                 ready = [(parameter, (moment - middle) / (end - middle)) for parameter, moment in moments.items()]
     finally:
         for hook in hooks:
             hook.remove()
-    return (_median(forwards), _median(backwards)), ready
+    return _Steps(
+        forward=_median(forwards),
+        backward=_median(backwards),
+        optimizer=_median(optimizers),
+        passes=[forward + backward for forward, backward in zip(forwards, backwards, strict=True)],
+        ready=ready,
+    )
 
 
-def _time_optimizer(
+def _overheads(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer],
     batch: Mapping[str, torch.Tensor],
     input_style: InputStyle,
+    plain: _Steps,
+    splits: Mapping[int, tuple[float, float, int] | str],
+) -> dict[str, float | str]:
+    """Seconds by which the parts of torch that spread a model lengthen a step of ``batch``.
+
+    Each deals a copy of the model to the smallest group there may be, of which this rank alone is there.
+    """
+    from sparkdl.strategies import tensor
+
+    size = min(splits)
+    split = splits[size]
+    overheads: dict[str, float | str] = {}
+    with silent_ranks(size, _device(model).type) as mesh:
+
+        def seconds(spread: Callable[[torch.nn.Module], None]) -> float | str:
+            copied = copy.deepcopy(model)
+            try:
+                spread(copied)
+                with tensor.computing():
+                    steps = _time_steps(copied, batch, input_style, make_optimizer(copied))
+            except (RuntimeError, ValueError, NotImplementedError, ConfigError) as refused:
+                return _not_so(refused)
+            return steps.median + steps.optimizer
+
+        def deal(copied: torch.nn.Module, *, keep_parameters: bool) -> None:
+            shard(copied, blocks_of(copied), mesh, keep_parameters=keep_parameters, offload=False)
+
+        def halve(copied: torch.nn.Module) -> None:
+            tensor.split(copied, mesh, tensor_plan.find_plan(copied, size, None))
+
+        taken = {
+            "zero2": (1.0, 1 / size, seconds(functools.partial(deal, keep_parameters=True))),
+            "fsdp": (1.0, 1 / size, seconds(functools.partial(deal, keep_parameters=False))),
+        }
+        if not isinstance(split, str):
+            part = 1 - split[0] + split[0] / size
+            taken["tensor"] = (part, part, seconds(halve))
+        for strategy, (passes, optimizer, total) in taken.items():
+            if not isinstance(total, str):
+                total = max(total - passes * plain.median - optimizer * plain.optimizer, 0.0)
+            overheads[strategy] = total
+        try:
+            count = _MICRO_BATCHES_PER_STAGE * size
+            micro_batch = _micro_batch_seconds(copy.deepcopy(model), batch, input_style, count)
+            overheads["pipeline"] = max(micro_batch - plain.median, 0.0)
+        except (RuntimeError, ValueError, NotImplementedError) as refused:
+            overheads["pipeline"] = _not_so(refused)
+        return overheads
+
+
+def _not_so(refused: Exception) -> str:
+    return f"torch does not spread this model so: {' '.join(str(refused).split())}"
+
+
+class _WholeStage(torch.nn.Module):
+    """A model as torch's pipelines call a stage: tensors in, tensors out."""
+
+    def __init__(self, model: torch.nn.Module, inputs: Sequence[str], input_style: InputStyle) -> None:
+        super().__init__()
+        self.model, self.inputs, self.input_style = model, inputs, input_style
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = dict(zip(self.inputs, tensors, strict=True))
+        return tuple(output.contiguous() for output in _outputs(self.model, batch, self.input_style))
+
+
+def _micro_batch_seconds(
+    model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle, count: int
 ) -> float:
-    taken = []
-    for number in range(_REPEATS + 1):
-        optimizer.zero_grad(set_to_none=True)
-        _loss(model, batch, input_style).backward()  # type: ignore[no-untyped-call]
-        begin = _now(_device(model))
-        optimizer.step()
-        if number:
-            taken.append(_now(_device(model)) - begin)
-    return _median(taken)
+    """Seconds of a micro-batch, one of ``count``, in a pipeline whose only stage is the whole model."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    def loss(outputs: Any, _: torch.Tensor) -> torch.Tensor:
+        tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+        return torch.stack([tensor.square().mean() for tensor in tensors]).sum()
+
+    stage_model = _WholeStage(model, list(batch), input_style)
+    micro_batch = tuple(batch.values())
+    device = _device(model)
+    with silent_ranks(1, device.type) as mesh:
+        stage = PipelineStage(
+            stage_model, 0, 1, device, input_args=micro_batch, output_args=stage_model(*micro_batch),
+            group=mesh.get_group(),
+        )  # fmt: skip
+        schedule = ScheduleGPipe(stage, count, loss_fn=loss)
+        inputs = [torch.cat([tensor] * count) for tensor in micro_batch]
+        seconds = []
+        for number in range(_REPEATS + 1):
+            model.zero_grad(set_to_none=True)
+            begin = _now(device)
+            schedule.step(*inputs, target=inputs[0])
+            if number:
+                seconds.append((_now(device) - begin) / count)
+    return _median(seconds)
 
 
 def _saved_bytes(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle) -> int:
@@ -431,10 +555,37 @@ def measure_link(collective: Collective) -> Link:
         return _median(taken)
 
     small, large = seconds(_FLOATS), seconds(_PROBE_BYTES)
-    each = 2 * (ranks - 1)
-    latency = small / each
-    bandwidth = _PROBE_BYTES / ranks / max(large / each - latency, 1e-9)
-    return collective.broadcast_object(Link(bandwidth=bandwidth, latency=latency), 0)  # type: ignore[no-any-return]
+    messages = 2 * (ranks - 1)
+    latency = small / messages
+    bandwidth = _PROBE_BYTES / ranks / max(large / messages - latency, 1e-9)
+    work = _delay_by_messages(large, device) / (_PROBE_BYTES / ranks * messages)
+    return collective.broadcast_object(Link(bandwidth=bandwidth, latency=latency, work=work), 0)  # type: ignore[no-any-return]
+
+
+def _delay_by_messages(large: float, device: str) -> float:
+    """Seconds by which an all-reduce of the probe, which takes ``large`` seconds, delays what is computed meanwhile."""
+    import torch.distributed as dist
+
+    numbers, factor = torch.zeros(_PROBE_BYTES // _FLOATS, device=device), torch.ones(256, 256, device=device)
+
+    def multiply(times: int) -> float:
+        begin = _now(torch.device(device))
+        for _ in range(times):
+            torch.mm(factor, factor)
+        return _now(torch.device(device)) - begin
+
+    multiply(10)
+    agreed = torch.tensor([multiply(50) / 50])
+    times = max(1, int(2 * large / float(agreed)))
+    delays = []
+    for _ in range(_REPEATS):
+        dist.barrier()
+        alone = multiply(times)
+        dist.barrier()
+        work = dist.all_reduce(numbers, async_op=True)
+        delays.append(multiply(times) - alone)
+        work.wait()
+    return max(_median(delays), 0.0)
 
 
 def choose(
@@ -498,7 +649,9 @@ def choose(
             return True
 
         plan = replace(whole, fitting=[estimate for estimate in whole.fitting if goes(estimate.strategy)])
-        return plan.fitting[0].strategy if plan.fitting else "", plan.reason
+        if not plan.fitting:
+            raise ConfigError(plan.reason)
+        return plan.fitting[0].strategy, plan.reason
 
     return on_leader(collective, first)
 
@@ -603,7 +756,7 @@ def _step(
         part = 1 - share + share / int(mesh.tensor or 1)
         sent = bytes_per_row * rows
         latency = group.latency * 2 * (int(mesh.tensor or 1) - 1)
-        split_seconds = messages * (latency + costs.call_seconds) + sent / group.bandwidth
+        split_seconds = messages * latency + sent / group.bandwidth + _overhead(costs, "tensor")
         forward, backward, activations = forward * part, backward * part, activations * part
     largest = _largest_part(costs.gradients, copies) if strategy == "zero1" else 1 / shards
     optimizer = costs.optimizer_seconds * part * largest
@@ -642,15 +795,30 @@ def _reduced_while_backward(
     if copies == 1:
         return backward, 0.0
     limit = bucket_bytes(int(costs.gradient_bytes * part), copies)
-    free = filling = sent = moment = 0.0
+    buckets: list[tuple[float, float]] = []  # bytes, and the second of the pass at which it is full
     for size, ready in zip(costs.gradients, costs.ready, strict=True):
-        if filling and filling + size * part > limit:
-            free = max(free, moment) + link.all_reduce(filling, copies)
-            sent, filling = sent + filling, 0.0
-        filling += size * part
-        moment = ready * backward
-    free = max(free, moment) + link.all_reduce(filling, copies)
-    return max(free, backward), 2 * (sent + filling) * (copies - 1) / copies
+        if not buckets or buckets[-1][0] + size * part > limit:
+            buckets.append((0.0, 0.0))
+        buckets[-1] = buckets[-1][0] + size * part, ready * backward
+    seconds = backward_with_buckets(
+        [full for _, full in buckets],
+        [link.all_reduce(payload, copies) for payload, _ in buckets],
+        backward,
+        slowed=link.slowed,
+    )
+    return seconds, 2 * sum(payload for payload, _ in buckets) * (copies - 1) / copies
+
+
+def _overhead(costs: ModelCosts, strategy: str) -> float:
+    """Seconds of torch's own parts.
+
+    Raises:
+        ConfigError: they do not take the model.
+    """
+    seconds = costs.overheads.get(strategy, 0.0)
+    if isinstance(seconds, str):
+        raise ConfigError(seconds)
+    return seconds
 
 
 def _sharded_step(
@@ -668,7 +836,7 @@ def _sharded_step(
     gather = sum(link.all_gather(block, shards) for block in costs.blocks) * passes
     scatter = sum(link.all_reduce(block, shards) for block in costs.blocks) * (0.5 if true_reduce_scatter else 1.0)
     average = link.all_reduce(costs.gradient_bytes / shards, copies)
-    calls = (passes + 1) * len(costs.blocks) * costs.call_seconds
+    overhead = _overhead(costs, "zero2" if mesh.keep_parameters else "fsdp")
     share = (shards - 1) / shards
     sent = costs.parameter_bytes * share * (passes + (1 if true_reduce_scatter else 2))
     sent += 2 * costs.gradient_bytes / shards * (copies - 1) / copies
@@ -679,11 +847,11 @@ def _sharded_step(
     else:
         held += 2 * max(costs.blocks)  # the block that computes, and the next one
     activations = costs.activation_bytes * costs.rows / mesh.readers
-    return computing + gather + scatter + average + calls, computing, sent, held + activations
+    return computing + overhead + gather + scatter + average, computing, sent, held + activations
 
 
 def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tuple[float, float, float, float]:
-    """M micro-batches through K stages: the slowest sets the pace, and fills and empties (M + K - 1 turns)."""
+    """Micro-batches go through the stages by 1F1B."""
     if costs.layers is None:
         raise ConfigError(costs.no_layers)
     layers = costs.layers
@@ -698,14 +866,20 @@ def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tu
     parameters = [sum(layers.parameters[a:b]) for a, b in itertools.pairwise(edges)]
     crossing = [layers.sent[edge] / costs.profile_rows * rows for edge in edges[1:-1]]
     forward, backward = costs.seconds(rows)
-    turn = max(shares) * (forward + backward)
     largest = max(parameters) / costs.parameter_bytes
     optimizer = costs.optimizer_seconds * largest
     average = link.all_reduce(costs.gradient_bytes * largest, copies)
-    exchange = link.send(max(crossing)) + costs.call_seconds  # activations one way, gradients the other, at a time
-    seconds = (micro_batches + count - 1) * (turn + exchange) + average + optimizer
+    overhead = _overhead(costs, "pipeline") / 2
+    # A byte counts twice, since a rank is delayed by what it sends and by what it gets.
+    messages = [(a + b) * link.work / 2 + overhead for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
+    stages_forward = [share * forward + extra for share, extra in zip(shares, messages, strict=True)]
+    stages_backward = [share * backward + extra for share, extra in zip(shares, messages, strict=True)]
+    transfers = [payload / link.bandwidth for payload in crossing]
+    passes = one_forward_one_backward(stages_forward, stages_backward, transfers, link.latency, micro_batches)
+    seconds = passes + average + optimizer
     neighbours = [a + b for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
     sent = micro_batches * max(neighbours) + 2 * costs.gradient_bytes * largest * (copies - 1) / copies
     held = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * largest
     activations = costs.activation_bytes * rows * min(count, micro_batches) * max(shares)
-    return seconds, micro_batches * turn + optimizer, sent, held + activations
+    computing = micro_batches * max(shares) * (forward + backward) + optimizer
+    return seconds, computing, sent, held + activations

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from shaped_hosts import needs_hosts, run_on_hosts, versions
 
-RATES = {"1gbit": "16kb", "200mbit": "8kb"}
+RATES = {"1gbit": "64kb", "200mbit": "16kb"}
 """With what passes at once after a pause: little, as on a cable, or the small messages of a pipeline take no time."""
 STEPS, SKIPPED, ROUNDS = 6, 2, 2
 STRATEGIES = ("all_reduce", "zero1", "zero2", "fsdp", "tensor", "pipeline")

@@ -1,0 +1,38 @@
+"""A group of ranks of which this process alone is there: what the others would send arrives at once, as anything.
+
+torch's own tests measure with it what a rank does besides waiting. It has no public name (2.13):
+``torch.testing._internal`` registers it, and ``tests/compat/test_silent_ranks.py`` notices when that changes. It can go
+when the backend ``"fake"``, which ``torch.distributed`` lists, opens without that import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["silent_ranks"]
+
+
+@contextmanager
+def silent_ranks(count: int, device_type: str) -> Iterator[DeviceMesh]:
+    """Yield a mesh of ``count`` ranks of which this is one and the others are silent.
+
+    Where ``torch.distributed`` is open already all of its ranks call it together, and ``count`` divides their number.
+    """
+    import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+    alone = not dist.is_initialized()
+    group: Any
+    if alone:
+        dist.init_process_group("fake", rank=0, world_size=count, store=dist.HashStore())  # type: ignore[attr-defined]
+        group = dist.group.WORLD
+    else:
+        group, _ = dist.new_subgroups(count, backend="fake")  # type: ignore[no-untyped-call]
+    try:
+        yield DeviceMesh.from_group(group, device_type)
+    finally:
+        dist.destroy_process_group(None if alone else group)
