@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
 
-__all__ = ["Range", "Trial", "TuneResult", "tune"]
+__all__ = ["Range", "Schedule", "Trial", "TuneResult", "looks", "tune"]
 
 Settings = dict[str, Any]
 _DRAWS_A_TRIAL = 50
@@ -212,7 +212,7 @@ def tune(
         sampler=sampler,
     )
     try:
-        ladder = _ladder(search.epochs, min_epochs, reduction) if halves else (search.epochs,)
+        ladder = looks(search.epochs, min_epochs, reduction) if halves else (search.epochs,)
         schedule = Schedule(ladder, reduction, maximise=maximise, trials=search.trials)
         width = min(len(settings), room_for_fits(df.sparkSession, search.ranks, slots))
         run_side_by_side([lambda: search.work(schedule)] * width, df.sparkSession, width)
@@ -556,14 +556,14 @@ def _settings_of(
     )
 
 
-def _ladder(epochs: int, least: int, reduction: int) -> tuple[int, ...]:
+def looks(epochs: int, least: int, reduction: int) -> tuple[int, ...]:
     """Numbers of epochs at which trials are looked at: ``least``, ``reduction`` times as many, ..., ``epochs``.
 
     Raises:
         ConfigError: there is no look before the last.
     """
     if least >= epochs:
-        raise ConfigError(f"min_epochs={least}, and the estimator's epochs={epochs}: there is nothing to stop early")
+        raise ConfigError(f"min_epochs={least}, and a training's epochs={epochs}: there is nothing to stop early")
     rungs = [least]
     while rungs[-1] * reduction < epochs:
         rungs.append(rungs[-1] * reduction)

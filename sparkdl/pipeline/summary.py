@@ -80,13 +80,15 @@ def _trials(trained: Trained) -> Iterator[Line]:
     if not trained.trials:
         return
     failed = sum(bool(trial.failed) for trial in trained.trials)
-    more = f", {failed} failed" if failed else ""
+    stopped = sum(trial.stopped for trial in trained.trials)
+    more = (f", {failed} failed" if failed else "") + (f", {stopped} stopped early" if stopped else "")
     best = 1 + (trained.chosen or 0)
     yield "search", f"{len(trained.trials)} trials by {trained.chosen_by}{more}; trial {best} is the best"
     for index, trial in list(enumerate(trained.trials))[:_SHOWN]:
         settings = ", ".join(f"{name}={_short(value)}" for name, value in trial.settings.items())
         came_to = trial.failed if trial.value is None else f"{trained.chosen_by} {trial.value:.4g}"
-        yield f"trial {index + 1}", f"{settings}: {came_to}"
+        early = f", stopped after {trial.epochs} epochs" if trial.stopped else ""
+        yield f"trial {index + 1}", f"{settings}: {came_to}{early}"
     if len(trained.trials) > _SHOWN:
         yield "trials", f"{len(trained.trials) - _SHOWN} more are in the record"
 

@@ -1,8 +1,8 @@
 """The settings that a search tries, and what speaks against its space.
 
 Enters: a valid file with a section ``search``. Leaves: the settings of each trial, in order: of a grid all
-combinations, the last name changing fastest; at random as many as were asked for, drawn from the seed and therefore the
-same each time. Neither Spark nor torch is loaded: arguments of a model are read from its source.
+combinations, the last name changing fastest; at random and to be halved as many as were asked for, drawn from the seed
+and therefore the same each time. Neither Spark nor torch is loaded: arguments of a model are read from its source.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -29,7 +30,9 @@ __all__ = [
     "compared_by",
     "metrics_of_trials",
     "search_problems",
+    "takes_whole_numbers",
     "trials_of",
+    "typed_settings",
     "with_settings",
 ]
 
@@ -50,6 +53,8 @@ Settings = dict[str, Any]
 def trials_of(spec: PipelineSpec) -> list[Settings]:
     """The settings of every trial, by ``train.NAME`` or ``model.ARGUMENT``; one without any where nothing is searched.
 
+    Those of ``tpe`` are empty: they follow from what the trials before came to.
+
     Raises:
         ConfigError: the space has fewer settings than are to be drawn.
     """
@@ -63,6 +68,8 @@ def trials_of(spec: PipelineSpec) -> list[Settings]:
             assert not isinstance(values, Range)
             lists.append([_typed(value, kinds[name]) for value in values])
         return [dict(zip(search.space, chosen, strict=True)) for chosen in itertools.product(*lists)]
+    if search.method == "tpe":
+        return [{} for _ in range(search.trials or 0)]
     trials: list[Settings] = []
     generator = random.Random(search.seed)
     for _ in range(_TRIES * (search.trials or 0)):
@@ -72,6 +79,16 @@ def trials_of(spec: PipelineSpec) -> list[Settings]:
         if len(trials) == search.trials:
             return trials
     raise ConfigError(f"={search.trials}, and the space has no more than {len(trials)} settings: give so many, or grid")
+
+
+def typed_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> Settings:
+    """Numbers as their parameters take them."""
+    return {name: _typed(value, _kind(spec, name)) for name, value in settings.items()}
+
+
+def takes_whole_numbers(spec: PipelineSpec, name: str) -> bool:
+    """Whether a parameter's annotation says so."""
+    return _kind(spec, name) is int
 
 
 def with_settings(spec: PipelineSpec, settings: Mapping[str, Any]) -> PipelineSpec:
@@ -142,6 +159,13 @@ def search_problems(spec: PipelineSpec) -> list[tuple[Path, str]]:
                 for end, value in ends.items()
                 if (sentence := _refused(spec, {name: value}))
             ]
+    if search.method == "tpe" and find_spec("optuna") is None:
+        sentence = "=tpe draws by Optuna, which is not installed: pip install optuna, or choose random"
+        problems.append((("search", "method"), sentence))
+    epochs = spec.train.epochs
+    if search.method == "halving" and epochs is not None and search.min_epochs >= epochs:
+        sentence = f"={search.min_epochs}, and train.epochs={epochs}: there is nothing to stop early, so give fewer"
+        problems.append((("search", "min_epochs"), sentence))
     if search.slots is not None and search.slots < (spec.train.num_proc or 1):
         sentence = f"={search.slots} has no room for one trial, train.num_proc={spec.train.num_proc}: give at least so"
         problems.append((("search", "slots"), f"{sentence} many"))
@@ -160,7 +184,7 @@ def _impossible(spec: PipelineSpec, search: Search) -> Iterator[tuple[Path, str]
     except ConfigError as error:
         yield ("search", "trials"), str(error)
         return
-    for trial in settings:
+    for trial in filter(None, settings):
         if sentence := _refused(spec, trial):
             shown = ", ".join(f"{name}={value}" for name, value in trial.items())
             yield ("search", "space"), f" holds {shown}, which cannot be: {sentence.lstrip()}"

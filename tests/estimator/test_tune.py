@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.errors import ConfigError
 from sparkdl.estimator.tpe import TpeSampler
-from sparkdl.estimator.tune import Range, Schedule, Trial, _ladder, _settings_of, tune
+from sparkdl.estimator.tune import Range, Schedule, Trial, _settings_of, looks, tune
 
 
 def schedule(count, ladder=(1, 3, 9), maximise=False, seen=()):
@@ -106,10 +106,10 @@ def test_a_grid_is_all_there_is():
 
 
 def test_trials_are_looked_at_at_rising_numbers_of_epochs():
-    assert _ladder(20, 1, 3) == (1, 3, 9, 20)
-    assert _ladder(9, 1, 3) == (1, 3, 9)
-    with pytest.raises(ConfigError, match="min_epochs=4, and the estimator's epochs=4: there is nothing to stop early"):
-        _ladder(4, 4, 2)
+    assert looks(20, 1, 3) == (1, 3, 9, 20)
+    assert looks(9, 1, 3) == (1, 3, 9)
+    with pytest.raises(ConfigError, match="min_epochs=4, and a training's epochs=4: there is nothing to stop early"):
+        looks(4, 4, 2)
 
 
 def test_settings_follow_what_earlier_trials_came_to_and_are_drawn_again_the_same():

@@ -146,3 +146,67 @@ def test_a_search_that_was_cut_short_goes_on_where_it_was(shop, monkeypatch):
     again = shop(space)
     assert sorted(kept(again)) == [False, False, True]
     assert again.outcome == "promoted"
+
+
+HALVING = (
+    "search={method: halving, trials: 6, reduction: 2, seed: 3, slots: 1, "
+    "space: {train.learning_rate: {low: 1.0e-4, high: 0.1, log: true}}}",
+    "train.epochs=4",
+)
+
+
+@pytest.mark.slow
+def test_halving_stops_the_worse_trials_early_and_what_goes_on_is_what_it_would_have_been(shop):
+    done = shop(*HALVING)
+    assert done.outcome == "promoted", done.message
+    trials = done.trained.trials
+    by_epochs = {epochs: [trial for trial in trials if trial.epochs == epochs] for epochs in (1, 2, 4)}
+    assert sum(map(len, by_epochs.values())) == 6
+    assert len(by_epochs[1]) >= 3
+    assert by_epochs[4]
+    assert [trial.stopped for trial in trials] == [trial.epochs < 4 for trial in trials]
+    best = trials[done.trained.chosen]
+    assert (best.epochs, best.value) == (4, min(trial.value for trial in by_epochs[4]))
+    assert f", {len(by_epochs[1]) + len(by_epochs[2])} stopped early; trial" in dict(summary_lines(done))["search"]
+    assert shop(*HALVING, session=None).outcome == "nothing new"
+    rate = f"train.learning_rate={best.settings['train.learning_rate']}"
+    alone = shop(rate, "train.epochs=4", "train.num_proc=1", "train.metrics=[rmse]", root="alone")
+    assert alone.trained.metrics["val_rmse"] == best.value
+    first, second = weights(done.trained.bundle), weights(alone.trained.bundle)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["halving", "tpe"])
+def test_a_search_that_stops_or_draws_goes_on_after_a_kill_with_each_trial_once(shop, monkeypatch, method):
+    if method == "tpe":
+        pytest.importorskip("optuna")
+        overrides = (HALVING[0].replace("halving", "tpe").replace("reduction: 2, ", ""), HALVING[1])
+    else:
+        overrides = HALVING
+    undisturbed = shop(*overrides, root="undisturbed").trained
+    calls, real = [], searching.train
+
+    def lost_at_the_fourth(*given, **options):
+        if len(calls) == 3:
+            raise ClusterError("the cluster went away")
+        calls.append(given[3])
+        return real(*given, **options)
+
+    monkeypatch.setattr(searching, "train", lost_at_the_fourth)
+    with pytest.raises(ClusterError, match="went away"):
+        shop(*overrides)
+    looks = []
+    monkeypatch.setattr(
+        searching, "train", lambda *given, **options: looks.append((given[3], options)) or real(*given, **options)
+    )
+    again = shop(*overrides).trained
+    assert [(trial.settings, trial.value, trial.epochs) for trial in again.trials] == [
+        (trial.settings, trial.value, trial.epochs) for trial in undisturbed.trials
+    ]
+    assert again.chosen == undisturbed.chosen
+    if method == "tpe":
+        assert len(looks) == 3
+        assert not {key for key, _ in looks} & set(calls)
+    else:
+        assert not [key for key, options in looks if options["look"].epochs == 1 and key in calls]

@@ -107,6 +107,14 @@ def test_trials_are_compared_by_the_metric_of_the_gate_where_a_training_computes
         ("{method: random, trials: 1001, space: {train.learning_rate: {low: 0.1, high: 1}}}",
          "search.trials makes 1001 trials, and 1000 is the most"),
         ("{slots: 1, space: {train.epochs: [1]}}", "search.slots=1 has no room for one trial, train.num_proc=2"),
+        ("{method: halving, space: {model.width: [8, 16]}}",
+         "search.trials is missing: say how many settings halving draws"),
+        ("{method: halving, trials: 1, space: {train.epochs: [2]}}",
+         "search.space.train.epochs is what halving itself varies: leave it out, and set train.epochs"),
+        ("{method: halving, trials: 2, reduction: 1, space: {model.width: [8, 16]}}", "search.reduction=1 is below 2"),
+        ("{method: random, trials: 2, min_epochs: 2, space: {model.width: [8, 16]}}",
+         "search.min_epochs=2 is for method 'halving', and method is 'random': leave it out"),
+        ("{method: asha, trials: 2, space: {model.width: [8, 16]}}", "search.method='asha'"),
     ],
 )  # fmt: skip
 def test_a_search_that_cannot_be_is_refused_with_its_line(search, said):
@@ -115,6 +123,16 @@ def test_a_search_that_cannot_be_is_refused_with_its_line(search, said):
     assert len(refused.value.problems) == 1
     assert said in refused.value.problems[0]
     assert refused.value.problems[0].startswith("pipeline.yaml:8")
+
+
+def test_halving_needs_epochs_to_stop_early_and_tpe_needs_optuna(monkeypatch):
+    search = "search={method: halving, trials: 2, min_epochs: 3, space: {model.width: [8, 16]}}"
+    with pytest.raises(PipelineFileError, match=r"search\.min_epochs=3, and train.epochs=3: there is nothing to stop"):
+        pipeline(search, "train.epochs=3")
+    assert len(settings(search, "train.epochs=4")) == 2
+    monkeypatch.setattr("sparkdl.pipeline.trials.find_spec", lambda name: None)
+    with pytest.raises(PipelineFileError, match=r"search\.method=tpe draws by Optuna, which is not installed: pip"):
+        pipeline("search={method: tpe, trials: 2, space: {model.width: [8, 16]}}")
 
 
 def test_settings_that_contradict_each_other_are_refused_although_each_is_sound(tmp_path):

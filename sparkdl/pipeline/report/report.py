@@ -661,15 +661,15 @@ def _search(trained: Trained | None) -> dict[str, Any] | None:
     """The trials of a search: every setting, what it came to, and which was chosen."""
     if trained is None or not trained.trials:
         return None
-    names = list(trained.trials[0].settings)
+    names = list(dict.fromkeys(name for trial in trained.trials for name in trial.settings))
     lines = [
         (
             number(at + 1),
-            *(str(trial.settings[name]) for name in names),
+            *(str(trial.settings.get(name, "")) for name in names),
             trial.failed or number(trial.value),
             number(trial.epochs),
             number(trial.seconds),
-            "chosen" if at == trained.chosen else "",
+            "chosen" if at == trained.chosen else "stopped early" if trial.stopped else "",
         )
         for at, trial in enumerate(trained.trials)
     ]

@@ -216,14 +216,24 @@ class Search(Section, frozen=True, kw_only=True):
         dict[str, tuple[Scalar | None, ...] | Range],
         Meta(
             min_length=1,
-            description="By train.NAME or model.ARGUMENT: a list of values or, at random, {low, high, log}.",
+            description="By train.NAME or model.ARGUMENT: a list of values or, but for grid, {low, high, log}.",
             examples=[{"train.learning_rate": [0.001, 0.01]}],
         ),
     ]
     method: Annotated[
-        Literal["grid", "random"], Meta(description="grid tries all combinations, random draws trials of them.")
+        Literal["grid", "random", "halving", "tpe"],
+        Meta(
+            description="grid tries all combinations, random draws trials of them, halving stops the worse of those "
+            "early (ASHA), tpe draws each by what those before came to (Optuna)."
+        ),
     ] = "grid"
-    trials: Annotated[Count | None, Meta(description="How many settings random draws.")] = None
+    trials: Annotated[Count | None, Meta(description="How many settings are drawn where grid does not list them.")] = (
+        None
+    )
+    min_epochs: Annotated[Count, Meta(description="With halving, epochs before a trial is looked at first.")] = 1
+    reduction: Annotated[
+        int, Meta(ge=2, description="With halving, one of how many goes on, to so many times as many epochs.")
+    ] = 3
     slots: Annotated[
         Count | None,
         Meta(
@@ -231,13 +241,19 @@ class Search(Section, frozen=True, kw_only=True):
             "takes train.num_proc of them, one if that is left out."
         ),
     ] = None
-    seed: Annotated[int, Meta(ge=0, description="Of what random draws.")] = 0
+    seed: Annotated[int, Meta(ge=0, description="Of what is drawn.")] = 0
 
     def _misfits(self) -> Iterator[Wrong]:
-        if self.method == "random" and self.trials is None:
-            yield "trials", " is missing: say how many settings random draws"
+        if self.method != "grid" and self.trials is None:
+            yield "trials", f" is missing: say how many settings {self.method} draws"
         if self.method == "grid" and self.trials is not None:
-            yield "trials", f"={self.trials} is for method 'random', and grid tries all combinations: leave it out"
+            yield "trials", f"={self.trials} is for methods that draw, and grid tries all combinations: leave it out"
+        for name, default in (("min_epochs", 1), ("reduction", 3)):
+            value = getattr(self, name)
+            if self.method != "halving" and value != default:
+                yield name, f"={value} is for method 'halving', and method is {self.method!r}: leave it out"
+        if self.method == "halving" and "train.epochs" in self.space:
+            yield "space.train.epochs", " is what halving itself varies: leave it out, and set train.epochs"
         for name, values in self.space.items():
             if not values:
                 yield f"space.{name}", " is empty: give at least one value"

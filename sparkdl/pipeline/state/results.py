@@ -64,6 +64,7 @@ class Trial:
         epochs: that were trained.
         seconds: of its training, whenever that was.
         failed: why; empty where it did not.
+        stopped: whether it was stopped early, since others were better by then.
     """
 
     settings: Mapping[str, Any]
@@ -71,6 +72,7 @@ class Trial:
     epochs: Count = 0
     seconds: float = 0.0
     failed: str = ""
+    stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +141,15 @@ class Tried:
         trained: its model; None where it failed.
         failed: why, for a reason that another attempt would meet again.
         seconds: it took.
+        stopped: whether it was stopped early.
+        settings: of a search that draws them as it goes; empty where the file says them.
     """
 
     trained: Trained | None
     failed: str = ""
     seconds: float = 0.0
+    stopped: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

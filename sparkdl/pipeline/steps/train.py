@@ -68,13 +68,8 @@ class TrialStep(Step):
         assert parts is not None
         torch_for_workers(spark)
         trials = _trials(project, str(shards_key(project, state, parts)))
-
-        def keep(key: str, tried: Tried, seconds: float) -> None:
-            state.receipts.keep(self.name, key, tried)
-            run.note(StepNote(name=self.name, key=key, kept=False, seconds=seconds))
-
-        chosen = {key: trials[key] for key in stale.keys}
-        train_trials(spark, project.spec, prepared_of(project, state, parts, spark), chosen, keep)
+        prepared = prepared_of(project, state, parts, spark)
+        train_trials(spark, project.spec, prepared, trials, _TrialResults(run), stale=stale.keys)
         return True
 
     def tell(self, run: Run) -> None:
@@ -82,6 +77,29 @@ class TrialStep(Step):
         noted = {note.key for note in run.notes if note.name == self.name}
         kept = [key for key in self.wanted(run) if key not in noted]
         run.notes += [StepNote(name=self.name, key=key, kept=True, seconds=0.0) for key in kept]
+
+
+class _TrialResults:
+    """What trials come to, as receipts: in the end by their key, and before by one of that and a number of epochs."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._receipts = run, run.state.receipts
+
+    def keep(self, key: str, tried: Tried) -> None:
+        self._receipts.keep(TrialStep.name, key, tried)
+        self._run.note(StepNote(name=TrialStep.name, key=key, kept=False, seconds=tried.seconds))
+
+    def keep_look(self, key: str, epochs: int, tried: Tried) -> None:
+        self._receipts.keep(TrialStep.name, self.look_key(key, epochs), tried)
+
+    def look(self, key: str, epochs: int) -> Tried | None:
+        return self._receipts.result(TrialStep.name, self.look_key(key, epochs), Tried)
+
+    def look_key(self, key: str, epochs: int) -> str:
+        return content_key(TrialStep.name, [key, epochs])
+
+    def ended(self, key: str) -> Tried | None:
+        return self._receipts.result(TrialStep.name, key, Tried)
 
 
 class TrainStep(Step):
@@ -174,13 +192,31 @@ def train_key(project: Project, state: State, parts: Parts) -> str | None:
         return None
     inputs = _inputs(project, shards, {})
     if search is not None:
-        space = {name: project.settings["search"][name] for name in ("space", "method", "trials", "seed")}
-        inputs |= {"search": space, "chosen by": [chosen_by(project.spec), project.spec.publish.label]}
+        inputs |= {"search": _searched(project), "chosen by": [chosen_by(project.spec), project.spec.publish.label]}
     return content_key("train", inputs)
 
 
+def _searched(project: Project) -> dict[str, Any]:
+    """What decides which trials there are, and which are stopped."""
+    search = project.settings["search"]
+    names = ["space", "method", "trials", "seed"]
+    if search["method"] == "halving":
+        names += ["min_epochs", "reduction"]
+    return {name: search[name] for name in names}
+
+
 def _trials(project: Project, shards: str) -> dict[str, dict[str, Any]]:
-    """The settings of each trial by its key, in order."""
+    """The settings of each trial by its key, in order.
+
+    What a trial comes to that others decide, by stopping it or by what is drawn next, is of this search alone.
+    """
+    search = project.spec.search
+    if search is not None and search.method in ("halving", "tpe"):
+        inputs = {**_inputs(project, shards, {}), "search": _searched(project), "chosen by": chosen_by(project.spec)}
+        return {
+            content_key("trial", {**inputs, "number": number}): settings
+            for number, settings in enumerate(trials_of(project.spec))
+        }
     return {trial_key(project, shards, settings): settings for settings in trials_of(project.spec)}
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from torch import nn
@@ -14,26 +16,60 @@ from torch import nn
 from sparkdl.errors import ConfigError, SparkdlError
 from sparkdl.estimator.elastic import is_of_settings
 from sparkdl.estimator.side_by_side import room_for_fits, run_side_by_side
+from sparkdl.estimator.tpe import TpeSampler
+from sparkdl.estimator.tune import Range as TuneRange
+from sparkdl.estimator.tune import Schedule, looks
+from sparkdl.estimator.tune import Trial as TuneTrial
 from sparkdl.metrics.names import HIGHER_IS_BETTER
 from sparkdl.observe import emit, logger
-from sparkdl.pipeline.spec import PipelineSpec
+from sparkdl.pipeline.spec import PipelineSpec, Range
 from sparkdl.pipeline.state.results import Trained, Trial, Tried
-from sparkdl.pipeline.trials import chosen_by, compared_by, metrics_of_trials, with_settings
+from sparkdl.pipeline.trials import (
+    chosen_by,
+    compared_by,
+    metrics_of_trials,
+    takes_whole_numbers,
+    typed_settings,
+    with_settings,
+)
 from sparkdl.pipeline.work.prepare import Prepared
-from sparkdl.pipeline.work.training import checkpoints_of, network_of, train
+from sparkdl.pipeline.work.training import Look, checkpoints_of, network_of, settings_of, train
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["best_of", "train_trials"]
+__all__ = ["Results", "best_of", "train_trials"]
 
-Keep = Callable[[str, Tried, float], None]
+
+class Results(Protocol):
+    """What trials come to, kept as they end."""
+
+    def keep(self, key: str, tried: Tried) -> None:
+        """Keep what a trial came to in the end."""
+
+    def keep_look(self, key: str, epochs: int, tried: Tried) -> None:
+        """Keep what a trial, that may go on, has come to after so many epochs."""
+
+    def look(self, key: str, epochs: int) -> Tried | None:
+        """What was kept of that by this run or an earlier one."""
+
+    def look_key(self, key: str, epochs: int) -> str:
+        """The key under which it is."""
+
+    def ended(self, key: str) -> Tried | None:
+        """What a trial came to in the end, if it has ended."""
 
 
 def train_trials(
-    spark: SparkSession, spec: PipelineSpec, prepared: Prepared, trials: Mapping[str, dict[str, Any]], keep: Keep
+    spark: SparkSession,
+    spec: PipelineSpec,
+    prepared: Prepared,
+    trials: Mapping[str, dict[str, Any]],
+    results: Results,
+    *,
+    stale: Collection[str],
 ) -> None:
-    """Train each trial, side by side where there is room.
+    """Train each trial that has not ended yet, side by side where there is room.
 
     The networks of trials that run side by side are all made before the first one trains, since making one draws from
     torch's one generator: so a trial's weights do not depend on what runs beside it.
@@ -42,26 +78,121 @@ def train_trials(
         spark: the session.
         spec: the pipeline.
         prepared: shards, and the features and labels that they were cut with.
-        trials: settings by key.
-        keep: called with the key of each trial that has ended, what it came to, and its seconds.
+        trials: settings of all of them by key.
+        results: of trials.
+        stale: keys of those that are to be trained.
 
     Raises:
         ClusterError: ranks could not be started, or were lost.
         TrainingError: a training went wrong for a reason that another attempt may not meet.
     """
-    runs = [_Trial(spark, spec, prepared, settings, key, keep) for key, settings in trials.items()]
     assert spec.search is not None
-    width = min(len(runs), room_for_fits(spark, spec.train.num_proc or 1, spec.search.slots))
-    if width > 1:
+    width = min(len(stale), room_for_fits(spark, spec.train.num_proc or 1, spec.search.slots))
+    runs = [_Trial(spark, spec, prepared, trials[key], key, results) for key in trials if key in stale]
+    if width > 1 and spec.search.method != "tpe":
         for trial in runs:
             trial.make()
-    run_side_by_side([trial.run for trial in runs], spark, width)
+    if spec.search.method == "halving":
+        _halve(spark, spec, prepared, runs, results, width)
+    elif spec.search.method == "tpe":
+        _draw_by_results(spark, spec, list(trials), runs, results, width)
+    else:
+        run_side_by_side([trial.train for trial in runs], spark, width)
+
+
+def _halve(
+    spark: SparkSession, spec: PipelineSpec, prepared: Prepared, runs: Sequence[_Trial], results: Results, width: int
+) -> None:
+    """Train all of them a little, and the better ones on, as ``sparkdl.tune`` does (ASHA)."""
+    assert spec.search is not None
+    epochs = settings_of(spark, spec, prepared).epochs
+    assert epochs is not None
+    ladder = looks(epochs, spec.search.min_epochs, spec.search.reduction)
+    column = chosen_by(spec)
+    earlier = [{rung: tried for rung in ladder if (tried := results.look(run.key, rung))} for run in runs]
+    schedule = Schedule(
+        ladder,
+        spec.search.reduction,
+        maximise=HIGHER_IS_BETTER.get(compared_by(spec) or "", False),
+        trials=[
+            TuneTrial(
+                number=number,
+                settings=run.settings,
+                values={rung: value for rung, tried in looked.items() if (value := _value(tried, column)) is not None},
+                failed=next((tried.failed for tried in looked.values() if _value(tried, column) is None), ""),
+            )
+            for number, (run, looked) in enumerate(zip(runs, earlier, strict=True))
+        ],
+    )
+
+    def work() -> None:
+        while (job := schedule.next()) is not None:
+            number, rung = job
+            try:
+                tried = runs[number].run_to(rung, max(earlier[number], default=None))
+            except BaseException:
+                schedule.stop()
+                raise
+            earlier[number][rung] = tried
+            schedule.done(number, rung, _value(tried, column))
+
+    run_side_by_side([work] * width, spark, width)
+    for run, looked in zip(runs, earlier, strict=True):
+        last = looked[max(looked)]
+        results.keep(run.key, replace(last, stopped=max(looked) < epochs and not _failed(last, column)))
+        checkpoints_of(spec, run.key).delete(recursive=True)
+
+
+def _draw_by_results(
+    spark: SparkSession, spec: PipelineSpec, keys: Sequence[str], runs: Sequence[_Trial], results: Results, width: int
+) -> None:
+    """Draw each by what those before came to; what was drawn is kept before it trains, so that it goes on as it is."""
+    assert spec.search is not None
+    space = {
+        name: TuneRange(values.low, values.high, log=values.log, whole=takes_whole_numbers(spec, name))
+        if isinstance(values, Range)
+        else list(values)
+        for name, values in spec.search.space.items()
+    }
+    maximise = HIGHER_IS_BETTER.get(compared_by(spec) or "", False)
+    sampler = TpeSampler(space, maximise=maximise, seed=spec.search.seed)
+    column, drawn = chosen_by(spec), dict[str, Mapping[str, Any]]()
+    for number, key in enumerate(keys):
+        tried = results.ended(key) or results.look(key, 0)
+        if tried is not None:
+            drawn[key] = tried.settings
+            value = _value(tried, column)
+            why = _failed(tried, column) if tried.trained is not None or tried.failed else ""
+            sampler.remember(number, tried.settings, value, why)
+    waiting, lock = deque(runs), threading.Lock()
+
+    def work() -> None:
+        while waiting:
+            with lock:
+                if not waiting:
+                    return
+                run = waiting.popleft()
+                number = keys.index(run.key)
+                settings = drawn.get(run.key) or sampler.ask(number)
+                if run.key not in drawn:
+                    results.keep_look(run.key, 0, Tried(trained=None, settings=settings))
+                run.take(typed_settings(spec, settings))
+                run.make()
+            try:
+                tried = run.train_drawn(settings)
+            except BaseException:
+                waiting.clear()
+                raise
+            sampler.tell(number, _value(tried, column))
+
+    run_side_by_side([work] * width, spark, width)
 
 
 def best_of(spec: PipelineSpec, tried: Sequence[tuple[dict[str, Any], Tried]]) -> Trained:
     """The training of the best trial, with what all of them came to.
 
-    The best has the greatest or the least value of the metric, as that is better; of equal ones it is the first.
+    The best has the greatest or the least value of the metric, as that is better; of equal ones it is the first. One
+    that was stopped early is none, so that all that are compared were trained as long.
 
     Raises:
         ConfigError: every trial failed.
@@ -74,14 +205,28 @@ def best_of(spec: PipelineSpec, tried: Sequence[tuple[dict[str, Any], Tried]]) -
     return replace(best, trials=trials, chosen=chosen, chosen_by=column)
 
 
-def _trial(settings: dict[str, Any], done: Tried, column: str) -> Trial:
+def _trial(settings: dict[str, Any], tried: Tried, column: str) -> Trial:
     """What the record says of a trial."""
-    trained, failed = done.trained, done.failed
-    value = None if trained is None else trained.metrics.get(column)
-    if trained is not None and (value is None or not math.isfinite(value)):
-        value, failed = None, f"{column} is not finite"
-    epochs = 0 if trained is None else trained.epochs
-    return Trial(settings=settings, value=value, epochs=epochs, seconds=done.seconds, failed=failed)
+    return Trial(
+        settings=settings or tried.settings,
+        value=_value(tried, column),
+        epochs=0 if tried.trained is None else tried.trained.epochs,
+        seconds=tried.seconds,
+        failed=_failed(tried, column),
+        stopped=tried.stopped,
+    )
+
+
+def _value(tried: Tried, column: str) -> float | None:
+    """What a trial is compared by; None where it has none, or one that is not finite."""
+    value = None if tried.trained is None else tried.trained.metrics.get(column)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _failed(tried: Tried, column: str) -> str:
+    if tried.trained is not None and _value(tried, column) is None:
+        return f"{column} is not finite"
+    return tried.failed
 
 
 class _Trial:
@@ -94,43 +239,69 @@ class _Trial:
         prepared: Prepared,
         settings: dict[str, Any],
         key: str,
-        keep: Keep,
+        results: Results,
     ) -> None:
-        self._settings, self._spark, self._prepared, self._key, self._keep = settings, spark, prepared, key, keep
+        self.key, self.settings = key, settings
+        self._spark, self._whole, self._prepared, self._results = spark, spec, prepared, results
         self._spec = _for_one(with_settings(spec, settings))
         self._network: nn.Module | ConfigError | None = None
 
+    def take(self, settings: dict[str, Any]) -> None:
+        """Take settings that were drawn now; what speaks against them fails the trial once it is its turn."""
+        self.settings = settings
+        try:
+            self._spec = _for_one(with_settings(self._whole, settings))
+        except ConfigError as error:
+            self._network = error
+
     def make(self) -> None:
         """Make its network; what speaks against that fails the trial once it is its turn."""
+        if isinstance(self._network, ConfigError):
+            return
         try:
             self._network = network_of(self._spec, self._prepared)
         except ConfigError as error:
             self._network = error
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Train, and keep what came of it."""
+        self.train_drawn({})
+
+    def train_drawn(self, drawn: Mapping[str, Any]) -> Tried:
+        """Train, and keep what came of it with what was drawn."""
         emit("step", name="trial", state="started")
         started = time.perf_counter()
-        done = self._tried()
-        seconds = time.perf_counter() - started
-        self._keep(self._key, replace(done, seconds=seconds), seconds)
+        tried = self._tried(None)
+        tried = replace(tried, seconds=time.perf_counter() - started, settings=drawn)
+        self._results.keep(self.key, tried)
+        return tried
 
-    def _tried(self) -> Tried:
+    def run_to(self, epochs: int, before: int | None) -> Tried:
+        """Train up to so many epochs, ``before`` of which there are, and keep what came of it."""
+        emit("step", name="trial", state="started")
+        started = time.perf_counter()
+        tried = self._tried(Look(epochs=epochs, bundle=self._results.look_key(self.key, epochs)))
+        earlier = self._results.look(self.key, before) if before is not None else None
+        tried = replace(tried, seconds=time.perf_counter() - started + (earlier.seconds if earlier else 0.0))
+        self._results.keep_look(self.key, epochs, tried)
+        return tried
+
+    def _tried(self, look: Look | None) -> Tried:
         try:
             if self._network is None:
                 self.make()
             network, self._network = self._network, None  # which is then the fit's alone
             if not isinstance(network, nn.Module):
                 raise network or ConfigError("no network was made")
-            return Tried(trained=train(self._spark, self._spec, self._prepared, self._key, network))
+            return Tried(trained=train(self._spark, self._spec, self._prepared, self.key, network, look=look))
         except SparkdlError as error:
             if not is_of_settings(error):
-                shown = _shown(self._settings)
+                shown = _shown(self.settings)
                 logger.warning("the search ends with the trial %s, and goes on with it next time", shown)
                 raise
-            checkpoints_of(self._spec, self._key).delete(recursive=True)
+            checkpoints_of(self._spec, self.key).delete(recursive=True)
             reason = " ".join(str(error).split())
-            logger.warning("the trial %s failed: %s", _shown(self._settings), reason)
+            logger.warning("the trial %s failed: %s", _shown(self.settings), reason)
             return Tried(trained=None, failed=reason)
 
 
@@ -146,7 +317,7 @@ def _best(trials: Sequence[Trial], *, higher: bool) -> int:
     Raises:
         ConfigError: all failed.
     """
-    values = {index: trial.value for index, trial in enumerate(trials) if trial.value is not None}
+    values = {index: trial.value for index, trial in enumerate(trials) if trial.value is not None and not trial.stopped}
     if not values:
         first = trials[0]
         raise ConfigError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,7 @@ from sparkdl.storage import Storage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["checkpoints_of", "network_of", "train"]
+__all__ = ["Look", "checkpoints_of", "network_of", "settings_of", "train"]
 
 _LOSSES: Mapping[str, Callable[[], nn.Module]] = {
     "mse": nn.MSELoss,
@@ -64,7 +64,39 @@ def network_of(spec: PipelineSpec, prepared: Prepared) -> nn.Module:
     return network
 
 
-def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str, network: nn.Module) -> Trained:
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Where a search looks at a training that may go on later, from its checkpoint.
+
+    Attributes:
+        epochs: that are trained until then, from the beginning.
+        bundle: name of the folder of what it has come to.
+    """
+
+    epochs: int
+    bundle: str
+
+
+def settings_of(spark: SparkSession, spec: PipelineSpec, prepared: Prepared) -> Train:
+    """The section ``train`` with what it leaves out."""
+    return with_recipe(
+        spec.train,
+        prepared.train_rows,
+        len(spec.features),
+        default_network=spec.model.factory is None,
+        slots=slots_of(spark),
+    )
+
+
+def train(
+    spark: SparkSession,
+    spec: PipelineSpec,
+    prepared: Prepared,
+    key: str,
+    network: nn.Module,
+    *,
+    look: Look | None = None,
+) -> Trained:
     """Train on shard sets.
 
     Args:
@@ -73,6 +105,7 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
         prepared: shards, the features and labels that they were cut with, and the bundle to start from, if any.
         key: of this training: another one has another key.
         network: to start from.
+        look: where a search looks at this training before its end; None trains all epochs.
 
     Raises:
         ConfigError: factory, optimizer, loss and settings do not fit each other.
@@ -82,13 +115,10 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
     """
     features, labels = prepared.features, prepared.labels
     description = described(features, labels, spec.label)
-    settings = with_recipe(
-        spec.train,
-        prepared.train_rows,
-        len(spec.features),
-        default_network=spec.model.factory is None,
-        slots=slots_of(spark),
-    )
+    settings = settings_of(spark, spec, prepared)
+    parameters = settings.parameters()
+    if look is not None:  # its learning rates are those of all epochs
+        parameters["epochs"] = look.epochs
     estimator = TorchEstimator(
         model=network,
         optimizer=_optimizer(settings),
@@ -98,10 +128,10 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
         store=Store(prefix_path=f"{spec.places.runs}/training", keep_shards="never"),
         run_id=key,
         **_optional(spec, settings, prepared.train_rows, labels),
-        **settings.parameters(),
+        **parameters,
     )
     model = estimator.fit_on_shards(prepared.train, prepared.validate)
-    folder = f"{spec.places.runs}/models/{key}"
+    folder = f"{spec.places.runs}/models/{key if look is None else look.bundle}"
     adjustments = adjustments_of(model, spec, labels, prepared.validate)
     try:
         content_hash = _saved(model.setFeatures(features), folder, spec, description, prepared, adjustments)
@@ -111,7 +141,8 @@ def train(spark: SparkSession, spec: PipelineSpec, prepared: Prepared, key: str,
             f"model.factory={factory_of(spec.model)} made a model that cannot be loaded again, so it is not "
             f"published: {error}"
         ) from error
-    checkpoints_of(spec, key).delete(recursive=True)
+    if look is None:
+        checkpoints_of(spec, key).delete(recursive=True)
     calibrated = [adjustment for adjustment in adjustments if spec.label[adjustment.output].calibrate != "none"]
     temperatures = {adjustment.output: adjustment.temperature for adjustment in calibrated}
     return replace(
