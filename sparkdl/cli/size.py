@@ -22,12 +22,21 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _PAYLOAD = 1448 / 1538
 """Of what an Ethernet cable carries: a frame of 1,538 bytes, with preamble and gap, holds 1,448 of a TCP stream."""
-_PUBLISHED = (
-    ("BERT-large, data-parallel, 1, 2, 4, 8 machines", "1.00 0.93 0.85 0.82"),
-    ("BERT 4B on 1, 2, 4, 8, 16 machines of eight A100 (NeMo's manual)", "1.00 0.95 0.94 0.86 0.79"),
-    ("ResNet-50 to its accuracy on 8, 64, 512, 3,584 H100 (MLPerf Training 3.0)", "1.00 0.63 0.41 0.16"),
-)
-"""Efficiencies that others have published, of GPUs and links that are not the ones asked about."""
+_PUBLISHED: dict[str, tuple[dict[int, float], str]] = {
+    "BERT-large": (
+        {1: 1.0, 2: 0.93, 4: 0.85, 8: 0.82},
+        "data-parallel, by machines; as it is quoted, no page of its authors is at hand",
+    ),
+    "BERT 4B": (
+        {8: 1.0, 16: 0.95, 32: 0.94, 64: 0.86, 128: 0.79},
+        "A100, eight a machine, to one machine; docs.nvidia.com/nemo-framework/user-guide/latest/llms/bert",
+    ),
+    "ResNet-50": (
+        {8: 1.0, 64: 0.63, 512: 0.41, 3584: 0.16},
+        "H100, minutes to its accuracy with ever larger batches, to eight of them; MLPerf Training 3.0, mlcommons.org",
+    ),
+}
+"""Efficiencies that others have published, of GPUs and links that are not the ones asked about, and of what."""
 
 
 def add_commands(commands: Any) -> None:
@@ -50,6 +59,7 @@ def add_commands(commands: Any) -> None:
     size.add_argument("--memory", help="that a rank has, as in 16GiB; unlimited if it is left out")
     size.add_argument("--optimizer", choices=("adamw", "adam", "sgd"), default="adamw", help="(adamw)")
     size.add_argument("--device", default="cpu", help="what the model is measured on (cpu)")
+    size.add_argument("--straggler", type=float, default=1.0, help="how many times as long one rank computes (1)")
     size.add_argument("--top", type=int, default=6, help="strategies to show for each number of ranks (6)")
 
 
@@ -57,7 +67,7 @@ def _size(options: argparse.Namespace, console: Console) -> int:
     import torch
 
     from sparkdl.pipeline.code import importable, imported
-    from sparkdl.strategies.planner import Link, measure_model, rank_strategies
+    from sparkdl.strategies.planner import NOT_RANKED, Link, measure_model, rank_strategies
 
     ranks = _ranks(options.ranks)
     link = Link(bandwidth=_bandwidth("bandwidth", options.bandwidth), latency=_latency(options.latency))
@@ -67,6 +77,8 @@ def _size(options: argparse.Namespace, console: Console) -> int:
     memory = math.inf if options.memory is None else _bytes("memory", options.memory)
     if options.rows < 1:
         raise ConfigError(f"--rows {options.rows} is no batch: give 1 or more")
+    if not 1 <= options.straggler < math.inf:
+        raise ConfigError(f"--straggler {options.straggler:g} is no slow rank: give 1 or more")
     with importable("."):
         model = imported(options.model, "MODEL")()
         if not isinstance(model, torch.nn.Module):
@@ -104,10 +116,34 @@ def _size(options: argparse.Namespace, console: Console) -> int:
             console.print(f"{strategy} does not go: {textwrap.shorten(why, 160)}", highlight=False, soft_wrap=True)
         if len(plan.impossible) > _SHOWN:
             console.print(f"nor do {len(plan.impossible) - _SHOWN} other meshes", highlight=False)
-    console.print("\nEfficiencies that others published, with links and machines of their own:", highlight=False)
-    for what, values in _PUBLISHED:
-        console.print(f"  {values}  {what}", highlight=False, soft_wrap=True)
+        for estimate in plan.others:
+            why = NOT_RANKED[estimate.strategy]
+            console.print(f"not ranked: {estimate.strategy}, {estimate.seconds:.3g} s a step, {why}", highlight=False)
+    console.print(_scaling(costs, link, ranks, options.straggler))
+    for name, (_, what) in _PUBLISHED.items():
+        console.print(f"{name}: {what}", highlight=False, soft_wrap=True)
     return 0 if fits else 1
+
+
+def _scaling(costs: Any, link: Any, ranks: list[int], straggler: float) -> Table:
+    """``all_reduce`` on ever more ranks with as many rows each, by simulation, beside what others published."""
+    from sparkdl.strategies.planner import simulate_copies
+
+    powers = {1 << power for power in range(max(ranks).bit_length())}
+    published = {count for values, _ in _PUBLISHED.values() for count in values}
+    counts = sorted({*ranks, *(count for count in powers | published if count <= max(ranks))})
+    title = (
+        f"all_reduce by simulation, {costs.rows:,} rows a rank, ranks {costs.jitter:.1%} apart; others' efficiencies"
+    )
+    table = Table(Column("ranks", justify="right"), title=title, title_justify="left")
+    for column in ("s a step", "efficiency", *_PUBLISHED):
+        table.add_column(column, justify="right")
+    alone = sum(costs.seconds(costs.rows)) + costs.optimizer_seconds
+    for count in counts:
+        seconds = simulate_copies(costs, link, count, straggler=straggler)
+        others = [f"{values[count]:.2f}" if count in values else "" for values, _ in _PUBLISHED.values()]
+        table.add_row(f"{count:,}", f"{seconds:.3g}", f"{alone / seconds:.2f}", *others)
+    return table
 
 
 def _table(plan: Any, top: int) -> Table:

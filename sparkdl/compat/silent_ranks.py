@@ -7,6 +7,7 @@ when the backend ``"fake"``, which ``torch.distributed`` lists, opens without th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["silent_ranks"]
+
+_NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -33,6 +36,7 @@ def silent_ranks(count: int, device_type: str) -> Iterator[DeviceMesh]:
     else:
         group, _ = dist.new_subgroups(count, backend="fake")  # type: ignore[no-untyped-call]
     try:
-        yield DeviceMesh.from_group(group, device_type)
+        # DTensor keeps what it has planned for a mesh by the ranks and names of that: none may be taken for another.
+        yield DeviceMesh.from_group(group, device_type, mesh_dim_names=(f"silent{next(_NUMBERS)}",))
     finally:
         dist.destroy_process_group(None if alone else group)

@@ -25,18 +25,38 @@ from sparkdl.collective.gradients.buckets import bucket_bytes
 from sparkdl.compat.silent_ranks import silent_ranks
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.nn.mixture import mixtures
 from sparkdl.strategies import tensor_plan
+from sparkdl.strategies.local_steps import PRESETS as LOCAL_STEPS
 from sparkdl.strategies.mesh import Mesh
 from sparkdl.strategies.mesh_strategy import check_layers, check_training
 from sparkdl.strategies.model_trace import InputStyle
 from sparkdl.strategies.sharded import blocks_of, shard
-from sparkdl.strategies.simulation import backward_with_buckets, one_forward_one_backward
+from sparkdl.strategies.simulation import backward_with_buckets, mean_of_slowest, one_forward_one_backward
 from sparkdl.strategies.stage_balance import Profile, profile
 
-__all__ = ["Estimate", "Link", "ModelCosts", "Plan", "choose", "measure_link", "measure_model", "rank_strategies"]
+__all__ = [
+    "NOT_RANKED",
+    "Estimate",
+    "Link",
+    "ModelCosts",
+    "Plan",
+    "choose",
+    "measure_link",
+    "measure_model",
+    "rank_strategies",
+    "simulate_copies",
+]
 
 _REPEATS, _FLOATS, _PROBE_BYTES = 5, 4, 4 << 20
 _MICRO_BATCHES_PER_STAGE = 4
+NOT_RANKED = {
+    "local_sgd": "trains other weights: ranks step alone between two means",
+    "diloco": "trains other weights: ranks step alone between two means",
+    "parameter_server": "trains what all_reduce trains, and its first rank sends and gets what all others do",
+    "parameter_server(staleness=None)": "trains other weights: each push is a step of its own",
+}
+"""Strategies that are estimated beside the others, and why they are not ranked: a user asks for them by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +121,8 @@ class ModelCosts:
         jitter: relative standard deviation of the seconds of a pass.
         overheads: by strategy, seconds by which torch's own parts that spread the model lengthen a step, of a pipeline
             each micro-batch; a sentence where they do not take the model.
+        experts: of each mixture of experts how many it has, their bytes, and bytes of tokens a row that go to them and
+            come back in a step.
         splits: by number of ranks of a tensor group, the work that is split, as a share of all, bytes that a rank sends
             a row, and messages; a sentence where the model cannot be split so.
     """
@@ -120,6 +142,7 @@ class ModelCosts:
     no_layers: str = ""
     jitter: float = 0.0
     overheads: Mapping[str, float | str] = field(default_factory=dict)
+    experts: Sequence[tuple[int, int, float]] = ()
     splits: Mapping[int, tuple[float, float, int] | str] = field(default_factory=dict)
 
     @property
@@ -176,19 +199,25 @@ class Plan:
         fitting: those that fit the memory, the fastest first.
         too_large: those that do not, the smallest first.
         impossible: by strategy, why the model does not go with it.
+        others: strategies that ``auto`` never chooses, see ``NOT_RANKED``.
     """
 
     ranks: int
     fitting: Sequence[Estimate]
     too_large: Sequence[Estimate]
     impossible: Mapping[str, str]
+    others: Sequence[Estimate] = ()
 
     @property
     def reason(self) -> str:
         """Why the first is the first, or why there is none, in a sentence."""
+        if not self.fitting and not self.too_large:
+            return f"the model goes with no strategy of {self.ranks} ranks: {next(iter(self.impossible.values()), '')}"
         if not self.fitting:
-            least = f"; {self.too_large[0].strategy} needs least" if self.too_large else ""
-            return f"no strategy of {self.ranks} ranks fits the memory of a rank{least}: give more ranks or more memory"
+            return (
+                f"no strategy of {self.ranks} ranks fits the memory of a rank; {self.too_large[0].strategy} needs "
+                "least: give more ranks or more memory"
+            )
         first = self.fitting[0]
         others = [estimate for estimate in self.fitting[1:] if estimate.strategy != first.strategy]
         beside = f", {others[0].strategy}, the next, {others[0].seconds:.3g}" if others else ""
@@ -271,6 +300,7 @@ def measure_model(
         no_layers=no_layers,
         jitter=math.sqrt(sum(deviation**2 for deviation in deviations) / len(deviations)),
         overheads=overheads,
+        experts=_experts_of(model, few, input_style),
         splits=splits,
     )
 
@@ -520,6 +550,31 @@ def _split_of(
     return min(split / total, 1.0), sent / rows, len(plan)
 
 
+def _experts_of(
+    model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle
+) -> list[tuple[int, int, float]]:
+    """Of each ``MixtureOfExperts``: experts, bytes of their parameters, bytes of a row's tokens there and back."""
+    experts: list[tuple[int, int, float]] = []
+    rows = len(next(iter(batch.values())))
+
+    def note(layer: Any, arguments: Any, output: torch.Tensor) -> None:
+        inputs = arguments[0]
+        tokens = inputs.numel() // inputs.shape[-1] / rows
+        held = sum(parameter.numel() * parameter.element_size() for parameter in layer.expert_parameters().values())
+        # There with the features, back with the outputs, and the gradients of both.
+        sent = 2 * layer.k * tokens * (layer.features + layer.out_features) * inputs.element_size()
+        experts.append((layer.experts, held, sent))
+
+    hooks = [layer.register_forward_hook(note) for layer in mixtures(model).values()]
+    try:
+        if hooks:
+            _loss(model, batch, input_style)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return experts
+
+
 def _bytes_of(module: torch.nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
@@ -633,7 +688,7 @@ def choose(
             local_ranks=min(local for local, _ in places),
             true_reduce_scatter=collective.world.device != "cpu",
         )
-        meshes = dict(_candidates(ranks))
+        meshes = dict(_candidates(ranks, with_experts=bool(costs.experts)))
 
         def goes(strategy: str) -> bool:
             mesh = meshes[strategy]
@@ -685,7 +740,7 @@ def rank_strategies(
     inner = within_host or link
     estimates: list[Estimate] = []
     impossible: dict[str, str] = {}
-    for strategy, mesh in _candidates(ranks):
+    for strategy, mesh in _candidates(ranks, with_experts=bool(costs.experts)):
         one_host = inner if ranks <= local_ranks else link
         group = inner if max(mesh.tensor or 1, mesh.shard or 1) <= local_ranks else link
         try:
@@ -695,24 +750,73 @@ def rank_strategies(
         except ConfigError as refused:
             impossible[strategy] = str(refused)
             continue
-        alone = sum(costs.seconds(costs.rows)) + costs.optimizer_seconds
-        estimates.append(
-            Estimate(
-                strategy=strategy,
-                seconds=seconds,
-                computing=computing,
-                sent_bytes=sent,
-                memory_bytes=memory,
-                efficiency=alone / (ranks * seconds),
-                rows=costs.rows,
-            )
-        )
+        estimates.append(_estimate(costs, ranks, strategy, seconds, computing, sent, memory))
     fitting = sorted((e for e in estimates if e.memory_bytes <= memory_bytes), key=lambda e: e.seconds)
     too_large = sorted((e for e in estimates if e.memory_bytes > memory_bytes), key=lambda e: e.memory_bytes)
-    return Plan(ranks=ranks, fitting=fitting, too_large=too_large, impossible=impossible)
+    others = list(_not_ranked(costs, inner if ranks <= local_ranks else link, ranks)) if ranks > 1 else []
+    return Plan(ranks=ranks, fitting=fitting, too_large=too_large, impossible=impossible, others=others)
 
 
-def _candidates(ranks: int) -> Iterator[tuple[str, Mesh]]:
+def _estimate(
+    costs: ModelCosts, ranks: int, strategy: str, seconds: float, computing: float, sent: float, memory: float
+) -> Estimate:
+    alone = sum(costs.seconds(costs.rows)) + costs.optimizer_seconds
+    return Estimate(
+        strategy=strategy,
+        seconds=seconds,
+        computing=computing,
+        sent_bytes=sent,
+        memory_bytes=memory,
+        efficiency=alone / (ranks * seconds),
+        rows=costs.rows,
+    )
+
+
+def _not_ranked(costs: ModelCosts, link: Link, ranks: int) -> Iterator[Estimate]:
+    """The strategies of ``NOT_RANKED``: a step of a rank with its part of the rows, and what travels a step."""
+    if costs.rows < ranks:
+        return
+    passes = sum(costs.seconds(costs.rows / ranks))
+    size, state = costs.parameter_bytes, costs.state_bytes
+    held = size + costs.gradient_bytes + state + costs.activation_bytes * costs.rows / ranks
+    computing = passes + costs.optimizer_seconds
+    for strategy in ("local_sgd", "diloco"):
+        steps = LOCAL_STEPS[strategy]
+        seconds = computing + link.all_reduce(size, ranks) / steps.every
+        sent = 2 * size * (ranks - 1) / ranks / steps.every
+        common = size * (2 if steps.outer_momentum else 1)  # the last common model, and the momentum of its steps
+        yield _estimate(costs, ranks, strategy, seconds, computing, sent, held + common)
+    # The first rank's link gets all gradients of the others, and then gives them all parameters.
+    through_server = 2 * link.send((ranks - 1) * size)
+    sent = float((ranks - 1) * size)
+    yield _estimate(costs, ranks, "parameter_server", computing + through_server, computing, sent, held + size)
+    worker = passes + 2 * link.send(size)
+    busiest = max(ranks * costs.optimizer_seconds, through_server / 2, worker)  # of a round of all ranks
+    yield _estimate(costs, ranks, "parameter_server(staleness=None)", busiest, computing, sent, held + size)
+
+
+def simulate_copies(costs: ModelCosts, link: Link, ranks: int, *, straggler: float = 1.0) -> float:
+    """Mean seconds of an ``all_reduce`` step of many ranks, each of which reads a whole measured batch.
+
+    The slowest rank in each step is drawn, see ``mean_of_slowest``; its buckets leave when they are full, and a ring's
+    2 (ranks - 1) messages take their latency.
+
+    Args:
+        costs: of the model.
+        link: between neighbours of the ring.
+        ranks: how many.
+        straggler: how many times as long one of them computes.
+    """
+    forward, backward = costs.seconds(costs.rows)
+
+    def step(slow: float) -> float:
+        reduced, _ = _reduced_while_backward(costs, 1.0, backward * slow, ranks, link)
+        return (forward + costs.optimizer_seconds) * slow + reduced
+
+    return mean_of_slowest(step, ranks, costs.jitter, straggler=straggler)
+
+
+def _candidates(ranks: int, *, with_experts: bool) -> Iterator[tuple[str, Mesh]]:
     """Every strategy that an estimate is made of, with the sizes it has on so many ranks."""
     yield "all_reduce", Mesh(data=ranks)
     if ranks == 1:
@@ -722,6 +826,8 @@ def _candidates(ranks: int) -> Iterator[tuple[str, Mesh]]:
     yield "fsdp", Mesh(shard=ranks)
     yield "tensor", Mesh(tensor=ranks)
     yield "pipeline", Mesh(pipeline=ranks)
+    if with_experts:
+        yield "expert", Mesh(expert=ranks)
     for size in _group_sizes([ranks]):
         if size < ranks:
             copies = ranks // size
@@ -744,6 +850,8 @@ def _step(
     copies, shards = int(mesh.data or 1), int(mesh.shard or 1)
     if mesh.pipeline != 1:
         return _pipeline_step(costs, int(mesh.pipeline or 1), copies, all_ranks)
+    if mesh.expert != 1:
+        return _expert_step(costs, int(mesh.expert or 1), all_ranks)
     forward, backward = costs.seconds(rows)
     part = 1.0  # of the model that a rank holds
     split_seconds = sent = 0.0
@@ -848,6 +956,27 @@ def _sharded_step(
         held += 2 * max(costs.blocks)  # the block that computes, and the next one
     activations = costs.activation_bytes * costs.rows / mesh.readers
     return computing + overhead + gather + scatter + average, computing, sent, held + activations
+
+
+def _expert_step(costs: ModelCosts, ranks: int, link: Link) -> tuple[float, float, float, float]:
+    """Tokens go to the ranks of their experts, evenly, and come back; the other gradients are averaged."""
+    for experts, _, _ in costs.experts:
+        if experts % ranks:
+            raise ConfigError(f"the {experts} experts of a mixture do not divide by {ranks} ranks")
+    rows = costs.rows / ranks
+    dealt = sum(held for _, held, _ in costs.experts)
+    rest = costs.parameter_bytes - dealt
+    forward, backward = costs.seconds(rows)
+    optimizer = costs.optimizer_seconds * (rest + dealt / ranks) / costs.parameter_bytes
+    tokens = sum(sent for _, _, sent in costs.experts) * rows * (ranks - 1) / ranks
+    messages = 4 * len(costs.experts) * (ranks - 1)
+    exchange = tokens / link.bandwidth + messages * link.latency
+    average = link.all_reduce(costs.gradient_bytes * rest / costs.parameter_bytes, ranks)
+    computing = forward + backward + optimizer
+    share = (rest + dealt / ranks) / costs.parameter_bytes
+    held = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * share
+    sent = tokens + 2 * costs.gradient_bytes * rest / costs.parameter_bytes * (ranks - 1) / ranks
+    return computing + exchange + average, computing, sent, held + costs.activation_bytes * rows
 
 
 def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tuple[float, float, float, float]:

@@ -36,9 +36,17 @@ def size(tmp_path, monkeypatch, capsys):
 def test_strategies_are_ranked_for_each_number_of_ranks(size):
     code, out = size("models_to_size:make", "--input", "x=8", "--rows", "64", "--ranks", "1,2,1000", "--top", "9")
     assert code == 1, "no 1000 ranks have a row each"
-    for text in ("1 rank", "2 ranks", "1000 ranks", "all_reduce", "fsdp", "pipeline", "rows/s", "published"):
+    for text in ("1 rank", "2 ranks", "1000 ranks", "all_reduce", "fsdp", "pipeline", "rows/s", "others published"):
         assert text in out.out
     assert "all_reduce does not go: 64 rows a step cannot be dealt to 1000 ranks: raise the batch" in out.out
+    assert "the model goes with no strategy of 1000 ranks: 64 rows a step cannot be dealt" in out.out
+    assert "not ranked: diloco" in out.out
+    assert "trains other weights" in out.out
+    scaling = out.out[out.out.index("all_reduce by simulation, 64 rows a rank") :].splitlines()
+    efficiency = {line.split()[1]: [word for word in line.split() if word != "│"] for line in scaling if "│" in line}
+    assert efficiency["8"][3:] == ["0.82", "1.00", "1.00"]
+    assert float(efficiency["512"][2]) < float(efficiency["2"][2]) <= 1.0
+    assert efficiency["512"][3:] == ["0.41"]
 
 
 def test_integers_and_memory(size):
@@ -61,6 +69,7 @@ def test_integers_and_memory(size):
         (["models_to_size:make", "--bandwidth", "10"], "--bandwidth 10 is no bandwidth: write it as in 10Gbit"),
         (["models_to_size:make", "--latency", "5"], "--latency 5 is no time: write it as in 50us"),
         (["models_to_size:make", "--memory", "0GiB"], "--memory 0GiB is no size: write it as in 16GiB"),
+        (["models_to_size:make", "--straggler", "0.5"], "--straggler 0.5 is no slow rank: give 1 or more"),
         (["models_to_size:make", "--input", "y"], "--input y is no input: write x=13"),
     ],
 )

@@ -11,7 +11,17 @@ from torch import nn
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.strategies.planner import Link, ModelCosts, choose, measure_link, measure_model, rank_strategies
+from sparkdl.nn import MixtureOfExperts
+from sparkdl.strategies.planner import (
+    NOT_RANKED,
+    Link,
+    ModelCosts,
+    choose,
+    measure_link,
+    measure_model,
+    rank_strategies,
+    simulate_copies,
+)
 from sparkdl.strategies.stage_balance import Profile
 from sparkdl.world import World
 
@@ -83,6 +93,47 @@ def test_stages_of_a_pipeline_fill_and_empty():
     assert middle.sent_bytes == pytest.approx(16 * (4000 + 400) / 8 * 4)  # to the stage before and to the one behind
 
 
+def test_what_is_not_ranked_is_estimated_and_said():
+    plan = rank_strategies(COSTS, SLOW, 2)
+    others = {estimate.strategy: estimate for estimate in plan.others}
+    assert others.keys() == NOT_RANKED.keys()
+    assert not others.keys() & {estimate.strategy for estimate in [*plan.fitting, *plan.too_large]}
+    assert others["diloco"].seconds == pytest.approx(1.6 + SLOW.all_reduce(4e6, 2) / 64)
+    assert others["parameter_server"].seconds == pytest.approx(1.6 + 2 * SLOW.send(4e6))
+    assert others["local_sgd"].sent_bytes == 4e6 / 16
+    assert not rank_strategies(COSTS, SLOW, 1).others
+
+
+def test_experts_are_ranked_where_a_model_has_some():
+    assert "expert" not in by_name(FAST, 2)
+    costs = dataclasses.replace(COSTS, experts=((4, 3_000_000, 8000.0),))
+    expert = by_name(SLOW, 2, costs)["expert"]
+    tokens = 8000.0 * 32 / 2
+    assert expert.sent_bytes == pytest.approx(tokens + 1_000_000)
+    exchange, average = tokens / 1e6 + 4 * 1e-3, SLOW.all_reduce(1e6, 2)
+    assert expert.seconds == pytest.approx(1.5 + 0.1 * 2.5 / 4 + exchange + average)
+    assert rank_strategies(costs, FAST, 8).impossible["expert"] == "the 4 experts of a mixture do not divide by 8 ranks"
+
+
+def test_a_message_delays_what_is_computed_beside_it():
+    costs = dataclasses.replace(COSTS, gradients=(30_000_000, 30_000_000))
+    # Half of the speed is lost while the first bucket travels, a quarter of a second; the second follows the pass.
+    link = Link(bandwidth=120e6, latency=0.0, work=0.5 / 120e6)
+    assert by_name(link, 2, costs)["all_reduce"].seconds == pytest.approx(0.5 + 1.0 + 0.125 + 0.25 + 0.1)
+
+
+def test_copies_by_simulation_are_the_formula_where_ranks_are_alike():
+    link = Link(bandwidth=1e7, latency=1e-3)
+    for ranks in (1, 2, 8, 4096):
+        exchange = 2 * (ranks - 1) * (1e-3 + 4e6 / ranks / 1e7) if ranks > 1 else 0.0
+        costs = dataclasses.replace(COSTS, gradients=(4_000_000,), ready=(1.0,))  # nothing to hide behind
+        assert simulate_copies(costs, link, ranks) == pytest.approx(3.1 + exchange)
+    slow = dataclasses.replace(COSTS, jitter=0.02)
+    seconds = [simulate_copies(slow, FAST, ranks) for ranks in (1, 2, 64, 4096)]
+    assert seconds == sorted(seconds)
+    assert simulate_copies(slow, FAST, 64, straggler=1.5) == pytest.approx(1.5 * 3.1, rel=0.01)
+
+
 def test_the_link_decides():
     first = rank_strategies(COSTS, FAST, 2).fitting[0].strategy
     assert first in ("all_reduce", "zero1", "tensor")  # which compute as long
@@ -147,6 +198,20 @@ def test_a_measurement_counts_what_there_is():
     assert share == pytest.approx(1.0)
     assert sent == 4 * 2 * 16 * 4  # an all-reduce of the width, forth and back, of two ranks
     assert messages == 8
+
+
+def test_a_model_is_measured_as_often_as_one_likes_and_leaves_no_process_group():
+    for _ in range(2):
+        costs = measured(nn.Sequential(*[Block() for _ in range(2)]), ranks=(2, 4))
+        assert all(isinstance(seconds, float) for seconds in costs.overheads.values())
+    assert not torch.distributed.is_initialized()
+
+
+def test_tokens_of_experts_are_counted():
+    costs = measured(nn.Sequential(nn.Linear(16, 16), MixtureOfExperts(16, 32, 4, k=2)))
+    ((experts, held, sent),) = costs.experts
+    assert (experts, held) == (4, 4 * (16 * 32 + 32 + 32 * 16 + 16) * 4)
+    assert sent == 2 * 2 * (16 + 16) * 4
 
 
 def test_measuring_says_why_a_model_cannot_be_cut():
