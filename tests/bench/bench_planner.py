@@ -2,12 +2,13 @@
 
 The hosts are network namespaces, one rank each, which has one thread; the driver has one of its own. The ranks measure
 the model and the link as ``strategy="auto"`` does, then train a few steps under each strategy. One JSON line a model
-and rate, with the ratio of estimate to measurement by strategy. The MLP is the one that the planner was built with; the
-others show whether it holds. Needs root, ip and tc.
+and rate, with the ratio of estimate to measurement by strategy, and the table of docs/strategies.md. The MLP is the one
+that the planner was built with; the others show whether it holds. Needs root, ip and tc.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import statistics
@@ -129,7 +130,7 @@ def on_a_rank(world):
         for strategy in STRATEGIES:
             if strategy in estimates:
                 taken[strategy] = [trained(name, strategy, collective) for _ in range(ROUNDS + 1)][1:]
-        results[name] = {"link": (link.bandwidth, link.latency), "estimates": estimates, "taken": taken,
+        results[name] = {"link": dataclasses.asdict(link), "estimates": estimates, "taken": taken,
                          "impossible": dict(plan.impossible)}  # fmt: skip
     collective.close()
     return results
@@ -137,27 +138,50 @@ def on_a_rank(world):
 
 def measure(folder, rate):
     ranks = run_on_hosts(folder, "bench_planner", hosts_of_ranks=(0, 1), rate=rate, burst=RATES[rate], seconds=1200)
+    lines = []
     for name in MODELS:
         line = {"workload": "planner", "model": name, "rate": rate, "ranks": len(ranks)}
         for strategy, (estimate, computing, sent) in ranks[0][name]["estimates"].items():
+            if strategy not in ranks[0][name]["taken"]:
+                continue
             rounds = [[rank[name]["taken"][strategy][i] for rank in ranks] for i in range(ROUNDS)]
             seconds = [max(taken for taken, _ in of_ranks) for of_ranks in rounds]
             line[strategy] = {
                 "ratio": round(estimate / statistics.median(seconds), 2),
                 "estimate": round(estimate, 4),
                 "measured": round(statistics.median(seconds), 4),
+                "spread": [round(min(seconds), 4), round(max(seconds), 4)],
                 "computing": round(computing, 4),
                 "sent_estimate": round(sent),
                 "sent_measured": round(max(sent for _, sent in rounds[-1])),
             }
         line["impossible"] = ranks[0][name]["impossible"]
-        bandwidth, latency = ranks[0][name]["link"]
-        line |= {"link_bytes_per_second": round(bandwidth), "link_seconds": round(latency, 6)}
+        line["link"] = ranks[0][name]["link"]
         print(json.dumps(line | versions()), flush=True)
+        lines.append(line)
+    return lines
+
+
+def table(lines):
+    """The table of ``docs/strategies.md``: a row a strategy, a column a model, the ratios by rate."""
+    ratios = {(line["model"], strategy, line["rate"]): line[strategy]["ratio"]
+              for line in lines for strategy in STRATEGIES if strategy in line}  # fmt: skip
+    rates = list(dict.fromkeys(line["rate"] for line in lines))
+    yield f"| estimate / measured, {' and '.join(rates)} | {' | '.join(MODELS)} |"
+    yield f"|---|{'---|' * len(MODELS)}"
+    for strategy in STRATEGIES:
+        cells = [", ".join(f"{ratios.get((model, strategy, rate), '-')}" for rate in rates) for model in MODELS]
+        yield f"| `{strategy}` | {' | '.join(cells)} |"
+    for rate in rates:
+        values = [ratio for (_, _, of_rate), ratio in ratios.items() if of_rate == rate]
+        yield f"{rate}: {sum(0.85 <= ratio <= 1.15 for ratio in values)} of {len(values)} within 15 %"
 
 
 @needs_hosts
 @pytest.mark.bench
-@pytest.mark.parametrize("rate", RATES)
-def test_planner(tmp_path, rate):
-    measure(tmp_path, rate)
+def test_planner(tmp_path):
+    lines = []
+    for rate in RATES:
+        (tmp_path / rate).mkdir()
+        lines += measure(tmp_path / rate, rate)
+    print("\n".join(table(lines)), flush=True)

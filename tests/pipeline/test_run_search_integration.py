@@ -131,11 +131,11 @@ def test_a_search_that_was_cut_short_goes_on_where_it_was(shop, monkeypatch):
     space = "search.space={train.learning_rate: [0.01, 0.02, 0.03]}"
     done, real = [], searching.train
 
-    def lost_at_the_second(*given):
+    def lost_at_the_second(*given, **options):
         if done:
             raise ClusterError("the cluster went away")
         done.append(given)
-        return real(*given)
+        return real(*given, **options)
 
     monkeypatch.setattr(searching, "train", lost_at_the_second)
     with pytest.raises(ClusterError, match="went away"):

@@ -56,6 +56,15 @@ def test_a_ring_sends_each_part_twice_but_for_one():
     assert link.all_reduce(1e6, 1) == 0.0
 
 
+def test_gathers_take_as_long_as_measured_ones():
+    link = Link(bandwidth=1e6, latency=0.0, gathers=((1e5, 0.1), (1e6, 1.5)))
+    assert link.all_gather(2e5, 2) == pytest.approx(0.1)
+    assert link.all_gather(1.1e6, 2) == pytest.approx(0.8)
+    assert link.all_gather(4e6, 2) == pytest.approx(3.0)
+    assert link.all_gather(1e4, 2) == pytest.approx(5e3 / 1e6)  # no faster than the bandwidth
+    assert link.all_gather(1e6, 1) == 0.0
+
+
 def test_copies_over_a_fast_link_take_their_part_of_the_passes():
     one, two = by_name(FAST, 1)["all_reduce"], by_name(FAST, 2)["all_reduce"]
     assert one.seconds == pytest.approx(3.1)
