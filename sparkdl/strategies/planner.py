@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -425,10 +426,11 @@ def _overheads(
     with silent_ranks(size, _device(model).type) as mesh:
 
         def seconds(spread: Callable[[torch.nn.Module], None]) -> float | str:
-            copied = copy.deepcopy(model)
             try:
+                copied = copy.deepcopy(model)
                 spread(copied)
-                with tensor.computing():
+                with tensor.computing(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the training itself warns if it comes to that
                     steps = _time_steps(copied, batch, input_style, make_optimizer(copied))
             except (RuntimeError, ValueError, NotImplementedError, ConfigError) as refused:
                 return _not_so(refused)
