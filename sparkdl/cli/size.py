@@ -119,6 +119,10 @@ def _size(options: argparse.Namespace, console: Console) -> int:
         for estimate in plan.others:
             why = NOT_RANKED[estimate.strategy]
             console.print(f"not ranked: {estimate.strategy}, {estimate.seconds:.3g} s a step, {why}", highlight=False)
+    console.print(
+        f"\nall_reduce by simulation, {costs.rows:,} rows a rank, jitter {costs.jitter:.1%}; what others published:",
+        highlight=False,
+    )
     console.print(_scaling(costs, link, ranks, options.straggler))
     for name, (_, what) in _PUBLISHED.items():
         console.print(f"{name}: {what}", highlight=False, soft_wrap=True)
@@ -132,10 +136,7 @@ def _scaling(costs: Any, link: Any, ranks: list[int], straggler: float) -> Table
     powers = {1 << power for power in range(max(ranks).bit_length())}
     published = {count for values, _ in _PUBLISHED.values() for count in values}
     counts = sorted({*ranks, *(count for count in powers | published if count <= max(ranks))})
-    title = (
-        f"all_reduce by simulation, {costs.rows:,} rows a rank, ranks {costs.jitter:.1%} apart; others' efficiencies"
-    )
-    table = Table(Column("ranks", justify="right"), title=title, title_justify="left")
+    table = Table(Column("ranks", justify="right"))
     for column in ("s a step", "efficiency", *_PUBLISHED):
         table.add_column(column, justify="right")
     alone = sum(costs.seconds(costs.rows)) + costs.optimizer_seconds

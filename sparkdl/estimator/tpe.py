@@ -82,11 +82,14 @@ class TpeSampler:
         Raises:
             ConfigError: its settings are none of this space.
         """
-        places = {name: self._choices[name] for name in self._choices}
+        choices = {name: self._choices[name] for name in self._choices}
         try:
             if settings.keys() != self._space.keys():
                 raise ValueError("it has other names")
-            drawn = {name: places[name].index(one) if name in places else one for name, one in settings.items()}
+            drawn = {
+                name: choices[name].index(value_of) if name in choices else value_of
+                for name, value_of in settings.items()
+            }
             states = self._optuna.trial.TrialState
             trial = self._optuna.trial.create_trial(
                 params=drawn,

@@ -302,22 +302,22 @@ class _Search:
         self._best: tuple[Trial, TorchModel] | None = None
         self._at_end = ExitStack()
         self._store: str | None = None  # for estimators that have none
-        self.trials = [Trial(number=number, settings=one) for number, one in enumerate(settings)]
+        self.trials = [Trial(number=number, settings=of_trial) for number, of_trial in enumerate(settings)]
         self._drawn = set[int]() if sampler is not None else set(range(len(self.trials)))
-        first = self._estimator(self.trials[0])
-        if first.getOrDefault("store") is None and not keeps:
+        estimator = self._estimator(self.trials[0])
+        if estimator.getOrDefault("store") is None and not keeps:
             if not str(df.sparkSession.conf.get("spark.master", "")).startswith("local"):
                 raise ConfigError("trials go on from checkpoints, and workers share no disk with the driver: set store")
             self._store = self._at_end.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-tune-"))
-            first = self._estimator(self.trials[0])
-        self._users_store = first.getOrDefault("store")
-        self.epochs, self.ranks = int(first.getOrDefault("epochs")), int(first.getOrDefault("num_proc") or 1)
-        self._shards = SharedShards(sharing_key(first), first.getOrDefault("transformation_fn"))
+            estimator = self._estimator(self.trials[0])
+        self._users_store = estimator.getOrDefault("store")
+        self.epochs, self.ranks = int(estimator.getOrDefault("epochs")), int(estimator.getOrDefault("num_proc") or 1)
+        self._shards = SharedShards(sharing_key(estimator), estimator.getOrDefault("transformation_fn"))
         self._shards.fits_to_come = len(settings) + 1  # one more than there are: close() ends it
         self._kept: Storage | None = None
         if keeps:
             shared_disk = str(df.sparkSession.conf.get("spark.master", "")).startswith("local")
-            store = open_store(first.getOrDefault("store"), shared_disk=shared_disk)
+            store = open_store(estimator.getOrDefault("store"), shared_disk=shared_disk)
             if not store.saving_runs():
                 raise ConfigError(
                     f"run_id={name!r} keeps a search in the estimators' store, and none is set: set store"
@@ -347,8 +347,8 @@ class _Search:
             model = self._fitted(trial, epochs)
             value = model.summary.metrics.get(self._metric)
             if value is None:
-                known = ", ".join(sorted(model.summary.metrics))
-                raise _CallError(f"metric={self._metric!r} is none of this training: choose of {known}")
+                columns = ", ".join(sorted(model.summary.metrics))
+                raise _CallError(f"metric={self._metric!r} is none of this training: choose of {columns}")
             if not math.isfinite(value):
                 raise ConfigError(f"{self._metric} is {value}")
         except _CallError:
@@ -467,24 +467,24 @@ class _Search:
             ConfigError: that call searched for something else.
         """
         assert self._kept is not None
-        place = self._kept.child(f"trial-{trial.number}.json")
-        if not place.exists():
+        document = self._kept.child(f"trial-{trial.number}.json")
+        if not document.exists():
             return trial
-        kept = read(place, _Kept, "delete it, or give another run_id")
-        values = {int(epochs): value for epochs, value in kept.values.items()}
-        now: dict[str, Any] = {"metric": self._metric}
-        earlier: dict[str, Any] = {"metric": kept.metric}
+        stored = read(document, _Kept, "delete it, or give another run_id")
+        values = {int(epochs): value for epochs, value in stored.values.items()}
+        asked: dict[str, Any] = {"metric": self._metric}
+        stored_search: dict[str, Any] = {"metric": stored.metric}
         if self._sampler is None:
-            now["settings"], earlier["settings"] = trial.settings, kept.settings
-        if now != earlier:
+            asked["settings"], stored_search["settings"] = trial.settings, stored.settings
+        if asked != stored_search:
             raise ConfigError(
-                f"trial {trial.number} is {now}, and the search whose trials lie in {self._kept.uri} had {earlier}: go "
-                "on with what it had, or give another run_id"
+                f"trial {trial.number} is {asked}, and the search whose trials lie in {self._kept.uri} had "
+                f"{stored_search}: go on with what it had, or give another run_id"
             )
         if self._sampler is not None:
             self._drawn.add(trial.number)
-            self._sampler.remember(trial.number, kept.settings, values.get(max(values, default=0)), kept.failed)
-        return replace(trial, settings=kept.settings, values=values, failed=kept.failed, seconds=kept.seconds)
+            self._sampler.remember(trial.number, stored.settings, values.get(max(values, default=0)), stored.failed)
+        return replace(trial, settings=stored.settings, values=values, failed=stored.failed, seconds=stored.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,19 +541,17 @@ def _settings_of(
     if method == "grid":
         lists = [list(values) for values in space.values()]  # type: ignore[arg-type]
         return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
-    wanted, generator, drawn = trials or 20, random.Random(seed), list[Settings]()
-    for _ in range(_DRAWS_A_TRIAL * wanted):
+    count, generator, drawn = trials or 20, random.Random(seed), list[Settings]()
+    for _ in range(_DRAWS_A_TRIAL * count):
         settings = {
             name: values.draw(generator) if isinstance(values, Range) else generator.choice(values)
             for name, values in space.items()
         }
         if settings not in drawn:
             drawn.append(settings)
-        if len(drawn) == wanted:
+        if len(drawn) == count:
             return drawn
-    raise ConfigError(
-        f"trials={wanted}, and space has no more than {len(drawn)} settings: ask for fewer, or for a grid"
-    )
+    raise ConfigError(f"trials={count}, and space has no more than {len(drawn)} settings: ask for fewer, or for a grid")
 
 
 def looks(epochs: int, least: int, reduction: int) -> tuple[int, ...]:

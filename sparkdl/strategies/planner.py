@@ -230,13 +230,13 @@ class Plan:
                 f"no strategy of {self.ranks} ranks fits the memory of a rank; {self.too_large[0].strategy} needs "
                 "least: give more ranks or more memory"
             )
-        first = self.fitting[0]
-        others = [estimate for estimate in self.fitting[1:] if estimate.strategy != first.strategy]
-        beside = f", {others[0].strategy}, the next, {others[0].seconds:.3g}" if others else ""
+        fastest = self.fitting[0]
+        slower = [estimate for estimate in self.fitting[1:] if estimate.strategy != fastest.strategy]
+        beside = f", {slower[0].strategy}, the next, {slower[0].seconds:.3g}" if slower else ""
         large = f"; {self.too_large[0].strategy} does not fit the memory" if self.too_large else ""
         return (
-            f"{first.strategy}: a step takes {first.seconds:.3g} s by estimate, {first.computing:.3g} of them computing"
-            f"{beside}{large}"
+            f"{fastest.strategy}: a step takes {fastest.seconds:.3g} s by estimate, {fastest.computing:.3g} of them "
+            f"computing{beside}{large}"
         )
 
 
@@ -265,9 +265,9 @@ def measure_model(
     """
     rows = len(next(iter(example.values())))
     optimizer = make_optimizer(model)
-    wanted = {rows, *(-(-rows // n) for n in ranks)}
-    wanted |= {max(1, -(-rows // (_MICRO_BATCHES_PER_STAGE * n))) for n in ranks if n > 1}
-    steps = {count: _time_steps(model, _first(example, count), input_style, optimizer) for count in sorted(wanted)}
+    row_counts = {rows, *(-(-rows // n) for n in ranks)}
+    row_counts |= {max(1, -(-rows // (_MICRO_BATCHES_PER_STAGE * n))) for n in ranks if n > 1}
+    steps = {count: _time_steps(model, _first(example, count), input_style, optimizer) for count in sorted(row_counts)}
     ready = steps[rows].ready
     state = sum(
         value.numel() * value.element_size()
@@ -282,7 +282,7 @@ def measure_model(
     with flops:
         _loss(model, few, input_style).backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
-    smallest = min(wanted)
+    smallest = min(row_counts)
     layers, no_layers = None, ""
     try:
         layers = profile(model, inputs=list(example), input_style=input_style, example=_first(example, smallest))
@@ -295,14 +295,14 @@ def measure_model(
     if splits:
         plain = steps[smallest]
         overheads = _overheads(model, make_optimizer, _first(example, smallest), input_style, plain, splits)
-    deviations = [seconds / taken.median - 1 for taken in steps.values() for seconds in taken.passes]
+    deviations = [seconds / timed.median - 1 for timed in steps.values() for seconds in timed.passes]
     return ModelCosts(
         rows=rows,
-        passes={count: (taken.forward, taken.backward) for count, taken in steps.items()},
+        passes={count: (timed.forward, timed.backward) for count, timed in steps.items()},
         gradients=[parameter.numel() * parameter.element_size() for parameter, _ in ready],
         ready=[share for _, share in ready],
         parameter_bytes=parameter_bytes,
-        optimizer_seconds=_median([taken.optimizer for taken in steps.values()]),
+        optimizer_seconds=_median([timed.optimizer for timed in steps.values()]),
         state_bytes=state,
         activation_bytes=_saved_bytes(model, few, input_style) / len(next(iter(few.values()))),
         flops=flops.get_total_flops() / len(next(iter(few.values()))),
@@ -442,14 +442,14 @@ def _overheads(
         def halve(copied: torch.nn.Module) -> None:
             tensor.split(copied, mesh, tensor_plan.find_plan(copied, size, None))
 
-        taken = {
+        by_strategy = {
             "zero2": (1.0, 1 / size, seconds(functools.partial(deal, keep_parameters=True))),
             "fsdp": (1.0, 1 / size, seconds(functools.partial(deal, keep_parameters=False))),
         }
         if not isinstance(split, str):
             part = 1 - split[0] + split[0] / size
-            taken["tensor"] = (part, part, seconds(halve))
-        for strategy, (passes, optimizer, total) in taken.items():
+            by_strategy["tensor"] = (part, part, seconds(halve))
+        for strategy, (passes, optimizer, total) in by_strategy.items():
             if not isinstance(total, str):
                 total = max(total - passes * plain.median - optimizer * plain.optimizer, 0.0)
             overheads[strategy] = total
@@ -543,8 +543,8 @@ def _split_of(
 
     def count(name: str) -> Callable[..., None]:
         def note(_: Any, __: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) else output
-            vectors[name] = max(vectors.get(name, 0), first.numel() // first.shape[-1])
+            output_tensor = output[0] if isinstance(output, tuple) else output
+            vectors[name] = max(vectors.get(name, 0), output_tensor.numel() // output_tensor.shape[-1])
 
         return note
 
@@ -573,10 +573,12 @@ def _experts_of(
     def note(layer: Any, arguments: Any, output: torch.Tensor) -> None:
         inputs = arguments[0]
         tokens = inputs.numel() // inputs.shape[-1] / rows
-        held = sum(parameter.numel() * parameter.element_size() for parameter in layer.expert_parameters().values())
+        expert_bytes = sum(
+            parameter.numel() * parameter.element_size() for parameter in layer.expert_parameters().values()
+        )
         # There with the features, back with the outputs, and the gradients of both.
         sent = 2 * layer.k * tokens * (layer.features + layer.out_features) * inputs.element_size()
-        experts.append((layer.experts, held, sent))
+        experts.append((layer.experts, expert_bytes, sent))
 
     hooks = [layer.register_forward_hook(note) for layer in mixtures(model).values()]
     try:
@@ -615,13 +617,13 @@ def measure_link(collective: Collective) -> Link:
     import torch.distributed as dist
 
     def seconds(call: Callable[[], Any]) -> float:
-        taken = []
+        calls = []
         for _ in range(_REPEATS):
             collective.barrier()
             begin = _now(torch.device(device))
             call()
-            taken.append(_now(torch.device(device)) - begin)
-        return _median(taken)
+            calls.append(_now(torch.device(device)) - begin)
+        return _median(calls)
 
     def all_reduce(payload: int) -> float:
         numbers = torch.zeros(payload // _FLOATS, device=device)
@@ -704,8 +706,8 @@ def choose(
     costs = measure_model(model, make_optimizer, example, ranks=[ranks], input_style=input_style)
     link = measure_link(collective)
 
-    def first() -> tuple[str, str]:
-        whole = rank_strategies(
+    def fastest() -> tuple[str, str]:
+        every_plan = rank_strategies(
             costs,
             link,
             ranks,
@@ -728,12 +730,12 @@ def choose(
                 return False
             return True
 
-        plan = replace(whole, fitting=[estimate for estimate in whole.fitting if goes(estimate.strategy)])
+        plan = replace(every_plan, fitting=[estimate for estimate in every_plan.fitting if goes(estimate.strategy)])
         if not plan.fitting:
             raise ConfigError(plan.reason)
         return plan.fitting[0].strategy, plan.reason
 
-    return on_leader(collective, first)
+    return on_leader(collective, fastest)
 
 
 # --- the estimates ------------------------------------------------------------------------------------------------
@@ -803,21 +805,21 @@ def _not_ranked(costs: ModelCosts, link: Link, ranks: int) -> Iterator[Estimate]
         return
     passes = sum(costs.seconds(costs.rows / ranks))
     size, state = costs.parameter_bytes, costs.state_bytes
-    held = size + costs.gradient_bytes + state + costs.activation_bytes * costs.rows / ranks
+    memory = size + costs.gradient_bytes + state + costs.activation_bytes * costs.rows / ranks
     computing = passes + costs.optimizer_seconds
     for strategy in ("local_sgd", "diloco"):
         steps = LOCAL_STEPS[strategy]
         seconds = computing + link.all_reduce(size, ranks) / steps.every
         sent = 2 * size * (ranks - 1) / ranks / steps.every
         common = size * (2 if steps.outer_momentum else 1)  # the last common model, and the momentum of its steps
-        yield _estimate(costs, ranks, strategy, seconds, computing, sent, held + common)
+        yield _estimate(costs, ranks, strategy, seconds, computing, sent, memory + common)
     # The first rank's link gets all gradients of the others, and then gives them all parameters.
     through_server = 2 * link.send((ranks - 1) * size)
     sent = float((ranks - 1) * size)
-    yield _estimate(costs, ranks, "parameter_server", computing + through_server, computing, sent, held + size)
+    yield _estimate(costs, ranks, "parameter_server", computing + through_server, computing, sent, memory + size)
     worker = passes + 2 * link.send(size)
     busiest = max(ranks * costs.optimizer_seconds, through_server / 2, worker)  # of a round of all ranks
-    yield _estimate(costs, ranks, "parameter_server(staleness=None)", busiest, computing, sent, held + size)
+    yield _estimate(costs, ranks, "parameter_server(staleness=None)", busiest, computing, sent, memory + size)
 
 
 def simulate_copies(costs: ModelCosts, link: Link, ranks: int, *, straggler: float = 1.0) -> float:
@@ -915,10 +917,10 @@ def _step(
 
 def _largest_part(sizes: Sequence[int], parts: int) -> float:
     """The share of the largest part where whole tensors are dealt, the largest first, each to who has least so far."""
-    held = [0] * parts
+    bytes_by_part = [0] * parts
     for size in sorted(sizes, reverse=True):
-        held[held.index(min(held))] += size
-    return max(held) / max(sum(sizes), 1)
+        bytes_by_part[bytes_by_part.index(min(bytes_by_part))] += size
+    return max(bytes_by_part) / max(sum(sizes), 1)
 
 
 def _reduced_while_backward(
@@ -974,13 +976,13 @@ def _sharded_step(
     sent = costs.parameter_bytes * share * (passes + (1 if true_reduce_scatter else 2))
     sent += 2 * costs.gradient_bytes / shards * (copies - 1) / copies
     computing = forward + backward + optimizer
-    held = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) / shards
+    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) / shards
     if mesh.keep_parameters:
-        held += costs.parameter_bytes
+        memory += costs.parameter_bytes
     else:
-        held += 2 * max(costs.blocks)  # the block that computes, and the next one
+        memory += 2 * max(costs.blocks)  # the block that computes, and the next one
     activations = costs.activation_bytes * costs.rows / mesh.readers
-    return computing + overhead + gather + scatter + average, computing, sent, held + activations
+    return computing + overhead + gather + scatter + average, computing, sent, memory + activations
 
 
 def _expert_step(costs: ModelCosts, ranks: int, link: Link) -> tuple[float, float, float, float]:
@@ -989,7 +991,7 @@ def _expert_step(costs: ModelCosts, ranks: int, link: Link) -> tuple[float, floa
         if experts % ranks:
             raise ConfigError(f"the {experts} experts of a mixture do not divide by {ranks} ranks")
     rows = costs.rows / ranks
-    dealt = sum(held for _, held, _ in costs.experts)
+    dealt = sum(expert_bytes for _, expert_bytes, _ in costs.experts)
     rest = costs.parameter_bytes - dealt
     forward, backward = costs.seconds(rows)
     optimizer = costs.optimizer_seconds * (rest + dealt / ranks) / costs.parameter_bytes
@@ -999,9 +1001,9 @@ def _expert_step(costs: ModelCosts, ranks: int, link: Link) -> tuple[float, floa
     average = link.all_reduce(costs.gradient_bytes * rest / costs.parameter_bytes, ranks)
     computing = forward + backward + optimizer
     share = (rest + dealt / ranks) / costs.parameter_bytes
-    held = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * share
+    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * share
     sent = tokens + 2 * costs.gradient_bytes * rest / costs.parameter_bytes * (ranks - 1) / ranks
-    return computing + exchange + average, computing, sent, held + costs.activation_bytes * rows
+    return computing + exchange + average, computing, sent, memory + costs.activation_bytes * rows
 
 
 def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tuple[float, float, float, float]:
@@ -1033,7 +1035,7 @@ def _pipeline_step(costs: ModelCosts, count: int, copies: int, link: Link) -> tu
     seconds = passes + average + optimizer
     neighbours = [a + b for a, b in itertools.pairwise([0.0, *crossing, 0.0])]
     sent = micro_batches * max(neighbours) + 2 * costs.gradient_bytes * largest * (copies - 1) / copies
-    held = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * largest
+    memory = (costs.parameter_bytes + costs.gradient_bytes + costs.state_bytes) * largest
     activations = costs.activation_bytes * rows * min(count, micro_batches) * max(shares)
     computing = micro_batches * max(shares) * (forward + backward) + optimizer
-    return seconds, computing, sent, held + activations
+    return seconds, computing, sent, memory + activations

@@ -179,6 +179,7 @@ def table(lines):
 
 @needs_hosts
 @pytest.mark.bench
+@pytest.mark.timeout(1800)
 def test_planner(tmp_path):
     lines = []
     for rate in RATES:

@@ -36,7 +36,16 @@ def size(tmp_path, monkeypatch, capsys):
 def test_strategies_are_ranked_for_each_number_of_ranks(size):
     code, out = size("models_to_size:make", "--input", "x=8", "--rows", "64", "--ranks", "1,2,1000", "--top", "9")
     assert code == 1, "no 1000 ranks have a row each"
-    for text in ("1 rank", "2 ranks", "1000 ranks", "all_reduce", "fsdp", "pipeline", "rows/s", "others published"):
+    for text in (
+        "1 rank",
+        "2 ranks",
+        "1000 ranks",
+        "all_reduce",
+        "fsdp",
+        "pipeline",
+        "rows/s",
+        "what others published",
+    ):
         assert text in out.out
     assert "all_reduce does not go: 64 rows a step cannot be dealt to 1000 ranks: raise the batch" in out.out
     assert "the model goes with no strategy of 1000 ranks: 64 rows a step cannot be dealt" in out.out

@@ -109,7 +109,7 @@ def _halve(
     assert epochs is not None
     ladder = looks(epochs, spec.search.min_epochs, spec.search.reduction)
     column = chosen_by(spec)
-    earlier = [{rung: tried for rung in ladder if (tried := results.look(run.key, rung))} for run in runs]
+    looks_by_run = [{rung: tried for rung in ladder if (tried := results.look(run.key, rung))} for run in runs]
     schedule = Schedule(
         ladder,
         spec.search.reduction,
@@ -121,7 +121,7 @@ def _halve(
                 values={rung: value for rung, tried in looked.items() if (value := _value(tried, column)) is not None},
                 failed=next((tried.failed for tried in looked.values() if _value(tried, column) is None), ""),
             )
-            for number, (run, looked) in enumerate(zip(runs, earlier, strict=True))
+            for number, (run, looked) in enumerate(zip(runs, looks_by_run, strict=True))
         ],
     )
 
@@ -129,15 +129,15 @@ def _halve(
         while (job := schedule.next()) is not None:
             number, rung = job
             try:
-                tried = runs[number].run_to(rung, max(earlier[number], default=None))
+                tried = runs[number].run_to(rung, max(looks_by_run[number], default=None))
             except BaseException:
                 schedule.stop()
                 raise
-            earlier[number][rung] = tried
+            looks_by_run[number][rung] = tried
             schedule.done(number, rung, _value(tried, column))
 
     run_side_by_side([work] * width, spark, width)
-    for run, looked in zip(runs, earlier, strict=True):
+    for run, looked in zip(runs, looks_by_run, strict=True):
         last = looked[max(looked)]
         results.keep(run.key, replace(last, stopped=max(looked) < epochs and not _failed(last, column)))
         checkpoints_of(spec, run.key).delete(recursive=True)
