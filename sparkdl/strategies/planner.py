@@ -51,6 +51,8 @@ __all__ = [
 
 _REPEATS, _FLOATS, _PROBE_BYTES = 5, 4, 4 << 20
 _MICRO_BATCHES_PER_STAGE = 4
+_REFUSED = (RuntimeError, ValueError, TypeError, NotImplementedError, ConfigError)
+"""What torch's parts raise of a model that they do not take."""
 NOT_RANKED = {
     "local_sgd": "trains other weights: ranks step alone between two means",
     "diloco": "trains other weights: ranks step alone between two means",
@@ -253,6 +255,9 @@ def measure_model(
 ) -> ModelCosts:
     """Measure ``model``, which is trained a few steps meanwhile: give a copy. It takes some seconds.
 
+    Memory is needed for it, its gradients and its optimizer's state, and then for another copy and these besides. Where
+    ``torch.distributed`` is open all ranks call it together.
+
     Args:
         model: whole.
         make_optimizer: of the model.
@@ -421,9 +426,10 @@ def _overheads(
     from sparkdl.strategies import tensor
 
     size = min(splits)
-    split = splits[size]
+    tensor_split = splits[size]
     overheads: dict[str, float | str] = {}
-    with silent_ranks(size, _device(model).type) as mesh:
+    device_type = _device(model).type
+    with silent_ranks(size, device_type) as mesh, silent_ranks(1, device_type) as one_rank:
 
         def seconds(spread: Callable[[torch.nn.Module], None]) -> float | str:
             try:
@@ -432,32 +438,32 @@ def _overheads(
                 with tensor.computing(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # the training itself warns if it comes to that
                     steps = _time_steps(copied, batch, input_style, make_optimizer(copied))
-            except (RuntimeError, ValueError, NotImplementedError, ConfigError) as refused:
+            except _REFUSED as refused:
                 return _not_so(refused)
             return steps.median + steps.optimizer
 
         def deal(copied: torch.nn.Module, *, keep_parameters: bool) -> None:
             shard(copied, blocks_of(copied), mesh, keep_parameters=keep_parameters, offload=False)
 
-        def halve(copied: torch.nn.Module) -> None:
+        def split(copied: torch.nn.Module) -> None:
             tensor.split(copied, mesh, tensor_plan.find_plan(copied, size, None))
 
         by_strategy = {
             "zero2": (1.0, 1 / size, seconds(functools.partial(deal, keep_parameters=True))),
             "fsdp": (1.0, 1 / size, seconds(functools.partial(deal, keep_parameters=False))),
         }
-        if not isinstance(split, str):
-            part = 1 - split[0] + split[0] / size
-            by_strategy["tensor"] = (part, part, seconds(halve))
+        if not isinstance(tensor_split, str):
+            part = 1 - tensor_split[0] + tensor_split[0] / size
+            by_strategy["tensor"] = (part, part, seconds(split))
         for strategy, (passes, optimizer, total) in by_strategy.items():
             if not isinstance(total, str):
                 total = max(total - passes * plain.median - optimizer * plain.optimizer, 0.0)
             overheads[strategy] = total
         try:
             count = _MICRO_BATCHES_PER_STAGE * size
-            micro_batch = _micro_batch_seconds(copy.deepcopy(model), batch, input_style, count)
+            micro_batch = _micro_batch_seconds(copy.deepcopy(model), batch, input_style, count, one_rank.get_group())
             overheads["pipeline"] = max(micro_batch - plain.median, 0.0)
-        except (RuntimeError, ValueError, NotImplementedError) as refused:
+        except _REFUSED as refused:
             overheads["pipeline"] = _not_so(refused)
         return overheads
 
@@ -479,9 +485,9 @@ class _WholeStage(torch.nn.Module):
 
 
 def _micro_batch_seconds(
-    model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle, count: int
+    model: torch.nn.Module, batch: Mapping[str, torch.Tensor], input_style: InputStyle, count: int, group: Any
 ) -> float:
-    """Seconds of a micro-batch, one of ``count``, in a pipeline whose only stage is the whole model."""
+    """Seconds of a micro-batch, one of ``count``, in a pipeline whose only stage, of ``group``, is the whole model."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     def loss(outputs: Any, _: torch.Tensor) -> torch.Tensor:
@@ -491,20 +497,17 @@ def _micro_batch_seconds(
     stage_model = _WholeStage(model, list(batch), input_style)
     micro_batch = tuple(batch.values())
     device = _device(model)
-    with silent_ranks(1, device.type) as mesh:
-        stage = PipelineStage(
-            stage_model, 0, 1, device, input_args=micro_batch, output_args=stage_model(*micro_batch),
-            group=mesh.get_group(),
-        )  # fmt: skip
-        schedule = ScheduleGPipe(stage, count, loss_fn=loss)
-        inputs = [torch.cat([tensor] * count) for tensor in micro_batch]
-        seconds = []
-        for number in range(_REPEATS + 1):
-            model.zero_grad(set_to_none=True)
-            begin = _now(device)
-            schedule.step(*inputs, target=inputs[0])
-            if number:
-                seconds.append((_now(device) - begin) / count)
+    outputs = stage_model(*micro_batch)
+    stage = PipelineStage(stage_model, 0, 1, device, input_args=micro_batch, output_args=outputs, group=group)
+    schedule = ScheduleGPipe(stage, count, loss_fn=loss)
+    inputs = [torch.cat([tensor] * count) for tensor in micro_batch]
+    seconds = []
+    for number in range(_REPEATS + 1):
+        model.zero_grad(set_to_none=True)
+        begin = _now(device)
+        schedule.step(*inputs, target=inputs[0])
+        if number:
+            seconds.append((_now(device) - begin) / count)
     return _median(seconds)
 
 
@@ -609,7 +612,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def measure_link(collective: Collective) -> Link:
-    """Measure the slowest way round a ring of all ranks; every rank calls this, and gets what rank 0 found."""
+    """Measure the slowest way round a ring of all ranks; every rank calls this, and gets the same."""
     ranks, device = collective.world.size, collective.world.device
     if ranks == 1:
         return Link(bandwidth=math.inf, latency=0.0)
@@ -623,7 +626,8 @@ def measure_link(collective: Collective) -> Link:
             begin = _now(torch.device(device))
             call()
             calls.append(_now(torch.device(device)) - begin)
-        return _median(calls)
+        slowest: float = max(collective.all_gather_object(_median(calls)))  # the others wait for it
+        return slowest
 
     def all_reduce(payload: int) -> float:
         numbers = torch.zeros(payload // _FLOATS, device=device)
@@ -638,10 +642,10 @@ def measure_link(collective: Collective) -> Link:
     messages = 2 * (ranks - 1)
     latency = small / messages
     bandwidth = _PROBE_BYTES / ranks / max(large / messages - latency, 1e-9)
-    work = _delay_by_messages(large, device) / (_PROBE_BYTES / ranks * messages)
+    delay = max(collective.all_gather_object(_delay_by_messages(large, device)))
+    work = delay / (_PROBE_BYTES / ranks * messages)
     gathers = [all_gather(received) for received in (_PROBE_BYTES // 16, _PROBE_BYTES)]
-    link = Link(bandwidth=bandwidth, latency=latency, work=work, gathers=gathers)
-    return collective.broadcast_object(link, 0)  # type: ignore[no-any-return]
+    return Link(bandwidth=bandwidth, latency=latency, work=work, gathers=gathers)
 
 
 def _delay_by_messages(large: float, device: str) -> float:
@@ -657,8 +661,7 @@ def _delay_by_messages(large: float, device: str) -> float:
         return _now(torch.device(device)) - begin
 
     multiply(10)
-    agreed = torch.tensor([multiply(50) / 50])
-    times = max(1, int(2 * large / float(agreed)))
+    times = max(1, int(2 * large / (multiply(50) / 50)))  # so that the messages have arrived before the end
     delays = []
     for _ in range(_REPEATS):
         dist.barrier()
