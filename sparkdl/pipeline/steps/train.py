@@ -93,7 +93,10 @@ class _TrialResults:
         self._receipts.keep(TrialStep.name, self.look_key(key, epochs), tried)
 
     def look(self, key: str, epochs: int) -> Tried | None:
-        return self._receipts.result(TrialStep.name, self.look_key(key, epochs), Tried)
+        tried = self._receipts.result(TrialStep.name, self.look_key(key, epochs), Tried)
+        if tried is not None and tried.trained is not None and not self._run.state.places.bundle(tried.trained.bundle):
+            return None  # another search has cleaned it up
+        return tried
 
     def look_key(self, key: str, epochs: int) -> str:
         return content_key(TrialStep.name, [key, epochs])
