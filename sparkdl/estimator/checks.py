@@ -26,10 +26,10 @@ from sparkdl.storage import check_places
 from sparkdl.strategies import STRATEGIES
 from sparkdl.strategies.base import TaskView
 from sparkdl.strategies.choice import AUTO, choice_of, needs_torch_groups
-from sparkdl.strategies.local_sgd import check_local_steps
+from sparkdl.strategies.local_sgd import check_local_training
 from sparkdl.strategies.local_steps import LocalSteps
 from sparkdl.strategies.mesh import Mesh
-from sparkdl.strategies.parameter_server import check_served_model, check_servers
+from sparkdl.strategies.parameter_server import check_served_model
 from sparkdl.strategies.server_options import ServerOptions
 from sparkdl.train.checkpoint.checkpoint import Checkpointer
 from sparkdl.train.checkpoint.resume import check_start
@@ -144,11 +144,11 @@ def check_strategy(spec: FitSpec, objects: UserObjects) -> None:
             f"strategy={spec.strategy!r} takes no step of a user's own, and train_minibatch_fn is one: drop one"
         )
     if isinstance(mesh, LocalSteps):
-        check_local_steps(mesh, spec.train)
+        check_local_training(mesh, spec.train)
         return
     if isinstance(mesh, ServerOptions):
         mesh.filled(spec.min_num_proc)
-        check_servers(mesh, spec.train)
+        check_local_training(mesh, spec.train)
         check_served_model(mesh, spec.train, built(objects.model), spec.num_proc)
         return
     if spec.min_num_proc != spec.num_proc:

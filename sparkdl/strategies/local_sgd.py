@@ -16,8 +16,9 @@ from sparkdl.errors import ConfigError
 from sparkdl.strategies.all_reduce import AllReduce, fitting
 from sparkdl.strategies.base import StepObjective, TaskView
 from sparkdl.strategies.local_steps import LocalSteps
+from sparkdl.strategies.server_options import ServerOptions
 
-__all__ = ["LocalSGD", "check_local_steps"]
+__all__ = ["LocalSGD", "check_local_training"]
 
 
 class LocalSGD(AllReduce):
@@ -43,7 +44,7 @@ class LocalSGD(AllReduce):
 
     def __init__(self, collective: Collective, config: TrainConfig, steps: LocalSteps) -> None:
         super().__init__(collective, config)
-        check_local_steps(steps, config)
+        check_local_training(steps, config)
         self.steps = steps
         self._steps_alone = 0  # optimizer steps since all ranks had one model
         self._common: list[torch.nn.Parameter] = []  # the last common model, where outer steps begin
@@ -202,23 +203,23 @@ class LocalSGD(AllReduce):
             self._counter.remove()
 
 
-def check_local_steps(steps: LocalSteps, config: TrainConfig) -> None:
-    """Refuse settings that do not go with steps that each rank makes by itself.
+def check_local_training(strategy: LocalSteps | ServerOptions, config: TrainConfig) -> None:
+    """Refuse settings that do not go with ranks that average no gradients among themselves.
 
     Raises:
         ConfigError: names both.
     """
     if config.precision == "fp16":
         raise ConfigError(
-            f"strategy='{steps}' lets each rank step by itself, and the scaler of precision='fp16' would leave steps "
-            "out on some ranks: choose precision='bf16'"
+            f"strategy='{strategy}' lets each rank compute by itself, and the scaler of precision='fp16' would leave "
+            "steps out on some ranks: choose precision='bf16'"
         )
     if config.sync.compression is not None:
         raise ConfigError(
-            f"strategy='{steps}' sends no gradients, and gradient_compression={config.sync.compression!r} is of "
-            "these: drop it"
+            f"strategy='{strategy}' averages no gradients over the ranks, and "
+            f"gradient_compression={config.sync.compression!r} is of these: drop one"
         )
     if config.sync.sync_batch_norm:
         raise ConfigError(
-            f"strategy='{steps}' lets each rank compute by itself, and sync_batch_norm=True joins them: drop one"
+            f"strategy='{strategy}' lets each rank compute by itself, and sync_batch_norm=True joins them: drop one"
         )

@@ -38,13 +38,14 @@ from sparkdl.nn.mixture import mixtures
 from sparkdl.strategies.all_reduce import fitting
 from sparkdl.strategies.base import Strategy, TaskView
 from sparkdl.strategies.file_tensors import in_file, in_memory, parameters_in_files
+from sparkdl.strategies.local_sgd import check_local_training
 from sparkdl.strategies.served_collective import ServedCollective
 from sparkdl.strategies.served_embedding import ServedEmbedding, tables_of
 from sparkdl.strategies.server import DirectLink, Held, Link, Message, Server, WireLink, Workers, host
 from sparkdl.strategies.server_options import ServerOptions
 from sparkdl.world import World
 
-__all__ = ["ParameterServer", "check_served_model", "check_servers"]
+__all__ = ["ParameterServer", "check_served_model"]
 
 _PIECE_BYTES = 8 << 20  # of a table, at a time: it need not fit a rank
 _LEAVE_SECONDS = 20.0
@@ -91,7 +92,7 @@ class ParameterServer(Strategy):
     """
 
     def __init__(self, collective: Collective, config: TrainConfig, options: ServerOptions) -> None:
-        check_servers(options, config)
+        check_local_training(options, config)
         self.options = options.filled(collective.world.size)
         self._ranks, self._served = collective, ServedCollective(collective)
         super().__init__(self._served, config)
@@ -601,28 +602,6 @@ def balanced(sizes: Sequence[int], tables: set[int], servers: int) -> list[list[
         held[least].append(number)
         loads[least] += sizes[number]
     return [sorted(numbers) for numbers in held]
-
-
-def check_servers(options: ServerOptions, config: TrainConfig) -> None:
-    """Refuse settings that do not go with servers.
-
-    Raises:
-        ConfigError: names both.
-    """
-    if config.precision == "fp16":
-        raise ConfigError(
-            f"strategy='{options}' steps on servers, and the scaler of precision='fp16' would leave steps out on the "
-            "workers: choose precision='bf16'"
-        )
-    if config.sync.compression is not None:
-        raise ConfigError(
-            f"strategy='{options}' pushes gradients as they are, and gradient_compression={config.sync.compression!r} "
-            "is of those that ranks average: drop one"
-        )
-    if config.sync.sync_batch_norm:
-        raise ConfigError(
-            f"strategy='{options}' lets each rank compute by itself, and sync_batch_norm=True joins them: drop one"
-        )
 
 
 def check_served_model(options: ServerOptions, config: TrainConfig, model: torch.nn.Module, ranks: int) -> None:

@@ -131,7 +131,7 @@ BEFORE_SPARK_WORKS = {
     "fewer ranks than servers later": ("parameter_server(servers=2)", layers(), {"max_failures": 1, "min_num_proc": 1},
         "has servers=2, of which each is on a rank of its own, and there are 1 ranks"),
     "half precision, servers": ("parameter_server", layers(), {"precision": "fp16"}, "choose precision='bf16'"),
-    "compressed, servers": ("parameter_server", layers(), {"gradient_compression": "bf16"}, "pushes gradients as they"),
+    "compressed, servers": ("parameter_server", layers(), {"gradient_compression": "bf16"}, "averages no gradients"),
     "batch norm, servers": ("parameter_server", layers(nn.BatchNorm1d(8)), {}, "'1' of the model is a BatchNorm1d"),
     "experts, servers": ("parameter_server", layers(MixtureOfExperts(8, 16, 4)), {}, "choose strategy='all_reduce'"),
     "fewer ranks later": ("tensor", layers(), {"max_failures": 1, "min_num_proc": 1}, "would leave fewer"),
