@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +14,10 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.observe import emit, logger
 
 __all__ = [
+    "BatchBalance",
     "MixtureOfExperts",
     "TokenRanks",
+    "counting",
     "mixtures",
     "run_experts",
     "share_tokens",
@@ -61,9 +63,10 @@ class MixtureOfExperts(torch.nn.Module):
 
     All of this is of the global batch where sparkdl trains: the ranks exchange 8 bytes a choice in each training pass,
     under any strategy. N ranks therefore train as one does, as far as each row has equally many tokens, which the
-    weights of a ragged tail rest on, and as no choice hangs on the rounding of a logit. Elsewhere, as under
-    DistributedDataParallel, the layer knows the tokens of its own process alone, as it does of one micro-batch of a
-    pipeline. A module that is called twice in one forward pass keeps the balance loss of the later call.
+    weights of a ragged tail rest on, and as no choice hangs on the rounding of a logit. A pipeline sees one micro-batch
+    after the other, and takes layers without a capacity, whose input has the rows first: ``(rows, ..., features)``.
+    Elsewhere, as under DistributedDataParallel, the layer knows the tokens of its own process alone. A module that is
+    called twice in one forward pass keeps the balance loss of the later call.
 
     ``torch.export`` works in evaluation mode; the exported graph sends every token through every expert.
 
@@ -94,7 +97,8 @@ class MixtureOfExperts(torch.nn.Module):
         gather_rows: gives every rank's rows of the tensors of one, for the ranks whose tokens together are a global
             batch; None: this process alone. See ``share_tokens``.
         runner: what runs the experts where they lie on other ranks; None runs them here.
-        counts_tokens: whether the tokens of a pass count: see ``stand_in``.
+        counted_rows: how many of a pass's rows, from the first on, have tokens that count: see ``counting``.
+        balance: what adds the balance loss of a batch that comes in several passes; None leaves ``auxiliary_loss``.
 
     Raises:
         ConfigError: a size is below 1, ``k`` exceeds ``experts``, or a factor or weight is out of range.
@@ -130,7 +134,7 @@ class MixtureOfExperts(torch.nn.Module):
             raise ConfigError(f"balance_weight={balance_weight} is no weight: give 0 or a positive number")
         self.features, self.hidden, self.experts, self.out_features = features, hidden, experts, out_features
         self.k, self.capacity_factor, self.balance_weight = k, capacity_factor, balance_weight
-        self.gate = torch.nn.Linear(features, experts, bias=False, device=device, dtype=dtype)
+        self.gate = _Gate(features, experts, bias=False, device=device, dtype=dtype)
         self.weight_in = _parameter(experts, features, hidden, device=device, dtype=dtype)
         self.bias_in = _parameter(experts, hidden, device=device, dtype=dtype)
         self.weight_out = _parameter(experts, hidden, out_features, device=device, dtype=dtype)
@@ -139,7 +143,8 @@ class MixtureOfExperts(torch.nn.Module):
         self.auxiliary_loss: torch.Tensor | None = None
         self.gather_rows: Callable[[torch.Tensor], list[torch.Tensor]] | None = None
         self.runner: Run | None = None
-        self.counts_tokens = True
+        self.counted_rows: int | None = None
+        self.balance: BatchBalance | None = None
         self._tally: torch.Tensor | None = None  # how many choices were dropped, and of how many
         self.reset_parameters()
 
@@ -176,24 +181,25 @@ class MixtureOfExperts(torch.nn.Module):
                 f" give it floating-point tokens of shape (..., {self.features})"
             )
         tokens = inputs.reshape(-1, self.features)
-        logits = self._logits(tokens)
+        logits = self.gate(tokens)
         chosen_logits, chosen = logits.topk(self.k, dim=-1)  # (tokens, k)
         probabilities = logits.softmax(-1)
         weights = chosen_logits.softmax(-1) if self.k > 1 else probabilities.gather(-1, chosen)
         if torch.compiler.is_exporting():
             outputs = self._through_all(tokens, chosen, weights)
         else:
-            taken = self._limit(logits, chosen_logits, chosen, probabilities) if self.training else None
-            if not self.counts_tokens:
-                taken = torch.zeros_like(chosen, dtype=torch.bool)
+            taken, choices, counted = None, None, len(tokens)
+            if self.counted_rows is not None:
+                counted = self.counted_rows * (counted // inputs.shape[0]) if self.counted_rows else 0
+            if self.training:
+                taken, choices = self._limit(logits, chosen_logits, chosen, probabilities, counted)
+            if counted < len(tokens):
+                taken = torch.ones_like(chosen, dtype=torch.bool) if taken is None else taken
+                taken[counted:] = False
             outputs = self._through_chosen(tokens, chosen, weights, taken)
+            if self.balance is not None and choices is not None:
+                outputs = self.balance.added_to(outputs, probabilities[:counted], choices)
         return outputs.reshape(*inputs.shape[:-1], self.out_features)
-
-    def _logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The gate's, ``(tokens, experts)``, in float32 at least: bfloat16 would decide differently on other ranks."""
-        wide = torch.promote_types(torch.promote_types(tokens.dtype, self.gate.weight.dtype), torch.float32)
-        with torch.autocast(tokens.device.type, enabled=False):
-            return functional.linear(tokens.to(wide), self.gate.weight.to(wide))
 
     def _limit(
         self,
@@ -201,14 +207,18 @@ class MixtureOfExperts(torch.nn.Module):
         chosen_logits: torch.Tensor,
         chosen: torch.Tensor,
         probabilities: torch.Tensor,
-    ) -> torch.Tensor:
-        """Keep the balance loss, count what is dropped; return which choices are taken, ``(tokens, k)``.
+        counted: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep the balance loss of the first ``counted`` tokens, and count what is dropped of them.
 
         Every rank that shares tokens calls it, one without tokens, too.
+
+        Returns:
+            Which choices are taken, ``(tokens, k)``, and how many chose each expert on all ranks, ``(experts,)``.
         """
         with torch.no_grad():
             codes = _codes(logits, chosen_logits, chosen)
-            local = codes.flatten() if self.counts_tokens else codes.new_empty(0)
+            local = codes[:counted].flatten()
             all_codes = local if self.gather_rows is None else torch.cat(self.gather_rows(local))
             experts = torch.arange(self.experts + 1, device=codes.device) << 42
             ranked = all_codes.sort().values  # by expert, and within one from the worst odds to the best
@@ -219,16 +229,16 @@ class MixtureOfExperts(torch.nn.Module):
                 capacity = math.ceil(self.capacity_factor * len(ranked) / self.experts)
                 least = ranked[(ends[1:] - capacity).clamp(min=0)]
                 taken = (codes >= least[chosen]) | (choices <= capacity)[chosen]
-        if not self.counts_tokens:
+        if counted:
+            tally = torch.stack([(~taken[:counted]).sum(), torch.ones_like(chosen[:counted]).sum()])
+            self._tally = tally if self._tally is None else self._tally + tally
+        if self.balance is None:
             self.auxiliary_loss = logits.sum() * 0
-            return taken
-        tally = torch.stack([(~taken).sum(), torch.ones_like(chosen).sum()])
-        self._tally = tally if self._tally is None else self._tally + tally
-        shares = choices.to(probabilities.dtype) / max(len(ranked), 1)
-        mean_probabilities = probabilities.sum(0) / max(len(probabilities), 1)
-        balance = (shares * mean_probabilities).sum()
-        self.auxiliary_loss = self.balance_weight * self.experts * balance
-        return taken
+            if counted:
+                mean_probabilities = probabilities[:counted].sum(0) / counted
+                balance = (choices.to(probabilities.dtype) / len(ranked) * mean_probabilities).sum()
+                self.auxiliary_loss = self.balance_weight * self.experts * balance
+        return taken, choices
 
     def _through_chosen(
         self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, taken: torch.Tensor | None
@@ -274,8 +284,82 @@ class MixtureOfExperts(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy or a pickle is a plain layer of one process, without the graph of the newest pass."""
-        passing = {"auxiliary_loss": None, "gather_rows": None, "runner": None, "counts_tokens": True, "_tally": None}
-        return {**self.__dict__, **passing}
+        passing = ("auxiliary_loss", "gather_rows", "runner", "counted_rows", "balance", "_tally")
+        return {**self.__dict__, **dict.fromkeys(passing)}
+
+
+class _Gate(torch.nn.Linear):
+    """Logits, ``(tokens, experts)``, in float32 at least: bfloat16 would decide differently on other ranks."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(torch.promote_types(input.dtype, self.weight.dtype), torch.float32)
+        with torch.autocast(input.device.type, enabled=False):
+            return functional.linear(input.to(wide), self.weight.to(wide))
+
+
+class BatchBalance:
+    """The balance loss of a batch whose tokens pass through a layer in several parts, all before the first backward.
+
+    The backward pass of each part adds the loss's gradient to the layer's own, as the auxiliary loss of Megatron-LM
+    (``MoEAuxLossAutoScaler``) does; which shares of the tokens chose each expert is known by then.
+
+    Args:
+        layer: whose tokens they are; it has this as its ``balance``.
+    """
+
+    def __init__(self, layer: MixtureOfExperts) -> None:
+        self._weight, self._experts = layer.balance_weight, layer.experts
+        self.begin(1.0)
+
+    def begin(self, scale: torch.Tensor | float) -> None:
+        """Begin a batch, of whose loss the gradient is multiplied by ``scale``."""
+        self._scale = scale
+        self._tokens = 0  # of this rank
+        self._choices: torch.Tensor | float = 0.0  # by expert, of all ranks
+        self._probabilities: torch.Tensor | float = 0.0  # by expert, added up over this rank's tokens
+
+    def added_to(self, outputs: torch.Tensor, probabilities: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """Return ``outputs`` of one part, whose backward pass has the gradient of the balance loss, too.
+
+        Args:
+            outputs: of the layer.
+            probabilities: of the tokens that count, ``(tokens, experts)``.
+            choices: how many tokens of all ranks chose each expert, ``(experts,)``.
+        """
+        self._choices = self._choices + choices.to(probabilities.dtype)
+        if not len(probabilities):
+            return outputs
+        self._tokens += len(probabilities)
+        self._probabilities = self._probabilities + probabilities.detach().sum(0)
+        added: torch.Tensor = _AddedGradient.apply(outputs, probabilities.sum(0), self._gradient)  # type: ignore[no-untyped-call]
+        return added
+
+    def _gradient(self) -> torch.Tensor:
+        """Of the loss, by the probabilities that are added up over this rank's tokens."""
+        assert isinstance(self._choices, torch.Tensor)
+        shares = self._choices / self._choices.sum()
+        return self._weight * self._experts * self._scale * shares / self._tokens
+
+    def loss(self) -> torch.Tensor | float:
+        """The weighted balance loss of this rank's tokens, as ``auxiliary_loss`` is, without a graph or the scale."""
+        if not self._tokens:
+            return 0.0
+        assert isinstance(self._choices, torch.Tensor)
+        balance = (self._choices / self._choices.sum() * self._probabilities).sum() / self._tokens
+        return self._weight * self._experts * balance
+
+
+class _AddedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: torch.Tensor, sums: torch.Tensor, gradient: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        ctx.gradient = gradient
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return gradients[0], ctx.gradient(), None
 
 
 def _parameter(*shape: int, device: torch.device | str | None, dtype: torch.dtype | None) -> torch.nn.Parameter:
@@ -333,20 +417,29 @@ def share_tokens(model: torch.nn.Module, ranks: TokenRanks | None) -> None:
 
 
 @contextmanager
-def stand_in(model: torch.nn.Module) -> Iterator[None]:
-    """Let forward passes inside be of rows that stand in for none.
+def counting(layers: Iterable[MixtureOfExperts], rows: int | None) -> Iterator[None]:
+    """Let the tokens of the first ``rows`` rows count in forward passes inside; None: those of all.
 
-    A rank without rows takes part in what the others exchange by such a pass and its backward pass. Its tokens count
-    neither for capacity nor for balance nor as dropped, no expert gets them, and the layers' outputs are zero.
+    The other rows stand in for none. Their tokens count neither for capacity nor for balance nor as dropped, no expert
+    gets them, and the layers' outputs for them are zero. An input has the rows as its first dimension, unless all or
+    none of them count.
     """
-    layers = list(mixtures(model).values())
+    layers = list(layers)
     for layer in layers:
-        layer.counts_tokens = False
+        layer.counted_rows = rows
     try:
         yield
     finally:
         for layer in layers:
-            layer.counts_tokens = True
+            layer.counted_rows = None
+
+
+def stand_in(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Let forward passes inside be of rows that stand in for none: see ``counting``.
+
+    A rank without rows takes part in what the others exchange by such a pass and its backward pass.
+    """
+    return counting(mixtures(model).values(), 0)
 
 
 def take_dropped(model: torch.nn.Module) -> tuple[int, int]:

@@ -148,6 +148,13 @@ class Strategy(ABC):
         readers = self.collective.all_gather_object(self.data_rank)
         return bool(readers.index(self.data_rank) == world.rank)
 
+    def counts_layers(self) -> bool:
+        """Whether sums of what layers count take in this rank's layers; every rank calls it.
+
+        Of the ranks whose layers count the same, the first does.
+        """
+        return self.counts_rows()
+
     @property
     def carried_by(self) -> str:
         """What carries the gradients, as logs and records say it."""

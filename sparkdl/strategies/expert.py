@@ -39,9 +39,10 @@ def split(model: torch.nn.Module, mesh: DeviceMesh) -> None:
     """Leave each rank its part of the experts, in place; tokens travel to them and back in every forward pass.
 
     Rank r of R gets the experts ``[r * experts / R, (r + 1) * experts / R)``. Each expert parameter becomes a DTensor
-    of the same shape and name, ``Shard(0)`` over ``mesh``; gate and other layers stay as they are. The model must be
-    equal on all ranks, and the ranks read different rows, whose tokens are routed together (``share_tokens`` widens
-    that where the readers of a global batch are more than the ranks of ``mesh``).
+    of the same shape and name, ``Shard(0)`` over ``mesh``; gate and other layers stay as they are, and so do mixtures
+    on the meta device, which other stages of a pipeline hold. The model must be equal on all ranks, and the ranks read
+    different rows, whose tokens are routed together (``share_tokens`` widens that where the readers of a global batch
+    are more than the ranks of ``mesh``).
 
     Gradients: where each rank's loss is such that the mean over all readers is the global batch's, an expert's gradient
     has arrived from all ranks of ``mesh`` and is divided by their number already. It is left to average it over the
@@ -61,6 +62,8 @@ def split(model: torch.nn.Module, mesh: DeviceMesh) -> None:
 
     check(model, mesh.size())
     for layer in mixtures(model).values():
+        if layer.weight_in.device.type == "meta":
+            continue
         for name, parameter in layer.expert_parameters().items():
             part = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
             setattr(layer, name, torch.nn.Parameter(part, requires_grad=parameter.requires_grad))

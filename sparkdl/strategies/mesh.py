@@ -40,7 +40,8 @@ class Mesh:
         pipeline: stages that the model is cut into, one after the other; they read the same rows (Huang et al., 2019;
             Narayanan et al., 2019).
         expert: ranks among which the experts of ``sparkdl.nn.MixtureOfExperts`` are dealt; each reads other rows
-            (Lepikhin et al., 2021).
+            (Lepikhin et al., 2021). With ``shard`` each expert is cut among the ranks of that dimension alone, and all
+            else among both; a ``tensor`` group holds experts whole; of a ``pipeline`` each stage deals its own.
         keep_parameters: with ``shard``, parameters stay gathered from the forward to the backward pass, which is less
             to send and more to hold (stage 2); they are cut at rest.
         plan: with ``tensor``, by pattern of module names ``"column"``, ``"row"``, ``"heads"`` or ``"qkv"``, of linear
@@ -104,13 +105,6 @@ class Mesh:
                 f"activation_checkpointing=True works on the blocks of a model, and pipeline={self.pipeline} cuts "
                 "them: drop one"
             )
-        if self.expert != 1:
-            others = [name for name in ("shard", "tensor", "pipeline") if getattr(self, name) != 1]
-            if others:
-                raise ConfigError(
-                    f"expert={self.expert} and {others[0]}={getattr(self, others[0])} do not go together: give expert "
-                    "and data"
-                )
 
     def filled(self, ranks: int) -> Mesh:
         """Return the mesh with all sizes known, for a run of ``ranks``.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import optim
 from torch.nn.modules.batchnorm import _NormBase
 
 from sparkdl.collective.agree import agree_on_tensors
@@ -18,7 +21,7 @@ from sparkdl.collective.gradients.buffers import BufferSharing
 from sparkdl.compat.recomputed import recompute
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
-from sparkdl.nn.mixture import mixtures, share_tokens, stand_in
+from sparkdl.nn.mixture import MixtureOfExperts, mixtures, share_tokens, stand_in
 from sparkdl.strategies import expert, stage_balance, stages, tensor, tensor_plan
 from sparkdl.strategies.all_reduce import fitting
 from sparkdl.strategies.base import StepObjective, Strategy, TaskView
@@ -30,6 +33,12 @@ from sparkdl.strategies.pipeline import Pipeline
 from sparkdl.strategies.sharded import blocks_of, recomputable, shard
 
 __all__ = ["MeshStrategy", "check_layers", "check_model", "check_training"]
+
+_ELEMENTWISE = {
+    *(optim.SGD, optim.ASGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam),
+    *(optim.RMSprop, optim.Rprop, optim.Adagrad, optim.Adadelta),
+}
+"""Optimizers of torch that step each number by its own gradients alone, so that each rank may step its part."""
 
 
 class MeshStrategy(Strategy):
@@ -58,21 +67,29 @@ class MeshStrategy(Strategy):
                 "or strategy='all_reduce'"
             )
         check_training(mesh, config, world.device)
-        hosts = collective.all_gather_object((world.node_rank, world.local_rank))
-        by_host = sorted(range(world.size), key=lambda rank: hosts[rank])  # neighbours in the mesh share a host
+        ranks = collective.all_gather_object((world.node_rank, world.local_rank, uuid.uuid4().hex))
+        by_host = sorted(range(world.size), key=lambda rank: ranks[rank][:2])  # neighbours in the mesh share a host
         self._places = {rank: mesh.place(number) for number, rank in enumerate(by_host)}
         self._place = self._places[world.rank]
         stages = [[rank for rank in by_host if self._places[rank].pipeline == s] for s in range(mesh.sizes()[0])]
         self._leaders = [min(ranks) for ranks in stages]
         self.data_rank, self.data_size = self._place.reader, mesh.readers
         self._devices: Any = None
+        self._dense: Any = None
         self._groups: dict[tuple[str, ...], Any] = {}
         if world.size > 1:
             from torch.distributed.device_mesh import DeviceMesh
 
             device = torch.device(world.device).type
-            ranks = torch.tensor(by_host).reshape(mesh.sizes())
-            self._devices = DeviceMesh(device, ranks, mesh_dim_names=DIMENSIONS)
+            grid = torch.tensor(by_host).reshape(mesh.sizes())
+            # torch keeps what it found out about DTensors by their meshes, groups included, and takes two of the same
+            # ranks and names for one: those of an earlier training in this process are closed.
+            self._names = {dimension: f"{dimension} {ranks[0][-1]}" for dimension in DIMENSIONS}
+            self._devices = self._dense = DeviceMesh(device, grid, mesh_dim_names=tuple(self._names.values()))
+            if mesh.expert != 1 and mesh.shard != 1:  # what is no expert is cut over the ranks of both
+                sizes = (*mesh.sizes()[:2], -1, mesh.sizes()[-1])
+                names = [name for dimension, name in self._names.items() if dimension != "expert"]
+                self._dense = DeviceMesh(device, grid.reshape(sizes), mesh_dim_names=tuple(names))
         self._norms: Any = None
         self._pipeline: Pipeline | None = None
         self._averages: list[CopiesAverage] = []
@@ -81,6 +98,10 @@ class MeshStrategy(Strategy):
     def counts_rows(self) -> bool:
         """Whether this rank is of the last stage, and the first of those that compute the same there."""
         return self._place.counts
+
+    def counts_layers(self) -> bool:
+        """Whether this rank is the first of its tensor group: each stage of a pipeline has layers of its own."""
+        return self._place.tensor == 0
 
     @property
     def carried_by(self) -> str:
@@ -99,7 +120,7 @@ class MeshStrategy(Strategy):
 
         Raises:
             CheckpointError: the ranks made different models.
-            ConfigError: the model cannot be cut as the mesh says, or the optimizer needs whole gradients.
+            ConfigError: the model cannot be cut as the mesh says.
         """
         mesh, world = self.mesh, self.collective.world
         is_cut = world.size > 1 and any(
@@ -108,14 +129,14 @@ class MeshStrategy(Strategy):
         with parameters_in_files() if is_cut and world.device == "cpu" else nullcontext():
             self.model = self.net = model = make_model()
         check_model(mesh, model, call)
-        self._whole = _on_meta(model)
+        self._plain = _on_meta(model)
         self._mixtures = bool(mixtures(model))
         self._stages = dict.fromkeys(model.state_dict(), 0)  # by name of a tensor, the stage that holds it
         if world.size > 1:
             named = [*model.named_parameters(), *model.named_buffers()]
             agree_on_tensors(self.collective, named)  # type: ignore[arg-type]
             with torch.no_grad():
-                self.collective.broadcast([whole for _, whole in named])
+                self.collective.broadcast([tensor for _, tensor in named])
             self._norms = synchronise_norms(model, self.collective, self.config.sync.sync_batch_norm)  # type: ignore[arg-type]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._cut(model, call)
@@ -123,19 +144,18 @@ class MeshStrategy(Strategy):
         if call.optimizer is not None:
             _move(call.optimizer, names, model)
         self.optimizer = make_optimizer(model)
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise ConfigError(f"strategy='{mesh}' leaves no rank the whole gradient, which LBFGS needs: take another")
         self._number_parameters()
+        self._take_parts()
         self._averages = self._averages_over_copies()
         self._shares_buffers = BufferSharing(model, self.collective)  # type: ignore[arg-type]
         self.optimizer.zero_grad(set_to_none=True)
 
     def _cut(self, model: torch.nn.Module, call: TaskView) -> None:
-        mesh, devices = self.mesh, self._devices
+        mesh = self.mesh
         blocks = blocks_of(model)
         plan = tensor_plan.find_plan(model, mesh.tensor, mesh.plan) if mesh.tensor not in (1, None) else {}
         if mesh.pipeline != 1:
-            stage = self._stage(model, call)
+            stage = self._stage(model, call, plan)
             stages.release(model, stage)
             plan = {name: how for name, how in plan.items() if _is_held(model.get_submodule(name))}
             # Blocks of the user's are not called as such any more: what the stage calls is gathered one by one.
@@ -148,27 +168,33 @@ class MeshStrategy(Strategy):
                 micro_batches=mesh.parts_of_a_batch,
                 schedule=mesh.schedule,
                 data_size=self.data_size,
-                exchanges_in_backward=mesh.shard != 1,
+                exchanges_in_backward=mesh.shard != 1 or mesh.expert != 1,
             )
         if mesh.expert != 1:
-            expert.split(model, devices["expert"])
+            expert.split(model, self._devices[self._names["expert"]])
         if self._mixtures and self.data_size > 1:
             share_tokens(model, GroupTokens(self._group(READERS)))
         if mesh.tensor != 1:
-            tensor.split(model, devices["tensor"], plan)
+            tensor.split(model, self._dense[self._names["tensor"]], plan)
         if mesh.activation_checkpointing:
             recompute(recomputable(blocks or [model]))
         if mesh.shard != 1:
-            over = devices["data", "shard"] if mesh.data != 1 else devices["shard"]
-            root = None if self._pipeline is not None else model
-            shard(root, blocks, over, keep_parameters=mesh.keep_parameters, offload=mesh.offload)
+            over = tuple(self._names[dimension] for dimension in ("data", "shard") if getattr(mesh, dimension) != 1)
+            shard(
+                None if self._pipeline is not None else model,
+                blocks,
+                self._dense[over],
+                keep_parameters=mesh.keep_parameters,
+                offload=mesh.offload,
+                expert_mesh=self._devices[over] if mesh.expert != 1 else None,
+            )
 
-    def _stage(self, model: torch.nn.Module, call: TaskView) -> stages.Stage:
+    def _stage(self, model: torch.nn.Module, call: TaskView, plan: Mapping[str, str]) -> stages.Stage:
         """Cut the model as rank 0 says, and return this rank's stage.
 
         Rank 0 takes the cuts that are named, else those of an earlier attempt of the run, else it measures.
         """
-        mesh, called = self.mesh, {"inputs": call.inputs, "input_style": call.input_style}
+        mesh, called = self.mesh, {"inputs": call.inputs, "input_style": call.input_style, "plan": plan}
 
         def cuts() -> tuple[str, ...]:
             if mesh.cuts is not None:
@@ -195,10 +221,37 @@ class MeshStrategy(Strategy):
         self._group_sizes = [len(group["params"]) for group in groups]
         every = [parameter for group in groups for parameter in group["params"]]
         self._numbers = {parameter: number for number, parameter in enumerate(every)}
+        self._parameters_by_number = every
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self._of_number = [self._stages.get(names.get(parameter, ""), self._place.pipeline) for parameter in every]
+        self._stage_of_number = [
+            self._stages.get(names.get(parameter, ""), self._place.pipeline) for parameter in every
+        ]
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.device.type != "meta"]
+
+    def _take_parts(self) -> None:
+        """Take a plain tensor for each DTensor, the part that this rank has; let the optimizer step it if it may.
+
+        An operation on a DTensor takes some 30 us more than on a tensor, and a step of Adam makes twelve of them for
+        each parameter. Other optimizers, which take norms of a parameter or multiply it, get the DTensors.
+        """
+        self._parameter_of: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # by what this rank has of it
+        self._steps_parts = type(self.optimizer) in _ELEMENTWISE
+        for group in self.optimizer.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                part = parameter
+                if hasattr(parameter, "placements"):
+                    part = torch.nn.Parameter(_local(parameter), parameter.requires_grad)
+                self._parameter_of[part] = parameter
+                if part is parameter or not self._steps_parts:
+                    continue
+                group["params"][index] = part
+                self._numbers[part] = self._numbers.pop(parameter)
+                if parameter in self.optimizer.state:
+                    state = self.optimizer.state.pop(parameter)
+                    self.optimizer.state[part] = {
+                        name: _local(value) if _is_tensor(value) else value for name, value in state.items()
+                    }
 
     # --- the step -----------------------------------------------------------------------------------------------
 
@@ -252,30 +305,43 @@ class MeshStrategy(Strategy):
             yield
 
     def exchange(self) -> None:
-        """Average the gradients over the copies of each parameter that read other rows; ``fully_shard`` did its own."""
+        """Average the gradients over the copies of each parameter that read other rows; ``fully_shard`` did its own.
+
+        Where the optimizer steps parts, they have the gradients then, and the model's own parameters have none.
+        """
         for average in self._averages:
             average.finish()
+        for part, parameter in self._parameter_of.items():
+            if part is parameter:
+                continue
+            if parameter.grad is not None:  # of no copies
+                part.grad, parameter.grad = _local(parameter.grad), None
+            part.data = _local(parameter)  # of GPUs, what waits in the host's memory may have moved
+            if not self._steps_parts and part.grad is not None:
+                parameter.grad, part.grad = _laid_out(part.grad, parameter), None
 
     def _averages_over_copies(self) -> list[CopiesAverage]:
         """What averages the parameters that lie on several ranks which read other rows."""
         if self.mesh.shard != 1:
             return []
-        mixes = self.mesh.expert != 1  # of such a mesh, DTensors are the parts of experts
-        dealt = [parameter for parameter in self.parameters() if mixes and hasattr(parameter, "placements")]
-        rest = [parameter for parameter in self.parameters() if not (mixes and hasattr(parameter, "placements"))]
-        over = ("data", "expert") if mixes else ("data",)
-        kinds = ((("data",), dealt), (over, rest))
+        copies: dict[tuple[str, ...], dict[torch.nn.Parameter, torch.nn.Parameter]] = {("data",): self._parameter_of}
+        if self.mesh.expert != 1:
+            dealt = {p for layer in mixtures(self.model).values() for p in layer.expert_parameters().values()}
+            copies = {
+                ("data",): {part: p for part, p in self._parameter_of.items() if p in dealt},
+                ("data", "expert"): {part: p for part, p in self._parameter_of.items() if p not in dealt},
+            }
         return [
-            CopiesAverage(parameters, self._group(dimensions), self.collective.guard)  # type: ignore[attr-defined]
-            for dimensions, parameters in kinds
-            if _product(self.mesh, dimensions) > 1 and parameters
+            CopiesAverage(copied, self._group(dimensions), self.collective.guard)  # type: ignore[attr-defined]
+            for dimensions, copied in copies.items()
+            if _product(self.mesh, dimensions) > 1
         ]
 
     def _group(self, dimensions: tuple[str, ...]) -> Any:
         """The process group of the ranks that differ from this one in ``dimensions`` alone; all ranks ask in turn."""
         if dimensions not in self._groups:
             if len(dimensions) == 1:
-                self._groups[dimensions] = self._devices[dimensions[0]].get_group()
+                self._groups[dimensions] = self._devices[self._names[dimensions[0]]].get_group()
             else:
                 from torch.distributed import new_subgroups_by_enumeration
 
@@ -288,13 +354,13 @@ class MeshStrategy(Strategy):
     @torch.no_grad()
     def clip(self, max_norm: float) -> torch.Tensor:
         """Clip by the norm of the whole gradient: each part of it counts once, wherever it lies and how often."""
-        held = self.collective.world.size // self.mesh.sizes()[0]  # ranks of a stage
+        ranks_of_a_stage = self.collective.world.size // self.mesh.sizes()[0]
         squares = torch.zeros((), dtype=torch.float64, device=self.collective.world.device)
         gradients = []
         for parameter in self.parameters():
             if parameter.grad is not None:
                 gradients.append(_local(parameter.grad))
-                copies = held / _parts(parameter)
+                copies = ranks_of_a_stage / _parts(self._parameter_of.get(parameter, parameter))
                 squares += torch.linalg.vector_norm(gradients[-1]).double().square() / copies
         norm = self.collective.all_reduce(squares, "sum").sqrt() if self.collective.world.size > 1 else squares.sqrt()
         if gradients:
@@ -322,22 +388,20 @@ class MeshStrategy(Strategy):
             return
         import torch.distributed as dist
 
-        held = [buffer for buffer in self.model.buffers() if buffer.device.type != "meta"]
+        buffers_of_stage = [buffer for buffer in self.model.buffers() if buffer.device.type != "meta"]
         if _product(self.mesh, DIMENSIONS[1:]) > 1:
-            for buffer in held:
+            for buffer in buffers_of_stage:
                 dist.broadcast(buffer, self._leaders[self._place.pipeline], group=self._group(DIMENSIONS[1:]))
 
     def plain_state(self) -> Mapping[str, Any]:
         """The state of the model before it was cut, without memory."""
-        return self._whole.state_dict()
+        return self._plain.state_dict()
 
     # --- the state ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any] | None:
         """Gather tensor by tensor: other ranks than the leader hold one whole tensor at a time."""
-        model: dict[str, torch.Tensor] = {}
-        for name, whole in self._gathered_model():
-            model[name] = whole
+        model = dict(self._gathered_model())
         optimizer = self._gathered_optimizer()
         if not self.collective.world.is_leader:
             return None
@@ -345,44 +409,51 @@ class MeshStrategy(Strategy):
 
     def _gathered_model(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor of the whole model's state, copied to the CPU; on the leader alone."""
-        held = self.model.state_dict(keep_vars=True)
-        for name, meta in self._whole.state_dict().items():
-            whole = self._gather(held[name], self._stages[name])
+        parts = self.model.state_dict(keep_vars=True)
+        for name, meta in self._plain.state_dict().items():
+            full = self._gather(parts[name], self._stages[name])
             if self.collective.world.is_leader:
-                yield name, in_file(whole).reshape(meta.shape)
+                yield name, in_file(full).reshape(meta.shape)
 
     def _gather(self, part: Any, stage: int) -> Any:
         """Return the whole of what each rank of ``stage`` has a part of, at the ranks of the stage and the leader."""
-        whole = _full(part) if stage == self._place.pipeline else None
+        full = _full(part) if stage == self._place.pipeline else None
         root = self._leaders[stage]
         if root == 0:
-            return whole
-        here = self.collective.world.rank == root
-        return self.collective.broadcast_object(_on_cpu(whole) if here else None, root)
+            return full
+        sent = _on_cpu(full) if self.collective.world.rank == root else None
+        return self.collective.broadcast_object(sent, root)
 
     def _gathered_optimizer(self) -> dict[str, Any] | None:
-        numbers = {number: parameter for parameter, number in self._numbers.items()}
+        stepped = {number: part for part, number in self._numbers.items()}
         shapes = self._shapes()
-        whole: dict[int, Any] = {}
-        for number, stage in enumerate(self._of_number):
-            state = self.optimizer.state.get(numbers[number])
-            state = self._gather(dict(state) if state else None, stage)
+        states: dict[int, Any] = {}
+        for number, stage in enumerate(self._stage_of_number):
+            part = stepped[number]
+            state = self.optimizer.state.get(part)
+            if state and self._steps_parts:
+                parameter = self._parameter_of[part]
+                state = {
+                    name: _laid_out(value, parameter) if getattr(value, "shape", None) == part.shape else value
+                    for name, value in state.items()
+                }
+            state = self._gather(state or None, stage)
             if state is not None and self.collective.world.is_leader:
-                whole[number] = {name: _kept(value, shapes[number]) for name, value in state.items()}
+                states[number] = {name: _in_file(value, shapes[number]) for name, value in state.items()}
         if not self.collective.world.is_leader:
             return None
-        counted = iter(range(len(self._of_number)))
+        numbers = iter(range(len(self._stage_of_number)))
         groups = [
-            group | {"params": [next(counted) for _ in range(size)]}
+            group | {"params": list(itertools.islice(numbers, size))}
             for group, size in zip(self.optimizer.param_groups, self._group_sizes, strict=True)
         ]
-        return {"state": whole, "param_groups": groups}
+        return {"state": states, "param_groups": groups}
 
     def _shapes(self) -> list[torch.Size | None]:
-        """By number of a parameter, the shape of the whole."""
-        whole = dict(self._whole.named_parameters())
+        """By number of a parameter, its shape in the plain model; None where it has no name there."""
+        plain = dict(self._plain.named_parameters())
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        return [whole[names[p]].shape if names.get(p) in whole else None for p in self._numbers]
+        return [plain[names[p]].shape if names.get(p) in plain else None for p in self._parameters_by_number]
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Give every rank its part of the leader's ``state``, one tensor at a time."""
@@ -390,20 +461,21 @@ class MeshStrategy(Strategy):
         def names() -> tuple[bool, list[str]]:
             assert state is not None
             with fitting("model"):
-                self._whole.load_state_dict(state["model"], assign=False)  # meta: checks names and shapes alone
-            return "optimizer" in state, list(self._whole.state_dict())
+                # A copy without memory: names and shapes are checked, and no tensor is copied.
+                copy.deepcopy(self._plain).load_state_dict(state["model"], assign=True)
+            return "optimizer" in state, list(self._plain.state_dict())
 
         has_optimizer, tensors = on_leader(self.collective, names)
-        held = self.model.state_dict(keep_vars=True)
-        whole_state = self._whole.state_dict()
+        parts = self.model.state_dict(keep_vars=True)
+        plain = self._plain.state_dict()
         with torch.no_grad():
             for name in tensors:
-                whole = torch.empty_like(whole_state[name], device=self.collective.world.device)
+                full = torch.empty_like(plain[name], device=self.collective.world.device)
                 if state is not None:
-                    whole.copy_(state["model"][name])
-                self.collective.broadcast([whole])
-                if held[name].device.type != "meta":
-                    _local(held[name]).copy_(_local(_part_of(whole, held[name])))
+                    full.copy_(state["model"][name])
+                self.collective.broadcast([full])
+                if parts[name].device.type != "meta":
+                    _local(parts[name]).copy_(_local(_part_of(full, parts[name])))
         if has_optimizer:
             self._load_optimizer(state["optimizer"] if state is not None else None)
 
@@ -411,39 +483,40 @@ class MeshStrategy(Strategy):
         def groups_of_state() -> list[dict[str, Any]]:
             assert state is not None
             with fitting("optimizer"):
-                theirs = [len(group["params"]) for group in state["param_groups"]]
-                if theirs != self._group_sizes:
-                    raise ValueError(f"groups of {theirs} parameters for groups of {self._group_sizes}")
+                sizes = [len(group["params"]) for group in state["param_groups"]]
+                if sizes != self._group_sizes:
+                    raise ValueError(f"groups of {sizes} parameters for groups of {self._group_sizes}")
             return [dict(group) for group in state["param_groups"]]
 
         groups = on_leader(self.collective, groups_of_state)
-        held = {self._numbers[parameter]: parameter for parameter in self.parameters()}
-        shapes, kept = self._shapes(), {}
-        for number in range(len(self._of_number)):
-            whole = self.collective.broadcast_object(state["state"].get(number) if state is not None else None)
-            if whole is not None and number in held:
-                kept[number] = {
-                    name: _part_of(value, held[number]) if getattr(value, "shape", None) == shapes[number] else value
-                    for name, value in whole.items()
+        stepped = {self._numbers[part]: part for part in self.parameters()}
+        shapes, states = self._shapes(), {}
+        for number in range(len(self._stage_of_number)):
+            full = self.collective.broadcast_object(state["state"].get(number) if state is not None else None)
+            if full is not None and number in stepped:
+                parameter = self._parameter_of.get(stepped[number], stepped[number])
+                states[number] = {
+                    name: _part_of(value, parameter) if getattr(value, "shape", None) == shapes[number] else value
+                    for name, value in full.items()
                 }
-        for group, ours in zip(groups, self.optimizer.param_groups, strict=True):
-            group["params"] = [self._numbers[parameter] for parameter in ours["params"]]
-        # torch numbers the parameters of a state by their place among those that it has.
-        places = {number: place for place, number in enumerate(n for group in groups for n in group["params"])}
+                if self._steps_parts:
+                    states[number] = {
+                        name: _local(value) if _is_tensor(value) else value for name, value in states[number].items()
+                    }
+        # torch numbers the parameters of a state by their position among those that an optimizer has.
+        positions = {self._numbers[part]: position for position, part in enumerate(self.parameters())}
+        for group, own_group in zip(groups, self.optimizer.param_groups, strict=True):
+            group["params"] = [positions[self._numbers[part]] for part in own_group["params"]]
+        states = {positions[number]: state_of_part for number, state_of_part in states.items()}
         with fitting("optimizer"):
-            self.optimizer.load_state_dict(
-                {
-                    "state": {places[number]: part for number, part in kept.items()},
-                    "param_groups": [group | {"params": [places[n] for n in group["params"]]} for group in groups],
-                }
-            )
+            self.optimizer.load_state_dict({"state": states, "param_groups": groups})
 
     def gather_model(self) -> torch.nn.Module:
         """Return the plain model on the leader; elsewhere the model as it is spread."""
         state = dict(self._gathered_model())
         if not self.collective.world.is_leader:
             return self.model
-        plain = copy.deepcopy(self._whole)
+        plain = copy.deepcopy(self._plain)
         plain.load_state_dict(state, assign=True)
         return plain
 
@@ -505,7 +578,9 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
                 f"layer {name!r}, a {type(module).__name__}, counts the rows of all ranks, and those of a tensor group "
                 "read the same: replace it (LayerNorm, GroupNorm), or choose 'all_reduce' or 'fsdp'"
             )
-        if mesh.pipeline != 1 and not callable(inspect.getattr_static(module, "auxiliary_loss", len)):
+        if mesh.pipeline != 1 and isinstance(module, MixtureOfExperts):
+            _check_mixture(mesh, name, module)
+        elif mesh.pipeline != 1 and not callable(inspect.getattr_static(module, "auxiliary_loss", len)):
             raise ConfigError(
                 f"layer {name!r}, a {type(module).__name__}, adds to the loss, which a pipeline computes on its last "
                 "stage alone: choose a strategy without a pipeline"
@@ -518,15 +593,37 @@ def check_layers(mesh: Mesh, model: torch.nn.Module) -> None:
     if mesh.pipeline != 1:
         stage_balance.check_rows_are_independent(model)
     if mesh.expert != 1:
-        expert.check(model, int(mesh.expert or 1))
+        expert.check(model, _product(mesh, ("shard", "expert")))
     if mesh.tensor != 1:
         tensor_plan.find_plan(model, int(mesh.tensor or 1), mesh.plan)
-    taken = list(inspect.signature(model.forward).parameters.values())
+    arguments = list(inspect.signature(model.forward).parameters.values())
     if mesh.pipeline != 1 and all(
         parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
-        for parameter in taken
+        for parameter in arguments
     ):
-        _check_stages(mesh, model, TaskView([parameter.name for parameter in taken]))
+        _check_stages(mesh, model, TaskView([parameter.name for parameter in arguments]))
+
+
+def _check_mixture(mesh: Mesh, name: str, layer: MixtureOfExperts) -> None:
+    """Refuse what a mixture does with all tokens of a batch, where a pipeline computes some before it has the others.
+
+    Raises:
+        ConfigError: names the layer, and what to choose.
+    """
+    if mesh.parts_of_a_batch == 1:
+        return
+    if layer.capacity_factor is not None:
+        raise ConfigError(
+            f"layer {name!r} limits each expert by capacity_factor={layer.capacity_factor} of all tokens of a batch, "
+            f"which a pipeline computes in {mesh.parts_of_a_batch} micro-batches: give it capacity_factor=None, or "
+            "choose schedule='naive'"
+        )
+    if layer.balance_weight and mesh.schedule == "1f1b":
+        raise ConfigError(
+            f"layer {name!r} balances all tokens of a batch by balance_weight={layer.balance_weight}, and "
+            "schedule='1f1b' goes back with some before it went forward with all: choose schedule='gpipe', or give it "
+            "balance_weight=0"
+        )
 
 
 def _check_stages(mesh: Mesh, model: torch.nn.Module, call: TaskView) -> None:
@@ -535,10 +632,10 @@ def _check_stages(mesh: Mesh, model: torch.nn.Module, call: TaskView) -> None:
             f"strategy='{mesh}' calls the parts of the model itself, and a function of yours calls it as a whole "
             "(forward= or train_step= of the task): drop one"
         )
-    cuts = mesh.cuts or stage_balance.measure(
-        model, int(mesh.pipeline or 1), inputs=call.inputs, input_style=call.input_style
-    )
-    parts = stages.split(model, cuts, inputs=call.inputs, input_style=call.input_style)
+    plan = tensor_plan.find_plan(model, mesh.tensor, mesh.plan) if mesh.tensor not in (1, None) else {}
+    called: dict[str, Any] = {"inputs": call.inputs, "input_style": call.input_style, "plan": plan}
+    cuts = mesh.cuts or stage_balance.measure(model, int(mesh.pipeline or 1), **called)
+    parts = stages.split(model, cuts, **called)
     if len(parts) != mesh.pipeline:
         raise ConfigError(
             f"{len(cuts)} cuts make {len(parts)} stages, and the mesh has pipeline={mesh.pipeline}: name "
@@ -554,17 +651,17 @@ def _move(optimizer: torch.optim.Optimizer, names: Mapping[int, str], model: tor
         names: theirs, by ``id``; the optimizer has kept them alive.
         model: cut.
     """
-    now = dict(model.named_parameters())
-    state = dict(optimizer.state)
+    parts = dict(model.named_parameters())
+    states = dict(optimizer.state)
     optimizer.state.clear()
     for group in optimizer.param_groups:
-        whole = group["params"]
-        group["params"] = [now.get(names.get(id(parameter), ""), parameter) for parameter in whole]
-        for before, parameter in zip(whole, group["params"], strict=True):
-            if before in state and parameter.device.type != "meta":
-                optimizer.state[parameter] = {
-                    name: _part_of(value, parameter) if getattr(value, "shape", None) == before.shape else value
-                    for name, value in state[before].items()
+        uncut = group["params"]
+        group["params"] = [parts.get(names.get(id(parameter), ""), parameter) for parameter in uncut]
+        for parameter, part in zip(uncut, group["params"], strict=True):
+            if parameter in states and part.device.type != "meta":
+                optimizer.state[part] = {
+                    name: _part_of(value, part) if getattr(value, "shape", None) == parameter.shape else value
+                    for name, value in states[parameter].items()
                 }
 
 
@@ -593,17 +690,17 @@ def _full(part: Any) -> Any:
     return part.full_tensor().detach() if hasattr(part, "full_tensor") else part.detach() if _is_tensor(part) else part
 
 
-def _on_cpu(whole: Any) -> Any:
-    if isinstance(whole, dict):
-        return {name: _on_cpu(value) for name, value in whole.items()}
-    return whole.cpu() if _is_tensor(whole) else whole
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _on_cpu(entry) for name, entry in value.items()}
+    return value.cpu() if _is_tensor(value) else value
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _kept(value: Any, shape: torch.Size | None) -> Any:
+def _in_file(value: Any, shape: torch.Size | None) -> Any:
     """A copy of what belongs to a parameter of ``shape``, on the CPU."""
     if not _is_tensor(value):
         return value
@@ -612,14 +709,14 @@ def _kept(value: Any, shape: torch.Size | None) -> Any:
     return in_file(value)
 
 
-def _part_of(whole: torch.Tensor, like: Any) -> Any:
-    """This rank's part of ``whole``, laid out as ``like``; nothing travels."""
-    if not hasattr(like, "placements"):
-        return whole.to(like.device)
+def _part_of(full: torch.Tensor, parameter: Any) -> Any:
+    """This rank's part of ``full``, laid out as ``parameter`` is; nothing travels."""
+    if not hasattr(parameter, "placements"):
+        return full.to(parameter.device)
     from torch.distributed.tensor import distribute_tensor
 
-    local = whole.to(like.device).reshape(like.shape)
-    return distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)
+    local = full.to(parameter.device).reshape(parameter.shape)
+    return distribute_tensor(local, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -627,6 +724,19 @@ def _local(tensor: Any) -> torch.Tensor:
     with torch.no_grad():
         local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach() if local.requires_grad else local
+
+
+def _laid_out(part: torch.Tensor, parameter: Any) -> torch.Tensor:
+    """This rank's ``part`` of what is laid out as ``parameter`` is."""
+    if not hasattr(parameter, "placements") or not part.ndim:
+        return part
+    from torch.distributed.tensor import DTensor
+
+    layout = {"shape": parameter.shape, "stride": parameter.stride()}
+    tensor: torch.Tensor = DTensor.from_local(
+        part, parameter.device_mesh, parameter.placements, run_check=False, **layout
+    )
+    return tensor
 
 
 def _parts(parameter: Any) -> int:

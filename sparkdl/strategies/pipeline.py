@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from sparkdl.errors import ConfigError, SparkdlError
+from sparkdl.nn.mixture import BatchBalance, MixtureOfExperts, counting, mixtures
 from sparkdl.strategies.base import StepObjective
 from sparkdl.strategies.stages import GraphPart, Stage
 
@@ -33,6 +34,9 @@ class Pipeline:
 
     Random numbers: the ranks of a pipeline have one stream in common, of which each training batch takes one number;
     the stage's own numbers, for dropout, begin anew at that number plus the index of the stage.
+
+    Mixtures of experts: the balance loss of a batch is known once all its micro-batches went forward, and each stage
+    adds the gradient of its own layers' in the backward passes.
 
     Args:
         stage: what this rank computes.
@@ -72,6 +76,9 @@ class Pipeline:
         self.schedule, self.data_size = schedule, data_size
         self._exchanges_in_backward = exchanges_in_backward
         self.is_first, self.is_last = stage.index == 0, stage.index == stage.count - 1
+        self._mixtures = mixtures(stage.training.module)
+        for layer in self._mixtures.values():
+            layer.balance = BatchBalance(layer)
         self._plans: OrderedDict[Any, _Plan] = OrderedDict()
         self._rows: dict[str, torch.Tensor] = {}  # the first row this rank had, of each tensor that its stage reads
 
@@ -80,7 +87,8 @@ class Pipeline:
 
         Returns:
             On the last stage the loss of the batch, detached, as ``objective(model, batch)`` gives it, and the model's
-            outputs of all rows, None where there is no row. On the others 0 and None.
+            outputs of all rows, None where there is no row. On the others 0 and None. The balance loss of a stage's
+            mixtures is added on that stage.
 
         Raises:
             ConfigError: what the model returns or sends does not go through a pipeline.
@@ -91,12 +99,17 @@ class Pipeline:
         else:
             objective.skip(batch)
         plan.task.batch, plan.task.objective = batch, objective
+        balances = [layer.balance for layer in self._mixtures.values() if layer.balance is not None]
+        for balance in balances:
+            balance.begin(objective.scaled(torch.tensor(batch.weight, dtype=torch.float64, device=self.device)))
         with self._own_random_numbers(), self._gradients_of(batch):
-            outputs = plan.run(tensors)
+            outputs = plan.run(tensors, batch.rows)
         loss = torch.zeros((), device=self.device)
         for part in plan.task.losses:
             loss = loss + part
         plan.task.losses.clear()
+        for balance in balances:
+            loss = loss + balance.loss() * batch.weight
         return loss, plan.joined(outputs, batch.rows) if self.is_last and batch.rows else None
 
     def evaluate(self, batch: Any, objective: StepObjective) -> tuple[Any, torch.Tensor] | None:
@@ -107,7 +120,7 @@ class Pipeline:
         """
         plan, tensors = self._plan(batch, objective, training=False)
         with torch.no_grad():
-            outputs = plan.run(tensors)
+            outputs = plan.run(tensors, batch.rows)
         if not self.is_last or not batch.rows:
             return None
         joined = plan.joined(outputs, batch.rows)
@@ -188,7 +201,7 @@ class Pipeline:
 
         stage = self.stage
         received, structure, error = ((), (), None) if self.is_first else self._receive()
-        runner = _Runner(part, structure, objective, is_last=self.is_last)
+        runner = _Runner(part, structure, objective, self._mixtures.values(), is_last=self.is_last)
         sent: tuple[torch.Tensor, ...] = ()
         if error is None:
             try:
@@ -235,7 +248,12 @@ class Pipeline:
         """Compute what this stage sends of the first micro-batch, and refuse what a pipeline would do otherwise."""
         buffers = {name: (buffer, buffer.clone()) for name, buffer in runner.module.named_buffers()}
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(training):
+        runner.counted_rows = iter([0])
+        with ExitStack() as contexts:
+            contexts.enter_context(torch.random.fork_rng(devices=devices))
+            contexts.enter_context(torch.set_grad_enabled(training))
+            for name, layer in self._mixtures.items():
+                contexts.enter_context(_refusing_other_rows(name, layer, each))
             sent: tuple[torch.Tensor, ...] = runner(
                 *received, **_keywords({name: tensor[:each] for name, tensor in tensors.items()})
             )
@@ -268,17 +286,30 @@ class _Runner(torch.nn.Module):
     """One stage as torch calls it: tensors in, a tuple of tensors out.
 
     Numbers that travel, such as a length, are constants of a plan, since they follow from shapes.
+
+    Attributes:
+        counted_rows: of the calls to come, how many of their rows, from the first on, are the batch's.
     """
 
-    def __init__(self, part: GraphPart, received: Any, objective: StepObjective, *, is_last: bool) -> None:
+    def __init__(
+        self,
+        part: GraphPart,
+        received: Any,
+        objective: StepObjective,
+        layers: Iterable[MixtureOfExperts],
+        *,
+        is_last: bool,
+    ) -> None:
         super().__init__()
         self.module, self.inputs, self.is_last = part.module, part.inputs, is_last
         self.received, self.objective = received, objective
         self.structure: Any = None
+        self.counted_rows: Iterator[int] = iter(())
+        self._layers = tuple(layers)
 
     def forward(self, *received: torch.Tensor, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = [tensors[f"tensor_{i}"] for i in range(len(self.inputs))]
-        with self.objective.autocast():
+        with self.objective.autocast(), counting(self._layers, next(self.counted_rows)):
             result = self.module(*own, *_filled(self.received, received))
         outputs: list[torch.Tensor] = []
         structure = _taken_apart(result, outputs)
@@ -289,6 +320,32 @@ class _Runner(torch.nn.Module):
                 f"a stage gives {structure} after {self.structure}: what is no tensor must be equal in all batches"
             )
         return tuple(outputs) if self.is_last else tuple(output.contiguous() for output in outputs)
+
+
+@contextmanager
+def _refusing_other_rows(name: str, layer: MixtureOfExperts, rows: int) -> Iterator[None]:
+    """Refuse, in a forward pass inside, a mixture whose tokens nobody knows the rows of, or that is called twice."""
+    calls = 0
+
+    def check(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise ConfigError(
+                f"layer {name!r} is called twice for one row, and a pipeline adds up the balance loss of one call: "
+                "give the model two layers, or choose a strategy without a pipeline"
+            )
+        if inputs[0].ndim < 2 or inputs[0].shape[0] != rows:
+            raise ConfigError(
+                f"layer {name!r} gets shape {tuple(inputs[0].shape)} for a micro-batch of {rows} rows, of which it "
+                "must know whose tokens are whose: call it with the rows first, as (rows, ..., features)"
+            )
+
+    handle = layer.register_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @dataclass
@@ -335,8 +392,11 @@ class _Plan:
     task: _Task
     example: Any
 
-    def run(self, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
-        """Do the schedule; return the outputs of each micro-batch, on the last stage."""
+    def run(self, tensors: Mapping[str, torch.Tensor], rows: int) -> list[Any]:
+        """Do the schedule with a batch of ``rows`` rows; return the outputs of each micro-batch, on the last stage."""
+        each = self.task.each
+        begins = range(0, each * self.micro_batches, each)
+        self.runner.counted_rows = iter([min(max(rows - begin, 0), each) for begin in begins])
         target = torch.arange(self.micro_batches) if self.stage.is_last else None
         try:
             self.schedule.step(target=target, **_keywords(tensors))

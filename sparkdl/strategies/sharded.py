@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from sparkdl.nn.mixture import mixtures
+
 __all__ = ["blocks_of", "recomputable", "shard"]
 
 
@@ -44,7 +46,13 @@ def recomputable(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def shard(
-    model: torch.nn.Module | None, blocks: Iterable[torch.nn.Module], mesh: Any, *, keep_parameters: bool, offload: bool
+    model: torch.nn.Module | None,
+    blocks: Iterable[torch.nn.Module],
+    mesh: Any,
+    *,
+    keep_parameters: bool,
+    offload: bool,
+    expert_mesh: Any = None,
 ) -> None:
     """Cut the parameters of ``model`` over ``mesh``, in place: they are DTensors then.
 
@@ -54,11 +62,19 @@ def shard(
         mesh: of one dimension, or of ``(data, shard)``: copies, each cut.
         keep_parameters: leave them gathered from the forward to the backward pass.
         offload: let the cut parameters, gradients and optimizer state wait in the host's memory.
+        expert_mesh: what experts are cut over that ``expert.split`` has dealt already; None deals with none.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-    policy = CPUOffloadPolicy() if offload else OffloadPolicy()
-    for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=not keep_parameters, offload_policy=policy)
-    if model is not None:
-        fully_shard(model, mesh=mesh, reshard_after_forward=not keep_parameters, offload_policy=policy)
+    options: dict[str, Any] = {
+        "reshard_after_forward": not keep_parameters,
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+    }
+    modules = [*blocks, *([model] if model is not None else [])]
+    dealt = {layer for module in modules for layer in mixtures(module).values()} if expert_mesh is not None else set()
+    for layer in dealt:
+        fully_shard(layer.gate, mesh=mesh, **options)
+        fully_shard(layer, mesh=expert_mesh, **options)  # the gate has its own mesh, and what is left are the experts
+    for module in modules:
+        if module not in dealt:
+            fully_shard(module, mesh=mesh, **options)

@@ -13,9 +13,11 @@ import torch
 import torch.fx
 
 from sparkdl.errors import ConfigError
+from sparkdl.nn.mixture import take_dropped
 from sparkdl.strategies.model_trace import InputStyle, ModelTrace, forked, mode_of, trace_model, without_constants
+from sparkdl.strategies.tensor_plan import COLUMN, QKV
 
-__all__ = ["Profile", "check_rows_are_independent", "measure", "profile"]
+__all__ = ["Profile", "check_rows_are_independent", "measure", "profile", "split_regions"]
 
 _REPEATS = 3
 _SLACK = 0.1
@@ -53,6 +55,7 @@ def measure(
     inputs: Sequence[str],
     input_style: InputStyle = "positional",
     example: Mapping[str, torch.Tensor] | None = None,
+    plan: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """Choose where to cut ``model``, see ``Profile.cuts``.
 
@@ -65,6 +68,7 @@ def measure(
         input_style: how it is called with them, as in ``Task``.
         example: a micro-batch, tensors of shape ``(rows, ...)`` by name; forward and backward of each module are timed
             with it. None counts parameters instead.
+        plan: of ``tensor_plan``, where a tensor group splits layers: no cut comes between those of one region.
 
     Returns:
         Names of the modules that the second to the last stage begin with.
@@ -74,7 +78,7 @@ def measure(
     """
     if stages < 2:
         raise ConfigError(f"a pipeline of {stages} stages is none: cut the model into 2 or more")
-    layers, why = _profile(model, inputs, input_style, example)
+    layers, why = _profile(model, inputs, input_style, example, plan or {})
     if len(layers.begins) < stages:
         raise ConfigError(
             f"the model has {len(layers.begins)} layers to cut between, and the pipeline {stages} stages: choose at "
@@ -95,7 +99,7 @@ def profile(
     Raises:
         ConfigError: the model cannot be cut.
     """
-    return _profile(model, inputs, input_style, example)[0]
+    return _profile(model, inputs, input_style, example, {})[0]
 
 
 def _profile(
@@ -103,12 +107,18 @@ def _profile(
     inputs: Sequence[str],
     input_style: InputStyle,
     example: Mapping[str, torch.Tensor] | None,
+    plan: Mapping[str, str],
 ) -> tuple[Profile, str]:
     """The layers, and what keeps modules whole, as the end of a sentence."""
     check_rows_are_independent(model)
     with without_constants(model):
         trace = trace_model(model, inputs, input_style, training=True)
-        starts = _cut_points(trace, model)
+        regions = split_regions(trace, plan, model)
+        starts = {
+            position: name
+            for position, name in _cut_points(trace, model).items()
+            if not any(begin < position <= end for begin, end in regions)
+        }
         costs, sizes = _measure_nodes(trace, model, example) if example is not None else _count_parameters(trace, model)
     edges = [0, *starts, len(trace.body)]
     layers = [trace.body[a:b] for a, b in itertools.pairwise(edges)]
@@ -141,6 +151,26 @@ def check_rows_are_independent(model: torch.nn.Module) -> None:
                 f"{name or 'the model'} is a {type(module).__name__}, and a pipeline computes micro-batches ({why}): "
                 "take a layer that looks at each row alone, as LayerNorm and GroupNorm do"
             )
+
+
+def split_regions(trace: ModelTrace, plan: Mapping[str, str], model: torch.nn.Module) -> list[tuple[int, int]]:
+    """Where a tensor group has values in parts, from the columns of ``plan`` to their rows: no cut may come between.
+
+    Returns:
+        For each such value the positions in the body of what gives it, and of the last that reads it.
+    """
+    positions = {node: position for position, node in enumerate(trace.body)}
+    regions: dict[torch.fx.Node, tuple[int, int]] = {}
+    for node in trace.body:
+        how = plan.get(str(node.target)) if node.op == "call_module" else None
+        if how in (COLUMN, QKV):
+            is_split = not isinstance(model.get_submodule(str(node.target)), torch.nn.Embedding)
+        else:
+            is_split = how is None and any(source in regions for source in node.all_input_nodes)
+        if is_split:
+            readers = [positions.get(user, len(trace.body)) for user in node.users]
+            regions[node] = positions[node], max(readers, default=positions[node])
+    return list(regions.values())
 
 
 # --- layers ----------------------------------------------------------------------------------------------------------
@@ -217,6 +247,7 @@ def _measure_nodes(
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
+    take_dropped(model)  # the example's tokens count nowhere
     return fastest, sizes
 
 

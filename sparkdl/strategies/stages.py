@@ -11,7 +11,7 @@ import torch.fx
 
 from sparkdl.errors import ConfigError
 from sparkdl.strategies.model_trace import InputStyle, ModelTrace, trace_model, without_constants
-from sparkdl.strategies.stage_balance import check_rows_are_independent
+from sparkdl.strategies.stage_balance import check_rows_are_independent, split_regions
 
 __all__ = ["GraphPart", "Stage", "release", "split"]
 
@@ -55,7 +55,12 @@ class Stage:
 
 
 def split(
-    model: torch.nn.Module, cuts: Sequence[str], *, inputs: Sequence[str], input_style: InputStyle = "positional"
+    model: torch.nn.Module,
+    cuts: Sequence[str],
+    *,
+    inputs: Sequence[str],
+    input_style: InputStyle = "positional",
+    plan: Mapping[str, str] | None = None,
 ) -> list[Stage]:
     """Cut ``model`` before each module of ``cuts``; needs no ranks, and leaves ``model`` as it is.
 
@@ -66,10 +71,12 @@ def split(
         cuts: qualified names, in the order in which the model calls these modules; each begins the next stage.
         inputs: names of the tensors that the model is called with.
         input_style: how it is called with them, as in ``Task``.
+        plan: of ``tensor_plan``, where a tensor group splits layers.
 
     Raises:
         ConfigError: the model cannot be cut so: it cannot be traced, a name is unknown or out of order, a stage has no
-            parameters, one parameter lies in two stages, or a layer depends on other rows of the batch.
+            parameters, one parameter lies in two stages, a layer depends on other rows of the batch, or a cut comes
+            between layers that a tensor group splits together.
     """
     if isinstance(cuts, str) or not cuts:
         raise ConfigError(f"cuts={cuts!r} names no modules: give names as in ('blocks.2',), one for each further stage")
@@ -78,6 +85,7 @@ def split(
     with without_constants(model):
         for training in (True, False):
             trace = trace_model(model, inputs, input_style, training=training)
+            _check_regions(trace, cuts, model, plan or {})
             built[training] = _parts(trace, cuts, model)
     holders = [_held(pair, model) for pair in zip(built[True], built[False], strict=True)]
     parameters = {name for name, _ in model.named_parameters()}
@@ -151,6 +159,18 @@ def _positions(trace: ModelTrace, cuts: Sequence[str], model: torch.nn.Module) -
                 "order of its calls"
             )
     return positions
+
+
+def _check_regions(trace: ModelTrace, cuts: Sequence[str], model: torch.nn.Module, plan: Mapping[str, str]) -> None:
+    """Refuse cuts between layers that a tensor group splits together: a stage sends whole values."""
+    regions = split_regions(trace, plan, model)
+    for cut, position in zip(cuts, _positions(trace, cuts, model), strict=True):
+        begin = next((begin for begin, end in regions if begin < position <= end), None)
+        if begin is not None:
+            raise ConfigError(
+                f"cuts names {cut!r}, which a tensor group splits together with {str(trace.body[begin].target)!r} "
+                "before it: cut before both, or behind both"
+            )
 
 
 def _inside(module: str, name: str) -> bool:

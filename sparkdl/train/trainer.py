@@ -136,6 +136,7 @@ class _Trainer:
 
         # What an epoch needs.
         self.counts = strategy.counts_rows()
+        self.counts_layers = strategy.counts_layers()
         self.mixes_experts = bool(mixtures(strategy.model))
         self.rate = LearningRate(
             strategy.optimizer,
@@ -252,7 +253,7 @@ class _Trainer:
         if self.objective is not None:
             self.objective.tell_without_divisor(run.epoch, tells=run.world.is_leader)
         if self.mixes_experts:
-            tell_dropped(run.model, run.epoch, self._sum_of_rows, self.device, tells=run.world.is_leader)
+            tell_dropped(run.model, run.epoch, self._sum_of_layers, self.device, tells=run.world.is_leader)
         self.strategy.end_epoch()
         # A source may have less to give than it said, as after resuming with other batches.
         reason = self._reason_to_stop()
@@ -427,9 +428,17 @@ class _Trainer:
 
     def _sum_of_rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of what each has of its rows, each row once."""
+        return self._sum_where(tensor, self.counts)
+
+    def _sum_of_layers(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks of what their layers counted, each layer once for each row."""
+        return self._sum_where(tensor, self.counts_layers)
+
+    def _sum_where(self, tensor: torch.Tensor, counts: bool) -> torch.Tensor:
+        """The sum of the tensors of the ranks that count."""
         if self.run.world.size == 1:
             return tensor
-        return self.collective.all_reduce(tensor if self.counts else torch.zeros_like(tensor), "sum")
+        return self.collective.all_reduce(tensor if counts else torch.zeros_like(tensor), "sum")
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 

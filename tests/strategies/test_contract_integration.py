@@ -43,6 +43,10 @@ STRATEGIES = {
         "mesh(shard=2, pipeline=2, micro_batches=2)",
         "mesh(pipeline=2, tensor=2, micro_batches=2)",
         "mesh(data=2, expert=2)",
+        "mesh(expert=2, shard=2)",
+        "mesh(expert=2, tensor=2)",
+        "mesh(expert=2, pipeline=2, schedule='naive')",
+        "mesh(expert=2, pipeline=2, schedule='gpipe', micro_batches=3)",
         "parameter_server(servers=3)",
     ],
 }
@@ -69,23 +73,43 @@ class Residual(torch.nn.Module):
 
 
 class Mixture(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, capacity_factor):
         super().__init__()
         self.norm = torch.nn.LayerNorm(8)
-        self.experts = MixtureOfExperts(8, 16, 4, capacity_factor=1.0)
+        self.experts = MixtureOfExperts(8, 16, 4, capacity_factor=capacity_factor)
 
     def forward(self, x):
         return x + self.experts(self.norm(x))
 
 
-def model(strategy=""):
-    block = Mixture if "expert" in strategy else Residual
-    return torch.nn.Sequential(torch.nn.Linear(5, 8), Residual(), block(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
+def model(kind):
+    blocks = {
+        "dense": Residual,
+        "mixture": functools.partial(Mixture, 1.0),
+        "mixture without a limit": functools.partial(Mixture, None),
+    }
+    return torch.nn.Sequential(
+        torch.nn.Linear(5, 8), blocks[kind](), Residual(), blocks[kind](), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)
+    )
 
 
 def adamw(net):
     """Two groups, of which one has a rate of its own."""
     return torch.optim.AdamW([{"params": net[0].parameters()}, {"params": net[1:].parameters(), "lr": 3e-3}], lr=1e-2)
+
+
+class NormalisedSteps(torch.optim.Optimizer):
+    """Steps of one length a parameter: what it does with a part of one depends on the other parts."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.02})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad / (parameter.grad.norm() + 0.1) * group["lr"])
 
 
 def rate_by_epoch(optimizer):
@@ -107,6 +131,7 @@ CASES = {
     "weights": ({"sample_weight": "w"}, {}),
     "sum": ({"loss": torch.nn.L1Loss(reduction="sum")}, {"max_grad_norm": 0.1}),
     "momentum": ({"optimizer": functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9)}, {}),
+    "norms": ({"optimizer": NormalisedSteps}, {}),
     "instances": ({"instances": True}, {"max_grad_norm": 0.3}),
     "schedule": ({"scheduler": rate_by_epoch}, {"scale_lr": False}),
     "best": ({"metrics": {"mae": torch.nn.L1Loss()}}, {"restore_best": True, "early_stopping_patience": 2}),
@@ -126,7 +151,7 @@ def trained(strategy, world, collective, case, folder=None, epochs=2, of="", **e
     opened = open_strategy(strategy, collective, config)
     reader = replace(world, rank=opened.data_rank, size=opened.data_size)
     task = {
-        "model": lambda: model(of or strategy).to(dtype),
+        "model": lambda: model(model_of(of or strategy)).to(dtype),
         "optimizer": adamw,
         "loss": torch.nn.MSELoss(),
         "inputs": ["x"],
@@ -166,10 +191,10 @@ def on_a_rank(strategy, folder, world):
     return results
 
 
-def begun_by_two(strategy, folder, world):
+def begun_by_two(strategy, of, folder, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
-    trained(strategy, world, collective, "clipped", folder, max_steps=10)
+    trained(strategy, world, collective, "clipped", folder, of=of, max_steps=10)
     collective.close()
 
 
@@ -185,7 +210,7 @@ def together(ranks, folder_of):
         folder = folder_of(size, strategy)
         if size == 4:
             other = "expert" if "expert" in strategy else "fsdp"
-            ranks.together(functools.partial(begun_by_two, other, folder / "begun by fewer"), 2, "torch")
+            ranks.together(functools.partial(begun_by_two, other, strategy, folder / "begun by fewer"), 2, "torch")
         else:
             by_one("clipped", strategy, folder / "begun by fewer", max_steps=10)
         return ranks.together(functools.partial(on_a_rank, strategy, folder), size, "torch")
@@ -199,12 +224,18 @@ def by_one(case, of, folder=None, **extra):
 
 
 @functools.lru_cache
-def alone(case, of):
-    return by_one(case, of)
+def alone_with(case, kind):
+    return by_one(case, next(name for names in STRATEGIES.values() for name in names if model_of(name) == kind))
+
+
+def alone(case, strategy):
+    return alone_with(case, model_of(strategy))
 
 
 def model_of(strategy):
-    return "expert" if "expert" in strategy else "dense"
+    if "expert" not in strategy:
+        return "dense"
+    return "mixture without a limit" if "micro_batches" in strategy else "mixture"
 
 
 def same(rank, wanted, bounds):
@@ -223,7 +254,7 @@ def same(rank, wanted, bounds):
 def test_ranks_train_what_one_rank_trains(together, size, strategy, case):
     if size == 4 and case not in FEW:
         pytest.skip("four ranks on two processors run a few cases")
-    wanted = alone(case, model_of(strategy))
+    wanted = alone(case, strategy)
     for rank in together(size, strategy):
         same(rank[case], wanted, BOUNDS.get(case, EXACT))
 
@@ -232,7 +263,7 @@ def test_ranks_train_what_one_rank_trains(together, size, strategy, case):
 def test_a_checkpoint_inside_an_epoch_goes_on_under_another_strategy_on_other_ranks(
     together, folder_of, size, strategy
 ):
-    undisturbed = alone("clipped", model_of(strategy))
+    undisturbed = alone("clipped", strategy)
     for rank in together(size, strategy):
         same(rank["taken over"], undisturbed, EXACT)
     same(by_one("clipped", strategy, folder_of(size, strategy) / "begun"), undisturbed, EXACT)

@@ -43,7 +43,9 @@ USED = {
 
 def averaged(case, world):
     model, used = layers(), USED[case][world.rank]
-    average = CopiesAverage(model.parameters(), dist.group.WORLD, lambda doing: contextlib.nullcontext())
+    average = CopiesAverage(
+        {p: p for p in model.parameters()}, dist.group.WORLD, lambda doing: contextlib.nullcontext()
+    )
     left = []
     launch = average._launch
     average._launch = lambda: (left.append("in the pass" if passing else "at the end"), launch())
@@ -77,7 +79,9 @@ def frozen(world):
     """A layer that takes gradients from the second step on."""
     model = layers()
     model[1].requires_grad_(False)
-    average = CopiesAverage(model.parameters(), dist.group.WORLD, lambda doing: contextlib.nullcontext())
+    average = CopiesAverage(
+        {p: p for p in model.parameters()}, dist.group.WORLD, lambda doing: contextlib.nullcontext()
+    )
     steps = []
     for _ in range(2):
         average.begin()
@@ -91,7 +95,9 @@ def frozen(world):
 
 def twice(world):
     model = layers()
-    average = CopiesAverage(model.parameters(), dist.group.WORLD, lambda doing: contextlib.nullcontext())
+    average = CopiesAverage(
+        {p: p for p in model.parameters()}, dist.group.WORLD, lambda doing: contextlib.nullcontext()
+    )
     average.begin()
     loss_of(model, (0, 1, 2, 3), rows(world.rank)).backward()
     try:

@@ -6,6 +6,7 @@ import functools
 import logging
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 
 import cloudpickle
 import pytest
@@ -41,7 +42,8 @@ class Blocks(torch.nn.Module):
         super().__init__()
         given = {"features": 6, "hidden": 5, "experts": 4, "capacity_factor": 0.8, "balance_weight": 0.1} | settings
         self.first, self.second = MixtureOfExperts(**given), MixtureOfExperts(**given)
-        self.inner, self.last = torch.nn.Linear(6, 6), torch.nn.Linear(6, 1)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 6))
+        self.last = torch.nn.Linear(6, 1)
 
     def forward(self, x):
         x = self.inner(x + self.first(x))
@@ -142,7 +144,8 @@ def trained(strategy, world, collective, **parts):
     """A fit over the same batches, by the trainer."""
     settings = parts.pop("settings", {})
     config = TrainConfig(epochs=2, max_grad_norm=0.5, **settings)
-    told = Messages()
+    told, opened = Messages(), open_strategy(strategy, collective, config)
+    reader = replace(world, rank=opened.data_rank, size=opened.data_size)
     result = fit(
         Task(
             **{
@@ -154,18 +157,21 @@ def trained(strategy, world, collective, **parts):
                 **parts,
             }
         ),
-        TensorSource(data(28), global_batch_rows=9, world=world),  # the last batch of an epoch has one row
-        TensorSource(data(28), global_batch_rows=9, world=world, shuffle=False),
+        TensorSource(data(28), global_batch_rows=9, world=reader),  # the last batch of an epoch has one row
+        TensorSource(data(28), global_batch_rows=9, world=reader, shuffle=False),
         collective=collective,
         config=config,
-        strategy=open_strategy(strategy, collective, config),
+        strategy=opened,
     )
     history = [(row["loss"], row["val_loss"]) for row in result.history.epochs]
     return {
-        "weights": {name: tensor.clone() for name, tensor in result.model.state_dict().items()},
+        # Of a mesh, the leader has the plain model.
+        "weights": {name: tensor.clone() for name, tensor in result.model.state_dict().items()}
+        if world.is_leader or not strategy.startswith("mesh")
+        else None,
         "history": history,
         "dropped": collective.broadcast_object(told.taken()),
-        "left": [layer.gather_rows for layer in mixtures(result.model).values()],
+        "left": [layer.gather_rows is not None for layer in mixtures(result.model).values()],
     }
 
 
@@ -184,6 +190,15 @@ FITS = {
     "accumulated": ("all_reduce", {"settings": {"accumulate_steps": 3}}),
     "manual": ("all_reduce", {"manual_step": manual_step}),
 }
+WITHOUT_LIMIT = {"model": functools.partial(model, **CASES["no limit"])}
+PRODUCTS = {
+    "four": ("all_reduce", {}),
+    "shard": ("mesh(expert=2, shard=2)", {}),
+    "tensor": ("mesh(expert=2, tensor=2)", {}),
+    "pipeline": ("mesh(expert=2, pipeline=2, schedule='naive')", {}),
+    "micro-batches": ("mesh(expert=2, pipeline=2, schedule='gpipe', micro_batches=2)", WITHOUT_LIMIT),
+    "whole experts": ("mesh(data=2, pipeline=2, schedule='naive')", {}),
+}
 
 
 def on_two_by_two(world):
@@ -194,14 +209,22 @@ def on_two_by_two(world):
     return steps(net, world.rank, world.size, holders=mesh["data"].get_group())
 
 
-def on_a_rank(names, world):
+def fits_on_a_rank(fits, world):
+    torch.set_num_threads(1)
+    collective = open_collective(world, backend="torch")
+    ran = {name: trained(strategy, world, collective, **parts) for name, (strategy, parts) in fits.items()}
+    collective.close()
+    return ran
+
+
+def on_a_rank(fits, world):
     torch.set_num_threads(1)
     collective = open_collective(world, backend="torch")
     mesh = torch.distributed.init_device_mesh("cpu", (world.size,), mesh_dim_names=("expert",))
     ran = {case: steps(split(case, mesh), world.rank, world.size) for case in CASES}
     bf16 = split("two experts", mesh, torch.float32)
     ran["bf16"] = steps(bf16, world.rank, world.size, autocast=True)
-    ran |= {name: trained(FITS[name][0], world, collective, **FITS[name][1]) for name in names}
+    ran |= {name: trained(strategy, world, collective, **parts) for name, (strategy, parts) in fits.items()}
     if world.size == 4:
         ran["two by two"] = on_two_by_two(world)
     collective.close()
@@ -210,12 +233,17 @@ def on_a_rank(names, world):
 
 @pytest.fixture(scope="module")
 def two(ranks):
-    return ranks.together(functools.partial(on_a_rank, list(FITS)), 2, "torch")
+    return ranks.together(functools.partial(on_a_rank, FITS), 2, "torch")
 
 
 @pytest.fixture(scope="module")
 def four(ranks):
-    return ranks.together(functools.partial(on_a_rank, ["all_reduce"]), 4, "torch")
+    """In two jobs: the second meets what torch keeps of the first one's meshes, whose groups are closed."""
+    first = {name: PRODUCTS[name] for name in ("four", "shard", "tensor")}
+    second = {name: fit for name, fit in PRODUCTS.items() if name not in first}
+    jobs = functools.partial(on_a_rank, first), functools.partial(fits_on_a_rank, second)
+    ran = [ranks.together(job, 4, "torch") for job in jobs]
+    return [of_first | of_second for of_first, of_second in zip(*ran, strict=True)]
 
 
 @functools.cache
@@ -284,15 +312,20 @@ def test_without_a_split_the_ranks_still_route_the_global_batch(two, name):
     for rank in two:
         torch.testing.assert_close(rank[name]["weights"], wanted["weights"], **EXACT)
         assert rank[name]["dropped"] == wanted["dropped"]
-        assert rank[name]["left"] == [None, None]
+        assert rank[name]["left"] == [False, False]
         for row, other in zip(rank[name]["history"], wanted["history"], strict=True):
             assert row == pytest.approx(other, rel=1e-9)
 
 
-def test_four_ranks_route_the_global_batch(four):
-    wanted = trained("all_reduce", SOLO, open_collective(SOLO, backend="solo"))
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_four_ranks_route_the_global_batch_in_whatever_mesh(four, name):
+    wanted = trained("all_reduce", SOLO, open_collective(SOLO, backend="solo"), **PRODUCTS[name][1])
+    torch.testing.assert_close(four[0][name]["weights"], wanted["weights"], **EXACT)  # the leader's, gathered
+    assert len(wanted["dropped"]) == (0 if name == "micro-batches" else 2)
     for rank in four:
-        torch.testing.assert_close(rank["all_reduce"]["weights"], wanted["weights"], **EXACT)
+        assert rank[name]["dropped"] == wanted["dropped"]
+        for row, other in zip(rank[name]["history"], wanted["history"], strict=True):
+            assert row == pytest.approx(other, rel=1e-9)
 
 
 def compiled_on_a_rank(world):

@@ -11,6 +11,7 @@ from sparkdl import Mesh
 from sparkdl.collective import open_collective
 from sparkdl.config import TrainConfig
 from sparkdl.errors import ConfigError
+from sparkdl.nn import MixtureOfExperts
 from sparkdl.strategies.all_reduce import AllReduce
 from sparkdl.strategies.base import TaskView, open_strategy
 from sparkdl.strategies.choice import choice_of
@@ -74,7 +75,6 @@ def test_the_last_stage_of_each_pipeline_counts_its_rows():
         (lambda: Mesh(data=2, micro_batches=3), "micro_batches= has nothing to act on with pipeline=1"),
         (lambda: Mesh(pipeline=2, schedule="zb"), "schedule='zb' is unknown: choose one of 1f1b, gpipe, naive"),
         (lambda: Mesh(pipeline=2, schedule="naive", micro_batches=2), "and micro_batches=2: drop one"),
-        (lambda: Mesh(expert=2, tensor=2), "expert=2 and tensor=2 do not go together"),
         (lambda: Mesh(pipeline=2, activation_checkpointing=True), "pipeline=2 cuts them: drop one"),
         (lambda: Mesh(data=2, pipeline=2).filled(6), "6 ranks do not fill the mesh pipeline=2 x data=2: run 4 of them"),
         (lambda: choice_of("expert(data=2)").filled(3), "3 ranks do not fill the mesh data=2: run a multiple of 2"),
@@ -88,6 +88,20 @@ def test_what_cannot_be_is_one_sentence(make, sentence):
 
 def sequential(*layers):
     return torch.nn.Sequential(*layers)
+
+
+def mixture(**settings):
+    return sequential(torch.nn.Linear(2, 4), MixtureOfExperts(4, 8, 4, **settings), torch.nn.Linear(4, 1))
+
+
+class Penalty(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.auxiliary_loss = None
+
+
+def blocks():
+    return sequential(*(sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)) for _ in range(2)))
 
 
 def tied():
@@ -105,7 +119,13 @@ def tied():
         (Mesh(pipeline=2), sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4)), "BatchNorm1d"),
         (Mesh(pipeline=2, cuts=("1",)), tied(), "0.weight"),
         (Mesh(pipeline=2, cuts=("7",)), sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)), "'7'"),
+        (Mesh(pipeline=2, tensor=2, cuts=("0.2",)), blocks(), "cuts names '0.2', which a tensor group splits together"),
+        (Mesh(pipeline=3, tensor=2), blocks(), "the model has 2 layers to cut between, and the pipeline 3 stages"),
         (Mesh(expert=2), sequential(torch.nn.Linear(3, 1)), "no sparkdl.nn.MixtureOfExperts"),
+        (Mesh(expert=2, shard=4), mixture(), "4 experts of layer '1' do not divide by 8 ranks"),
+        (Mesh(expert=2, pipeline=2), mixture(), "limits each expert by capacity_factor=1.25"),
+        (Mesh(pipeline=2), mixture(capacity_factor=None), "schedule='1f1b' goes back with some before it went forward"),
+        (Mesh(pipeline=2), sequential(Penalty(), torch.nn.Linear(2, 1)), "layer '0', a Penalty, adds to the loss"),
         (
             Mesh(shard=2, activation_checkpointing=True),
             sequential(torch.nn.BatchNorm1d(4)),
@@ -153,6 +173,19 @@ def test_a_pipeline_refuses_a_function_that_calls_the_model():
     model = sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
     with pytest.raises(ConfigError, match="a function of yours calls it as a whole"):
         check_model(Mesh(pipeline=2), model, TaskView(("x",), by_user=True))
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(expert=2, pipeline=2, schedule="naive"),
+        Mesh(pipeline=2, micro_batches=1),
+        Mesh(expert=2, shard=2),
+        Mesh(expert=4, data=2),
+    ],
+)
+def test_meshes_that_take_a_mixture_as_it_is(mesh):
+    check_model(mesh, mixture(), TaskView(("x",)))
 
 
 @pytest.mark.parametrize("config", [{"precision": "fp16"}, {"compile": True}])
