@@ -119,7 +119,7 @@ def test_of_other_losses_the_mean_of_the_members_is_trained():
     assert net.auxiliary_loss is None
 
 
-def test_numbers_bend_at_their_knots_and_go_on_straight_beyond_them_for_half_their_span():
+def test_numbers_bend_at_their_knots_and_count_less_and_less_beyond_them_for_half_their_span():
     torch.manual_seed(0)
     features = {"inputs": [FEATURES["inputs"][0]], "labels": FEATURES["labels"][:1]}
     (part,) = TabularEnsemble(features).parts
@@ -132,8 +132,9 @@ def test_numbers_bend_at_their_knots_and_go_on_straight_beyond_them_for_half_the
     assert not shares[:, 1:].any()  # without knots, and between two ends, a number is a line as it is
     bent = part(numbers, None)
     assert bent.shape == (6, 27)
-    torch.testing.assert_close(bent[:, :3], numbers)
-    torch.testing.assert_close(bent[4] - bent[3], bent[5] - bent[4])
+    distance = numbers[:, 0] - 0.5  # from the median; its deviation is below 1, and 1 is what is taken then
+    torch.testing.assert_close(bent[:, 0], 0.5 + distance / (1 + distance**2 / 36).sqrt())
+    torch.testing.assert_close(bent[:, 1:3], numbers[:, 1:])  # of fewer than four knots a number is as it is
     far = torch.tensor([[3.5, 1e6, 1.5], [50.0, 1e6, 80.0]])
     torch.testing.assert_close(part(far, None)[1], part(far, None)[0])
 
@@ -151,6 +152,18 @@ def test_many_numbers_have_fewer_bends_and_are_held_back_in_any_case(numbers, be
     assert part.width == numbers * (1 + bends)
     far, near = (torch.full((1, numbers), value) for value in (1e9, 3.0))
     torch.testing.assert_close(part(far, None), part(near, None), rtol=0, atol=0)
+
+
+def test_a_number_counts_for_no_more_than_six_deviations_of_its_column_whatever_its_unit():
+    knots = [unit * torch.linspace(-2, 2, 33) + 7 * unit for unit in (1.0, 1000.0)]
+    knots = [[*(ends[:-1].tolist()), 100 * unit] for ends, unit in zip(knots, (1.0, 1000.0), strict=True)]
+    features = {**FEATURES, "inputs": [{"name": "numbers", "shape": [2], "knots": knots}]}
+    (part,) = TabularEnsemble(features, bends=0).parts
+    small, large = part(torch.tensor([[7.0, 7e3], [8.0, 8e3], [100.0, 1e5]]), None).T
+    assert small[0] == 7
+    assert 7.9 < small[1] < 8
+    assert 12.9 < small[2] < 13
+    torch.testing.assert_close(large / 1000, small, rtol=0.03, atol=0)
 
 
 def test_a_bundle_of_it_loads_without_a_word(net, tmp_path):
